@@ -1,0 +1,281 @@
+"""The pipeline: a checkpoint becomes a bundle."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib.metadata
+import logging
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.positions import DEFAULT_ALPHA, Scheme
+from hdexport.progress import Progress
+from hdexport.tasks import Task
+from hdexport.tokenizer_files import write_tokenizer
+from hdruntime.bundle import (
+    FORMAT_VERSION,
+    Bundle,
+    EngineFile,
+    GraphFile,
+    Manifest,
+    Positions,
+    ProfileShape,
+    TensorSpec,
+    seal,
+    staged_bundle,
+    write_manifest,
+)
+from hdruntime.errors import VerificationError
+
+if TYPE_CHECKING:
+    import onnx_ir
+    from transformers import PreTrainedModel
+
+    from hdexport.heads import GraphModule
+
+__all__ = ["BuildOptions", "build"]
+
+logger = logging.getLogger(__name__)
+
+_PORTABLE_FILE = "model.onnx"
+_WEIGHTS_FILE = "model.onnx.data"
+_CPU_FILE = "onnxruntime_cpu.onnx"
+
+# Smaller constants stay in the graph file, where shape inference of every tool finds them.
+_INLINE_BYTES = 1024
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuildOptions:
+    """What to build.
+
+    Attributes:
+        model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub.
+        output: the bundle's directory.
+        max_len: the longest input, in tokens.
+        precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
+        task: the task; None infers it from the checkpoint.
+        scheme: where positions past the checkpoint's come from.
+        alpha: weight of the coarse position in the hierarchical scheme.
+        flavours: TensorRT flavours to build an engine for, of ``tensorrt`` and ``tensorrt_rtx``.
+        profiles: optimisation profiles of the engines.
+        architectures: GPU architectures of the engines, e.g. ``("86", "89")``; None for the flavour's default.
+        verify: compare the bundle with PyTorch before it is put in place.
+        force: replace a bundle that is at `output`.
+        allow_pickle: also read weights that are stored as a pickle.
+        command: the command line, for the record.
+    """
+
+    model: str | Path
+    output: Path
+    max_len: int
+    precision: str = "float32"
+    task: Task | None = None
+    scheme: Scheme = Scheme.HIERARCHICAL
+    alpha: float = DEFAULT_ALPHA
+    flavours: tuple[str, ...] = ()
+    profiles: tuple[ProfileShape, ...] = ()
+    architectures: tuple[str, ...] | None = None
+    verify: bool = True
+    force: bool = False
+    allow_pickle: bool = False
+    command: str = ""
+
+
+def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
+    """Build a bundle.
+
+    The bundle appears at ``options.output`` when it is whole and verified; on an error nothing is left there but
+    what was there before.
+
+    Returns:
+        The bundle's manifest.
+
+    Raises:
+        HdexportError: of the kind that says what went wrong; see `hdruntime.errors`.
+    """
+    progress = progress or Progress()
+    with staged_bundle(options.output, force=options.force) as directory:
+        progress.step("Reading the checkpoint")
+        checkpoint = find_checkpoint(options.model)
+        task = options.task or checkpoint.task()
+        model = checkpoint.load(task, allow_pickle=options.allow_pickle)
+        progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
+        positions = _extend(model, checkpoint, options)
+        progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
+        module = _graph_module(model, checkpoint, task, options)
+        portable = _export(module, directory, options)
+        progress.step("Lowering for ONNX Runtime on a CPU")
+        _lower_for_cpu(portable, directory)
+        engines = _build_engines(portable, directory, options, progress)
+        manifest = dataclasses.replace(
+            _describe(portable, module, checkpoint, task, positions, options),
+            engines=engines,
+            tokenizer=write_tokenizer(checkpoint, directory),
+        )
+        shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
+        manifest = seal(directory, manifest)
+        if options.verify:
+            progress.step("Verifying against PyTorch")
+            manifest = _verify(Bundle(directory, manifest), checkpoint, options, progress.result)
+        progress.step("Writing the bundle")
+    return manifest
+
+
+def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions) -> Positions:
+    from hdexport.precision import Precision
+    from hdexport.surgery import extend_positions
+
+    return extend_positions(
+        model,
+        checkpoint.family,
+        max_len=options.max_len,
+        scheme=options.scheme,
+        alpha=options.alpha,
+        itemsize=Precision(options.precision).bytes_per_value,
+    )
+
+
+def _graph_module(
+    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions
+) -> GraphModule:
+    from hdexport.attention import use_operators
+    from hdexport.heads import GraphModule
+    from hdexport.precision import Precision, cast_model
+    from hdexport.sentence_pooling import sentence_pooling
+    from hdexport.surgery import fold_positions, fold_token_types
+
+    family = checkpoint.family
+    # A sentence is one text, so its tokens are all of one type; and one row is no choice.
+    has_token_types = task is not Task.SENTENCE_SIMILARITY and model.config.to_dict().get("type_vocab_size", 0) > 1
+    folded_token_types = not has_token_types and fold_token_types(model, family)
+    folded_positions = fold_positions(model, family)
+    cast_model(model, Precision(options.precision))
+    family.adapt(model)
+    use_operators(model)
+    return GraphModule(
+        model,
+        task,
+        has_token_types=has_token_types,
+        folded_token_types=folded_token_types,
+        folded_positions=folded_positions,
+        pooling=sentence_pooling(checkpoint.path) if task is Task.SENTENCE_SIMILARITY else None,
+    ).eval()
+
+
+def _export(module: GraphModule, directory: Path, options: BuildOptions) -> onnx_ir.Model:
+    """Trace, complete and write the portable graph, and read it back with its weights on disk."""
+    import onnx_ir as ir
+    from onnx_ir.passes.common import ClearMetadataAndDocStringPass
+
+    from hdexport.passes.attach_functions import attach_functions
+    from hdexport.tracing import trace
+
+    model = trace(module, max_len=options.max_len, vocab_size=module.model.config.vocab_size)
+    attach_functions(model)
+    ClearMetadataAndDocStringPass()(model)
+    model.producer_name = "hdexport"
+    path = directory / _PORTABLE_FILE
+    ir.save(model, path, external_data=_WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)
+    return ir.load(path)
+
+
+def _lower_for_cpu(portable: onnx_ir.Model, directory: Path) -> None:
+    import onnx_ir as ir
+
+    from hdexport.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
+
+    ir.save(lower_for_onnxruntime_cpu(portable.clone()), directory / _CPU_FILE)
+
+
+def _build_engines(
+    portable: onnx_ir.Model, directory: Path, options: BuildOptions, progress: Progress
+) -> tuple[EngineFile, ...]:
+    return ()
+
+
+def _describe(
+    portable: onnx_ir.Model,
+    module: GraphModule,
+    checkpoint: Checkpoint,
+    task: Task,
+    positions: Positions,
+    options: BuildOptions,
+) -> Manifest:
+    from hdexport.passes.graph_nodes import operator_nodes
+
+    config = module.model.config
+    labelled = task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name=checkpoint.name,
+        model_type=checkpoint.config["model_type"],
+        task=task.value,
+        max_len=options.max_len,
+        dtype=options.precision,
+        hidden_size=config.hidden_size,
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        positions=positions,
+        attention=dict(Counter(f"{node.domain}::{node.op_type}" for node in operator_nodes(portable))),
+        inputs=tuple(_tensor_spec(value) for value in portable.graph.inputs),
+        outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
+        graphs=(
+            GraphFile(file=_PORTABLE_FILE, lowering="portable", dtype=options.precision),
+            GraphFile(file=_CPU_FILE, lowering="onnxruntime_cpu", dtype="float32"),
+        ),
+        engines=(),
+        tokenizer=None,
+        labels=tuple(config.id2label[index] for index in sorted(config.id2label)) if labelled else (),
+        verification=None,
+        made_by=_made_by(checkpoint, options),
+        files={},
+    )
+
+
+def _tensor_spec(value: onnx_ir.Value) -> TensorSpec:
+    assert value.name is not None
+    assert value.dtype is not None
+    assert value.shape is not None
+    return TensorSpec(
+        name=value.name,
+        dtype=str(value.dtype.numpy()),
+        shape=tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape),
+    )
+
+
+def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
+    packages = ("hdexport", "torch", "transformers", "onnx", "onnxruntime")
+    return {
+        "command": options.command,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "source": str(checkpoint.path),
+        "python": platform.python_version(),
+        **{package: importlib.metadata.version(package) for package in packages},
+    }
+
+
+def _verify(
+    bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, report: Callable[[str], None]
+) -> Manifest:
+    from hdexport.verify import reference_of, summary, verify_bundle
+
+    reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
+    found = summary(verify_bundle(bundle, reference, report=report))
+    if not found["passed"]:
+        raise VerificationError(
+            "The bundle's answers differ from PyTorch's in the checks above without an x, so it was not written.\n"
+            "Please report the model and the versions that `hdexport doctor` prints; --no-verify writes it anyway."
+        )
+    manifest = dataclasses.replace(bundle.manifest, verification=found)
+    write_manifest(bundle.path, manifest)
+    return manifest

@@ -1,0 +1,128 @@
+"""What happens while TensorRT builds: its messages, its progress, and Ctrl-C."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, ModuleType
+from typing import Any
+
+__all__ = ["BuildLog", "BuildWatch", "Progress"]
+
+logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, int, int], None]
+"""Called with the innermost phase, its steps done and all its steps.
+
+Phases nest, and how long a step takes differs by orders of magnitude: no honest percentage follows from them.
+"""
+
+_BENIGN_WARNINGS = ("has Int64 binding", "already exists, the output tensors of this new instance")
+"""Said of every graph with int64 inputs, and of every function body that more than one node uses."""
+
+
+class BuildLog:
+    """Keeps TensorRT's errors for the exception to come and hands the rest to :mod:`logging`."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def write(self, severity: str, message: str) -> None:
+        """Take one message.
+
+        Args:
+            severity: TensorRT's name of it: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` or ``VERBOSE``.
+            message: as TensorRT wrote it.
+        """
+        if severity in ("INTERNAL_ERROR", "ERROR"):
+            self.errors.append(message)
+            logger.info("error: %s", message)
+        elif severity == "WARNING" and not any(words in message for words in _BENIGN_WARNINGS):
+            logger.warning("%s", message)
+        elif severity != "VERBOSE":
+            logger.debug("%s", message)
+
+    def as_tensorrt_logger(self, trt: ModuleType) -> Any:
+        """This log as TensorRT wants it. It must outlive everything that is made with it."""
+        write = self.write
+
+        class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                trt.ILogger.__init__(self)
+
+            def log(self, severity: Any, message: str) -> None:
+                write(severity.name, message)
+
+        return Logger()
+
+
+class BuildWatch:
+    """Reports a build's progress and stops it on Ctrl-C or when the report fails.
+
+    TensorRT calls back from C++ code that no exception may pass. So Ctrl-C is noted and answered with "stop" at the
+    next step, and what was raised meanwhile is raised once TensorRT has returned.
+    """
+
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress = progress
+        self._steps: dict[str, int] = {}
+        self._reason: BaseException | None = None
+
+    @contextmanager
+    def guard(self) -> Iterator[None]:
+        """While the block runs, Ctrl-C stops the build; afterwards it is raised as usual.
+
+        Raises:
+            KeyboardInterrupt: Ctrl-C was pressed.
+        """
+        # Python gives signals to the main thread only; in another one there is nothing to catch.
+        main = threading.current_thread() is threading.main_thread()
+        previous = signal.signal(signal.SIGINT, self._interrupted) if main else None
+        try:
+            yield
+        finally:
+            if main:
+                signal.signal(signal.SIGINT, previous)
+            if self._reason is not None:
+                raise self._reason
+
+    def as_monitor(self, trt: ModuleType) -> Any:
+        """This watch as TensorRT wants it. It must outlive everything that is made with it."""
+        watch = self
+
+        class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+            def __init__(self) -> None:
+                trt.IProgressMonitor.__init__(self)
+
+            def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+                watch._start(phase, steps)
+
+            def step_complete(self, phase: str, step: int) -> bool:
+                return watch._step(phase, step)
+
+            def phase_finish(self, phase: str) -> None:
+                pass  # the last step of the phase said it
+
+        return Monitor()
+
+    def _start(self, phase: str, steps: int) -> None:
+        self._steps[phase] = steps
+        self._report(phase, 0)
+
+    def _step(self, phase: str, step: int) -> bool:
+        self._report(phase, step + 1)
+        return self._reason is None
+
+    def _report(self, phase: str, done: int) -> None:
+        if self._progress is None or self._reason is not None:
+            return
+        try:
+            self._progress(phase, done, self._steps.get(phase, done))
+        except Exception as error:  # raised again by guard()
+            self._reason = error
+
+    def _interrupted(self, number: int, frame: FrameType | None) -> None:
+        self._reason = KeyboardInterrupt()

@@ -1,0 +1,78 @@
+"""The command line: one file a command."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from hdruntime.errors import HdexportError, InputError
+
+__all__ = ["main"]
+
+_COMMANDS = ("build", "extend", "inspect", "verify", "run", "doctor")
+"""Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
+
+
+class _Parser(argparse.ArgumentParser):
+    """An argument parser whose complaints are ordinary errors of ours: exit code 1, no usage dump."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(f"{message}\nSee: {self.prog} --help")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; the installed ``hdexport`` is this function.
+
+    Args:
+        arguments: what follows ``hdexport`` on the command line; default ``sys.argv[1:]``.
+
+    Returns:
+        The exit code: 0 done, 1 a known error, 2 done but rows failed, 130 interrupted.
+    """
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    debug = "--debug" in arguments
+    try:
+        options = parser().parse_args(arguments)
+        logging.basicConfig(
+            level=logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING,
+            format="%(name)s: %(message)s",
+        )
+        # Only the command that runs is imported with what it needs; `--help` and `doctor` stay fast.
+        code: int = options.command_module.run(options)
+    except HdexportError as error:
+        if debug:
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        # The reader of our output went away (`hdexport inspect | head`): not an error of ours.
+        sys.stderr.close()
+        return 0
+    return code
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line, as an argument parser."""
+    top = _Parser(
+        prog="hdexport",
+        description="Deploy long-document encoder transformers, right at every length.",
+    )
+    from hdexport import __version__
+
+    top.add_argument("--version", action="version", version=f"hdexport {__version__}")
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for name in _COMMANDS:
+        module = importlib.import_module(f"hdexport.cli.{name}")
+        command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
+        module.add_arguments(command)
+        command.add_argument("-v", "--verbose", action="store_true", help="log what is done and why")
+        command.add_argument("--debug", action="store_true", help="log everything; show tracebacks")
+        command.set_defaults(command_module=module)
+    return top

@@ -1,0 +1,236 @@
+"""Show what is in a bundle: its model, positions, graphs and their operators, engines, files and checks."""
+
+from __future__ import annotations
+
+__all__ = ["SUMMARY", "add_arguments", "run"]
+
+import argparse
+import dataclasses
+import json
+import sys
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdruntime.errors import BundleCorruptError, MissingDependencyError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    from hdruntime.bundle import Bundle, EngineFile, Manifest
+    from rich.console import Console
+
+SUMMARY = "show what is in a bundle"
+
+_PIPED_WIDTH = 240
+"""Columns when the output is no terminal: rows stay on one line, for grep and less."""
+
+_SHOWN_OF_SHA256 = 12
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="directory of the bundle")
+    parser.add_argument("--json", action="store_true", help="print everything as one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Check the bundle and print what it says about itself."""
+    from hdruntime.bundle import open_bundle
+
+    bundle = open_bundle(options.bundle)
+    operators, why_not = _operators(bundle)
+    passports = {engine.file: _passport(bundle, engine) for engine in bundle.manifest.engines}
+    if options.json:
+        everything = {
+            "path": str(bundle.path),
+            "size_bytes": _size_bytes(bundle.manifest),
+            "operators": operators,
+            "passports": passports,
+            "manifest": dataclasses.asdict(bundle.manifest),
+        }
+        print(json.dumps(everything, indent=2, ensure_ascii=False))
+        return 0
+    _show(bundle, operators, why_not, passports)
+    return 0
+
+
+def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
+    """Operator -> number of nodes for each graph; or None, and why they were not counted."""
+    try:
+        onnx = require("onnx")
+    except MissingDependencyError as error:
+        return None, str(error)
+    counts = {}
+    for graph in bundle.manifest.graphs:
+        # The weights are not needed to count nodes, and may be gigabytes.
+        model = onnx.load(bundle.file(graph.file), load_external_data=False)
+        names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in _nodes(model.graph))
+        counts[graph.file] = dict(Counter(names).most_common())
+    return counts, ""
+
+
+def _nodes(graph: Any) -> Iterator[Any]:
+    """Every node of an ONNX graph, those in the branches of If and the bodies of loops, too."""
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            for inner in (attribute.g, *attribute.graphs):
+                yield from _nodes(inner)
+
+
+def _passport(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
+    path = bundle.file(engine.passport)
+    try:
+        passport = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise BundleCorruptError(
+            f"The passport {path} is not valid JSON: {error}.\nRebuild the bundle."
+        ) from None
+    return passport if isinstance(passport, dict) else {"passport": passport}
+
+
+def _show(
+    bundle: Bundle,
+    operators: dict[str, dict[str, int]] | None,
+    why_not: str,
+    passports: dict[str, dict[str, object]],
+) -> None:
+    from rich.console import Console
+
+    # No markup: "[PAD]" is a token, not a style.
+    width = None if sys.stdout.isatty() else _PIPED_WIDTH
+    console = Console(width=width, markup=False, highlight=False, emoji=False)
+    manifest = bundle.manifest
+    _pairs(console, str(bundle.path), _summary(manifest))
+    _table(
+        console,
+        "Inputs and outputs",
+        ("", "name", "type", "shape"),
+        (
+            (kind, spec.name, spec.dtype, f"[{', '.join(map(str, spec.shape))}]")
+            for kind, specs in (("input", manifest.inputs), ("output", manifest.outputs))
+            for spec in specs
+        ),
+    )
+    _table(
+        console,
+        "Graphs",
+        ("file", "lowering", "type", "nodes", "operators"),
+        (
+            (graph.file, graph.lowering, graph.dtype, *_counted(operators, graph.file))
+            for graph in manifest.graphs
+        ),
+    )
+    if operators is None:
+        console.print(f"Operators were not counted. {why_not}\n")
+    for engine in manifest.engines:
+        _pairs(console, f"Engine {engine.file}", _engine(engine, passports[engine.file]))
+    _table(
+        console,
+        "Files",
+        ("file", "size", "sha256"),
+        (
+            (name, _size(record.size_bytes), record.sha256[:_SHOWN_OF_SHA256])
+            for name, record in manifest.files.items()
+        ),
+    )
+
+
+def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    yield "model", f"{manifest.name} ({manifest.model_type})"
+    yield "task", manifest.task
+    yield "accepts", f"1 to {manifest.max_len} tokens"
+    yield (
+        "size",
+        f"{_size(_size_bytes(manifest))}, format version {manifest.format_version}, every file checked",
+    )
+    yield "parameters", f"{manifest.parameters:,} in {manifest.dtype}"
+    yield (
+        "architecture",
+        f"{manifest.num_layers} layers, {manifest.num_heads} heads, hidden size {manifest.hidden_size}, "
+        f"{manifest.vocab_size:,} ids",
+    )
+    yield "positions", _positions(manifest)
+    yield "attention", _counts(manifest.attention) or "none counted"
+    if manifest.labels:
+        yield "labels", ", ".join(manifest.labels)
+    info = manifest.tokenizer
+    yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
+    yield "verification", _verification(manifest.verification)
+    for key, value in manifest.made_by.items():
+        yield f"made by: {key}", value
+
+
+def _positions(manifest: Manifest) -> str:
+    positions = manifest.positions
+    alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"
+    first = "" if positions.first_row == 0 else f" (from row {positions.first_row})"
+    return (
+        f"{positions.scheme}{alpha}: {positions.base} rows of the checkpoint{first} serve {positions.rows}, "
+        f"{positions.form}"
+    )
+
+
+def _verification(found: dict[str, object] | None) -> str:
+    if found is None:
+        return "none; run: hdexport verify BUNDLE"
+    graphs = found.get("graphs")
+    if not isinstance(graphs, dict):
+        return json.dumps(found)
+    verdict = "passed" if found.get("passed") else "FAILED"
+    return f"{verdict}: " + "; ".join(f"{name} {_graph_checks(result)}" for name, result in graphs.items())
+
+
+def _graph_checks(result: dict[str, object]) -> str:
+    checks = f"{result.get('passed')} of {result.get('checks')} checks"
+    return f"{checks}, max abs error {result.get('max_abs_error')} ({result.get('tolerance')})"
+
+
+def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[str, str]]:
+    yield "made for", f"{engine.flavour} {engine.version}, {', '.join(engine.architectures)}"
+    yield "precision", engine.precision
+    for index, profile in enumerate(engine.profiles):
+        batch, tokens = (":".join(map(str, shape)) for shape in (profile.batch, profile.tokens))
+        yield f"profile {index}", f"batch {batch}, tokens {tokens} (min:opt:max)"
+    shown = {field.name for field in dataclasses.fields(engine)}
+    for key, value in passport.items():
+        if key not in shown:
+            yield key, value if isinstance(value, str) else json.dumps(value)
+
+
+def _counted(operators: dict[str, dict[str, int]] | None, file: str) -> tuple[str, str]:
+    if operators is None:
+        return "", ""
+    return str(sum(operators[file].values())), _counts(operators[file])
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return ", ".join(f"{name} x{count}" for name, count in counts.items())
+
+
+def _size_bytes(manifest: Manifest) -> int:
+    return sum(record.size_bytes for record in manifest.files.values())
+
+
+def _size(size_bytes: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(size_bytes)
+
+
+def _pairs(console: Console, title: str, rows: Iterable[tuple[str, str]]) -> None:
+    _table(console, title, ("", ""), rows)
+
+
+def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> None:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, show_header=any(columns))
+    for column in columns:
+        table.add_column(column, overflow="fold", justify="right" if column in ("size", "nodes") else "left")
+    for row in rows:
+        table.add_row(*row)
+    console.print(title, style="bold")
+    console.print(table)
+    console.print()

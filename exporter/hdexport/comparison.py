@@ -1,0 +1,76 @@
+"""Whether two arrays hold the same answer, by the tolerances that hdexport promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["FLOAT32_ATOL", "HALF_COSINE", "Comparison", "compare"]
+
+FLOAT32_ATOL = 1e-4
+"""Largest absolute difference of a float32 graph's outputs from PyTorch's."""
+
+HALF_COSINE = 0.999
+"""Smallest cosine, a token, of a half-precision graph's outputs with PyTorch's in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        max_abs_error: largest absolute difference.
+        min_cosine: smallest cosine over the vectors along the last axis; 1.0 where both are zero.
+        passed: whether the tolerance holds.
+        tolerance: the tolerance, in words.
+    """
+
+    max_abs_error: float
+    min_cosine: float
+    passed: bool
+    tolerance: str
+
+
+def compare(
+    actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, half_precision: bool
+) -> Comparison:
+    """Compare one output's real values.
+
+    Args:
+        actual: [..., features], what a graph gave.
+        expected: the same shape, what PyTorch gives in float32.
+        half_precision: compare directions (a cosine a vector) and not values.
+
+    Raises:
+        ValueError: the shapes differ; that is a mistake of the caller, not an inexact result.
+    """
+    if actual.shape != expected.shape:
+        raise ValueError(f"The shapes {actual.shape} and {expected.shape} differ.")
+    got, want = actual.astype(np.float64), expected.astype(np.float64)
+    if not np.isfinite(got).all():
+        return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance="finite values")
+    error = float(np.abs(got - want).max(initial=0.0))
+    cosine = _min_cosine(got, want)
+    if not half_precision:
+        return Comparison(
+            max_abs_error=error,
+            min_cosine=cosine,
+            passed=error <= FLOAT32_ATOL,
+            tolerance=f"max abs error <= {FLOAT32_ATOL:g}",
+        )
+    return Comparison(
+        max_abs_error=error,
+        min_cosine=cosine,
+        passed=cosine >= HALF_COSINE,
+        tolerance=f"cosine >= {HALF_COSINE:g}",
+    )
+
+
+def _min_cosine(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:
+    norms = np.linalg.norm(got, axis=-1) * np.linalg.norm(want, axis=-1)
+    products = (got * want).sum(axis=-1)
+    both_zero = (np.abs(got).max(axis=-1) == 0) & (np.abs(want).max(axis=-1) == 0)
+    cosines = np.where(both_zero, 1.0, products / np.where(norms == 0, 1.0, norms))
+    return float(cosines.min(initial=1.0))

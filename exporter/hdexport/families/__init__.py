@@ -1,0 +1,41 @@
+"""The model families: one file each, and the registry of them all."""
+
+from __future__ import annotations
+
+import importlib
+
+from hdexport.families.family import Family
+from hdruntime.errors import ModelError
+
+__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "family_of"]
+
+_MODULE_OF_MODEL_TYPE = {
+    "albert": "bert",
+    "bert": "bert",
+    "camembert": "roberta",
+    "distilbert": "bert",
+    "electra": "bert",
+    "ernie": "bert",
+    "mpnet": "mpnet",
+    "roberta": "roberta",
+    "xlm-roberta": "roberta",
+}
+"""``model_type`` of ``config.json`` -> module of this package. The modules need torch, so they load on demand."""
+
+SUPPORTED_MODEL_TYPES = tuple(sorted(_MODULE_OF_MODEL_TYPE))
+
+
+def family_of(model_type: str) -> Family:
+    """The family that a ``model_type`` belongs to.
+
+    Raises:
+        ModelError: no family has that type; the message lists those there are.
+    """
+    try:
+        module = _MODULE_OF_MODEL_TYPE[model_type]
+    except KeyError:
+        raise ModelError(
+            f"The model type {model_type!r} is not supported.\nSupported: {', '.join(SUPPORTED_MODEL_TYPES)}."
+        ) from None
+    family: Family = importlib.import_module(f"hdexport.families.{module}").FAMILY
+    return family

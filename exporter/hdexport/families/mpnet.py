@@ -1,0 +1,69 @@
+"""MPNet: RoBERTa's positions, and a bias of relative distance on every layer's scores."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.attention import dense_attention_node
+from hdexport.families.family import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+__all__ = ["FAMILY"]
+
+# The model's code fixes the padding row to 1, whatever the config's pad_token_id.
+_PADDING_ROW = 1
+
+
+class _SelfAttention(torch.nn.Module):
+    """The projections of the original module around our operator."""
+
+    def __init__(self, original: torch.nn.Module) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = original.q, original.k, original.v, original.o
+        self.head_dim = original.attention_head_size
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_bias: torch.Tensor,
+        output_attentions: bool = False,
+        **_: Any,
+    ) -> tuple[torch.Tensor]:
+        heads = (*hidden_states.shape[:-1], -1, self.head_dim)  # [batch, tokens, heads, head_dim]
+        query, key, value = (
+            project(hidden_states).view(heads).transpose(1, 2) for project in (self.q, self.k, self.v)
+        )
+        attended = dense_attention_node(
+            query, key, value, attention_mask, bias=position_bias, scale=self.head_dim**-0.5
+        )
+        return (self.o(attended.transpose(1, 2).flatten(2)),)
+
+
+class _PositionBias(torch.nn.Module):
+    """The bias of relative distance, [1, heads, tokens, tokens]: one for the batch, where the original repeats it."""
+
+    def __init__(self, encoder: torch.nn.Module) -> None:
+        super().__init__()
+        self.relative_attention_bias = encoder.relative_attention_bias
+        self.bucket_of_distance = encoder.relative_position_bucket
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+        # The original passes no num_buckets, so 32 holds whatever the config says; neither do we.
+        buckets = self.bucket_of_distance(positions[None, :] - positions[:, None])
+        return self.relative_attention_bias(buckets).permute(2, 0, 1).unsqueeze(0)
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    encoder = model.base_model.encoder
+    for layer in encoder.layer:
+        layer.attention.attn = _SelfAttention(layer.attention.attn)
+    encoder.compute_position_bias = _PositionBias(encoder)
+
+
+FAMILY = Family(model_types=("mpnet",), padding_row=lambda config: _PADDING_ROW, adapt=_adapt)

@@ -1,0 +1,12 @@
+"""RoBERTa and its kin: learned positions that start after the padding row."""
+
+from __future__ import annotations
+
+from hdexport.families.family import Family
+
+__all__ = ["FAMILY"]
+
+FAMILY = Family(
+    model_types=("camembert", "roberta", "xlm-roberta"),
+    padding_row=lambda config: int(config.pad_token_id),
+)

@@ -1,0 +1,109 @@
+"""The NVIDIA driver and GPUs of this machine, asked through the driver's own libraries."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+__all__ = ["Gpu", "driver_version", "gpus"]
+
+_CUDA_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
+_MANAGEMENT_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
+_KERNEL_MODULE_FILE = Path("/proc/driver/nvidia/version")
+
+_NAME_BYTES = 256
+_SUCCESS = 0
+
+# CUdevice_attribute
+_CAPABILITY_MAJOR = 75
+_CAPABILITY_MINOR = 76
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU that CUDA programs of this process see.
+
+    Attributes:
+        name: as its vendor calls it.
+        architecture: ``sm`` and its compute capability, e.g. ``sm90``.
+        memory_bytes: all its memory, free or not.
+    """
+
+    name: str
+    architecture: str
+    memory_bytes: int
+
+
+class _Library(Protocol):
+    """A library of C functions that return 0 when they succeed."""
+
+    def __getattr__(self, name: str) -> _Function: ...
+
+
+class _Function(Protocol):
+    def __call__(self, *arguments: object) -> int: ...
+
+
+def gpus(cuda: _Library | None = None) -> tuple[Gpu, ...]:
+    """The GPUs that CUDA offers this process, respecting ``CUDA_VISIBLE_DEVICES``; none without a driver.
+
+    Args:
+        cuda: the CUDA driver's library; by default the one that is installed.
+    """
+    cuda = cuda or _load(_CUDA_LIBRARY)
+    if cuda is None or cuda.cuInit(0) != _SUCCESS:
+        return ()
+    count = ctypes.c_int(0)
+    if cuda.cuDeviceGetCount(ctypes.byref(count)) != _SUCCESS:
+        return ()
+    return tuple(_gpu(cuda, index) for index in range(count.value))
+
+
+def driver_version(management: _Library | None = None) -> str | None:
+    """Version of the NVIDIA driver, e.g. ``580.65.06``; None when there is none.
+
+    Args:
+        management: the driver's management library; by default the one that is installed.
+    """
+    management = management or _load(_MANAGEMENT_LIBRARY)
+    if management is None or management.nvmlInit_v2() != _SUCCESS:
+        return _kernel_module_version()
+    text = ctypes.create_string_buffer(_NAME_BYTES)
+    status = management.nvmlSystemGetDriverVersion(text, _NAME_BYTES)
+    management.nvmlShutdown()
+    return text.value.decode() if status == _SUCCESS else None
+
+
+def _gpu(cuda: _Library, index: int) -> Gpu:
+    device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    memory_bytes = ctypes.c_size_t()
+    name = ctypes.create_string_buffer(_NAME_BYTES)
+    cuda.cuDeviceGet(ctypes.byref(device), index)
+    cuda.cuDeviceGetName(name, _NAME_BYTES, device)
+    cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device)
+    cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
+    cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
+    return Gpu(
+        name=name.value.decode(),
+        architecture=f"sm{major.value}{minor.value}",
+        memory_bytes=memory_bytes.value,
+    )
+
+
+def _load(name: str) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(name)
+    except OSError:
+        return None
+
+
+def _kernel_module_version() -> str | None:
+    # "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 ..."
+    try:
+        words = _KERNEL_MODULE_FILE.read_text().split()
+    except OSError:
+        return None
+    return next((word for word in words if word.replace(".", "").isdecimal() and "." in word), None)

@@ -1,0 +1,257 @@
+"""Position tables longer than the checkpoint's: hierarchical decomposition, tiling, cutting.
+
+For the checkpoint's rows p_1 .. p_n and 0 < a < 1, hierarchical decomposition (Su Jianlin) defines
+
+::
+
+    u_i = (p_i - a p_1) / (1 - a)
+    q_{(i-1) n + j} = a u_i + (1 - a) u_j          i, j = 1 .. n
+
+and thereby n * n positions of which the first n are the checkpoint's own. Putting u into q leaves
+
+::
+
+    q_{(i-1) n + j} = p_j + a / (1 - a) (p_i - p_1)
+
+which is what this module computes: it is a table of n rows (by j) plus a table of shifts (by i), the shift of
+i = 1 is exactly zero, and so the first n rows need no arithmetic and keep every bit.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "DEFAULT_ALPHA",
+    "FOLDED_LIMIT_BYTES",
+    "FactoredTable",
+    "Form",
+    "Scheme",
+    "check_options",
+    "choose_form",
+    "extend_table",
+    "factor_table",
+]
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import numpy as np
+from hdruntime.errors import ExportError, InputError, ModelError
+
+DEFAULT_ALPHA = 0.4
+"""The weight of the coarse position, as in bert4keras' ``hierarchical_position=True``."""
+
+FOLDED_LIMIT_BYTES = 64 * 2**20
+"""The largest table, in its stored dtype, that is written out row by row.
+
+A folded table costs one lookup a token, a factored one two and an addition, so folding is preferred while the
+table is not what makes a bundle large: 64 MiB is below the vocabulary table of a base-size encoder
+(30 522 x 768 in float32: 89 MiB). It admits 16 384 positions of width 1024 (a large model) in float32.
+"""
+
+
+class Scheme(str, Enum):
+    """Where the rows after the checkpoint's last come from."""
+
+    HIERARCHICAL = "hierarchical"
+    """Hierarchical decomposition: n rows give n * n different ones."""
+    TILE = "tile"
+    """The checkpoint's rows over and over, as Longformer's initialisation did; any number of positions."""
+    NONE = "none"
+    """Nowhere: at most the checkpoint's own rows."""
+
+
+class Form(str, Enum):
+    """How a graph holds the table."""
+
+    FOLDED = "folded"
+    """One table of a row a position."""
+    FACTORED = "factored"
+    """Two small tables that are looked up and added: see `FactoredTable`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactoredTable:
+    """A position table as a sum: the row of position k (from 0) is ``low[k % base] + high[k // base]``.
+
+    low: [base, width], the checkpoint's usable rows, bit for bit.
+    high: [ceil(max_len / base), width], the shift of each run of `base` positions; its first row is exactly
+        zero. None where every shift is zero (tiling, or no position past the checkpoint's): nothing to add.
+
+    Rows before `first_row` (a padding row) belong to no position and are in neither; a graph whose padding
+    tokens carry such a row's number clamps it to position 0, which no real token can see.
+    """
+
+    low: np.ndarray
+    high: np.ndarray | None
+
+
+def extend_table(
+    table: np.ndarray,
+    max_len: int,
+    *,
+    scheme: Scheme = Scheme.HIERARCHICAL,
+    alpha: float = DEFAULT_ALPHA,
+    first_row: int = 0,
+    dtype: Any = None,
+) -> np.ndarray:
+    """The position table for `max_len` positions, a row each.
+
+    Args:
+        table: [first_row + base, width], floating point (ml_dtypes' bfloat16 included), the checkpoint's.
+        max_len: positions wanted; fewer than `base` cuts the table.
+        scheme: where rows past the checkpoint's come from.
+        alpha: weight of the coarse position in the hierarchical scheme; the others do not read it.
+        first_row: the row of the first position (RoBERTa: ``padding_idx + 1``). Rows before it are kept as
+            they are and take no part in the decomposition.
+        dtype: of the result; default the table's. New rows are computed in float64 and rounded once.
+
+    Returns:
+        [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are those of
+        ``table.astype(dtype)``, bit for bit.
+
+    Raises:
+        InputError: the options do not fit, see `check_options`.
+        ModelError: the table is no position table, or holds NaN or infinity.
+        ExportError: a row lies outside the range of `dtype`.
+    """
+    base = _check_table(table, first_row)
+    check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
+    rows = table[first_row:]
+    exact = rows.astype(np.float64)
+    result = np.empty((first_row + max_len, table.shape[1]), np.dtype(dtype or table.dtype))
+    result[:first_row] = _cast(table[:first_row], result.dtype, "kept row", 0)
+    # One run of `base` positions at a time: the float64 copy stays as small as the checkpoint's table.
+    for run in range(-(-max_len // base)):
+        start = run * base
+        stop = min(start + base, max_len)
+        part = rows[: stop - start]
+        if run > 0 and scheme == Scheme.HIERARCHICAL:
+            part = exact[: stop - start] + _shifts(exact[run], exact[0], alpha)
+        result[first_row + start : first_row + stop] = _cast(part, result.dtype, "position", start)
+    return result
+
+
+def factor_table(
+    table: np.ndarray,
+    max_len: int,
+    *,
+    scheme: Scheme = Scheme.HIERARCHICAL,
+    alpha: float = DEFAULT_ALPHA,
+    first_row: int = 0,
+    dtype: Any = None,
+) -> FactoredTable:
+    """The same positions as `extend_table`'s, to the rounding of `dtype`, in about ``2 * base`` rows.
+
+    Arguments and errors are those of `extend_table`.
+    """
+    base = _check_table(table, first_row)
+    check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
+    rows = table[first_row:]
+    dtype = np.dtype(dtype or table.dtype)
+    low = _cast(rows, dtype, "position", 0)
+    if scheme != Scheme.HIERARCHICAL or max_len <= base:
+        return FactoredTable(low=low, high=None)
+    exact = rows.astype(np.float64)
+    high = _cast(_shifts(exact[: -(-max_len // base)], exact[0], alpha), dtype, "shift", 0)
+    # The graph adds in `dtype`, so the sums must fit as well; each column's extremes stand for all its rows.
+    for extreme in (low.max(axis=0), low.min(axis=0)):
+        _cast(high.astype(np.float64) + extreme.astype(np.float64), dtype, "a position of run", 0)
+    return FactoredTable(low=low, high=high)
+
+
+def choose_form(max_len: int, *, base: int, width: int, itemsize: int) -> Form:
+    """Folded while the table is at most `FOLDED_LIMIT_BYTES`, or where factoring would not make it smaller.
+
+    Args:
+        max_len: positions served.
+        base: usable rows of the checkpoint's table.
+        width: of a row: the embedding size, which is not ALBERT's hidden size.
+        itemsize: bytes of an element in the stored dtype.
+    """
+    if max_len <= base or max_len * width * itemsize <= FOLDED_LIMIT_BYTES:
+        return Form.FOLDED
+    return Form.FACTORED
+
+
+def check_options(*, scheme: object, alpha: object, max_len: object, base: int) -> None:
+    """Refuse what no table can be made for.
+
+    Args:
+        scheme, alpha, max_len: as in `extend_table`, but of any type, since they come from outside; `alpha`
+            is looked at for the hierarchical scheme only.
+        base: usable rows of the checkpoint's table.
+
+    Raises:
+        InputError: saying what arrived, what fits and what to type.
+    """
+    if scheme not in list(Scheme):
+        raise InputError(f"--positions {scheme} is not known. Use hierarchical, tile or none.")
+    if isinstance(max_len, bool) or not isinstance(max_len, (int, np.integer)) or max_len < 1:
+        raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number from 1 up.")
+    if scheme == Scheme.HIERARCHICAL:
+        _check_alpha(alpha)
+        if max_len > base * base:
+            raise InputError(
+                f"--max-len {max_len} is above {base * base}: hierarchical positions make at most "
+                f"{base} x {base} from a checkpoint with {base}.\n"
+                f"Use --max-len {base * base} or less, or --positions tile, which has no limit."
+            )
+    if scheme == Scheme.NONE and max_len > base:
+        raise InputError(
+            f"--max-len {max_len} is above the checkpoint's {base} positions; --positions none adds none.\n"
+            f"Use --max-len {base} or less, or --positions hierarchical (or tile)."
+        )
+
+
+def _check_alpha(alpha: object) -> None:
+    advice = "Use a number between 0 and 1 other than 0.5; the default is 0.4."
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.floating)):
+        raise InputError(f"--alpha {alpha!r} is not a number.\n{advice}")
+    if not math.isfinite(alpha):
+        raise InputError(f"--alpha {alpha} is not a finite number.\n{advice}")
+    if alpha == 0.5:
+        raise InputError(
+            f"--alpha 0.5 gives positions (i, j) and (j, i) the same row: nothing tells them apart.\n{advice}"
+        )
+    if not 0 < alpha < 1:
+        raise InputError(f"--alpha {alpha} is outside the open interval from 0 to 1.\n{advice}")
+
+
+def _check_table(table: np.ndarray, first_row: int) -> int:
+    """The number of usable rows, `base`, of a table that can be extended."""
+    if table.ndim != 2 or 0 in table.shape or not 0 <= first_row < len(table):
+        raise ModelError(
+            f"A position table of shape {list(table.shape)} whose first position is row {first_row} has no "
+            "usable row; [rows, width] with at least one row from there on is needed.\n"
+            "Check that the checkpoint's config.json belongs to its weights."
+        )
+    finite = np.isfinite(table).all(axis=1)
+    if not finite.all():
+        raise ModelError(
+            f"Row {int(np.argmin(finite))} of the checkpoint's position table holds NaN or infinity: the "
+            "file is damaged, or its training diverged.\nUse another checkpoint."
+        )
+    return len(table) - first_row
+
+
+def _shifts(rows: np.ndarray, first: np.ndarray, alpha: float) -> np.ndarray:
+    """Like `rows`, float64: what hierarchical decomposition adds to each position of the runs 0, 1, ..."""
+    return float(alpha) / (1.0 - float(alpha)) * (rows - first)
+
+
+def _cast(rows: np.ndarray, dtype: np.dtype, what: str, number: int) -> np.ndarray:
+    """`rows`, finite, in `dtype`; the first of them is named ``<what> <number>`` if it does not fit."""
+    with np.errstate(over="ignore"):
+        result = rows.astype(dtype)
+    fits = np.isfinite(result).all(axis=1)
+    if not fits.all():
+        row = int(np.argmin(fits))
+        largest = np.abs(rows[row].astype(np.float64)).max()
+        raise ExportError(
+            f"The embedding of {what} {number + row} reaches {largest:g}, outside {dtype.name}'s range.\n"
+            "Use --bf16, or float32 (neither --fp16 nor --bf16); an --alpha nearer to 0 also makes new rows "
+            "smaller."
+        )
+    return result

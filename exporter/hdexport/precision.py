@@ -1,0 +1,93 @@
+"""The precision of a graph: its types, and what stays in float32 whatever they are."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+from hdruntime.errors import ExportError
+
+__all__ = ["Precision", "cast_model"]
+
+
+class Precision(str, Enum):
+    """Type of a graph's weights and activations."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    BFLOAT16 = "bfloat16"
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """The same type in PyTorch."""
+        dtype: torch.dtype = getattr(torch, self.value)
+        return dtype
+
+    @property
+    def bytes_per_value(self) -> int:
+        """Size of one number."""
+        return 4 if self is Precision.FLOAT32 else 2
+
+
+class _Float32LayerNorm(torch.nn.Module):
+    """Layer normalisation that computes in float32 between half-precision neighbours."""
+
+    def __init__(self, original: torch.nn.LayerNorm) -> None:
+        super().__init__()
+        self.shape, self.eps = original.normalized_shape, original.eps
+        self.weight = torch.nn.Parameter(original.weight.detach().float())
+        self.bias = torch.nn.Parameter(original.bias.detach().float())
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        normalised = torch.nn.functional.layer_norm(
+            hidden_states.float(), self.shape, self.weight, self.bias, self.eps
+        )
+        return normalised.to(hidden_states.dtype)
+
+
+def cast_model(model: torch.nn.Module, precision: Precision) -> None:
+    """Cast a model's weights in place; layer normalisations stay in float32.
+
+    Args:
+        model: a model in float32.
+        precision: the type to cast to.
+
+    Raises:
+        ExportError: a weight is outside the type's range; the message names it.
+    """
+    if precision is Precision.FLOAT32:
+        return
+    check_range(model, precision)
+    norms = [
+        (parent, name, child)
+        for parent in model.modules()
+        for name, child in parent.named_children()
+        if isinstance(child, torch.nn.LayerNorm)
+    ]
+    islands = [(parent, name, _Float32LayerNorm(child)) for parent, name, child in norms]
+    model.to(precision.torch_dtype)
+    for parent, name, island in islands:
+        setattr(parent, name, island)
+
+
+def check_range(model: torch.nn.Module, precision: Precision) -> None:
+    """Refuse weights that would become infinite.
+
+    Raises:
+        ExportError: a weight is outside the type's range; the message names it.
+    """
+    largest = torch.finfo(precision.torch_dtype).max
+    outside = [
+        f"{name} (largest magnitude {weight.detach().abs().max().item():.6g})"
+        for name, weight in model.named_parameters()
+        if weight.numel() and not weight.detach().abs().max().item() <= largest
+    ]
+    if outside:
+        advice = "Build with --bf16, whose range is that of float32." if precision is Precision.FLOAT16 else (
+            "The checkpoint holds infinite or NaN weights."
+        )
+        raise ExportError(
+            f"{len(outside)} weights do not fit {precision.value} (at most {largest:.6g}): "
+            f"{', '.join(outside[:5])}.\n{advice}"
+        )

@@ -1,0 +1,56 @@
+"""The tokenizer of a checkpoint, as the one file that the runtime reads."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from pathlib import Path
+
+from hdexport.checkpoint import Checkpoint
+from hdruntime.bundle import TokenizerInfo
+from hdruntime.errors import ModelError
+
+__all__ = ["write_tokenizer"]
+
+logger = logging.getLogger(__name__)
+
+_FILE = "tokenizer.json"
+_TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "sentencepiece.bpe.model", "spiece.model")
+
+
+def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | None:
+    """Write ``tokenizer.json``, converted from the checkpoint's own format where needed.
+
+    Args:
+        checkpoint: the checkpoint.
+        directory: where the file goes.
+
+    Returns:
+        What the runtime must know of it, or None where the checkpoint has no tokenizer; its bundle then takes ids.
+
+    Raises:
+        ModelError: the tokenizer's files cannot be read.
+    """
+    if not any((checkpoint.path / name).is_file() for name in _TOKENIZER_FILES):
+        logger.warning("%s has no tokenizer; the bundle will take input_ids, not texts.", checkpoint.path)
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True)
+    except Exception as error:
+        # Each tokenizer class fails in its own way on a damaged file.
+        raise ModelError(
+            f"The tokenizer of {checkpoint.path} could not be read: {error}\nDownload the model again."
+        ) from error
+    if (checkpoint.path / _FILE).is_file():
+        shutil.copyfile(checkpoint.path / _FILE, directory / _FILE)
+    else:
+        tokenizer.backend_tokenizer.save(str(directory / _FILE))
+    return TokenizerInfo(
+        file=_FILE,
+        pad_token_id=tokenizer.pad_token_id or 0,
+        pad_token=tokenizer.pad_token or "",
+        unk_token_id=tokenizer.unk_token_id,
+        mask_token_id=tokenizer.mask_token_id,
+    )

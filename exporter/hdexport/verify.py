@@ -1,0 +1,407 @@
+"""A bundle's answers, compared with PyTorch's over a grid of lengths, batches and paddings."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+import hdruntime
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.checkpoint import Checkpoint
+from hdexport.comparison import Comparison, compare
+from hdexport.tasks import Task
+from hdruntime.bundle import Bundle, GraphFile
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from hdexport.heads import GraphModule
+
+__all__ = ["LONGEST_CHECKED", "Case", "Check", "Reference", "cases", "grid_lengths", "reference_of", "verify_bundle"]
+
+logger = logging.getLogger(__name__)
+
+LONGEST_CHECKED = 8192
+"""Tokens of the longest input that is checked unless asked: PyTorch needs minutes for more."""
+
+_SCORES_LIMIT_BYTES = 512 * 2**20
+_SCORES_LIMIT_THOROUGH_BYTES = 4 * 2**30
+"""Attention scores that a masked or portable attention may materialise in a check, in a build and when thorough. A
+larger case is reported as not checked. The first touch of that memory is what makes such cases slow."""
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One input: the real tokens of each row, and where the padding up to `tokens` is.
+
+    Attributes:
+        tokens: padded length of the batch.
+        lengths: real tokens of each row.
+        padding: ``none``, ``right`` or ``left``.
+    """
+
+    tokens: int
+    lengths: tuple[int, ...]
+    padding: str
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return len(self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The outcome of one case for one graph.
+
+    Attributes:
+        graph: the graph's file.
+        case: the input.
+        outputs: name of each output -> what the comparison found.
+    """
+
+    graph: str
+    case: Case
+    outputs: dict[str, Comparison]
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output holds its tolerance."""
+        return all(found.passed for found in self.outputs.values())
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest absolute difference over the outputs."""
+        return max(found.max_abs_error for found in self.outputs.values())
+
+    @property
+    def min_cosine(self) -> float:
+        """Smallest cosine over the outputs."""
+        return min(found.min_cosine for found in self.outputs.values())
+
+    @property
+    def tolerance(self) -> str:
+        """The tolerance, in words."""
+        return next(iter(self.outputs.values())).tolerance
+
+    def line(self) -> str:
+        """The outcome in one line."""
+        failed = [name for name, found in self.outputs.items() if not found.passed]
+        return (
+            f"-[{'x' if self.passed else ' '}] {self.graph}: batch {self.case.batch}, tokens {self.case.tokens}, "
+            f"padding {self.case.padding}: max abs error {self.max_abs_error:.2e}, "
+            f"cosine {self.min_cosine:.6f} ({self.tolerance})"
+            + (f" FAILED: {', '.join(failed)}" if failed else "")
+        )
+
+
+class Reference:
+    """PyTorch's answers in float32, each distinct input computed once."""
+
+    def __init__(
+        self, module: GraphModule, *, vocab_size: int, pad_token_id: int, special_ids: Sequence[int]
+    ) -> None:
+        self._module = module
+        self.pad_token_id = pad_token_id
+        self._answers: dict[tuple[int, int], dict[str, FloatArray]] = {}
+        # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
+        self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
+
+    def has_token_axis(self, output: str) -> bool:
+        """Whether an output has an axis of tokens."""
+        from hdexport.heads import OUTPUTS_OF_TASK
+
+        return "tokens" in OUTPUTS_OF_TASK[self._module.task][output]
+
+    def text(self, row: int, length: int) -> IntArray:
+        """[length], the first tokens of the row's text."""
+        generator = np.random.default_rng(row)
+        return self._ids[generator.integers(0, len(self._ids), length)].astype(np.int64)
+
+    def unpadded(self, row: int, length: int) -> dict[str, FloatArray]:
+        """The outputs for one row's text alone: name -> array without the batch axis."""
+        if (row, length) not in self._answers:
+            ids = self.text(row, length)[None]
+            outputs = self.batch(ids, np.ones_like(ids))
+            self._answers[row, length] = {name: values[0] for name, values in outputs.items()}
+        return self._answers[row, length]
+
+    def batch(self, input_ids: IntArray, attention_mask: IntArray) -> dict[str, FloatArray]:
+        """The outputs for a batch as it is: name -> array."""
+        import torch
+
+        from hdexport.heads import OUTPUTS_OF_TASK
+
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if self._module.has_token_types:
+            inputs["token_type_ids"] = np.zeros_like(input_ids)
+        with torch.inference_mode():
+            outputs = self._module(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
+        return {
+            name: output.numpy()
+            for name, output in zip(OUTPUTS_OF_TASK[self._module.task], outputs, strict=True)
+        }
+
+
+def grid_lengths(base: int, max_len: int, *, longest: int = LONGEST_CHECKED) -> list[int]:
+    """The lengths to check: around the smallest, a block's and the checkpoint's limits, and the longest.
+
+    Args:
+        base: positions of the checkpoint, n: the grid holds n - 1, n, n + 1 and 2 n.
+        max_len: the bundle's longest input.
+        longest: lengths above it are left out.
+    """
+    wanted = {1, 2, 63, 64, 65, base - 1, base, base + 1, 2 * base, max_len}
+    return sorted(length for length in wanted if 1 <= length <= min(max_len, longest))
+
+
+def cases(base: int, max_len: int, *, longest: int = LONGEST_CHECKED, thorough: bool) -> Iterator[Case]:
+    """The grid.
+
+    Args:
+        base: positions of the checkpoint.
+        max_len: the bundle's longest input.
+        longest: lengths above it are left out.
+        thorough: beyond 2 x base, too, fill every row of an unpadded batch and pad on the left. Without it only
+            one row is that long, the others are short and padded: PyTorch takes seconds for each long row.
+    """
+    for tokens in grid_lengths(base, max_len, longest=longest):
+        is_long = tokens > 2 * base
+        part = min(base, -(-3 * tokens // 4)) if is_long else -(-3 * tokens // 4)
+        yield Case(tokens=tokens, lengths=(tokens,), padding="none")
+        if not is_long or thorough:
+            yield Case(tokens=tokens, lengths=(tokens,) * 3, padding="none")
+        if part < tokens:
+            yield Case(tokens=tokens, lengths=(part,), padding="right")
+            yield Case(tokens=tokens, lengths=(tokens, part, 1), padding="right")
+            if not is_long or thorough:
+                yield Case(tokens=tokens, lengths=(part,), padding="left")
+                yield Case(tokens=tokens, lengths=(tokens, part, 1), padding="left")
+
+
+def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool = False) -> Reference:
+    """PyTorch's model for a bundle, its positions extended as the bundle's were.
+
+    Args:
+        bundle: the bundle to be verified.
+        checkpoint: what it was built from.
+        allow_pickle: also read ``pytorch_model.bin``.
+
+    Raises:
+        ModelError: the checkpoint is not the one that the bundle was built from.
+    """
+    from hdexport.heads import GraphModule
+    from hdexport.positions import DEFAULT_ALPHA, Scheme
+    from hdexport.sentence_pooling import sentence_pooling
+    from hdexport.surgery import extend_positions
+
+    manifest, task = bundle.manifest, Task(bundle.manifest.task)
+    if checkpoint.config["model_type"] != manifest.model_type:
+        raise ModelError(
+            f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
+            f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
+        )
+    model = checkpoint.load(task, allow_pickle=allow_pickle)
+    positions = extend_positions(
+        model,
+        checkpoint.family,
+        max_len=manifest.max_len,
+        scheme=Scheme(manifest.positions.scheme),
+        alpha=DEFAULT_ALPHA if manifest.positions.alpha is None else manifest.positions.alpha,
+    )
+    if positions.base != manifest.positions.base:
+        raise ModelError(
+            f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
+            f"{positions.base}.\nName the checkpoint it was built from with --model."
+        )
+    module = GraphModule(
+        model,
+        task,
+        has_token_types=any(spec.name == "token_type_ids" for spec in manifest.inputs),
+        folded_token_types=False,
+        folded_positions=False,
+        pooling=sentence_pooling(checkpoint.path) if task is Task.SENTENCE_SIMILARITY else None,
+    ).eval()
+    pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
+    return Reference(
+        module, vocab_size=manifest.vocab_size, pad_token_id=pad_token_id, special_ids=[pad_token_id, 0, 1, 2, 3]
+    )
+
+
+def verify_bundle(
+    bundle: Bundle,
+    reference: Reference,
+    *,
+    longest: int = LONGEST_CHECKED,
+    thorough: bool = False,
+    report: Callable[[str], None] = lambda line: None,
+) -> list[Check]:
+    """Run every graph of a bundle over the grid and compare it with PyTorch.
+
+    Args:
+        bundle: the bundle.
+        reference: PyTorch's answers.
+        longest: lengths above it are left out, which `report` is told.
+        thorough: check every case at long lengths, too; see `cases`.
+        report: called with one line a check.
+
+    Returns:
+        All outcomes; the bundle is right where all have passed.
+    """
+    manifest = bundle.manifest
+    runs = {}
+    for graph in manifest.graphs:
+        if graph.dtype == "bfloat16":
+            report(f"-[ ] {graph.file}: not checked: ONNX Runtime has no bfloat16 on a CPU")
+        else:
+            runs[graph] = _runner(bundle, graph)
+    checks = []
+    for case in cases(manifest.positions.base, manifest.max_len, longest=longest, thorough=thorough):
+        expected = _expected(case, reference)
+        for graph, run in runs.items():
+            scores_bytes = _scores_bytes(graph, case, manifest.num_heads)
+            if scores_bytes > (_SCORES_LIMIT_THOROUGH_BYTES if thorough else _SCORES_LIMIT_BYTES):
+                report(
+                    f"-[ ] {graph.file}: batch {case.batch}, tokens {case.tokens}, padding {case.padding}: "
+                    f"not checked: its attention scores take {scores_bytes / 2**30:.1f} GiB"
+                )
+                continue
+            check = _check(bundle, graph, case, expected, run(*_padded_batch(case, reference)))
+            report(check.line())
+            checks.append(check)
+    if manifest.max_len > longest:
+        report(f"-[ ] lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
+    for engine in manifest.engines:
+        report(f"-[ ] {engine.file}: not checked: that needs an NVIDIA GPU")
+    return checks
+
+
+def summary(checks: Sequence[Check]) -> dict[str, object]:
+    """What the manifest records of a verification."""
+    by_graph: dict[str, object] = {}
+    for graph in sorted({check.graph for check in checks}):
+        of_graph = [check for check in checks if check.graph == graph]
+        by_graph[graph] = {
+            "checks": len(of_graph),
+            "passed": sum(check.passed for check in of_graph),
+            "tolerance": of_graph[0].tolerance,
+            "max_abs_error": _json_number(max(check.max_abs_error for check in of_graph)),
+            "min_cosine": min(check.min_cosine for check in of_graph),
+            "tokens": sorted({check.case.tokens for check in of_graph}),
+            "failed": [asdict(check.case) for check in of_graph if not check.passed],
+        }
+    return {"passed": bool(checks) and all(check.passed for check in checks), "graphs": by_graph}
+
+
+def _json_number(value: float) -> float | None:
+    """JSON has no infinity: an output that was not finite has no error."""
+    return value if np.isfinite(value) else None
+
+
+_Run = Callable[[IntArray, IntArray], dict[str, FloatArray]]
+
+
+def _runner(bundle: Bundle, graph: GraphFile) -> _Run:
+    """Runs one graph: the lowered one as users do, through the runtime; the portable one as it is."""
+    if graph.lowering != "portable":
+        session = hdruntime.load(bundle, backend="onnxruntime")
+        return lambda input_ids, attention_mask: session(input_ids=input_ids, attention_mask=attention_mask)
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Every case has its own shape, so remembered memory patterns would only pile up.
+    options.enable_mem_pattern = False
+    portable = onnxruntime.InferenceSession(
+        bundle.file(graph.file), options, providers=["CPUExecutionProvider"]
+    )
+    inputs = [value.name for value in portable.get_inputs()]
+    outputs = [value.name for value in portable.get_outputs()]
+
+    def run(input_ids: IntArray, attention_mask: IntArray) -> dict[str, FloatArray]:
+        feeds = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "token_type_ids": np.zeros_like(input_ids),
+        }
+        return dict(zip(outputs, portable.run(outputs, {name: feeds[name] for name in inputs}), strict=True))
+
+    return run
+
+
+def _scores_bytes(graph: GraphFile, case: Case, num_heads: int) -> int:
+    """Memory of one layer's attention scores and what is made of them; 0 where they are never materialised."""
+    # The lowered graph needs a mask, and with it the scores, only where the runtime cannot cut the padding off.
+    if graph.lowering != "portable" and case.padding != "left":
+        return 0
+    return 3 * 4 * case.batch * num_heads * case.tokens**2
+
+
+def _expected(case: Case, reference: Reference) -> list[dict[str, FloatArray]]:
+    """PyTorch's outputs for the real tokens of each row.
+
+    A row padded on the right is its text alone. On the left padding shifts the positions of BERT's kind, so there
+    PyTorch runs the padded batch.
+    """
+    if case.padding != "left":
+        return [reference.unpadded(row, length) for row, length in enumerate(case.lengths)]
+    outputs = reference.batch(*_padded_batch(case, reference))
+    return [
+        {
+            name: values[row, case.tokens - length :] if reference.has_token_axis(name) else values[row]
+            for name, values in outputs.items()
+        }
+        for row, length in enumerate(case.lengths)
+    ]
+
+
+def _check(
+    bundle: Bundle,
+    graph: GraphFile,
+    case: Case,
+    expected: list[dict[str, FloatArray]],
+    got: dict[str, FloatArray],
+) -> Check:
+    half_precision = bundle.manifest.dtype != "float32"
+    outputs = {}
+    for spec in bundle.manifest.outputs:
+        found = []
+        for row, length in enumerate(case.lengths):
+            actual = got[spec.name][row]
+            if "tokens" in spec.shape:
+                actual = actual[case.tokens - length :] if case.padding == "left" else actual[:length]
+            # Scores without a feature axis ([batch, tokens]) are compared as one vector a row.
+            pair = np.atleast_2d(actual), np.atleast_2d(expected[row][spec.name])
+            found.append(compare(*pair, half_precision=half_precision))
+        outputs[spec.name] = Comparison(
+            max_abs_error=max(result.max_abs_error for result in found),
+            min_cosine=min(result.min_cosine for result in found),
+            passed=all(result.passed for result in found),
+            tolerance=found[0].tolerance,
+        )
+    return Check(graph=graph.file, case=case, outputs=outputs)
+
+
+def _padded_batch(case: Case, reference: Reference) -> tuple[IntArray, IntArray]:
+    """[batch, tokens] ids and mask.
+
+    On the right padding holds ordinary ids, for whatever stands there must not matter. On the left it holds the
+    padding id, from which models of RoBERTa's kind number their positions.
+    """
+    filler = (
+        np.full(case.tokens, reference.pad_token_id, np.int64)
+        if case.padding == "left"
+        else reference.text(case.batch, case.tokens)
+    )
+    input_ids = np.tile(filler, (case.batch, 1))
+    attention_mask = np.zeros_like(input_ids)
+    for row, length in enumerate(case.lengths):
+        real = slice(case.tokens - length, None) if case.padding == "left" else slice(0, length)
+        input_ids[row, real] = reference.text(row, length)
+        attention_mask[row, real] = 1
+    return input_ids, attention_mask

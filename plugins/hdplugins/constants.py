@@ -1,0 +1,14 @@
+"""Names that every package shares."""
+
+from __future__ import annotations
+
+__all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET"]
+
+ONNX_DOMAIN = "hdexport"
+"""The ONNX domain of the operators."""
+
+ONNX_DOMAIN_VERSION = 1
+"""Opset version of that domain."""
+
+ONNX_OPSET = 20
+"""Standard opset of the portable graph: the first with Gelu, old enough for every current runtime."""

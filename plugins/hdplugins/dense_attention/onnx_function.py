@@ -1,0 +1,71 @@
+"""Dense attention as a function body of standard ONNX operators.
+
+Scores and softmax are float32 whatever the dtype of the inputs. The scores of all keys are materialised, so memory is
+quadratic in tokens: this body is for runtimes without a fused attention.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx.parser
+
+from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
+
+__all__ = ["function_of_arity"]
+
+# The masked score is finite, so that no runtime meets inf - inf, and so far below any score that exp() of it is
+# exactly 0 in float32. The query is scaled, not the scores: half-precision products then stay in range.
+_BODY = """
+<domain: "{domain}", opset_import: ["" : {opset}]>
+DenseAttention <scale> (query, key, value, key_mask{bias_input}) => (attended)
+{{
+    scale_value = Constant <value_float: float = @scale> ()
+    scale_typed = CastLike(scale_value, query)
+    scaled_query = Mul(query, scale_typed)
+    key_transposed = Transpose <perm = [0, 1, 3, 2]> (key)
+    products = MatMul(scaled_query, key_transposed)
+    scores = Cast <to = 1> (products)
+    {add_bias}
+    mask_axes = Constant <value_ints = [1, 2]> ()
+    mask = Unsqueeze(key_mask, mask_axes)
+    masked_score = Constant <value_float = -1.0e30> ()
+    masked_scores = Where(mask, biased_scores, masked_score)
+    weights = Softmax <axis = -1> (masked_scores)
+    weights_typed = CastLike(weights, query)
+    sums = MatMul(weights_typed, value)
+    mask_number = Cast <to = 1> (mask)
+    key_axis = Constant <value_ints = [3]> ()
+    any_key = ReduceMax <keepdims = 1> (mask_number, key_axis)
+    any_key_typed = CastLike(any_key, query)
+    attended = Mul(sums, any_key_typed)
+}}
+"""
+
+
+def function_of_arity(inputs: int) -> onnx.FunctionProto:
+    """The body for nodes with that many inputs.
+
+    An ONNX function cannot test whether an optional input is there, so each arity has a body of its own; a model uses
+    one of them throughout.
+
+    Args:
+        inputs: 4, or 5 with ``bias``.
+
+    Raises:
+        ValueError: there is no body for that arity.
+    """
+    if inputs not in (4, 5):
+        raise ValueError(f"DenseAttention has 4 or 5 inputs, not {inputs}.")
+    has_bias = inputs == 5
+    return onnx.parser.parse_function(
+        _BODY.format(
+            domain=ONNX_DOMAIN,
+            opset=ONNX_OPSET,
+            bias_input=", bias" if has_bias else "",
+            add_bias=(
+                "bias_number = Cast <to = 1> (bias)\n    biased_scores = Add(scores, bias_number)"
+                if has_bias
+                else "biased_scores = Identity(scores)"
+            ),
+        )
+    )

@@ -1,0 +1,49 @@
+"""What an operator is: a name, a signature, and faces that are loaded on demand."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from dataclasses import dataclass
+from types import ModuleType
+
+__all__ = ["Operator"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Operator:
+    """The specification of one operator of the ONNX domain ``hdexport``.
+
+    A face is a module of the operator's folder: ``reference`` (the semantics), ``onnx_function`` (a body of
+    standard ONNX operators), ``triton_kernel`` and ``tensorrt_plugin``.
+
+    Attributes:
+        name: operator type in the graph.
+        version: grows when the semantics change.
+        package: import path of the operator's folder.
+        inputs: names of the inputs, in order.
+        optional_inputs: the trailing inputs that a node may leave out.
+        attributes: names of the attributes.
+    """
+
+    name: str
+    version: int
+    package: str
+    inputs: tuple[str, ...]
+    optional_inputs: tuple[str, ...] = ()
+    attributes: tuple[str, ...] = ()
+
+    def face(self, face: str) -> ModuleType:
+        """Import one face, with the packages that it alone needs.
+
+        Args:
+            face: module name, e.g. ``"onnx_function"``.
+
+        Raises:
+            ModuleNotFoundError: the operator has no such face, or what the face needs is not installed.
+        """
+        return importlib.import_module(f"{self.package}.{face}")
+
+    def has_face(self, face: str) -> bool:
+        """Whether the operator has that face; nothing is imported but the operator's folder."""
+        return importlib.util.find_spec(f"{self.package}.{face}") is not None

@@ -1,0 +1,86 @@
+"""The runtime of hdexport: load a bundle, run it.
+
+::
+
+    import hdruntime
+
+    with hdruntime.load("my-bundle") as session:
+        vectors = session.embed(["a long document", "another"])  # float32 [texts, dimensions]
+
+Everything is imported when first used, so that ``import hdruntime`` costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from hdruntime.errors import (
+    BackendError,
+    BackendUnavailableError,
+    BundleCorruptError,
+    BundleError,
+    BundleNotFoundError,
+    BundleVersionError,
+    EngineError,
+    ExportError,
+    HdexportError,
+    InputError,
+    MissingDependencyError,
+    ModelError,
+    NonFiniteOutputError,
+    OutputExistsError,
+    VerificationError,
+)
+
+if TYPE_CHECKING:
+    from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
+    from hdruntime.session import Session, load
+    from hdruntime.tokenization import Encoding
+
+__all__ = [
+    "Backend",
+    "BackendError",
+    "BackendUnavailableError",
+    "Bundle",
+    "BundleCorruptError",
+    "BundleError",
+    "BundleNotFoundError",
+    "BundleVersionError",
+    "Encoding",
+    "EngineError",
+    "ExportError",
+    "HdexportError",
+    "InputError",
+    "Manifest",
+    "MissingDependencyError",
+    "ModelError",
+    "NonFiniteOutputError",
+    "OutputExistsError",
+    "Session",
+    "VerificationError",
+    "load",
+    "open_bundle",
+]
+
+_MODULE_OF_NAME = {
+    "Backend": "hdruntime.bundle",
+    "Bundle": "hdruntime.bundle",
+    "Encoding": "hdruntime.tokenization",
+    "Manifest": "hdruntime.bundle",
+    "Session": "hdruntime.session",
+    "load": "hdruntime.session",
+    "open_bundle": "hdruntime.bundle",
+}
+
+
+def __getattr__(name: str) -> object:
+    if name not in _MODULE_OF_NAME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,125 @@
+"""ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+__all__ = ["OnnxRuntimeRunner"]
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.batching import equal_length_groups
+from hdruntime.bundle import Backend, Bundle, GraphFile
+from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
+from hdruntime.errors import BackendError, BundleCorruptError
+
+logger = logging.getLogger(__name__)
+
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level; what goes wrong reaches us as an exception."""
+
+
+class OnnxRuntimeRunner:
+    """A bundle's graph in an ONNX Runtime session on the CPU, also where the package has GPU providers.
+
+    The fast attention of ONNX Runtime on the CPU, whose memory is linear in tokens, takes no mask. So rows
+    with padding on the right run without it, grouped by length; only rows with other masks run with theirs.
+
+    Args:
+        bundle: its graph for the CPU is taken, else its portable one.
+        threads: threads of one run, None for ONNX Runtime's choice.
+
+    Raises:
+        BackendError: ONNX Runtime cannot load the graph.
+        BundleCorruptError: the bundle has no graph, or one that differs from its manifest.
+    """
+
+    backend = Backend.ONNXRUNTIME
+    prefers_equal_lengths = True
+
+    def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
+        manifest = bundle.manifest
+        graph = _graph(bundle)
+        self._has_tokens_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
+        self._session = _session(bundle, graph, threads)
+        _check_names(bundle, graph, "inputs", {item.name for item in self._session.get_inputs()})
+        _check_names(bundle, graph, "outputs", {item.name for item in self._session.get_outputs()})
+        logger.info("onnxruntime runs %s on the CPU", graph.file)
+
+    def run(
+        self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
+    ) -> dict[str, npt.NDArray[np.float32]]:
+        """Run one batch; see :class:`hdruntime.backends.Runner`."""
+        attention_mask = inputs["attention_mask"]
+        if attention_mask.all():
+            return self._run_as_given(inputs, outputs)
+        batch, tokens = attention_mask.shape
+        whole: dict[str, npt.NDArray[np.float32]] = {}
+        for rows, length in equal_length_groups(attention_mask):
+            part = self._run_as_given(
+                {name: np.ascontiguousarray(array[rows, :length]) for name, array in inputs.items()}, outputs
+            )
+            for name, values in part.items():
+                if not self._has_tokens_axis[name]:
+                    shape = (batch, *values.shape[1:])
+                    whole.setdefault(name, np.empty(shape, values.dtype))[rows] = values
+                    continue
+                if length is None:
+                    values[attention_mask[rows] == 0] = 0
+                shape = (batch, tokens, *values.shape[2:])
+                whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
+        return whole
+
+    def _run_as_given(
+        self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
+    ) -> dict[str, npt.NDArray[np.float32]]:
+        batch, tokens = inputs["input_ids"].shape
+        try:
+            arrays = self._session.run(list(outputs), dict(inputs))
+        except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+            raise BackendError(
+                f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}\n"
+                "If memory was short, use smaller batches (--batch-tokens) or shorter texts."
+            ) from error
+        return dict(zip(outputs, arrays, strict=True))
+
+
+def _graph(bundle: Bundle) -> GraphFile:
+    by_lowering = {graph.lowering: graph for graph in bundle.manifest.graphs}
+    for lowering in (CPU_LOWERING, PORTABLE_LOWERING):
+        if lowering in by_lowering:
+            return by_lowering[lowering]
+    raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that the CPU can run.\nRebuild it.")
+
+
+def _session(bundle: Bundle, graph: GraphFile, threads: int | None) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
+    options.log_severity_level = _ERRORS_ONLY
+    # A memory pattern is planned, and kept, per input shape: with documents of any length it only costs.
+    options.enable_mem_pattern = False
+    if threads is not None:
+        options.intra_op_num_threads = threads
+    path = bundle.file(graph.file)
+    try:
+        # By path, so that ONNX Runtime finds and maps model.onnx.data beside it.
+        return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+        raise BackendError(
+            f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {error}\n"
+            "Try a newer one: pip install -U onnxruntime"
+        ) from error
+
+
+def _check_names(bundle: Bundle, graph: GraphFile, kind: str, found: set[str]) -> None:
+    listed = {spec.name for spec in getattr(bundle.manifest, kind)}
+    if listed != found:
+        raise BundleCorruptError(
+            f"The {kind} of {graph.file} are {sorted(found)}, but the manifest of {bundle.path} lists "
+            f"{sorted(listed)}.\nRebuild the bundle."
+        )

@@ -1,0 +1,75 @@
+"""Packing rows of different lengths into batches under a token budget: pure functions on lengths."""
+
+from __future__ import annotations
+
+__all__ = ["equal_length_groups", "pack_by_tokens", "padded"]
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.errors import InputError
+
+
+def pack_by_tokens(
+    lengths: Sequence[int], *, batch_tokens: int, equal_length: bool = False
+) -> list[list[int]]:
+    """Sort rows by length and cut them into batches of at most ``batch_tokens`` tokens, padding included.
+
+    Args:
+        lengths: tokens of each row, 1 or more.
+        batch_tokens: most tokens a batch may have: its rows times its longest row. A row that is longer goes
+            alone.
+        equal_length: put only rows of one length into a batch, so that none is padded.
+
+    Returns:
+        the batches, longest rows first, each a list of indices into ``lengths``. The longest come first so
+        that a lack of memory shows at once, not after an hour. Rows of one length keep their order.
+
+    Raises:
+        InputError: ``batch_tokens`` is less than 1.
+    """
+    if batch_tokens < 1:
+        raise InputError(f"batch_tokens is {batch_tokens}; it must be 1 or more, for example 16384.")
+    batches: list[list[int]] = []
+    for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+        longest = lengths[batches[-1][0]] if batches else 0
+        full = not batches or (len(batches[-1]) + 1) * longest > batch_tokens
+        if full or (equal_length and lengths[row] != longest):
+            batches.append([])
+        batches[-1].append(row)
+    return batches
+
+
+def padded(rows: Sequence[Sequence[int]], *, value: int) -> npt.NDArray[np.int64]:
+    """Rows of ids as one array, shorter rows filled up on the right.
+
+    Returns:
+        int64 [batch, tokens], tokens being the longest row's.
+    """
+    array = np.full((len(rows), max(map(len, rows))), value, dtype=np.int64)
+    for row, ids in zip(array, rows, strict=True):
+        row[: len(ids)] = ids
+    return array
+
+
+def equal_length_groups(
+    attention_mask: npt.NDArray[np.int64],
+) -> Iterator[tuple[npt.NDArray[np.intp], int | None]]:
+    """Group the rows of a batch whose padding is on the right only by their length.
+
+    Args:
+        attention_mask: int64 [batch, tokens], 1 for real tokens, 0 for padding.
+
+    Yields:
+        the indices of a group's rows, ascending, and their length; at last, if there are any, the rows whose
+        mask is another (padding on the left, holes, nothing but padding) and None.
+    """
+    lengths = attention_mask.sum(axis=1)
+    # Ones, then zeros: the mask never rises along a row, and starts with a one.
+    right_padded = (np.diff(attention_mask, axis=1) <= 0).all(axis=1) & (lengths > 0)
+    for length in np.unique(lengths[right_padded]):
+        yield np.flatnonzero(right_padded & (lengths == length)), int(length)
+    if not right_padded.all():
+        yield np.flatnonzero(~right_padded), None

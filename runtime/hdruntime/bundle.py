@@ -1,0 +1,229 @@
+"""The bundle: a directory with a manifest, opened with every file checked and written whole."""
+
+from __future__ import annotations
+
+__all__ = [
+    "FORMAT_VERSION",
+    "MANIFEST_FILE",
+    "Backend",
+    "Bundle",
+    "EngineFile",
+    "FileRecord",
+    "GraphFile",
+    "Manifest",
+    "Positions",
+    "ProfileShape",
+    "TensorSpec",
+    "TokenizerInfo",
+    "open_bundle",
+    "seal",
+    "staged_bundle",
+    "write_manifest",
+]
+
+import dataclasses
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from hdruntime.constants import FORMAT_VERSION, MANIFEST_FILE
+from hdruntime.errors import BundleCorruptError, BundleError, BundleNotFoundError
+from hdruntime.manifest import (
+    Backend,
+    EngineFile,
+    FileRecord,
+    GraphFile,
+    Manifest,
+    Positions,
+    ProfileShape,
+    TensorSpec,
+    TokenizerInfo,
+    json_from_manifest,
+    manifest_from_json,
+)
+from hdruntime.staging import staged_bundle
+
+_READ_BYTES = 1 << 20
+"""Size of the buffer that files are hashed through; larger ones were not faster."""
+
+_PARTIAL_MANIFEST = f".{MANIFEST_FILE}.partial"
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was opened: where it is and what it says about itself."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, relative: str) -> Path:
+        """The path of a file that the manifest lists.
+
+        Args:
+            relative: POSIX path relative to the bundle.
+
+        Raises:
+            BundleCorruptError: not listed, or it leaves the bundle.
+        """
+        if relative not in self.manifest.files:
+            raise BundleCorruptError(
+                f"The bundle {self.path} lists no file {relative!r}.\nRebuild or copy the bundle again."
+            )
+        return _path_inside(self.path, relative)
+
+
+def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
+    """Read and check a bundle. Nothing of it is executed or unpickled; files it does not list are ignored.
+
+    Args:
+        path: the bundle's directory.
+        check_files: compare every file's SHA-256 with the manifest (about 40 ms for 50 MB). Without it only
+            presence and size are compared.
+
+    Raises:
+        BundleNotFoundError: nothing is there, or it is no bundle.
+        BundleVersionError: a newer hdexport wrote it.
+        BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    for relative in _named_files(manifest):
+        if relative not in manifest.files:
+            raise BundleCorruptError(
+                f"The manifest of {path} names {relative!r} but has no checksum for it.\n"
+                "Rebuild or copy the bundle again."
+            )
+    for relative, record in manifest.files.items():
+        _check_file(path, relative, record, check_content=check_files)
+    return Bundle(path, manifest)
+
+
+def seal(directory: Path, manifest: Manifest) -> Manifest:
+    """Hash every file of ``directory`` and write ``manifest.json`` there.
+
+    Args:
+        directory: the bundle, complete but for its manifest.
+        manifest: its ``files`` are replaced.
+
+    Returns:
+        the manifest as written, with ``files``.
+    """
+    skipped = {MANIFEST_FILE, _PARTIAL_MANIFEST}
+    paths = sorted(path for path in directory.rglob("*") if not path.is_dir())
+    names = [path.relative_to(directory).as_posix() for path in paths]
+    files = {
+        name: FileRecord(sha256=_sha256(path), size_bytes=path.stat().st_size)
+        for name, path in zip(names, paths, strict=True)
+        if name not in skipped
+    }
+    sealed = dataclasses.replace(manifest, files=files)
+    write_manifest(directory, sealed)
+    return sealed
+
+
+def write_manifest(directory: Path, manifest: Manifest) -> None:
+    """Replace ``manifest.json`` of a bundle atomically, files as the manifest lists them.
+
+    This is for what is learnt about a bundle later, such as its verification. Unlike :func:`seal` it hashes
+    nothing, so it cannot bless a file that changed meanwhile.
+    """
+    partial = directory / _PARTIAL_MANIFEST
+    try:
+        with partial.open("w", encoding="utf-8") as file:
+            file.write(json_from_manifest(manifest))
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(directory / MANIFEST_FILE)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        text = (path / MANIFEST_FILE).read_bytes()
+    except FileNotFoundError:
+        reason = "has no manifest.json" if path.is_dir() else "does not exist"
+        raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.\n{_BUILD_ONE}") from None
+    except NotADirectoryError:
+        raise BundleNotFoundError(
+            f"There is no bundle at {path}: it is a file, and a bundle is a directory.\n{_BUILD_ONE}"
+        ) from None
+    except OSError as error:
+        raise BundleError(f"The bundle {path} cannot be read: {error}.") from error
+    try:
+        return manifest_from_json(text)
+    except BundleError as error:
+        raise type(error)(f"{path / MANIFEST_FILE}: {error}") from None
+
+
+_BUILD_ONE = "Build one with: hdexport build MODEL -o BUNDLE"
+
+
+def _named_files(manifest: Manifest) -> list[str]:
+    """Every file that the manifest gives a role."""
+    named = [graph.file for graph in manifest.graphs]
+    for engine in manifest.engines:
+        named += [engine.file, engine.passport]
+    if manifest.tokenizer is not None:
+        named.append(manifest.tokenizer.file)
+    return named
+
+
+def _check_file(directory: Path, relative: str, record: FileRecord, *, check_content: bool) -> None:
+    path = _path_inside(directory, relative)
+    # Not only a missing file fails here: reading a named pipe would wait for ever.
+    if not path.is_file():
+        raise BundleCorruptError(
+            f"The bundle {directory} lacks its file {relative}.\nRebuild or copy the bundle again."
+        )
+    try:
+        size_bytes = path.stat().st_size
+        if size_bytes != record.size_bytes:
+            raise _changed(directory, relative, f"{record.size_bytes} bytes", f"{size_bytes} bytes")
+        if check_content and (actual := _sha256(path)) != record.sha256:
+            raise _changed(directory, relative, f"sha256 {record.sha256}", actual)
+    except OSError as error:
+        raise BundleError(
+            f"The file {relative} of the bundle {directory} cannot be read: {error}."
+        ) from error
+
+
+def _changed(directory: Path, relative: str, expected: str, actual: str) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"The file {relative} of the bundle {directory} has changed: expected {expected}, found {actual}.\n"
+        "Rebuild or copy the bundle again."
+    )
+
+
+def _path_inside(directory: Path, relative: str) -> Path:
+    """The path of a bundle's file, after links were followed and found to stay inside."""
+    parts = PurePosixPath(relative)
+    plain = relative and "\0" not in relative and "\\" not in relative
+    if not plain or parts.is_absolute() or ".." in parts.parts:
+        raise _leaves(directory, relative)
+    path = directory / parts
+    try:
+        stays = path.resolve().is_relative_to(directory.resolve())
+    except (OSError, RuntimeError):  # links that go in circles; RuntimeError before Python 3.13
+        stays = False
+    if not stays:
+        raise _leaves(directory, relative)
+    return path
+
+
+def _leaves(directory: Path, relative: str) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"The bundle {directory} lists {relative!r}, which is outside of the bundle.\n"
+        "Every file must lie below the bundle's directory; do not use this bundle."
+    )
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    buffer = bytearray(_READ_BYTES)
+    view = memoryview(buffer)
+    with path.open("rb", buffering=0) as file:
+        while size := file.readinto(buffer):
+            digest.update(view[:size])
+    return digest.hexdigest()

@@ -1,0 +1,17 @@
+"""Constants that more than one package of hdexport relies on."""
+
+from __future__ import annotations
+
+__all__ = ["CPU_LOWERING", "FORMAT_VERSION", "MANIFEST_FILE", "PORTABLE_LOWERING"]
+
+FORMAT_VERSION = 1
+"""Version of the bundle's layout and manifest; raised when an older runtime could misread a bundle."""
+
+MANIFEST_FILE = "manifest.json"
+"""Name of the manifest in a bundle; what makes a directory a bundle."""
+
+PORTABLE_LOWERING = "portable"
+"""``GraphFile.lowering`` of the graph that any ONNX runtime runs."""
+
+CPU_LOWERING = "onnxruntime_cpu"
+"""``GraphFile.lowering`` of the graph made for ONNX Runtime on a CPU."""

@@ -1,0 +1,100 @@
+"""Every error that hdexport raises on purpose.
+
+::
+
+    HdexportError
+    ├── BundleError                 a bundle cannot be used
+    │   ├── BundleNotFoundError     there is no bundle at that path
+    │   ├── BundleCorruptError      a file is missing, changed, or lies outside the bundle
+    │   └── BundleVersionError      the bundle was written by a newer hdexport
+    ├── InputError                  the caller's ids, masks, texts, rows or options do not fit
+    ├── OutputExistsError           the output is there already
+    ├── BackendError                a backend cannot run what was asked of it
+    │   ├── BackendUnavailableError the backend, its package or its hardware is not here
+    │   └── NonFiniteOutputError    a result holds NaN or infinity
+    ├── MissingDependencyError      an optional package is not installed
+    ├── ModelError                  a checkpoint cannot be read, or is of no supported family
+    ├── ExportError                 a checkpoint could not be turned into a graph
+    ├── EngineError                 TensorRT did not build an engine
+    └── VerificationError           a bundle's answers differ from PyTorch's
+
+A message says what arrived, what fits, and what to type next. The command line prints it and exits with 1.
+"""
+
+__all__ = [
+    "BackendError",
+    "BackendUnavailableError",
+    "BundleCorruptError",
+    "BundleError",
+    "BundleNotFoundError",
+    "BundleVersionError",
+    "EngineError",
+    "ExportError",
+    "HdexportError",
+    "InputError",
+    "MissingDependencyError",
+    "ModelError",
+    "NonFiniteOutputError",
+    "OutputExistsError",
+    "VerificationError",
+]
+
+
+class HdexportError(Exception):
+    """Base of every error raised on purpose."""
+
+
+class BundleError(HdexportError):
+    """A bundle cannot be used."""
+
+
+class BundleNotFoundError(BundleError):
+    """There is no bundle at that path."""
+
+
+class BundleCorruptError(BundleError):
+    """A file of the bundle is missing, changed, or lies outside it."""
+
+
+class BundleVersionError(BundleError):
+    """The bundle was written by a newer hdexport."""
+
+
+class InputError(HdexportError, ValueError):
+    """The caller's ids, masks, texts, rows or options do not fit."""
+
+
+class OutputExistsError(HdexportError):
+    """The output is there already."""
+
+
+class BackendError(HdexportError):
+    """A backend cannot run what was asked of it."""
+
+
+class BackendUnavailableError(BackendError):
+    """The backend, its package or its hardware is not here."""
+
+
+class NonFiniteOutputError(BackendError):
+    """A result holds NaN or infinity."""
+
+
+class MissingDependencyError(HdexportError, ImportError):
+    """An optional package is not installed."""
+
+
+class ModelError(HdexportError):
+    """A checkpoint cannot be read, or is of no supported family."""
+
+
+class ExportError(HdexportError):
+    """A checkpoint could not be turned into a graph."""
+
+
+class EngineError(HdexportError):
+    """TensorRT did not build an engine."""
+
+
+class VerificationError(HdexportError):
+    """A bundle's answers differ from PyTorch's."""

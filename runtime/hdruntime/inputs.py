@@ -1,0 +1,116 @@
+"""Checks of what a caller feeds to a session, before a backend sees it."""
+
+from __future__ import annotations
+
+__all__ = ["checked_inputs", "length_error"]
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.errors import InputError
+from hdruntime.manifest import Manifest
+
+_INT64_MAX = np.iinfo(np.int64).max
+
+IntArray = npt.NDArray[np.int64]
+
+
+def checked_inputs(given: Mapping[str, object], manifest: Manifest) -> dict[str, IntArray]:
+    """The inputs of the bundle's graphs as int64 arrays [batch, tokens], defaults filled in.
+
+    Args:
+        given: name -> array, tensor or nested list of integers. ``attention_mask`` (default: ones) may be
+            boolean; ``token_type_ids`` defaults to zeros.
+        manifest: what the bundle accepts.
+
+    Raises:
+        InputError: a name, shape, type, id or length does not fit; the message says which and what would.
+    """
+    accepted = [spec.name for spec in manifest.inputs]
+    for name in given:
+        if name not in accepted:
+            raise InputError(f"Unknown input {name!r}; this bundle accepts {', '.join(accepted)}.")
+    if given.get("input_ids") is None:
+        raise InputError("input_ids is missing; give it as integers of shape [batch, tokens].")
+    input_ids = _integers("input_ids", given["input_ids"])
+    tokens = input_ids.shape[1]
+    if not 1 <= tokens <= manifest.max_len:
+        raise length_error(tokens, manifest.max_len)
+    inputs = {name: _default(name, input_ids) for name in accepted} | {"input_ids": input_ids}
+    for name, value in given.items():
+        if name != "input_ids" and value is not None:
+            inputs[name] = _integers(name, value)
+    _check_shapes(inputs)
+    _check_ids(input_ids, manifest.vocab_size)
+    _check_range("attention_mask", inputs["attention_mask"], 1, "1 for real tokens and 0 for padding")
+    if "token_type_ids" in inputs:
+        _check_range("token_type_ids", inputs["token_type_ids"], None, "0 or more")
+    return inputs
+
+
+def length_error(tokens: int, max_len: int, what: str = "Input") -> InputError:
+    """The error for a row of no token or of more than the bundle has positions for."""
+    advice = f"\nTruncate it, or rebuild with --max-len {tokens}." if tokens > max_len else ""
+    return InputError(f"{what} has {tokens} tokens; this bundle accepts 1 to {max_len}.{advice}")
+
+
+def _default(name: str, input_ids: IntArray) -> IntArray:
+    return np.ones_like(input_ids) if name == "attention_mask" else np.zeros_like(input_ids)
+
+
+def _integers(name: str, value: object) -> IntArray:
+    """The value as an int64 array [batch, tokens], or an error that says why it is none."""
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        # Ragged lists, and tensors that are not in the CPU's memory.
+        raise InputError(
+            f"{name} cannot be read as an array [batch, tokens]: {error}.\n"
+            "Pad shorter rows and mark the padding with 0 in attention_mask."
+        ) from error
+    if array.ndim != 2:
+        raise InputError(
+            f"{name} has shape {list(array.shape)}; it must be [batch, tokens].\n"
+            "Put a single document into a list: [ids]."
+        )
+    if array.shape[0] == 0:
+        raise InputError(f"{name} has shape {list(array.shape)}: the batch is empty; give at least one row.")
+    if array.size and array.dtype == object:
+        # What numpy makes of integers beyond 64 bits; lists of numbers give nothing else of this type.
+        raise InputError(f"{name} holds values that are not integers of at most 64 bits.")
+    if array.size and array.dtype.kind not in ("iub" if name == "attention_mask" else "iu"):
+        raise InputError(f"{name} is of type {array.dtype}; it must be integers, for example int64.")
+    if array.size and array.dtype == np.uint64 and int(array.max()) > _INT64_MAX:
+        raise InputError(
+            f"{name} holds {int(array.max())}, which is more than int64 can hold ({_INT64_MAX})."
+        )
+    return np.ascontiguousarray(array, dtype=np.int64)
+
+
+def _check_shapes(inputs: dict[str, IntArray]) -> None:
+    expected = inputs["input_ids"].shape
+    for name, array in inputs.items():
+        if array.shape != expected:
+            raise InputError(
+                f"{name} has shape {list(array.shape)}, but input_ids {list(expected)}; they must be equal."
+            )
+
+
+def _check_ids(input_ids: IntArray, vocab_size: int) -> None:
+    wrong = (input_ids < 0) | (input_ids >= vocab_size)
+    if wrong.any():
+        row, token = map(int, np.argwhere(wrong)[0])
+        raise InputError(
+            f"input_ids[{row}, {token}] is {input_ids[row, token]}; "
+            f"the vocabulary has {vocab_size} ids, 0 to {vocab_size - 1}.\n"
+            "Tokenize with the bundle's own tokenizer.json (session.tokenize does)."
+        )
+
+
+def _check_range(name: str, array: IntArray, highest: int | None, meaning: str) -> None:
+    wrong = array < 0 if highest is None else (array < 0) | (array > highest)
+    if wrong.any():
+        row, token = map(int, np.argwhere(wrong)[0])
+        raise InputError(f"{name}[{row}, {token}] is {array[row, token]}; it must be {meaning}.")

@@ -1,0 +1,209 @@
+"""The columns that a batch job writes for a task, and one row's values of them."""
+
+from __future__ import annotations
+
+__all__ = ["Pairs", "TaskResults", "results_of_bundle"]
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hdruntime.bundle import Bundle
+from hdruntime.errors import InputError
+from hdruntime.pooling import mean_over_tokens
+from hdruntime.rows import Row
+from hdruntime.tasks import Activation, answer, classification, entities, fillings
+from hdruntime.tokenization import Encoding
+
+Outputs = Mapping[str, npt.NDArray[np.float32]]
+Values = dict[str, object]
+
+
+class Pairs(str, Enum):
+    """Whether a task reads a second text."""
+
+    REFUSED = "refused"
+    ALLOWED = "allowed"
+    REQUIRED = "required"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskResults:
+    """What a job needs to know of a task.
+
+    Attributes:
+        outputs: names of the outputs that are read.
+        pairs: whether a row has a second text.
+        fields: result columns, Arrow fields.
+        values: (one row's outputs without their batch axis, its encoding, the row) -> a value for each field;
+            raises InputError for a row that the task cannot be done on.
+    """
+
+    outputs: tuple[str, ...]
+    pairs: Pairs
+    fields: tuple[pa.Field, ...]
+    values: Callable[[Outputs, Encoding, Row], Values]
+
+
+def results_of_bundle(bundle: Bundle) -> TaskResults:
+    """The columns of the bundle's task.
+
+    Raises:
+        InputError: the bundle has no tokenizer, no mask token where the task needs one, or an unknown task.
+    """
+    if bundle.manifest.tokenizer is None:
+        raise InputError(
+            f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
+            "Rebuild it from a checkpoint with a tokenizer.json."
+        )
+    task = bundle.manifest.task
+    if task not in _RESULTS_OF_TASK:
+        raise InputError(
+            f"The bundle's task is {task!r}; jobs are run for {', '.join(_RESULTS_OF_TASK)}.\n"
+            "Use it from Python instead: hdruntime.load(bundle)."
+        )
+    return _RESULTS_OF_TASK[task](bundle)
+
+
+def _feature_extraction(bundle: Bundle) -> TaskResults:
+    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+        hidden_states = outputs["last_hidden_state"][np.newaxis]
+        mask = np.ones(hidden_states.shape[:2], np.int64)
+        return {"embedding": mean_over_tokens(hidden_states, mask)[0]}
+
+    return _embedding(bundle, "last_hidden_state", values)
+
+
+def _sentence_similarity(bundle: Bundle) -> TaskResults:
+    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+        return {"embedding": outputs["sentence_embedding"]}
+
+    return _embedding(bundle, "sentence_embedding", values)
+
+
+def _embedding(
+    bundle: Bundle, output: str, values: Callable[[Outputs, Encoding, Row], Values]
+) -> TaskResults:
+    width = _last_axis(bundle, output)
+    kind = pa.list_(pa.float32(), -1 if width is None else width)
+    fields = (pa.field("embedding", kind),)
+    return TaskResults(outputs=(output,), pairs=Pairs.ALLOWED, fields=fields, values=values)
+
+
+def _text_classification(bundle: Bundle) -> TaskResults:
+    labels = _labels(bundle)
+    activation = _activation(bundle, labels)
+
+    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+        return vars(classification(outputs["logits"], labels, activation=activation))
+
+    scores = pa.struct([(label, pa.float32()) for label in labels])
+    fields = (
+        pa.field("label", pa.string()),
+        pa.field("score", pa.float32()),
+        pa.field("scores", scores),
+    )
+    return TaskResults(outputs=("logits",), pairs=Pairs.ALLOWED, fields=fields, values=values)
+
+
+def _token_classification(bundle: Bundle) -> TaskResults:
+    labels = _labels(bundle)
+
+    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+        found = entities(outputs["logits"], labels, text=row.text, encoding=encoding)
+        return {"entities": [dataclasses.asdict(entity) for entity in found]}
+
+    entity = pa.struct(
+        [
+            ("start", pa.int32()),
+            ("end", pa.int32()),
+            ("text", pa.string()),
+            ("label", pa.string()),
+            ("score", pa.float32()),
+        ]
+    )
+    fields = (pa.field("entities", pa.list_(entity)),)
+    return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values)
+
+
+def _question_answering(bundle: Bundle) -> TaskResults:
+    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+        assert row.text_pair is not None, "the job was planned without a context"
+        return vars(
+            answer(outputs["start_logits"], outputs["end_logits"], context=row.text_pair, encoding=encoding)
+        )
+
+    fields = (
+        pa.field("answer", pa.string()),
+        pa.field("start", pa.int32()),
+        pa.field("end", pa.int32()),
+        pa.field("score", pa.float32()),
+    )
+    outputs = ("start_logits", "end_logits")
+    return TaskResults(outputs=outputs, pairs=Pairs.REQUIRED, fields=fields, values=values)
+
+
+def _fill_mask(bundle: Bundle) -> TaskResults:
+    info = bundle.manifest.tokenizer
+    if info is None or info.mask_token_id is None:
+        raise InputError(f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.")
+    mask_token_id, spelling = info.mask_token_id, _spelling(bundle, info.file)
+
+    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+        masks = fillings(outputs["logits"], mask_token_id=mask_token_id, spelling=spelling, encoding=encoding)
+        return {"masks": [[dataclasses.asdict(filling) for filling in mask] for mask in masks]}
+
+    filling = pa.struct([("token", pa.string()), ("token_id", pa.int32()), ("score", pa.float32())])
+    fields = (pa.field("masks", pa.list_(pa.list_(filling))),)
+    return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values)
+
+
+_RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
+    "feature-extraction": _feature_extraction,
+    "sentence-similarity": _sentence_similarity,
+    "text-classification": _text_classification,
+    "token-classification": _token_classification,
+    "question-answering": _question_answering,
+    "fill-mask": _fill_mask,
+}
+
+
+def _last_axis(bundle: Bundle, output: str) -> int | None:
+    """Size of an output's last axis; None where the manifest gives it a name."""
+    size = next(spec.shape[-1] for spec in bundle.manifest.outputs if spec.name == output)
+    return size if isinstance(size, int) else None
+
+
+def _labels(bundle: Bundle) -> Sequence[str]:
+    # What nobody named has the names that transformers gives it.
+    return bundle.manifest.labels or [f"LABEL_{index}" for index in range(_last_axis(bundle, "logits") or 0)]
+
+
+def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
+    """As Hugging Face's pipeline decides it, from the checkpoint's configuration."""
+    config = (
+        json.loads(bundle.file("config.json").read_bytes()) if "config.json" in bundle.manifest.files else {}
+    )
+    if config.get("problem_type") == "regression":
+        return Activation.IDENTITY
+    if config.get("problem_type") == "multi_label_classification" or len(labels) == 1:
+        return Activation.SIGMOID
+    return Activation.SOFTMAX
+
+
+def _spelling(bundle: Bundle, file: str) -> Callable[[int], str]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(bundle.file(file)))
+
+    def spelling(token_id: int) -> str:
+        # "Paris", where the vocabulary writes "\u0120Paris".
+        return str(tokenizer.decode([token_id], skip_special_tokens=False))
+
+    return spelling

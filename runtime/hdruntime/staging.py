@@ -1,0 +1,258 @@
+"""Bundles appear whole or not at all: a temporary sibling directory, renamed into place."""
+
+from __future__ import annotations
+
+__all__ = ["staged_bundle"]
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from hdruntime.constants import MANIFEST_FILE
+from hdruntime.errors import HdexportError, OutputExistsError
+
+logger = logging.getLogger(__name__)
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+"""renameat2(2), Linux 3.15: exchange two paths in one step, so that neither name is ever missing."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+
+@contextlib.contextmanager
+def staged_bundle(destination: Path, *, force: bool) -> Iterator[Path]:
+    """A temporary sibling directory that replaces ``destination`` when the block ends cleanly.
+
+    Fill and seal it in the block. If the block raises, the temporary directory is removed and what was at
+    ``destination`` stays. A process that is killed leaves a hidden directory, which the next call for the
+    same ``destination`` removes. A symbolic link at ``destination`` is followed.
+
+    Args:
+        destination: where the bundle shall be; missing parent directories are made.
+        force: replace a bundle that is there. Anything else that is there is never replaced.
+
+    Yields:
+        the temporary directory, empty.
+
+    Raises:
+        OutputExistsError: before the block runs, something is at ``destination`` and may not be replaced.
+        HdexportError: the directory cannot be written, or the disk is full.
+    """
+    destination = Path(destination).resolve()
+    _require_replaceable(destination, force=force)
+    with _full_disk_explained(destination), _parent_made(destination.parent):
+        _remove_stale(destination)
+        partial = _sibling(destination, "partial")
+        try:
+            _make(partial)
+            with _locked(partial):
+                yield partial
+                assert (partial / MANIFEST_FILE).is_file(), "the staged bundle was not sealed"
+                _sync(partial)
+                _move_into_place(partial, destination, force=force)
+                # A rename is durable once its directory is.
+                _sync_path(destination.parent)
+        finally:
+            # Still there after an error; after an exchange it holds the old bundle.
+            _remove(partial)
+
+
+def _require_replaceable(destination: Path, *, force: bool) -> None:
+    if not os.path.lexists(destination):
+        return
+    if not _is_bundle(destination):
+        raise OutputExistsError(
+            f"{destination} exists and is no bundle of hdexport, so --force does not replace it either.\n"
+            "Remove it yourself, or choose another place with -o."
+        )
+    if not force:
+        raise OutputExistsError(
+            f"{destination} exists.\nReplace it with --force, or choose another place with -o."
+        )
+    extra = _unlisted_files(destination)
+    if extra:
+        raise OutputExistsError(
+            f"{destination} holds {len(extra)} files that are not the bundle's ({', '.join(extra[:3])}); "
+            "--force would delete them.\nMove them away, or choose another place with -o."
+        )
+
+
+def _manifest_files(directory: Path) -> dict[str, object] | None:
+    """The file table of the directory's manifest, in any format version; None when it has none of ours."""
+    try:
+        data = json.loads((directory / MANIFEST_FILE).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    # Others have a manifest.json, too (web pages, browser extensions): look for what only ours has.
+    if not isinstance(data, dict) or type(data.get("format_version")) is not int:
+        return None
+    files = data.get("files")
+    return files if isinstance(files, dict) else None
+
+
+def _is_bundle(path: Path) -> bool:
+    return path.is_dir() and _manifest_files(path) is not None
+
+
+def _unlisted_files(directory: Path) -> list[str]:
+    listed = {MANIFEST_FILE, *(_manifest_files(directory) or {})}
+    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
+    return sorted(path for path in found if path not in listed)
+
+
+@contextlib.contextmanager
+def _full_disk_explained(destination: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _NO_SPACE:
+            raise
+        raise HdexportError(
+            f"The disk is full: {error}; {destination} was not written.\n"
+            "Free some space there, or choose another place with -o."
+        ) from error
+
+
+@contextlib.contextmanager
+def _parent_made(parent: Path) -> Iterator[None]:
+    """Make the directory and those above it; if the block raises, remove those that were made."""
+    missing = [path for path in (parent, *parent.parents) if not path.exists()]
+    try:
+        _make(parent, parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        for path in missing:
+            with contextlib.suppress(OSError):  # somebody else has put something there: it stays
+                path.rmdir()
+        raise
+
+
+def _make(directory: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
+    try:
+        directory.mkdir(parents=parents, exist_ok=exist_ok)
+    except OSError as error:
+        if error.errno in _NO_SPACE:
+            raise
+        raise HdexportError(
+            f"The directory {directory} cannot be made: {error.strerror}.\nChoose another place with -o."
+        ) from error
+
+
+def _sibling(destination: Path, kind: str) -> Path:
+    # The process id helps a person who finds the directory; the random part keeps apart threads, and
+    # containers that share a volume and all run as process 1.
+    return destination.with_name(f".{destination.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
+
+
+@contextlib.contextmanager
+def _locked(directory: Path) -> Iterator[None]:
+    """Hold the directory's lock, which the kernel drops when this process dies, however it dies."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            # A file system without locks: nobody can prove us dead, so nobody will remove our directory.
+            logger.debug("no lock on %s: %s", directory, error)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_stale(destination: Path) -> None:
+    """Remove what killed processes left beside ``destination``."""
+    kinds = ["partial"]
+    if destination.exists():
+        # A process killed between the two renames of the fallback leaves the only copy under this name.
+        kinds.append("replaced")
+    prefixes = tuple(f".{destination.name}.{kind}-" for kind in kinds)
+    for path in destination.parent.iterdir():
+        if path.name.startswith(prefixes) and path.is_dir() and not path.is_symlink() and _is_abandoned(path):
+            logger.info("removing %s, left by a build that was killed", path)
+            _remove(path)
+
+
+def _is_abandoned(directory: Path) -> bool:
+    try:
+        descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return False  # gone already, or not ours
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False  # its writer lives, or the file system cannot tell
+    finally:
+        os.close(descriptor)
+    return True
+
+
+def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
+    if not os.path.lexists(destination):
+        try:
+            partial.rename(destination)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise OutputExistsError(f"{destination} was made by another process meanwhile.") from error
+            raise
+        return
+    # It may have appeared or changed while the block ran.
+    _require_replaceable(destination, force=force)
+    if not _exchange(partial, destination):
+        _replace_in_two_steps(partial, destination)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two paths atomically; False where the C library, kernel or file system cannot."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _replace_in_two_steps(partial: Path, destination: Path) -> None:
+    """Replace without an exchange: the old bundle is kept, renamed, until the new one is in place."""
+    replaced = _sibling(destination, "replaced")
+    destination.rename(replaced)
+    try:
+        partial.rename(destination)
+    except BaseException:
+        replaced.rename(destination)
+        raise
+    _remove(replaced)
+
+
+def _sync(directory: Path) -> None:
+    """Bring every file and directory below to the disk, so that a power cut cannot leave empty files."""
+    for path in (*directory.rglob("*"), directory):
+        _sync_path(path)
+
+
+def _sync_path(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _remove(directory: Path) -> None:
+    try:
+        shutil.rmtree(directory)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        logger.warning("could not remove %s: %s", directory, error)

@@ -1,0 +1,141 @@
+"""Text to ids, by the tokenizer that the bundle carries."""
+
+from __future__ import annotations
+
+__all__ = ["Encoding", "Overflow", "TextTokenizer"]
+
+import functools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hdruntime.errors import BundleCorruptError, InputError
+from hdruntime.inputs import length_error
+
+
+class Overflow(str, Enum):
+    """What happens to a text of more tokens than the bundle accepts."""
+
+    ERROR = "error"
+    TRUNCATE = "truncate"
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One text or pair as ids, unpadded.
+
+    Attributes:
+        input_ids: [tokens], special tokens included.
+        token_type_ids: [tokens], 0 for the first text of a pair, 1 for the second.
+        offsets: [tokens], (start, end) in characters of the token's own text; (0, 0) for special tokens.
+        special_tokens_mask: [tokens], 1 for special tokens, 0 for the text's own.
+    """
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    offsets: list[tuple[int, int]]
+    special_tokens_mask: list[int]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+
+class TextTokenizer:
+    """A ``tokenizer.json`` with a limit on tokens. Safe to use from several threads.
+
+    Args:
+        path: the file.
+        max_len: most tokens of a text or pair, special tokens included.
+
+    Raises:
+        BundleCorruptError: the file cannot be read; raised at the first use.
+    """
+
+    def __init__(self, path: Path, *, max_len: int) -> None:
+        self._path = path
+        self._max_len = max_len
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        overflow: Overflow | str = Overflow.ERROR,
+    ) -> list[Encoding]:
+        """Encode texts, or pairs of texts, with their special tokens and without padding.
+
+        Args:
+            texts: may be empty strings: those become special tokens only.
+            pairs: the second text of each pair, as many as ``texts``.
+            overflow: ``truncate`` cuts the end of a text, or of the longer of a pair, and keeps the special
+                tokens.
+
+        Raises:
+            InputError: not a list of strings, or a text has too many tokens and ``overflow`` is ``error``.
+        """
+        try:
+            truncate = Overflow(overflow) is Overflow.TRUNCATE
+        except ValueError:
+            raise InputError(f"overflow is {overflow!r}; it must be 'error' or 'truncate'.") from None
+        _check_texts(texts, "texts")
+        if pairs is None:
+            batch: list[Any] = list(texts)
+        else:
+            _check_texts(pairs, "pairs")
+            if len(texts) != len(pairs):
+                raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
+            batch = list(zip(texts, pairs, strict=True))
+        encoded = (self._truncating if truncate else self._whole).encode_batch(batch)
+        encodings = [
+            Encoding(item.ids, item.type_ids, item.offsets, item.special_tokens_mask) for item in encoded
+        ]
+        self._check_lengths(encodings)
+        return encodings
+
+    def _check_lengths(self, encodings: list[Encoding]) -> None:
+        for index, encoding in enumerate(encodings):
+            if len(encoding) > self._max_len:
+                raise length_error(len(encoding), self._max_len, f"Text {index}")
+
+    # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between
+    # threads. Each mode has an object of its own, made when first used.
+
+    @functools.cached_property
+    def _whole(self) -> Any:
+        return self._loaded()
+
+    @functools.cached_property
+    def _truncating(self) -> Any:
+        tokenizer = self._loaded()
+        tokenizer.enable_truncation(self._max_len)
+        return tokenizer
+
+    def _loaded(self) -> Any:
+        from tokenizers import Tokenizer
+
+        try:
+            tokenizer = Tokenizer.from_file(str(self._path))
+        except Exception as error:  # tokenizers raises nothing more specific
+            raise BundleCorruptError(
+                f"The tokenizer {self._path} cannot be read: {error}.\n"
+                "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
+            ) from error
+        # Files carry settings of their own, such as truncation to 128 tokens and padding to the longest.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+
+def _check_texts(texts: Sequence[str], name: str) -> None:
+    if isinstance(texts, (str, bytes)):
+        raise InputError(f"{name} is one string; it must be a list of strings. Put it into a list: [text].")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{name}[{index}] is of type {type(text).__name__}; it must be a string.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{name}[{index}] is not valid Unicode: {error}.") from None

@@ -1,0 +1,184 @@
+"""`hdexport inspect` shows what is in a bundle, and refuses one that is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import onnx
+import pytest
+from hdruntime.bundle import (
+    EngineFile,
+    GraphFile,
+    Manifest,
+    Positions,
+    ProfileShape,
+    TensorSpec,
+    TokenizerInfo,
+    seal,
+)
+from onnx import TensorProto, helper
+
+HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
+
+
+def inspect(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [HDEXPORT, "inspect", *arguments],
+        capture_output=True,
+        text=True,
+        env=os.environ | environment,
+        timeout=60,
+    )
+
+
+def graph_with_a_branch() -> onnx.ModelProto:
+    """Outside: one Equal and one If. In each branch: one Gather."""
+    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "tokens", 2])
+
+    def branch(name: str) -> onnx.GraphProto:
+        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "tokens", 2])
+        return helper.make_graph([helper.make_node("Gather", ["table", "x"], [name])], name, [], [value])
+
+    nodes = [
+        helper.make_node("Equal", ["zero", "zero"], ["is_true"]),
+        helper.make_node("If", ["is_true"], ["y"], then_branch=branch("a"), else_branch=branch("b")),
+    ]
+    constants = [
+        helper.make_tensor("table", TensorProto.FLOAT, [3, 2], [0.0] * 6),
+        helper.make_tensor("zero", TensorProto.INT64, [], [0]),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.INT64, ["batch", "tokens"])]
+    graph = helper.make_graph(nodes, "branching", inputs, [output], constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+MANIFEST = Manifest(
+    format_version=1,
+    name="tiny",
+    model_type="roberta",
+    task="text-classification",
+    max_len=4096,
+    dtype="float16",
+    hidden_size=2,
+    vocab_size=30522,
+    num_layers=6,
+    num_heads=12,
+    parameters=22713216,
+    positions=Positions(scheme="hierarchical", alpha=0.4, base=512, rows=4096, first_row=2, form="folded"),
+    attention={"hdexport::Attention": 6},
+    inputs=(TensorSpec(name="input_ids", dtype="int64", shape=("batch", "tokens")),),
+    outputs=(TensorSpec(name="logits", dtype="float32", shape=("batch", "tokens", 2)),),
+    graphs=(GraphFile(file="model.onnx", lowering="portable", dtype="float16"),),
+    engines=(
+        EngineFile(
+            file="engines/tiny.engine",
+            passport="engines/tiny.json",
+            flavour="tensorrt_rtx",
+            version="1.7.1",
+            precision="float16",
+            architectures=("sm89", "sm120"),
+            profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 128, 128)),),
+        ),
+    ),
+    tokenizer=TokenizerInfo(
+        file="tokenizer.json", pad_token_id=0, pad_token="[PAD]", unk_token_id=1, mask_token_id=None
+    ),
+    labels=("negative", "[bold]positive"),
+    verification={
+        "passed": True,
+        "graphs": {
+            "model.onnx": {"passed": 40, "checks": 40, "max_abs_error": 2e-6, "tolerance": "<= 1e-04"}
+        },
+    },
+    made_by={"command": "hdexport build tiny --max-len 4096 --fp16"},
+    files={},
+)
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    path = tmp_path / "tiny-4096-float16"
+    (path / "engines").mkdir(parents=True)
+    (path / "engines" / "tiny.engine").write_bytes(bytes(2_500_000))
+    (path / "engines" / "tiny.json").write_text('{"flavour": "tensorrt_rtx", "plugins": ["Windowed"]}')
+    (path / "tokenizer.json").write_text("{}")
+    onnx.save(graph_with_a_branch(), path / "model.onnx")
+    seal(path, MANIFEST)
+    return path
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "model tiny (roberta)",
+        "task text-classification",
+        "accepts 1 to 4096 tokens",
+        "parameters 22,713,216 in float16",
+        "positions hierarchical, alpha 0.4: 512 rows of the checkpoint (from row 2) serve 4096, folded",
+        "attention hdexport::Attention x6",
+        "labels negative, [bold]positive",
+        "tokenizer tokenizer.json, pads with [PAD] (0)",
+        "verification passed: model.onnx 40 of 40 checks, max abs error 2e-06 (<= 1e-04)",
+        "made by: command hdexport build tiny --max-len 4096 --fp16",
+        "input input_ids int64 [batch, tokens]",
+        "output logits float32 [batch, tokens, 2]",
+        "model.onnx portable float16 4 Gather x2, Equal x1, If x1",
+        "made for tensorrt_rtx 1.7.1, sm89, sm120",
+        "profile 0 batch 1:1:8, tokens 1:128:128 (min:opt:max)",
+        'plugins ["Windowed"]',
+        "engines/tiny.engine 2.5 MB SHA256",
+    ],
+)
+def test_it_shows(bundle: Path, line: str) -> None:
+    shown = [" ".join(row.split()) for row in inspect(str(bundle)).stdout.splitlines()]
+    if line.startswith("engines/"):  # the hash of the file is not known here
+        line, shown = line.rpartition(" ")[0], [row.rpartition(" ")[0] for row in shown]
+    assert line in shown
+
+
+def test_piped_output_has_no_colours_and_nothing_on_stderr(bundle: Path) -> None:
+    result = inspect(str(bundle), TERM="xterm-256color")
+    assert result.returncode == 0
+    assert "\x1b" not in result.stdout
+    assert result.stderr == ""
+
+
+def test_json_is_complete(bundle: Path) -> None:
+    data = json.loads(inspect(str(bundle), "--json").stdout)
+    assert data["operators"] == {"model.onnx": {"Gather": 2, "Equal": 1, "If": 1}}
+    assert data["passports"]["engines/tiny.engine"]["plugins"] == ["Windowed"]
+    assert data["manifest"]["positions"]["first_row"] == 2
+    assert data["size_bytes"] == sum(
+        path.stat().st_size for path in bundle.rglob("*.*") if path.is_file() and path.name != "manifest.json"
+    )
+
+
+def test_without_onnx_it_says_that_operators_were_not_counted(bundle: Path) -> None:
+    code = "import sys; sys.modules['onnx'] = None; from hdexport.cli import main; sys.exit(main())"
+    result = subprocess.run(
+        [sys.executable, "-c", code, "inspect", str(bundle)], capture_output=True, text=True, timeout=60
+    )
+    assert result.returncode == 0, result.stderr
+    assert "Operators were not counted." in result.stdout
+    assert "pip install 'hdexport[export]'" in result.stdout
+    assert "1 to 4096 tokens" in result.stdout
+
+
+def test_a_changed_byte_is_an_error(bundle: Path) -> None:
+    (bundle / "engines" / "tiny.engine").write_bytes(b"\1" + bytes(2_499_999))
+    result = inspect(str(bundle))
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert "error: The file engines/tiny.engine" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize("arguments", [["nowhere"], [], ["a", "b"]])
+def test_bad_arguments_are_errors(arguments: list[str]) -> None:
+    result = inspect(*arguments)
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: ")

@@ -1,0 +1,195 @@
+"""The TensorRT lowering: it computes what the operator's definition says, and builds into fused attention."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from hdexport.lowering.tensorrt import tensorrt_graph
+from hdplugins.dense_attention.onnx_function import function_of_arity
+from hdplugins.dense_attention.reference import dense_attention
+from hdruntime.errors import ExportError
+
+_DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_HEADS = 2
+
+
+def _attention_model(*, dtype: str, head_dim: int = 32, bias: bool = False, nodes: int = 1) -> ir.Model:
+    """A chain of DenseAttention nodes, each taking the query from the one before."""
+    state = ["batch", _HEADS, "tokens", head_dim]
+    inputs = [helper.make_tensor_value_info(name, _DTYPES[dtype], state) for name in ("query", "key", "value")]
+    inputs.append(helper.make_tensor_value_info("key_mask", TensorProto.BOOL, ["batch", "tokens"]))
+    if bias:
+        shape = ["bias_batch", _HEADS, "tokens", "tokens"]
+        inputs.append(helper.make_tensor_value_info("bias", _DTYPES[dtype], shape))
+    rest = ["key", "value", "key_mask", *(["bias"] if bias else [])]
+    names = ["query", *(f"attended_{index}" for index in range(nodes))]
+    chain = [
+        helper.make_node("DenseAttention", [before, *rest], [after], domain="hdexport", scale=head_dim**-0.5)
+        for before, after in zip(names, names[1:], strict=False)
+    ]
+    output = helper.make_tensor_value_info(names[-1], _DTYPES[dtype], state)
+    model = helper.make_model(
+        helper.make_graph(chain, "attention", inputs, [output]),
+        functions=[function_of_arity(5 if bias else 4)],
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+        ir_version=10,
+    )
+    onnx.checker.check_model(model)
+    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
+
+
+def _key_mask(kind: str, batch: int, tokens: int) -> np.ndarray:
+    mask = np.ones((batch, tokens), dtype=bool)
+    if kind == "right padding":
+        mask[0, (tokens + 1) // 2 :] = False
+    elif kind == "left padding":
+        mask[0, : tokens // 2] = False
+    elif kind == "holes":
+        mask[:, 1::2] = False
+    elif kind == "empty sequence":
+        mask[0] = False
+    return mask
+
+
+def _by_the_standard(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The result by ONNX's own definition of each operator."""
+    proto = ir.serde.serialize_model(model)
+    onnx.checker.check_model(proto)
+    (result,) = ReferenceEvaluator(proto).run(None, feeds)
+    return result
+
+
+def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The result of ONNX Runtime, whose attention wants the row of the mask repeated for every query."""
+    model = model.clone()
+    for node in [node for node in model.graph if node.op_type == "Attention"]:
+        sizes = ir.node("Shape", [node.inputs[0]], {"start": 2, "end": 3})
+        ones = ir.node("Constant", [], {"value_ints": [1, 1]})
+        one = ir.node("Constant", [], {"value_ints": [1]})
+        shape = ir.node("Concat", [ones.outputs[0], sizes.outputs[0], one.outputs[0]], {"axis": 0})
+        repeated = ir.node("Expand", [node.inputs[3], shape.outputs[0]])
+        model.graph.insert_before(node, [sizes, ones, one, shape, repeated])
+        node.replace_input_with(3, repeated.outputs[0])
+    session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
+    (result,) = session.run(None, feeds)
+    return result
+
+
+@pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "bias a sequence"])
+@pytest.mark.parametrize("kind", ["no padding", "right padding", "left padding", "holes", "empty sequence"])
+@pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 257])
+def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:
+    generator = np.random.default_rng(tokens)
+    shape = (3, _HEADS, tokens, 32)
+    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in ("query", "key", "value")}
+    feeds["key_mask"] = _key_mask(kind, 3, tokens)
+    if bias_batch is not None:
+        feeds["bias"] = generator.normal(size=(bias_batch, _HEADS, tokens, tokens)).astype(np.float16)
+    lowered = tensorrt_graph(_attention_model(dtype="float16", bias=bias_batch is not None), dtype="float16")
+    exact = {name: torch.from_numpy(feed).double() for name, feed in feeds.items() if name != "key_mask"}
+    expected = dense_attention(**exact, key_mask=torch.from_numpy(feeds["key_mask"]), scale=32**-0.5).numpy()
+    for actual in (_by_the_standard(lowered, feeds), _by_onnxruntime(lowered, feeds)):
+        assert np.isfinite(actual).all()
+        # Weights and results are rounded to float16 (2**-11 of their size), scores of up to 8 by as much as 2**-8.
+        assert np.abs(actual - expected).max() < 2**-7
+        if kind == "empty sequence":
+            assert (actual[0] == 0).all()
+
+
+def test_content_of_padding_does_not_change_other_tokens() -> None:
+    lowered = tensorrt_graph(_attention_model(dtype="float16"), dtype="float16")
+    generator = np.random.default_rng(0)
+    feeds = {
+        name: generator.normal(size=(2, _HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")
+    }
+    feeds["key_mask"] = _key_mask("right padding", 2, 65)
+    before = _by_onnxruntime(lowered, feeds)
+    feeds["value"][0, :, 40:] = np.inf
+    feeds["key"][0, :, 40:] = 100
+    after = _by_onnxruntime(lowered, feeds)
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_attentions_share_one_mask_and_no_body_is_left(dtype: str) -> None:
+    lowered = tensorrt_graph(_attention_model(dtype=dtype, nodes=3), dtype=dtype)
+    operators = [node.op_type for node in lowered.graph]
+    assert operators.count("Attention") == 3
+    assert operators.count("Unsqueeze") == 2
+    assert not lowered.functions
+    assert lowered.graph.opset_imports[""] == 23
+
+
+def test_the_portable_graph_is_left_as_it_is() -> None:
+    portable = _attention_model(dtype="float16")
+    before = ir.serde.serialize_model(portable).SerializeToString(deterministic=True)
+    tensorrt_graph(portable, dtype="float16")
+    assert ir.serde.serialize_model(portable).SerializeToString(deterministic=True) == before
+
+
+def test_float32_keeps_the_body_because_tensorrt_fuses_none() -> None:
+    lowered = tensorrt_graph(_attention_model(dtype="float32"), dtype="float32")
+    assert [node.op_type for node in lowered.graph] == ["DenseAttention"]
+    assert ("hdexport", "DenseAttention", "") in lowered.functions
+
+
+@pytest.mark.parametrize("head_dim", [8, 264])
+def test_heads_without_a_kernel_keep_the_body_and_say_so(
+    head_dim: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        lowered = tensorrt_graph(_attention_model(dtype="float16", head_dim=head_dim), dtype="float16")
+    assert [node.op_type for node in lowered.graph] == ["DenseAttention"]
+    assert f"no fused attention for heads of {head_dim}" in caplog.text
+
+
+def test_an_operator_that_changed_its_meaning_stops_the_lowering() -> None:
+    model = _attention_model(dtype="float16")
+    scale, shift = (ir.node("Constant", [], {"value": ir.tensor(np.ones(1, np.float16))}) for _ in range(2))
+    norm = ir.node(
+        "GroupNormalization",
+        [model.graph.inputs[0], scale.outputs[0], shift.outputs[0]],
+        {"num_groups": 1},
+    )
+    model.graph.extend([scale, shift, norm])
+    with pytest.raises(ExportError, match="GroupNormalization"):
+        tensorrt_graph(model, dtype="float16")
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
+@pytest.mark.parametrize("head_dim", [8, 12, 32, 64, 256, 264])
+def test_lowered_attention_builds(dtype: str, bias: bool, head_dim: int, tmp_path: Path) -> None:
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = tmp_path / "lowered.onnx"
+    ir.save(tensorrt_graph(_attention_model(dtype=dtype, bias=bias, head_dim=head_dim), dtype=dtype), path)
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+    assert parser.parse_from_file(str(path)), [parser.get_error(i).desc() for i in range(parser.num_errors)]
+    kinds = {network.get_layer(index).type for index in range(network.num_layers)}
+    config = builder.create_builder_config()
+    for tokens in (96, 192):
+        profile = builder.create_optimization_profile()
+        for name in ("query", "key", "value"):
+            profile.set_shape(
+                name, (1, _HEADS, 1, head_dim), (2, _HEADS, tokens, head_dim), (8, _HEADS, tokens, head_dim)
+            )
+        profile.set_shape("key_mask", (1, 1), (2, tokens), (8, tokens))
+        if bias:
+            shapes = [(1, _HEADS, 1, 1), *[(1, _HEADS, tokens, tokens)] * 2]
+            profile.set_shape("bias", *shapes)
+        config.add_optimization_profile(profile)
+    assert builder.build_serialized_network(network, config) is not None
+    fused = dtype != "float32" and head_dim not in (8, 264)
+    assert (trt.LayerType.ATTENTION_INPUT in kinds) == fused

@@ -1,0 +1,210 @@
+"""Small real bundles: an ONNX model whose answers are easy to compute by hand, and a tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from hdruntime.bundle import (
+    FORMAT_VERSION,
+    GraphFile,
+    Manifest,
+    Positions,
+    TensorSpec,
+    TokenizerInfo,
+    seal,
+)
+from onnx import TensorProto, helper, numpy_helper
+
+HIDDEN_SIZE = 4
+MAX_LEN = 16
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
+NAN_ID = WORDS.index("nan")
+"""The model's vector of this token is NaN."""
+
+TABLE = np.random.default_rng(7).standard_normal((len(WORDS), HIDDEN_SIZE)).astype(np.float32)
+TABLE[NAN_ID] = np.nan
+TYPES = np.array([[0, 0, 0, 0], [10, 20, 30, 40]], dtype=np.float32)
+
+_OUTPUTS = {
+    "feature-extraction": {"last_hidden_state": ("batch", "tokens", HIDDEN_SIZE)},
+    "sentence-similarity": {
+        "token_embeddings": ("batch", "tokens", HIDDEN_SIZE),
+        "sentence_embedding": ("batch", HIDDEN_SIZE),
+    },
+    "text-classification": {"logits": ("batch", HIDDEN_SIZE)},
+}
+
+
+def hidden_states(input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> np.ndarray:
+    """What the model computes: each token's vector plus the mean of the row's real ones."""
+    vectors = TABLE[input_ids].astype(np.float64)
+    mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+    total = np.where(mask[..., None] == 1, vectors, 0).sum(1, keepdims=True)
+    return vectors + total / np.maximum(mask.sum(1), 1)[:, None, None]
+
+
+def write_model(path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool) -> None:
+    """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers."""
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names]
+    outputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
+        for name, shape in _OUTPUTS[task].items()
+    ]
+    constants = {
+        "table": TABLE,
+        "types": TYPES,
+        "zero": np.zeros((), np.float32),
+        "one": np.ones((), np.float32),
+        "zero_id": np.zeros((), np.int64),
+        "axis_tokens": np.array([1]),
+        "axis_last": np.array([2]),
+    }
+    mask = "attention_mask" if masked else "all_ones"
+    hidden = "token_embeddings" if task == "sentence-similarity" else "last_hidden_state"
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["words"]),
+        helper.make_node("Gather", ["types", "token_type_ids" if token_types else "no_types"], ["kinds"]),
+        helper.make_node("Add", ["words", "kinds"], ["vectors"]),
+        helper.make_node("Cast", [mask], ["mask_flat"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask_flat", "axis_last"], ["mask_float"]),
+        helper.make_node("Cast", ["mask_float"], ["mask_bool"], to=TensorProto.BOOL),
+        helper.make_node("Where", ["mask_bool", "vectors", "zero"], ["real"]),
+        helper.make_node("ReduceSum", ["real", "axis_tokens"], ["total"]),
+        helper.make_node("ReduceSum", ["mask_float", "axis_tokens"], ["count"]),
+        helper.make_node("Max", ["count", "one"], ["count_safe"]),
+        helper.make_node("Div", ["total", "count_safe"], ["mean"]),
+        helper.make_node("Add", ["vectors", "mean"], [hidden]),
+    ]
+    first = []
+    if not token_types:
+        first.append(helper.make_node("Mul", ["input_ids", "zero_id"], ["no_types"]))
+    if not masked:
+        first.append(helper.make_node("Equal", ["attention_mask", "attention_mask"], ["all_ones"]))
+    if len(outputs) > 1 or task == "text-classification":
+        nodes.append(helper.make_node("Squeeze", ["mean", "axis_tokens"], [outputs[-1].name]))
+    graph = helper.make_graph(
+        first + nodes,
+        "tiny",
+        inputs,
+        outputs,
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=external_data,
+        location="model.onnx.data",
+        size_threshold=100,  # the table only: ONNX Runtime wants axes and shapes in the graph
+    )
+
+
+def write_tokenizer(path: Path) -> None:
+    """A word-level tokenizer that carries truncation to 8 tokens and padding, as real files do."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", WORDS.index("[CLS]")), ("[SEP]", WORDS.index("[SEP]"))],
+    )
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(path))
+
+
+def make_bundle(
+    directory: Path,
+    *,
+    task: str = "feature-extraction",
+    token_types: bool = False,
+    cpu_graph: bool = False,
+    external_data: bool = False,
+    tokenizer: bool = True,
+    dtype: str = "float32",
+) -> Path:
+    """Make a sealed bundle of the tiny model; ``cpu_graph`` adds one for the CPU that ignores its mask."""
+    directory.mkdir(parents=True, exist_ok=True)
+    graphs = [GraphFile(file="model.onnx", lowering="portable", dtype="float32")]
+    options = {"task": task, "token_types": token_types}
+    write_model(directory / "model.onnx", masked=True, external_data=external_data, **options)
+    if cpu_graph:
+        graphs.append(GraphFile(file="onnxruntime_cpu.onnx", lowering="onnxruntime_cpu", dtype="float32"))
+        write_model(directory / "onnxruntime_cpu.onnx", masked=False, external_data=False, **options)
+    if tokenizer:
+        write_tokenizer(directory / "tokenizer.json")
+    (directory / "config.json").write_text("{}")
+    seal(directory, _manifest(task, tuple(graphs), token_types, tokenizer, dtype))
+    return directory
+
+
+def _manifest(
+    task: str, graphs: tuple[GraphFile, ...], token_types: bool, tokenizer: bool, dtype: str
+) -> Manifest:
+    names = ("input_ids", "attention_mask", *(("token_type_ids",) if token_types else ()))
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name="tiny",
+        model_type="bert",
+        task=task,
+        max_len=MAX_LEN,
+        dtype=dtype,
+        hidden_size=HIDDEN_SIZE,
+        vocab_size=len(WORDS),
+        num_layers=1,
+        num_heads=1,
+        parameters=TABLE.size,
+        positions=Positions(
+            scheme="hierarchical", alpha=0.4, base=4, rows=MAX_LEN, first_row=0, form="folded"
+        ),
+        attention={"Attention": 1},
+        inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in names),
+        outputs=tuple(
+            TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in _OUTPUTS[task].items()
+        ),
+        graphs=graphs,
+        engines=(),
+        tokenizer=TokenizerInfo(
+            file="tokenizer.json", pad_token_id=0, pad_token="[PAD]", unk_token_id=1, mask_token_id=None
+        )
+        if tokenizer
+        else None,
+        labels=(),
+        verification=None,
+        made_by={"hdexport": "0.1.0", "command": "hdexport build tiny"},
+        files={},
+    )
+
+
+BundleMaker = Callable[..., Path]
+
+
+@pytest.fixture
+def new_bundle(tmp_path: Path) -> BundleMaker:
+    """Make a bundle at ``tmp_path / "bundle"``; see :func:`make_bundle` for the options."""
+
+    def make(name: str = "bundle", **options: object) -> Path:
+        return make_bundle(tmp_path / name, **options)  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def bundle_path(new_bundle: BundleMaker) -> Path:
+    """A bundle for feature extraction with external weights."""
+    return new_bundle(external_data=True)
+
+
+@pytest.fixture
+def model() -> Callable[..., np.ndarray]:
+    """What the model of the bundles computes, by NumPy: (input_ids, attention_mask=None) -> hidden states."""
+    return hidden_states

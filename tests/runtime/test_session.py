@@ -1,0 +1,413 @@
+"""A session answers as the model does, keeps order, and refuses what does not fit."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import hdruntime
+import numpy as np
+import onnxruntime
+import pytest
+from hdruntime.bundle import open_bundle
+from hdruntime.errors import (
+    BackendError,
+    BackendUnavailableError,
+    BundleCorruptError,
+    InputError,
+    NonFiniteOutputError,
+)
+from hdruntime.session import Session
+
+Model = Callable[..., np.ndarray]
+MAX_LEN = 16
+NAN = 9
+TEXTS = [
+    "long documents are read whole .",
+    "",
+    "long",
+    "read documents",
+    "whole",
+    "are are are are are are are",
+]
+
+
+@pytest.fixture
+def session(bundle_path: Path) -> Iterator[Session]:
+    with hdruntime.load(bundle_path) as session:
+        yield session
+
+
+def random_ids(*shape: int) -> np.ndarray:
+    return np.random.default_rng(sum(shape)).integers(0, NAN, shape)
+
+
+# One batch
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 15, MAX_LEN])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_the_answer_is_the_models(session: Session, model: Model, batch: int, tokens: int) -> None:
+    ids = random_ids(batch, tokens)
+    (output,) = session(input_ids=ids).values()
+    assert output.dtype == np.float32
+    np.testing.assert_allclose(output, model(ids), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", ">i4", "list"]
+)
+def test_any_integers_do(session: Session, model: Model, dtype: str) -> None:
+    ids = random_ids(2, 5)
+    given: Any = ids.tolist() if dtype == "list" else ids.astype(dtype)
+    np.testing.assert_allclose(session(input_ids=given)["last_hidden_state"], model(ids), atol=1e-6)
+
+
+def test_a_boolean_mask_does(session: Session) -> None:
+    mask = np.array([[True, True, False]])
+    with_booleans = session(input_ids=[[4, 5, 6]], attention_mask=mask)
+    with_integers = session(input_ids=[[4, 5, 6]], attention_mask=mask.astype(int))
+    np.testing.assert_array_equal(with_booleans["last_hidden_state"], with_integers["last_hidden_state"])
+
+
+def test_token_types_default_to_zeros(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(token_types=True))
+    default = session(input_ids=[[4, 5]])["last_hidden_state"]
+    zeros = session(input_ids=[[4, 5]], token_type_ids=[[0, 0]])["last_hidden_state"]
+    ones = session(input_ids=[[4, 5]], token_type_ids=[[0, 1]])["last_hidden_state"]
+    np.testing.assert_array_equal(default, zeros)
+    assert np.abs(ones - zeros).max() > 1
+
+
+PADDED = np.array(
+    [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]], dtype=np.int64
+)
+
+
+def test_padding_content_does_not_change_output(session: Session) -> None:
+    ids = random_ids(*PADDED.shape)
+    noise = np.where(PADDED == 1, ids, NAN)
+    np.testing.assert_array_equal(
+        session(input_ids=ids, attention_mask=PADDED)["last_hidden_state"],
+        session(input_ids=noise, attention_mask=PADDED)["last_hidden_state"],
+    )
+
+
+def test_rows_padded_on_the_right_run_without_padding(new_bundle: Callable[..., Path], model: Model) -> None:
+    """The bundle's graph for the CPU ignores its mask: any padding that reached it would change the means."""
+    session = hdruntime.load(new_bundle(cpu_graph=True))
+    ids = random_ids(*PADDED.shape)
+    output = session(input_ids=ids, attention_mask=PADDED)["last_hidden_state"]
+    expected = model(ids, PADDED) * PADDED[:, :, np.newaxis]
+    np.testing.assert_allclose(output, expected, atol=1e-6)
+
+
+def test_other_masks_run_as_given_and_padding_holds_zeros(session: Session, model: Model) -> None:
+    mask = np.array([[0, 1, 1, 1], [1, 0, 1, 0], [0, 0, 0, 0], [1, 1, 1, 1], [1, 1, 0, 0]])
+    ids = random_ids(*mask.shape)
+    output = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+    np.testing.assert_allclose(output, model(ids, mask) * mask[:, :, np.newaxis], atol=1e-6)
+
+
+def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(task="text-classification", cpu_graph=True))
+    ids = random_ids(*PADDED.shape)
+    together = session(input_ids=ids, attention_mask=PADDED)["logits"]
+    for row, length in enumerate(PADDED.sum(1)):
+        alone = session(input_ids=ids[row : row + 1, :length])["logits"]
+        np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
+
+
+# What does not fit
+
+TOO_LONG = (
+    r"^Input has 17 tokens; this bundle accepts 1 to 16\.\n"
+    r"Truncate it, or rebuild with --max-len 17\.$"
+)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        ({}, "input_ids is missing"),
+        ({"input_ids": None}, "input_ids is missing"),
+        ({"input_ids": [1, 2]}, r"input_ids has shape \[2\]; it must be \[batch, tokens\].\n.*\[ids\]"),
+        ({"input_ids": 5}, r"input_ids has shape \[\]"),
+        ({"input_ids": [[[1]]]}, r"input_ids has shape \[1, 1, 1\]"),
+        ({"input_ids": [[1, 2], [3]]}, r"cannot be read as an array .*\nPad shorter rows"),
+        ({"input_ids": []}, r"input_ids has shape \[0\]"),
+        ({"input_ids": np.zeros((0, 4), int)}, "the batch is empty"),
+        ({"input_ids": [[]]}, "Input has 0 tokens; this bundle accepts 1 to 16"),
+        ({"input_ids": [[1.0]]}, "input_ids is of type float64; it must be integers"),
+        ({"input_ids": [[True]]}, "input_ids is of type bool"),
+        ({"input_ids": [["a"]]}, "input_ids is of type <U1"),
+        ({"input_ids": [[2**63]]}, "input_ids holds 9223372036854775808, which is more than int64"),
+        ({"input_ids": [[2**64]]}, "integers of at most 64 bits"),
+        ({"input_ids": [[1, -(2**64)]]}, "integers of at most 64 bits"),
+        ({"input_ids": [[1, 2], [3, 11]]}, r"input_ids\[1, 1\] is 11; the vocabulary has 11 ids, 0 to 10"),
+        ({"input_ids": [[1, -1]]}, r"input_ids\[0, 1\] is -1; the vocabulary has 11 ids"),
+        ({"input_ids": [[4] * 17]}, TOO_LONG),
+        (
+            {"input_ids": [[1, 2]], "attention_mask": [[1]]},
+            r"attention_mask has shape \[1, 1\], but input_ids \[1, 2\]",
+        ),
+        ({"input_ids": [[1, 2]], "attention_mask": [1, 1]}, r"attention_mask has shape \[2\]"),
+        (
+            {"input_ids": [[1, 2]], "attention_mask": [[1, 2]]},
+            r"attention_mask\[0, 1\] is 2; it must be 1 for",
+        ),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1, -1]]}, r"attention_mask\[0, 1\] is -1"),
+        ({"input_ids": [[1, 2]], "attention_mask": [[1.0, 0.0]]}, "attention_mask is of type float64"),
+        (
+            {"input_ids": [[1]], "token_type_ids": [[0]]},
+            "Unknown input 'token_type_ids'; this bundle accepts input_ids, attention_mask",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused(session: Session, inputs: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        session(**inputs)
+
+
+def test_a_negative_token_type_is_refused(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(token_types=True))
+    with pytest.raises(InputError, match=r"token_type_ids\[0, 0\] is -1; it must be 0 or more"):
+        session(input_ids=[[1]], token_type_ids=[[-1]])
+
+
+def test_onnx_runtimes_own_errors_are_ours(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(token_types=True))
+    with pytest.raises(BackendError, match=r"ONNX Runtime failed on a batch of 1 x 1 tokens: .*Gather"):
+        session(input_ids=[[1]], token_type_ids=[[2]])
+
+
+# NaN
+
+
+def test_nan_in_an_answer_is_reported_with_its_rows(session: Session) -> None:
+    with pytest.raises(NonFiniteOutputError, match="last_hidden_state holds NaN or infinity in rows 1, 3"):
+        session(input_ids=[[4, 5], [4, NAN], [4, 4], [NAN, 4]])
+
+
+def test_nan_in_the_padding_is_no_error(session: Session) -> None:
+    for mask in ([[1, 1, 0]], [[0, 1, 1]]):
+        ids = np.where(np.array(mask) == 1, 4, NAN)
+        assert np.isfinite(session(input_ids=ids, attention_mask=mask)["last_hidden_state"]).all()
+
+
+def test_nan_in_infer_and_embed_names_the_callers_rows(session: Session) -> None:
+    texts = ["long", "long documents are", "nan", "read whole nan"]
+    for call in (lambda: session.embed(texts), lambda: session.infer(session.tokenize(texts))):
+        with pytest.raises(NonFiniteOutputError, match=r"rows (2|3)\."):
+            call()
+
+
+@pytest.mark.parametrize(("dtype", "advice"), [("float16", "--bf16"), ("float32", "hdexport verify")])
+def test_the_advice_on_nan_depends_on_the_dtype(
+    new_bundle: Callable[..., Path], dtype: str, advice: str
+) -> None:
+    with pytest.raises(NonFiniteOutputError, match=advice):
+        hdruntime.load(new_bundle(dtype=dtype))(input_ids=[[NAN]])
+
+
+# Texts
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 7, 16, 16384])
+@pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
+def test_embeddings_keep_order_and_do_not_depend_on_batches(
+    new_bundle: Callable[..., Path], task: str, batch_tokens: int
+) -> None:
+    session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
+    embeddings = session.embed(TEXTS, batch_tokens=batch_tokens)
+    assert embeddings.shape == (len(TEXTS), 4)
+    assert embeddings.dtype == np.float32
+    for text, embedding in zip(TEXTS, embeddings, strict=True):
+        np.testing.assert_allclose(session.embed([text])[0], embedding, atol=1e-6)
+    assert len(np.unique(embeddings.round(3), axis=0)) == len(TEXTS)
+
+
+def test_an_embedding_is_the_mean_of_the_token_vectors(session: Session) -> None:
+    for text, embedding in zip(TEXTS, session.embed(TEXTS), strict=True):
+        (encoding,) = session.tokenize([text])
+        hidden = session(input_ids=[encoding.input_ids])["last_hidden_state"]
+        np.testing.assert_allclose(embedding, hidden[0].mean(0), atol=1e-6)
+
+
+def test_the_graphs_own_sentence_embedding_is_preferred(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(task="sentence-similarity"))
+    (encoding,) = session.tokenize(["long documents"])
+    expected = session(input_ids=[encoding.input_ids])["sentence_embedding"]
+    np.testing.assert_array_equal(session.embed(["long documents"]), expected)
+
+
+def test_no_texts_give_no_embeddings(session: Session) -> None:
+    assert session.embed([]).shape == (0, 4)
+
+
+def test_too_long_a_text_is_refused_or_truncated(session: Session) -> None:
+    text = "long " * 15
+    with pytest.raises(InputError, match=r"Text 1 has 17 tokens.*\n.*--max-len 17"):
+        session.embed(["long", text])
+    np.testing.assert_array_equal(session.embed([text], overflow="truncate"), session.embed(["long " * 14]))
+
+
+def test_a_task_without_embeddings_says_so(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(task="text-classification"))
+    with pytest.raises(InputError, match=r"task is text-classification, .*\n.*--task feature-extraction"):
+        session.embed(["long"])
+
+
+def test_a_bundle_without_a_tokenizer_says_so(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(tokenizer=False))
+    assert session(input_ids=[[4]])
+    with pytest.raises(InputError, match="has no tokenizer; give it input_ids"):
+        session.embed(["long"])
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 12, 16384])
+def test_infer_trims_each_result_to_its_text(
+    new_bundle: Callable[..., Path], model: Model, batch_tokens: int
+) -> None:
+    session = hdruntime.load(new_bundle(task="sentence-similarity"))
+    encodings = session.tokenize(TEXTS)
+    results = session.infer(encodings, batch_tokens=batch_tokens)
+    for encoding, result in zip(encodings, results, strict=True):
+        expected = model(np.array([encoding.input_ids]))[0]
+        np.testing.assert_allclose(result["token_embeddings"], expected, atol=1e-6)
+        assert result["sentence_embedding"].shape == (4,)
+
+
+def test_infer_works_as_well_when_a_backend_wants_padded_batches(
+    bundle_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+
+    monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
+    session = hdruntime.load(bundle_path)
+    encodings = session.tokenize(TEXTS)
+    for encoding, result in zip(encodings, session.infer(encodings), strict=True):
+        expected = model(np.array([encoding.input_ids]))[0]
+        np.testing.assert_allclose(result["last_hidden_state"], expected, atol=1e-6)
+
+
+def test_infer_gives_the_outputs_asked_for(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(task="sentence-similarity"))
+    (result,) = session.infer(session.tokenize(["long"]), outputs=["sentence_embedding"])
+    assert set(result) == {"sentence_embedding"}
+    with pytest.raises(InputError, match=r"No output 'logits'; this bundle has token_embeddings"):
+        session.infer(session.tokenize(["long"]), outputs=["logits"])
+
+
+def test_infer_refuses_too_long_an_encoding(new_bundle: Callable[..., Path], session: Session) -> None:
+    (encoding,) = session.tokenize(["long " * 14])
+    longer = hdruntime.Encoding(*(values * 2 for values in vars(encoding).values()))
+    with pytest.raises(InputError, match=r"Text 1 has 32 tokens; .*\n.*--max-len 32"):
+        session.infer([encoding, longer])
+
+
+# Backends and life
+
+
+def test_auto_says_what_it_chose_and_why(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="hdruntime"):
+        session = hdruntime.load(bundle_path)
+    assert session.backend is hdruntime.Backend.ONNXRUNTIME
+    assert "chose onnxruntime; the bundle has no TensorRT engine" in caplog.text
+    assert "onnxruntime runs model.onnx on the CPU" in caplog.text
+
+
+@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx", hdruntime.Backend.TENSORRT])
+def test_a_requested_backend_runs_or_raises(bundle_path: Path, backend: str) -> None:
+    with pytest.raises(BackendUnavailableError, match=r"tensorrt.* is not in this version .*\n.*onnxruntime"):
+        hdruntime.load(bundle_path, backend)
+
+
+def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
+    with pytest.raises(InputError, match=r"'cuda'; valid are auto, onnxruntime, tensorrt, tensorrt_rtx"):
+        hdruntime.load(bundle_path, "cuda")
+
+
+@pytest.mark.parametrize("threads", [0, -1])
+def test_impossible_threads_are_refused(bundle_path: Path, threads: int) -> None:
+    with pytest.raises(InputError, match=rf"threads is {threads}; it must be 1 or more"):
+        hdruntime.load(bundle_path, threads=threads)
+
+
+def test_the_session_has_the_threads_and_providers_asked_for(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[onnxruntime.InferenceSession] = []
+    real = onnxruntime.InferenceSession
+
+    def recorded(*arguments: Any, **options: Any) -> onnxruntime.InferenceSession:
+        made.append(real(*arguments, **options))
+        return made[-1]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
+    hdruntime.load(bundle_path, "onnxruntime", threads=1)
+    assert made[0].get_session_options().intra_op_num_threads == 1
+    assert made[0].get_providers() == ["CPUExecutionProvider"]
+
+
+def test_a_damaged_bundle_is_not_loaded(bundle_path: Path) -> None:
+    (bundle_path / "model.onnx").write_bytes(b"x")
+    with pytest.raises(BundleCorruptError, match=r"model\.onnx"):
+        hdruntime.load(bundle_path)
+
+
+def test_a_graph_that_onnx_runtime_cannot_read_is_explained(bundle_path: Path) -> None:
+    manifest = open_bundle(bundle_path).manifest
+    (bundle_path / "model.onnx").write_bytes(b"no protobuf")
+    hdruntime.bundle.seal(bundle_path, manifest)
+    with pytest.raises(BackendError, match=r"cannot load .*model.onnx: .*\n.*pip install -U onnxruntime"):
+        hdruntime.load(bundle_path)
+
+
+def test_a_graph_whose_weights_lie_outside_of_the_bundle_is_not_loaded(bundle_path: Path) -> None:
+    import onnx
+
+    manifest = open_bundle(bundle_path).manifest
+    model = onnx.load(bundle_path / "model.onnx", load_external_data=False)
+    for tensor in model.graph.initializer:
+        for entry in tensor.external_data:
+            if entry.key == "location":
+                entry.value = "../model.onnx.data"
+    (bundle_path / "model.onnx").write_bytes(model.SerializeToString())
+    (bundle_path / "model.onnx.data").rename(bundle_path.parent / "model.onnx.data")
+    hdruntime.bundle.seal(bundle_path, manifest)
+    with pytest.raises(BackendError, match="escapes model directory"):
+        hdruntime.load(bundle_path)
+
+
+def test_a_manifest_of_other_outputs_than_the_graphs_is_refused(
+    new_bundle: Callable[..., Path],
+) -> None:
+    path, other = new_bundle("one"), new_bundle("other", task="text-classification")
+    hdruntime.bundle.seal(path, open_bundle(other).manifest)
+    with pytest.raises(BundleCorruptError, match=r"outputs of model.onnx are \['last_hidden_state'\]"):
+        hdruntime.load(path)
+
+
+def test_threads_share_a_session(new_bundle: Callable[..., Path]) -> None:
+    session = hdruntime.load(new_bundle(cpu_graph=True))
+    expected = session.embed(TEXTS)
+
+    def embed(first: int) -> bool:
+        texts = TEXTS[first:] + TEXTS[:first]
+        return np.allclose(session.embed(texts), np.roll(expected, -first, axis=0), atol=1e-6)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert all(pool.map(embed, [i % len(TEXTS) for i in range(120)]))
+
+
+def test_a_closed_session_says_so(bundle_path: Path) -> None:
+    with hdruntime.load(bundle_path) as session:
+        session.embed(["long"])
+    session.close()
+    for call in (lambda: session(input_ids=[[4]]), lambda: session.embed(["long"])):
+        with pytest.raises(BackendError, match="session is closed"):
+            call()
