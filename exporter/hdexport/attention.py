@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["dense_attention_node", "use_operators"]
+
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,8 +15,6 @@ from hdplugins.dense_attention.reference import dense_attention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = ["dense_attention_node", "use_operators"]
 
 _IMPLEMENTATION = "hdexport"
 """Name under which the library's attention interface knows us."""

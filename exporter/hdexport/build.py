@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["BuildOptions", "build"]
+
 import dataclasses
 import datetime
 import importlib.metadata
@@ -21,6 +23,7 @@ from hdexport.tasks import Task
 from hdexport.tokenizer_files import write_tokenizer
 from hdruntime.bundle import (
     FORMAT_VERSION,
+    Backend,
     Bundle,
     EngineFile,
     GraphFile,
@@ -40,13 +43,12 @@ if TYPE_CHECKING:
 
     from hdexport.heads import GraphModule
 
-__all__ = ["BuildOptions", "build"]
-
 logger = logging.getLogger(__name__)
 
 _PORTABLE_FILE = "model.onnx"
 _WEIGHTS_FILE = "model.onnx.data"
 _CPU_FILE = "onnxruntime_cpu.onnx"
+_TENSORRT_FILE = "tensorrt.onnx"
 
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
@@ -64,9 +66,9 @@ class BuildOptions:
         task: the task; None infers it from the checkpoint.
         scheme: where positions past the checkpoint's come from.
         alpha: weight of the coarse position in the hierarchical scheme.
-        flavours: TensorRT flavours to build an engine for, of ``tensorrt`` and ``tensorrt_rtx``.
+        flavours: TensorRT flavours to build an engine for.
         profiles: optimisation profiles of the engines.
-        architectures: GPU architectures of the engines, e.g. ``("86", "89")``; None for the flavour's default.
+        architectures: GPU architectures of the engines, e.g. ``("sm86", "sm89")``; none for the flavour's default.
         verify: compare the bundle with PyTorch before it is put in place.
         force: replace a bundle that is at `output`.
         allow_pickle: also read weights that are stored as a pickle.
@@ -80,9 +82,9 @@ class BuildOptions:
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
-    flavours: tuple[str, ...] = ()
+    flavours: tuple[Backend, ...] = ()
     profiles: tuple[ProfileShape, ...] = ()
-    architectures: tuple[str, ...] | None = None
+    architectures: tuple[str, ...] = ()
     verify: bool = True
     force: bool = False
     allow_pickle: bool = False
@@ -102,6 +104,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         HdexportError: of the kind that says what went wrong; see `hdruntime.errors`.
     """
     progress = progress or Progress()
+    _check_targets(options)
     with staged_bundle(options.output, force=options.force) as directory:
         progress.step("Reading the checkpoint")
         checkpoint = find_checkpoint(options.model)
@@ -129,6 +132,15 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     return manifest
 
 
+def _check_targets(options: BuildOptions) -> None:
+    """Refuse what cannot be built here before anything is."""
+    if options.flavours:
+        from hdexport.engine import check_target
+
+        for flavour in options.flavours:
+            check_target(flavour, architectures=options.architectures)
+
+
 def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions) -> Positions:
     from hdexport.precision import Precision
     from hdexport.surgery import extend_positions
@@ -143,9 +155,7 @@ def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOption
     )
 
 
-def _graph_module(
-    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions
-) -> GraphModule:
+def _graph_module(model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions) -> GraphModule:
     from hdexport.attention import use_operators
     from hdexport.heads import GraphModule
     from hdexport.precision import Precision, cast_model
@@ -198,7 +208,34 @@ def _lower_for_cpu(portable: onnx_ir.Model, directory: Path) -> None:
 def _build_engines(
     portable: onnx_ir.Model, directory: Path, options: BuildOptions, progress: Progress
 ) -> tuple[EngineFile, ...]:
-    return ()
+    if not options.flavours:
+        return ()
+    import onnx_ir as ir
+
+    from hdexport.engine import build_engine
+    from hdexport.lowering.tensorrt import tensorrt_graph
+
+    # Beside the weights, which it shares; TensorRT reads it once and the bundle has no use for it.
+    lowered = directory / _TENSORRT_FILE
+    ir.save(tensorrt_graph(portable, dtype=options.precision), lowered)
+    (directory / "engines").mkdir()
+    engines = []
+    for flavour in options.flavours:
+        progress.step(f"Building the {flavour.value} engine, {len(options.profiles)} profiles")
+        engines.append(
+            build_engine(
+                lowered,
+                directory / "engines" / f"{flavour.value}.engine",
+                bundle=directory,
+                flavour=flavour,
+                profiles=options.profiles,
+                precision=options.precision,
+                architectures=options.architectures,
+                progress=progress.detail,
+            )
+        )
+    lowered.unlink()
+    return tuple(engines)
 
 
 def _describe(
@@ -264,9 +301,7 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
     }
 
 
-def _verify(
-    bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, report: Callable[[str], None]
-) -> Manifest:
+def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, report: Callable[[str], None]) -> Manifest:
     from hdexport.verify import reference_of, summary, verify_bundle
 
     reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)

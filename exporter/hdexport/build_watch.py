@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["BuildLog", "BuildWatch", "Progress"]
+
 import logging
 import signal
 import threading
@@ -9,8 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, ModuleType
 from typing import Any
-
-__all__ = ["BuildLog", "BuildWatch", "Progress"]
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class BuildLog:
         """Take one message.
 
         Args:
-            severity: TensorRT's name of it: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` or ``VERBOSE``.
+            severity: TensorRT's name of it: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` ...
             message: as TensorRT wrote it.
         """
         if severity in ("INTERNAL_ERROR", "ERROR"):
@@ -49,7 +49,7 @@ class BuildLog:
         """This log as TensorRT wants it. It must outlive everything that is made with it."""
         write = self.write
 
-        class Logger(trt.ILogger):  # type: ignore[misc, name-defined]
+        class Logger(trt.ILogger):  # type: ignore[name-defined]
             def __init__(self) -> None:
                 trt.ILogger.__init__(self)
 
@@ -62,8 +62,8 @@ class BuildLog:
 class BuildWatch:
     """Reports a build's progress and stops it on Ctrl-C or when the report fails.
 
-    TensorRT calls back from C++ code that no exception may pass. So Ctrl-C is noted and answered with "stop" at the
-    next step, and what was raised meanwhile is raised once TensorRT has returned.
+    TensorRT calls back from C++ code that no exception may pass. So Ctrl-C is noted and answered with "stop"
+    at the next step, and what was raised meanwhile is raised once TensorRT has returned.
     """
 
     def __init__(self, progress: Progress | None) -> None:
@@ -93,7 +93,7 @@ class BuildWatch:
         """This watch as TensorRT wants it. It must outlive everything that is made with it."""
         watch = self
 
-        class Monitor(trt.IProgressMonitor):  # type: ignore[misc, name-defined]
+        class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined]
             def __init__(self) -> None:
                 trt.IProgressMonitor.__init__(self)
 
@@ -104,7 +104,7 @@ class BuildWatch:
                 return watch._step(phase, step)
 
             def phase_finish(self, phase: str) -> None:
-                pass  # the last step of the phase said it
+                pass  # whatever goes on reports next
 
         return Monitor()
 

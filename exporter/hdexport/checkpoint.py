@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+__all__ = ["SAMPLE_MODEL", "Checkpoint", "default_model", "find_checkpoint"]
+
 import json
 import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hdexport.families import Family, family_of
@@ -16,8 +19,6 @@ from hdruntime.optional import require
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = ["SAMPLE_MODEL", "Checkpoint", "default_model", "find_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +56,22 @@ class Checkpoint:
             list(self.config.get("architectures") or []),
             is_sentence_transformer=self.is_sentence_transformer,
         )
+
+    @property
+    def base_positions(self) -> int:
+        """Positions that real tokens can use, before any extension.
+
+        Raises:
+            ModelError: ``config.json`` does not say.
+        """
+        rows = self.config.get("max_position_embeddings")
+        first_row = self.family.first_row(SimpleNamespace(**{"pad_token_id": 1, **self.config}))
+        if not isinstance(rows, int) or rows <= first_row:
+            raise ModelError(
+                f"{self.path / 'config.json'} has max_position_embeddings {rows!r}, which leaves no position.\n"
+                "Set it to the number of rows of the checkpoint's position table."
+            )
+        return rows - first_row
 
     def load(self, task: Task, *, allow_pickle: bool = False) -> PreTrainedModel:
         """The PyTorch model for a task, in float32 and in evaluation mode.
@@ -106,9 +123,7 @@ class Checkpoint:
     def _check_report(self, task: Task, report: dict[str, Any]) -> None:
         # A pooler is not in every checkpoint and in no graph of ours but the classifier's, where BERT's head reads it.
         optional = ("pooler.",) if task is not Task.TEXT_CLASSIFICATION else ()
-        missing = sorted(
-            key for key in report["missing_keys"] if not any(part in key for part in optional)
-        )
+        missing = sorted(key for key in report["missing_keys"] if not any(part in key for part in optional))
         mismatched = sorted(str(entry[0]) for entry in report["mismatched_keys"])
         if mismatched:
             raise ModelError(

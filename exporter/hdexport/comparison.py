@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+__all__ = ["FLOAT32_ATOL", "HALF_COSINE", "Comparison", "compare"]
+
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-__all__ = ["FLOAT32_ATOL", "HALF_COSINE", "Comparison", "compare"]
 
 FLOAT32_ATOL = 1e-4
 """Largest absolute difference of a float32 graph's outputs from PyTorch's."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["build_engine", "check_target"]
+
 import functools
 import hashlib
 import logging
@@ -18,8 +20,6 @@ from hdexport.gpu import gpus
 from hdexport.passport import Passport, built_here, onnx_hashes, write_passport
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError
-
-__all__ = ["build_engine", "check_target"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,16 +59,19 @@ def build_engine(
     """Build an engine and write it with its passport, each whole or not at all.
 
     Args:
-        onnx_path: a graph lowered by :func:`hdexport.lowering.tensorrt.tensorrt_graph`, weights beside it. All its
-            inputs have the shape [batch, tokens].
+        onnx_path: a graph lowered by :func:`hdexport.lowering.tensorrt.tensorrt_graph`, weights beside it.
+            All its inputs have the shape [batch, tokens].
         destination: the engine's file; the passport gets the same name with ``.json``.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
-        flavour: ``Backend.TENSORRT`` (needs the GPU that the engine is for) or ``Backend.TENSORRT_RTX`` (needs none).
+        flavour: ``Backend.TENSORRT``, which needs the GPU that the engine is for, or
+            ``Backend.TENSORRT_RTX``, which needs none.
         profiles: the shapes that the engine takes, at least one.
-        precision: of the graph's weights, e.g. ``float16``. The network is strongly typed: this is recorded, not set.
-        architectures: GPU architectures to restrict a TensorRT-RTX engine to, e.g. ``("sm86", "sm89")``; without
-            any it runs on all since Ampere.
-        timing_cache: file in which TensorRT remembers its measurements from build to build; made when missing.
+        precision: of the graph's weights, e.g. ``float16``. It is recorded, not set: the network is strongly
+            typed.
+        architectures: GPU architectures to restrict a TensorRT-RTX engine to, e.g. ``("sm86", "sm89")``;
+            without any it runs on all since Ampere.
+        timing_cache: file in which TensorRT remembers its measurements from build to build; made when
+            missing. TensorRT-RTX measures nothing and has no use for it.
         progress: called with TensorRT's phase, its steps done and all its steps, about a thousand times.
 
     Raises:
@@ -163,6 +166,8 @@ def _serialize(
     _send_messages_to_logging(backend, flavour)
     from polygraphy.exception import PolygraphyException
 
+    # TensorRT-RTX times its kernels on the GPU that runs them; its timing cache does nothing.
+    cache = str(timing_cache) if timing_cache is not None and flavour is Backend.TENSORRT else None
     try:
         network = backend.network_from_onnx_path(str(onnx_path), strongly_typed=_has_typed_flag(flavour))
         config = _config_loader(
@@ -171,13 +176,12 @@ def _serialize(
             profiles=[_polygraphy_profile(backend, network[1], profile) for profile in profiles],
             architectures=architectures,
             # Polygraphy warns about a cache that is not there yet.
-            load_timing_cache=str(timing_cache) if timing_cache is not None and timing_cache.exists() else None,
+            load_timing_cache=cache if cache is not None and Path(cache).exists() else None,
             progress_monitor=monitor,
         )
-        return backend.engine_bytes_from_network(
-            network, config=config, save_timing_cache=None if timing_cache is None else str(timing_cache)
-        )
-    except PolygraphyException as error:
+        return backend.engine_bytes_from_network(network, config=config, save_timing_cache=cache)
+    except (PolygraphyException, TypeError) as error:
+        # TypeError is how the bindings say that TensorRT could not make an object, e.g. without CUDA.
         raise _translated(error, _log_of(flavour).errors, profiles) from error
 
 
@@ -226,8 +230,8 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
     if complaint:
         profile = profiles[int(complaint[1])]
         return EngineError(
-            f"The graph cannot take the profile for {_range(profile.batch)} sequences of {_range(profile.tokens)} "
-            f"tokens: {complaint[2].strip()}\n"
+            f"The graph cannot take the profile for {_range(profile.batch)} sequences of "
+            f"{_range(profile.tokens)} tokens: {complaint[2].strip()}\n"
             f"Build with --max-len {profile.tokens[2]} or more, or give shorter --profiles."
         )
     if _NO_FUSED_ATTENTION in text:

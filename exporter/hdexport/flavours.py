@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+__all__ = [
+    "architectures_from_option",
+    "buildable_flavours",
+    "default_architectures",
+    "load_flavour",
+    "load_polygraphy",
+    "supported_architectures",
+]
+
 import functools
 import importlib
 import sys
 from types import ModuleType
+from typing import Any
 
 from hdexport.gpu import driver_version, gpus
 from hdexport.tensorrt_link import provide_library_link
 from hdruntime.bundle import Backend
 from hdruntime.errors import EngineError, HdexportError, InputError
 from hdruntime.optional import require
-
-__all__ = ["architectures_from_option", "buildable_flavours", "load_flavour", "load_polygraphy"]
 
 _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 
@@ -71,13 +79,14 @@ def load_flavour(flavour: Backend) -> ModuleType:
 def load_polygraphy(flavour: Backend) -> ModuleType:
     """Polygraphy's TensorRT backend, bound to a flavour.
 
-    Polygraphy binds itself to one flavour when it is imported. It is imported anew when the flavour changes, so that
-    one command can build engines for both.
+    Polygraphy binds itself to one flavour when it is imported. It is imported anew when the flavour changes,
+    so that one command can build engines for both.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "polygraphy"]:
         del sys.modules[name]
     require("polygraphy")
-    importlib.import_module("polygraphy.config").USE_TENSORRT_RTX = flavour is Backend.TENSORRT_RTX
+    config: Any = importlib.import_module("polygraphy.config")
+    config.USE_TENSORRT_RTX = flavour is Backend.TENSORRT_RTX
     return importlib.import_module("polygraphy.backend.trt")
 
 

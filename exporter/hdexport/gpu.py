@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+__all__ = ["Gpu", "driver_version", "gpus"]
+
 import ctypes
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
-
-__all__ = ["Gpu", "driver_version", "gpus"]
 
 _CUDA_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _MANAGEMENT_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"

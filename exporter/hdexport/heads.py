@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["OUTPUTS_OF_TASK", "GraphModule"]
+
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,8 +13,6 @@ from hdexport.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = ["OUTPUTS_OF_TASK", "GraphModule"]
 
 OUTPUTS_OF_TASK: dict[Task, dict[str, tuple[str, ...]]] = {
     Task.FEATURE_EXTRACTION: {"last_hidden_state": ("batch", "tokens", "hidden_size")},
@@ -61,10 +61,17 @@ class GraphModule(torch.nn.Module):
         return ("input_ids", "attention_mask") + (("token_type_ids",) if self.has_token_types else ())
 
     def forward(
-        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, token_type_ids: torch.Tensor | None = None
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        token_type_ids: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
-        """Run the model; the outputs are those of `OUTPUTS_OF_TASK`, in order."""
-        extra: dict[str, Any] = {}
+        """Run the model; the outputs are those of `OUTPUTS_OF_TASK`, in order.
+
+        ``position_ids`` are for asking PyTorch about shifted positions; a graph has no such input.
+        """
+        extra: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
         if self.has_token_types:
             extra["token_type_ids"] = token_type_ids
         elif self.folded_token_types:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["PASSPORT_VERSION", "BuiltOn", "Passport", "built_here", "onnx_hashes", "write_passport"]
+
 import dataclasses
 import hashlib
 import json
@@ -14,8 +16,6 @@ from pathlib import Path
 from hdexport.gpu import driver_version, gpus
 from hdruntime.bundle import ProfileShape
 from hdruntime.optional import require
-
-__all__ = ["PASSPORT_VERSION", "BuiltOn", "Passport", "built_here", "onnx_hashes", "write_passport"]
 
 PASSPORT_VERSION = 1
 """Version of the JSON's keys."""
@@ -82,10 +82,7 @@ def onnx_hashes(path: Path) -> dict[str, str]:
     onnx = require("onnx")
     model = onnx.load(path, load_external_data=False)
     locations = {
-        entry.value
-        for tensor in model.graph.initializer
-        for entry in tensor.external_data
-        if entry.key == "location"
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }
     return {name: _sha256(path.parent / name) for name in (path.name, *sorted(locations))}
 

@@ -29,6 +29,7 @@ __all__ = [
     "choose_form",
     "extend_table",
     "factor_table",
+    "scheme_from_name",
 ]
 
 import math
@@ -37,6 +38,7 @@ from enum import Enum
 from typing import Any
 
 import numpy as np
+
 from hdruntime.errors import ExportError, InputError, ModelError
 
 DEFAULT_ALPHA = 0.4
@@ -60,6 +62,18 @@ class Scheme(str, Enum):
     """The checkpoint's rows over and over, as Longformer's initialisation did; any number of positions."""
     NONE = "none"
     """Nowhere: at most the checkpoint's own rows."""
+
+
+def scheme_from_name(name: str) -> Scheme:
+    """The scheme of that name.
+
+    Raises:
+        InputError: there is none; the message lists those there are.
+    """
+    try:
+        return Scheme(name)
+    except ValueError:
+        raise InputError(f"--positions {name} is not known. Use hierarchical, tile or none.") from None
 
 
 class Form(str, Enum):

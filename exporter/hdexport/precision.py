@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+__all__ = ["Precision", "cast_model"]
+
 from enum import Enum
 
 import torch
 
 from hdruntime.errors import ExportError
-
-__all__ = ["Precision", "cast_model"]
 
 
 class Precision(str, Enum):
@@ -40,9 +40,7 @@ class _Float32LayerNorm(torch.nn.Module):
         self.bias = torch.nn.Parameter(original.bias.detach().float())
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        normalised = torch.nn.functional.layer_norm(
-            hidden_states.float(), self.shape, self.weight, self.bias, self.eps
-        )
+        normalised = torch.nn.functional.layer_norm(hidden_states.float(), self.shape, self.weight, self.bias, self.eps)
         return normalised.to(hidden_states.dtype)
 
 
@@ -84,8 +82,10 @@ def check_range(model: torch.nn.Module, precision: Precision) -> None:
         if weight.numel() and not weight.detach().abs().max().item() <= largest
     ]
     if outside:
-        advice = "Build with --bf16, whose range is that of float32." if precision is Precision.FLOAT16 else (
-            "The checkpoint holds infinite or NaN weights."
+        advice = (
+            "Build with --bf16, whose range is that of float32."
+            if precision is Precision.FLOAT16
+            else ("The checkpoint holds infinite or NaN weights.")
         )
         raise ExportError(
             f"{len(outside)} weights do not fit {precision.value} (at most {largest:.6g}): "

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+__all__ = ["DEFAULT_BATCH", "default_lengths", "profiles_from_options"]
+
 import logging
 from collections.abc import Sequence
 
 from hdruntime.bundle import ProfileShape
 from hdruntime.errors import InputError
-
-__all__ = ["DEFAULT_BATCH", "default_lengths", "profiles_from_options"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,9 +98,7 @@ def _batch(text: str) -> tuple[int, int, int]:
     if len(numbers) == 1:
         return 1, numbers[0], numbers[0]
     if len(numbers) != 3 or numbers != sorted(numbers):
-        raise InputError(
-            f"--batch {text} is not MIN:OPT:MAX with MIN <= OPT <= MAX.\nGive for example --batch 1:1:8."
-        )
+        raise InputError(f"--batch {text} is not MIN:OPT:MAX with MIN <= OPT <= MAX.\nGive for example --batch 1:1:8.")
     return numbers[0], numbers[1], numbers[2]
 
 
@@ -114,9 +112,7 @@ def _profiles_of_shapes(max_len: int, shapes: dict[str, Sequence[str]]) -> tuple
         )
     profiles = []
     for texts in zip(*shapes.values(), strict=True):
-        smallest, best, largest = (
-            _shape(text, option=option) for text, option in zip(texts, shapes, strict=True)
-        )
+        smallest, best, largest = (_shape(text, option=option) for text, option in zip(texts, shapes, strict=True))
         for axis, values in zip(("batch", "tokens"), zip(smallest, best, largest, strict=True), strict=True):
             if list(values) != sorted(values):
                 raise InputError(
@@ -162,8 +158,7 @@ def _number(text: str, *, option: str, example: str) -> int:
     # str.isdecimal() alone would take digits of other scripts, and int() alone would take "1_000" and " 5".
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InputError(
-            f"{option} holds {text!r}, which is no whole number above 0.\n"
-            f"Give for example {option} {example}."
+            f"{option} holds {text!r}, which is no whole number above 0.\nGive for example {option} {example}."
         )
     return int(text)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["SentencePooling", "sentence_pooling"]
+
 import json
 from pathlib import Path
 from typing import Any
@@ -9,8 +11,6 @@ from typing import Any
 import torch
 
 from hdruntime.errors import ModelError
-
-__all__ = ["SentencePooling", "sentence_pooling"]
 
 _MODES = {
     "pooling_mode_cls_token": "cls",
@@ -83,10 +83,7 @@ def sentence_pooling(path: Path) -> SentencePooling:
             f"{path} chains the modules {', '.join(kinds)}; a Transformer followed by a Pooling is supported.\n"
             "Build the tokens' embeddings instead: --task feature-extraction"
         )
-    layers = [
-        _layer(kind, path / str(module["path"]))
-        for kind, module in zip(kinds[2:], modules[2:], strict=True)
-    ]
+    layers = [_layer(kind, path / str(module["path"])) for kind, module in zip(kinds[2:], modules[2:], strict=True)]
     return SentencePooling(_pooling_modes(path / str(modules[1]["path"]) / "config.json"), layers)
 
 
@@ -96,7 +93,9 @@ def _pooling_modes(config_path: Path) -> tuple[str, ...]:
         modes = tuple(config["pooling_mode"].split("+"))
     else:
         modes = tuple(mode for flag, mode in _MODES.items() if config.get(flag))
-        unknown = [flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on and flag not in _MODES]
+        unknown = [
+            flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on and flag not in _MODES
+        ]
         modes += tuple(flag.removeprefix("pooling_mode_") for flag in unknown)
     unsupported = [mode for mode in modes if mode not in _MODES.values()]
     if unsupported or not modes:

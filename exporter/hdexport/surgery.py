@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["extend_positions", "fold_positions", "fold_token_types"]
+
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +14,6 @@ from hdruntime.manifest import Positions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-__all__ = ["extend_positions", "fold_positions", "fold_token_types"]
 
 
 class FactoredPositionEmbedding(torch.nn.Module):
@@ -110,15 +110,11 @@ def extend_positions(
     base, width = len(table) - first_row, table.shape[1]
     form = choose_form(max_len, base=base, width=width, itemsize=itemsize)
     if form is Form.FOLDED:
-        rows = torch.from_numpy(
-            extend_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row)
-        )
+        rows = torch.from_numpy(extend_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row))
         embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(rows, freeze=False)
     else:
         factors = factor_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row)
-        embeddings.position_embeddings = FactoredPositionEmbedding(
-            torch.from_numpy(table[:first_row].copy()), factors
-        )
+        embeddings.position_embeddings = FactoredPositionEmbedding(torch.from_numpy(table[:first_row].copy()), factors)
     _grow_buffers(embeddings, first_row + max_len)
     model.config.max_position_embeddings = first_row + max_len
     return Positions(

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+__all__ = ["AUTO_CLASS_OF_TASK", "Task", "infer_task", "task_from_name"]
+
 from enum import Enum
 
 from hdruntime.errors import InputError
-
-__all__ = ["AUTO_CLASS_OF_TASK", "Task", "infer_task", "task_from_name"]
 
 
 class Task(str, Enum):

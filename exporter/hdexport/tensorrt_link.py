@@ -1,13 +1,16 @@
 """A library name that TensorRT-RTX's wheel forgot, made resolvable without touching the installation.
 
-When the ONNX parser of TensorRT-RTX 1.7.1 imports a plugin it opens ``libtensorrt_rtx.so``, while the wheel ships
-``libtensorrt_rtx.so.1`` only; the exception that follows ends the process ("terminate called without an active
-exception"). The parser looks beside itself (RPATH ``$ORIGIN``), and a library's origin is the path it was first opened
-by. So the wheel's libraries are opened through a private directory of links that has the missing name too. They are
-the same files, hence the same loaded libraries for everyone who opens them later by another path.
+When the ONNX parser of TensorRT-RTX 1.7.1 imports a plugin it opens ``libtensorrt_rtx.so``, while the wheel
+ships ``libtensorrt_rtx.so.1`` only; the exception that follows ends the process ("terminate called without an
+active exception"). The parser looks beside itself (RPATH ``$ORIGIN``), and a library's origin is the path it
+was first opened by. So the wheel's libraries are opened through a private directory of links that has the
+missing name too. They are the same files, hence the same loaded libraries for everyone who opens them later
+by another path.
 """
 
 from __future__ import annotations
+
+__all__ = ["provide_library_link"]
 
 import atexit
 import ctypes
@@ -18,8 +21,6 @@ import sys
 import tempfile
 from pathlib import Path
 
-__all__ = ["provide_library_link"]
-
 logger = logging.getLogger(__name__)
 
 _PACKAGE = "tensorrt_rtx_libs"
@@ -29,11 +30,11 @@ _PARSER = "libtensorrt_onnxparser_rtx.so.1"
 
 
 def provide_library_link() -> bool:
-    """Make ``libtensorrt_rtx.so`` resolvable for TensorRT-RTX's ONNX parser; call it before importing TensorRT-RTX.
+    """Make ``libtensorrt_rtx.so`` resolvable for TensorRT-RTX's parser; call it before importing the package.
 
     Returns:
-        Whether the parser can import plugins. It cannot when the library was loaded before from an installation
-        without the link.
+        Whether the parser can import plugins. It cannot when the library was loaded before from an
+        installation without the link.
     """
     folder = _libraries_folder()
     if folder is None or (folder / _LIBRARY).exists() or not (folder / _VERSIONED).exists():

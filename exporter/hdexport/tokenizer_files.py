@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["write_tokenizer"]
+
 import logging
 import shutil
 from pathlib import Path
@@ -9,8 +11,6 @@ from pathlib import Path
 from hdexport.checkpoint import Checkpoint
 from hdruntime.bundle import TokenizerInfo
 from hdruntime.errors import ModelError
-
-__all__ = ["write_tokenizer"]
 
 logger = logging.getLogger(__name__)
 

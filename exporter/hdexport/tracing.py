@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+__all__ = ["trace"]
+
+import contextlib
 import logging
 import warnings
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,8 +18,6 @@ from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
-
-__all__ = ["trace"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +49,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
     # was frozen is checked on the graph below.
     axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
     try:
-        with torch.inference_mode(), warnings.catch_warnings():
+        with torch.inference_mode(), warnings.catch_warnings(), _quiet_exporter():
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
@@ -60,11 +62,30 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
                 output_names=list(OUTPUTS_OF_TASK[module.task]),
             )
     except torch.onnx.errors.OnnxExporterError as error:
-        raise ExportError(f"PyTorch could not export the model: {error}") from error
+        raise ExportError(f"PyTorch could not export the model: {_root_cause(error)}") from error
     if program is None:
         raise ExportError("PyTorch's exporter returned no graph.")
     _name_axes(program.model, module)
     return program.model
+
+
+def _root_cause(error: BaseException) -> str:
+    """What went wrong first; the exporter wraps it in pages of advice on changing the model's code."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Silence what the exporter logs about packages that no model of ours needs, such as torchvision."""
+    exporter_logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = exporter_logger.level
+    exporter_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        exporter_logger.setLevel(level)
 
 
 def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:
@@ -78,9 +99,7 @@ def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:
         dynamic = {index for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
         _refuse_frozen(value, dynamic)
         assert value.shape is not None
-        value.shape = ir.Shape(
-            [axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)]
-        )
+        value.shape = ir.Shape([axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)])
 
 
 def _refuse_frozen(value: onnx_ir.Value, dynamic: set[int]) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+__all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET", "OPERATORS", "Operator"]
+
 from hdplugins.constants import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.dense_attention import OPERATOR as _DENSE_ATTENTION
 from hdplugins.operator import Operator
-
-__all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET", "OPERATORS", "Operator"]
 
 OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (_DENSE_ATTENTION,)}
 """Every operator by its name. Conformance tests and the README's support table iterate over it."""

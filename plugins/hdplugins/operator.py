@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+__all__ = ["Operator"]
+
 import importlib
 import importlib.util
 from dataclasses import dataclass
 from types import ModuleType
-
-__all__ = ["Operator"]
 
 
 @dataclass(frozen=True, kw_only=True)

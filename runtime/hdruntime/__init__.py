@@ -12,6 +12,31 @@ Everything is imported when first used, so that ``import hdruntime`` costs next 
 
 from __future__ import annotations
 
+__all__ = [
+    "Backend",
+    "BackendError",
+    "BackendUnavailableError",
+    "Bundle",
+    "BundleCorruptError",
+    "BundleError",
+    "BundleNotFoundError",
+    "BundleVersionError",
+    "Encoding",
+    "EngineError",
+    "ExportError",
+    "HdexportError",
+    "InputError",
+    "Manifest",
+    "MissingDependencyError",
+    "ModelError",
+    "NonFiniteOutputError",
+    "OutputExistsError",
+    "Session",
+    "VerificationError",
+    "load",
+    "open_bundle",
+]
+
 import importlib
 from typing import TYPE_CHECKING
 
@@ -37,31 +62,6 @@ if TYPE_CHECKING:
     from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
     from hdruntime.session import Session, load
     from hdruntime.tokenization import Encoding
-
-__all__ = [
-    "Backend",
-    "BackendError",
-    "BackendUnavailableError",
-    "Bundle",
-    "BundleCorruptError",
-    "BundleError",
-    "BundleNotFoundError",
-    "BundleVersionError",
-    "Encoding",
-    "EngineError",
-    "ExportError",
-    "HdexportError",
-    "InputError",
-    "Manifest",
-    "MissingDependencyError",
-    "ModelError",
-    "NonFiniteOutputError",
-    "OutputExistsError",
-    "Session",
-    "VerificationError",
-    "load",
-    "open_bundle",
-]
 
 _MODULE_OF_NAME = {
     "Backend": "hdruntime.bundle",

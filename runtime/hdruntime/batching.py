@@ -12,9 +12,7 @@ import numpy.typing as npt
 from hdruntime.errors import InputError
 
 
-def pack_by_tokens(
-    lengths: Sequence[int], *, batch_tokens: int, equal_length: bool = False
-) -> list[list[int]]:
+def pack_by_tokens(lengths: Sequence[int], *, batch_tokens: int, equal_length: bool = False) -> list[list[int]]:
     """Sort rows by length and cut them into batches of at most ``batch_tokens`` tokens, padding included.
 
     Args:

@@ -184,9 +184,7 @@ def _check_file(directory: Path, relative: str, record: FileRecord, *, check_con
         if check_content and (actual := _sha256(path)) != record.sha256:
             raise _changed(directory, relative, f"sha256 {record.sha256}", actual)
     except OSError as error:
-        raise BundleError(
-            f"The file {relative} of the bundle {directory} cannot be read: {error}."
-        ) from error
+        raise BundleError(f"The file {relative} of the bundle {directory} cannot be read: {error}.") from error
 
 
 def _changed(directory: Path, relative: str, expected: str, actual: str) -> BundleCorruptError:

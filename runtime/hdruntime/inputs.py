@@ -83,9 +83,7 @@ def _integers(name: str, value: object) -> IntArray:
     if array.size and array.dtype.kind not in ("iub" if name == "attention_mask" else "iu"):
         raise InputError(f"{name} is of type {array.dtype}; it must be integers, for example int64.")
     if array.size and array.dtype == np.uint64 and int(array.max()) > _INT64_MAX:
-        raise InputError(
-            f"{name} holds {int(array.max())}, which is more than int64 can hold ({_INT64_MAX})."
-        )
+        raise InputError(f"{name} holds {int(array.max())}, which is more than int64 can hold ({_INT64_MAX}).")
     return np.ascontiguousarray(array, dtype=np.int64)
 
 

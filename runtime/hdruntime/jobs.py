@@ -67,9 +67,7 @@ class JobProgress:
     first_error: str | None = None
 
 
-def plan_job(
-    bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: JobOptions | None = None
-) -> Job:
+def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: JobOptions | None = None) -> Job:
     """Check all that can be known before a session is loaded or a row is read.
 
     Args:
@@ -85,8 +83,7 @@ def plan_job(
     options = options or JobOptions()
     if options.max_batch_tokens < 1:
         raise InputError(
-            f"--max-batch-tokens {options.max_batch_tokens} is too small.\n"
-            "Use 1 or more; the default is 16384."
+            f"--max-batch-tokens {options.max_batch_tokens} is too small.\nUse 1 or more; the default is 16384."
         )
     check_output(output, force=options.force)
     task = results_of_bundle(bundle)
@@ -97,9 +94,7 @@ def plan_job(
     return Job(files=tuple(files), output=output, options=options, task=task)
 
 
-def run_job(
-    job: Job, session: Session, *, on_progress: Callable[[JobProgress], None] | None = None
-) -> JobProgress:
+def run_job(job: Job, session: Session, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
     """Run a job: a row in, a row out, in order.
 
     The columns are ``id``, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or run
@@ -119,9 +114,7 @@ def run_job(
     options = job.options
     began = time.monotonic()
     progress = JobProgress()
-    runner = WindowRunner(
-        session, job.task, max_batch_tokens=options.max_batch_tokens, overflow=options.overflow
-    )
+    runner = WindowRunner(session, job.task, max_batch_tokens=options.max_batch_tokens, overflow=options.overflow)
     integers = integer_ids(job.files, columns=options.columns)
     fields = [
         pa.field("id", pa.int64() if integers else pa.string()),

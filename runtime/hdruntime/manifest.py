@@ -215,9 +215,7 @@ def _decoded_dataclass(value: Any, cls: type, where: str) -> Any:
     hints = typing.get_type_hints(cls)
     missing = [name for name in hints if name not in value]
     if missing:
-        raise BundleCorruptError(
-            f"The manifest lacks {where}.{missing[0]}.\nRebuild or copy the bundle again."
-        )
+        raise BundleCorruptError(f"The manifest lacks {where}.{missing[0]}.\nRebuild or copy the bundle again.")
     return cls(**{name: _decoded(value[name], hint, f"{where}.{name}") for name, hint in hints.items()})
 
 
@@ -238,8 +236,7 @@ def _decoded_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[
     if len(value) != len(arguments):
         raise _wrong(where, f"a list of {len(arguments)}", value)
     return tuple(
-        _decoded(item, hint, f"{where}[{i}]")
-        for i, (item, hint) in enumerate(zip(value, arguments, strict=True))
+        _decoded(item, hint, f"{where}[{i}]") for i, (item, hint) in enumerate(zip(value, arguments, strict=True))
     )
 
 
@@ -262,6 +259,4 @@ def _require_type(value: Any, kind: type, where: str) -> None:
 def _wrong(where: str, expected: str, value: Any) -> BundleCorruptError:
     shown = json.dumps(value)
     shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return BundleCorruptError(
-        f"{where} should be {expected}, not {shown}.\nRebuild or copy the bundle again."
-    )
+    return BundleCorruptError(f"{where} should be {expected}, not {shown}.\nRebuild or copy the bundle again.")

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+__all__ = ["require"]
+
 import importlib
 from types import ModuleType
 
 from hdruntime.errors import MissingDependencyError
-
-__all__ = ["require"]
 
 _EXTRA_OF_PACKAGE = {
     "onnx": "export",

@@ -74,9 +74,7 @@ def _check_column(file: Path, schema: Any, name: str, option: str) -> None:
         )
     kind = schema.field(name).type
     if not _holds_strings(kind) and not (option == "--id-column" and pa.types.is_integer(kind)):
-        raise InputError(
-            f"Column {name!r} of {file} holds {kind}, not strings.\nName another one with {option}."
-        )
+        raise InputError(f"Column {name!r} of {file} holds {kind}, not strings.\nName another one with {option}.")
 
 
 def _holds_strings(kind: Any) -> bool:

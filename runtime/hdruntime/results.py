@@ -87,9 +87,7 @@ def _sentence_similarity(bundle: Bundle) -> TaskResults:
     return _embedding(bundle, "sentence_embedding", values)
 
 
-def _embedding(
-    bundle: Bundle, output: str, values: Callable[[Outputs, Encoding, Row], Values]
-) -> TaskResults:
+def _embedding(bundle: Bundle, output: str, values: Callable[[Outputs, Encoding, Row], Values]) -> TaskResults:
     width = _last_axis(bundle, output)
     kind = pa.list_(pa.float32(), -1 if width is None else width)
     fields = (pa.field("embedding", kind),)
@@ -135,9 +133,7 @@ def _token_classification(bundle: Bundle) -> TaskResults:
 def _question_answering(bundle: Bundle) -> TaskResults:
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
         assert row.text_pair is not None, "the job was planned without a context"
-        return vars(
-            answer(outputs["start_logits"], outputs["end_logits"], context=row.text_pair, encoding=encoding)
-        )
+        return vars(answer(outputs["start_logits"], outputs["end_logits"], context=row.text_pair, encoding=encoding))
 
     fields = (
         pa.field("answer", pa.string()),
@@ -187,9 +183,7 @@ def _labels(bundle: Bundle) -> Sequence[str]:
 
 def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
     """As Hugging Face's pipeline decides it, from the checkpoint's configuration."""
-    config = (
-        json.loads(bundle.file("config.json").read_bytes()) if "config.json" in bundle.manifest.files else {}
-    )
+    config = json.loads(bundle.file("config.json").read_bytes()) if "config.json" in bundle.manifest.files else {}
     if config.get("problem_type") == "regression":
         return Activation.IDENTITY
     if config.get("problem_type") == "multi_label_classification" or len(labels) == 1:

@@ -140,8 +140,7 @@ def _check_file(file: Path, columns: Columns) -> None:
     named = columns.text_pair or columns.id
     if kind is RowFormat.TEXT and named is not None:
         raise InputError(
-            f"{file} is plain text, so it has no column {named!r}.\n"
-            "Use .jsonl or .parquet for rows with columns."
+            f"{file} is plain text, so it has no column {named!r}.\nUse .jsonl or .parquet for rows with columns."
         )
 
 

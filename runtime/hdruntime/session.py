@@ -21,13 +21,8 @@ from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
 
 FloatArray = npt.NDArray[np.float32]
 
-_BATCH_TOKENS = 16384
-"""Tokens a batch, padding included, when the caller does not say; as text-embeddings-inference has it."""
 
-
-def load(
-    bundle: Path | str | Bundle, backend: Backend | str = "auto", *, threads: int | None = None
-) -> Session:
+def load(bundle: Path | str | Bundle, backend: Backend | str = "auto", *, threads: int | None = None) -> Session:
     """Load a bundle.
 
     Args:
@@ -55,9 +50,7 @@ class Session:
         self._runner: Runner | None = runner
         self._backend = runner.backend
         info = bundle.manifest.tokenizer
-        self._tokenizer = (
-            TextTokenizer(bundle.file(info.file), max_len=bundle.manifest.max_len) if info else None
-        )
+        self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=bundle.manifest.max_len) if info else None
 
     @property
     def manifest(self) -> Manifest:
@@ -107,14 +100,14 @@ class Session:
         self,
         encodings: Sequence[Encoding],
         *,
-        batch_tokens: int = _BATCH_TOKENS,
+        batch_tokens: int | None = None,
         outputs: Sequence[str] | None = None,
     ) -> list[dict[str, FloatArray]]:
         """Run texts of different lengths, batched by length inside.
 
         Args:
             encodings: what :meth:`tokenize` returned.
-            batch_tokens: most tokens a batch; a longer text goes alone.
+            batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
             outputs: names of the outputs wanted, default all.
 
         Returns:
@@ -132,23 +125,21 @@ class Session:
             for index, row in enumerate(rows):
                 length = len(encodings[row])
                 for name, values in batch.items():
-                    results[row][name] = (
-                        values[index, :length] if self._has_tokens_axis(name) else values[index]
-                    )
+                    results[row][name] = values[index, :length] if self._has_tokens_axis(name) else values[index]
         return results
 
     def embed(
         self,
         texts: Sequence[str],
         *,
-        batch_tokens: int = _BATCH_TOKENS,
+        batch_tokens: int | None = None,
         overflow: Overflow | str = Overflow.ERROR,
     ) -> FloatArray:
         """One vector a text: the bundle's ``sentence_embedding``, else the mean of its token vectors.
 
         Args:
             texts: an empty string is a text, too.
-            batch_tokens: most tokens a batch; a longer text goes alone.
+            batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
             overflow: what to do with a text of too many tokens, ``error`` or ``truncate``.
 
         Returns:
@@ -215,16 +206,17 @@ class Session:
         return size if isinstance(size, int) else self.manifest.hidden_size
 
     def _batches(
-        self, encodings: Sequence[Encoding], batch_tokens: int, outputs: Sequence[str]
+        self, encodings: Sequence[Encoding], batch_tokens: int | None, outputs: Sequence[str]
     ) -> Iterator[tuple[list[int], npt.NDArray[np.int64], dict[str, FloatArray]]]:
         """Run encodings batch by batch: yields indices of rows, their mask [batch, tokens], their outputs."""
         for row, encoding in enumerate(encodings):
             if not 1 <= len(encoding) <= self.manifest.max_len:
                 raise length_error(len(encoding), self.manifest.max_len, f"Text {row}")
+        runner = self._open_runner()
         batches = pack_by_tokens(
             [len(encoding) for encoding in encodings],
-            batch_tokens=batch_tokens,
-            equal_length=self._open_runner().prefers_equal_lengths,
+            batch_tokens=runner.batch_tokens if batch_tokens is None else batch_tokens,
+            equal_length=runner.prefers_equal_lengths,
         )
         for rows in batches:
             inputs = self._inputs([encodings[row] for row in rows])
@@ -257,8 +249,8 @@ class Session:
     ) -> dict[str, FloatArray]:
         results = self._open_runner().run(inputs, outputs)
         for name, values in results.items():
-            real = inputs["attention_mask"] if self._has_tokens_axis(name) else None
-            wrong = _non_finite_rows(values, real)
+            # Padded positions hold 0 whatever the model made of them, so this sees real tokens only.
+            wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
             if wrong:
                 raise self._non_finite_error(name, [rows[row] for row in wrong] if rows else wrong)
         return results
@@ -271,14 +263,3 @@ class Session:
             else f"Compare the bundle with its checkpoint: hdexport verify {self._bundle.path}"
         )
         return NonFiniteOutputError(f"The output {name} holds NaN or infinity in rows {shown}.\n{advice}")
-
-
-def _non_finite_rows(values: FloatArray, attention_mask: npt.NDArray[np.int64] | None) -> list[int]:
-    """Rows with a NaN or infinity, padded tokens aside."""
-    finite = np.isfinite(values)
-    if finite.all():
-        return []
-    if attention_mask is not None:
-        padding = (attention_mask == 0).reshape(attention_mask.shape + (1,) * (values.ndim - 2))
-        finite |= padding
-    return np.flatnonzero(~finite.reshape(len(values), -1).all(axis=1)).tolist()

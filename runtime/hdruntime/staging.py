@@ -75,9 +75,7 @@ def _require_replaceable(destination: Path, *, force: bool) -> None:
             "Remove it yourself, or choose another place with -o."
         )
     if not force:
-        raise OutputExistsError(
-            f"{destination} exists.\nReplace it with --force, or choose another place with -o."
-        )
+        raise OutputExistsError(f"{destination} exists.\nReplace it with --force, or choose another place with -o.")
     extra = _unlisted_files(destination)
     if extra:
         raise OutputExistsError(

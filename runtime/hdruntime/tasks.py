@@ -164,9 +164,7 @@ def fillings(
     """
     masks = np.flatnonzero(np.asarray(encoding.input_ids) == mask_token_id)
     if not len(masks):
-        raise InputError(
-            f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} where a word is wanted."
-        )
+        raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} where a word is wanted.")
     return [_best_tokens(softmax(logits[mask]), spelling) for mask in masks]
 
 

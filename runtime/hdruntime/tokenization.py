@@ -89,9 +89,7 @@ class TextTokenizer:
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
             batch = list(zip(texts, pairs, strict=True))
         encoded = (self._truncating if truncate else self._whole).encode_batch(batch)
-        encodings = [
-            Encoding(item.ids, item.type_ids, item.offsets, item.special_tokens_mask) for item in encoded
-        ]
+        encodings = [Encoding(item.ids, item.type_ids, item.offsets, item.special_tokens_mask) for item in encoded]
         self._check_lengths(encodings)
         return encodings
 

@@ -42,6 +42,9 @@ class ResultWriter(Protocol):
     def finish(self) -> None:
         """Write what is still held."""
 
+    def abandon(self) -> None:
+        """Let go of the file, which will be removed."""
+
 
 def check_output(output: Path, *, force: bool) -> None:
     """Refuse a place that results cannot be written to.
@@ -54,13 +57,9 @@ def check_output(output: Path, *, force: bool) -> None:
     if output.is_dir():
         raise OutputExistsError(f"{output} is a directory.\nName a file with -o.")
     if os.path.lexists(output) and not force:
-        raise OutputExistsError(
-            f"{output} exists.\nReplace it with --force, or choose another place with -o."
-        )
+        raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
     if not output.parent.is_dir():
-        raise InputError(
-            f"There is no directory {output.parent} for the output.\nMake it: mkdir -p {output.parent}"
-        )
+        raise InputError(f"There is no directory {output.parent} for the output.\nMake it: mkdir -p {output.parent}")
 
 
 @contextlib.contextmanager
@@ -84,11 +83,13 @@ def staged_results(output: Path, *, fields: Sequence[pa.Field], force: bool) -> 
     partial = target.with_name(f".{target.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     try:
         with partial.open("xb") as file:
-            writer: ResultWriter = (
-                _JsonlWriter(file) if kind is ResultFormat.JSONL else _ParquetWriter(file, fields)
-            )
-            yield writer
-            writer.finish()
+            writer: ResultWriter = _JsonlWriter(file) if kind is ResultFormat.JSONL else _ParquetWriter(file, fields)
+            try:
+                yield writer
+                writer.finish()
+            except BaseException:
+                writer.abandon()
+                raise
             file.flush()
             os.fsync(file.fileno())
         # Somebody else may have put a file there meanwhile.
@@ -126,6 +127,9 @@ class _JsonlWriter:
     def finish(self) -> None:
         pass  # the file's own buffer is all there is
 
+    def abandon(self) -> None:
+        pass
+
 
 def _json_from_value(value: object) -> str:
     if isinstance(value, np.ndarray):
@@ -151,6 +155,11 @@ class _ParquetWriter:
     def finish(self) -> None:
         self._write_held()
         self._writer.close()
+
+    def abandon(self) -> None:
+        # Otherwise pyarrow closes it when it is collected, and complains that the file is gone.
+        with contextlib.suppress(OSError):
+            self._writer.close()
 
     def _write_held(self) -> None:
         if self._held:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import onnx
 import pytest
+from onnx import TensorProto, helper
+
 from hdruntime.bundle import (
     EngineFile,
     GraphFile,
@@ -20,7 +22,6 @@ from hdruntime.bundle import (
     TokenizerInfo,
     seal,
 )
-from onnx import TensorProto, helper
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 
@@ -90,9 +91,7 @@ MANIFEST = Manifest(
     labels=("negative", "[bold]positive"),
     verification={
         "passed": True,
-        "graphs": {
-            "model.onnx": {"passed": 40, "checks": 40, "max_abs_error": 2e-6, "tolerance": "<= 1e-04"}
-        },
+        "graphs": {"model.onnx": {"passed": 40, "checks": 40, "max_abs_error": 2e-6, "tolerance": "<= 1e-04"}},
     },
     made_by={"command": "hdexport build tiny --max-len 4096 --fp16"},
     files={},
@@ -122,11 +121,15 @@ def bundle(tmp_path: Path) -> Path:
         "attention hdexport::Attention x6",
         "labels negative, [bold]positive",
         "tokenizer tokenizer.json, pads with [PAD] (0)",
-        "verification passed: model.onnx 40 of 40 checks, max abs error 2e-06 (<= 1e-04)",
+        "verification passed: model.onnx 40 of 40 checks, max abs error 2.00e-06 (<= 1e-04)",
         "made by: command hdexport build tiny --max-len 4096 --fp16",
         "input input_ids int64 [batch, tokens]",
         "output logits float32 [batch, tokens, 2]",
-        "model.onnx portable float16 4 Gather x2, Equal x1, If x1",
+        "model.onnx portable float16",
+        "operator model.onnx",
+        "Gather 2",
+        "If 1",
+        "all 4",
         "made for tensorrt_rtx 1.7.1, sm89, sm120",
         "profile 0 batch 1:1:8, tokens 1:128:128 (min:opt:max)",
         'plugins ["Windowed"]',

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hdruntime.errors import ExportError
 
 _DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 _HEADS = 2
+_STATES = ("query", "key", "value")
 
 
 def _attention_model(*, dtype: str, head_dim: int = 32, bias: bool = False, nodes: int = 1) -> ir.Model:
@@ -35,7 +37,7 @@ def _attention_model(*, dtype: str, head_dim: int = 32, bias: bool = False, node
     names = ["query", *(f"attended_{index}" for index in range(nodes))]
     chain = [
         helper.make_node("DenseAttention", [before, *rest], [after], domain="hdexport", scale=head_dim**-0.5)
-        for before, after in zip(names, names[1:], strict=False)
+        for before, after in itertools.pairwise(names)
     ]
     output = helper.make_tensor_value_info(names[-1], _DTYPES[dtype], state)
     model = helper.make_model(
@@ -91,7 +93,7 @@ def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray
 def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:
     generator = np.random.default_rng(tokens)
     shape = (3, _HEADS, tokens, 32)
-    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in ("query", "key", "value")}
+    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in _STATES}
     feeds["key_mask"] = _key_mask(kind, 3, tokens)
     if bias_batch is not None:
         feeds["bias"] = generator.normal(size=(bias_batch, _HEADS, tokens, tokens)).astype(np.float16)
@@ -100,8 +102,8 @@ def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_b
     expected = dense_attention(**exact, key_mask=torch.from_numpy(feeds["key_mask"]), scale=32**-0.5).numpy()
     for actual in (_by_the_standard(lowered, feeds), _by_onnxruntime(lowered, feeds)):
         assert np.isfinite(actual).all()
-        # Weights and results are rounded to float16 (2**-11 of their size), scores of up to 8 by as much as 2**-8.
-        assert np.abs(actual - expected).max() < 2**-7
+        # Measured 0.0028: weights and results are rounded to float16, as are scores of up to 8 (by 2**-9).
+        assert np.abs(actual - expected).max() < 2**-8
         if kind == "empty sequence":
             assert (actual[0] == 0).all()
 
@@ -109,9 +111,7 @@ def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_b
 def test_content_of_padding_does_not_change_other_tokens() -> None:
     lowered = tensorrt_graph(_attention_model(dtype="float16"), dtype="float16")
     generator = np.random.default_rng(0)
-    feeds = {
-        name: generator.normal(size=(2, _HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")
-    }
+    feeds = {name: generator.normal(size=(2, _HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")}
     feeds["key_mask"] = _key_mask("right padding", 2, 65)
     before = _by_onnxruntime(lowered, feeds)
     feeds["value"][0, :, 40:] = np.inf
@@ -144,9 +144,7 @@ def test_float32_keeps_the_body_because_tensorrt_fuses_none() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [8, 264])
-def test_heads_without_a_kernel_keep_the_body_and_say_so(
-    head_dim: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_heads_without_a_kernel_keep_the_body_and_say_so(head_dim: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         lowered = tensorrt_graph(_attention_model(dtype="float16", head_dim=head_dim), dtype="float16")
     assert [node.op_type for node in lowered.graph] == ["DenseAttention"]
@@ -181,7 +179,7 @@ def test_lowered_attention_builds(dtype: str, bias: bool, head_dim: int, tmp_pat
     config = builder.create_builder_config()
     for tokens in (96, 192):
         profile = builder.create_optimization_profile()
-        for name in ("query", "key", "value"):
+        for name in _STATES:
             profile.set_shape(
                 name, (1, _HEADS, 1, head_dim), (2, _HEADS, tokens, head_dim), (8, _HEADS, tokens, head_dim)
             )

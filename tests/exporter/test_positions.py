@@ -6,6 +6,10 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
 from hdexport.positions import (
     DEFAULT_ALPHA,
     FOLDED_LIMIT_BYTES,
@@ -17,9 +21,6 @@ from hdexport.positions import (
     factor_table,
 )
 from hdruntime.errors import ExportError, InputError, ModelError
-from hypothesis import given
-from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 ALPHAS = st.floats(0.01, 0.99).filter(lambda alpha: alpha != 0.5)
 
@@ -28,9 +29,7 @@ def tables(dtype: type, *, most: float, min_rows: int = 1) -> st.SearchStrategy[
     """Tables of up to 6 x 4; hypothesis draws zeros of both signs and denormals among the elements."""
     shapes = st.tuples(st.integers(min_rows, 6), st.integers(1, 4))
     width = np.dtype(dtype).itemsize * 8
-    return shapes.flatmap(
-        lambda shape: arrays.arrays(dtype, shape, elements=st.floats(-most, most, width=width))
-    )
+    return shapes.flatmap(lambda shape: arrays.arrays(dtype, shape, elements=st.floats(-most, most, width=width)))
 
 
 def defined_row(table: np.ndarray, number: int, alpha: float) -> list[Fraction]:
@@ -107,9 +106,7 @@ def test_the_comparison_with_the_definition_refuses_a_wrong_table(wrong: str) ->
 @pytest.mark.parametrize("scheme", [Scheme.HIERARCHICAL, Scheme.TILE])
 def test_a_shorter_table_is_the_start_of_a_longer_one(scheme: Scheme, max_len: int) -> None:
     table = random_table(5)
-    assert same_bits(
-        extend_table(table, max_len, scheme=scheme), extend_table(table, 25, scheme=scheme)[:max_len]
-    )
+    assert same_bits(extend_table(table, max_len, scheme=scheme), extend_table(table, 25, scheme=scheme)[:max_len])
 
 
 def test_512_rows_give_262144_different_ones() -> None:
@@ -178,9 +175,7 @@ def test_new_rows_are_rounded_once_when_the_dtype_narrows() -> None:
 
 
 def test_bfloat16_tables_are_extended_in_bfloat16() -> None:
-    ml_dtypes = pytest.importorskip(
-        "ml_dtypes", reason="bfloat16 arrays come from ml_dtypes, which onnx brings"
-    )
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays come from ml_dtypes, which onnx brings")
     table = random_table(6).astype(ml_dtypes.bfloat16)
     extended = extend_table(table, 36)
     assert extended.dtype == ml_dtypes.bfloat16
@@ -200,9 +195,7 @@ def test_bfloat16_tables_are_extended_in_bfloat16() -> None:
         (100_000, 100_000, 1024, 4, Form.FOLDED),
     ],
 )
-def test_the_form_changes_at_the_memory_bound(
-    max_len: int, base: int, width: int, itemsize: int, form: Form
-) -> None:
+def test_the_form_changes_at_the_memory_bound(max_len: int, base: int, width: int, itemsize: int, form: Form) -> None:
     assert choose_form(max_len, base=base, width=width, itemsize=itemsize) is form
     assert FOLDED_LIMIT_BYTES == 16384 * 1024 * 4
 
@@ -275,9 +268,7 @@ def test_a_damaged_table_is_refused_by_row(value: float) -> None:
         extend_table(table, 25)
 
 
-@pytest.mark.parametrize(
-    ("shape", "first_row"), [((5,), 0), ((0, 4), 0), ((5, 0), 0), ((5, 4), 5), ((5, 4), -1)]
-)
+@pytest.mark.parametrize(("shape", "first_row"), [((5,), 0), ((0, 4), 0), ((5, 0), 0), ((5, 4), 5), ((5, 4), -1)])
 def test_a_table_without_usable_rows_is_refused(shape: tuple[int, ...], first_row: int) -> None:
     with pytest.raises(ModelError, match=r"has no usable row"):
         extend_table(np.zeros(shape, np.float32), 3, first_row=first_row)

@@ -88,9 +88,7 @@ def test_profiles_short_of_max_len_are_warned_about(caplog: pytest.LogCaptureFix
     assert "up to 512 of the bundle's 4096 tokens" in caplog.text
 
 
-@pytest.mark.parametrize(
-    "value", ["", "0", "-1", "128,", "128;512", "1.5", "abc", "nan", " 128", "1_000", "\u0663"]
-)
+@pytest.mark.parametrize("value", ["", "0", "-1", "128,", "128;512", "1.5", "abc", "nan", " 128", "1_000", "\u0663"])
 def test_lengths_that_are_no_numbers_are_refused(value: str) -> None:
     with pytest.raises(InputError, match=r"--profiles holds .*\n.*--profiles 128,512,4096"):
         profiles_from_options(4096, profiles=value)
@@ -135,9 +133,7 @@ def test_a_length_given_twice_is_refused() -> None:
 )
 def test_bad_shapes_are_refused_with_the_fix(shape: str, message: str) -> None:
     with pytest.raises(InputError, match=message):
-        profiles_from_options(
-            4096, min_shapes=[shape], opt_shapes=["input_ids:1x256"], max_shapes=["input_ids:8x4096"]
-        )
+        profiles_from_options(4096, min_shapes=[shape], opt_shapes=["input_ids:1x256"], max_shapes=["input_ids:8x4096"])
 
 
 def test_shapes_longer_than_the_model_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""The library name that TensorRT-RTX's wheel forgot: plugins are imported although nothing may be installed."""
+"""The library name that TensorRT-RTX's wheel forgot: plugins are imported, and nothing is installed."""
 
 from __future__ import annotations
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
+
 from hdruntime.bundle import (
     FORMAT_VERSION,
     GraphFile,
@@ -17,7 +19,6 @@ from hdruntime.bundle import (
     TokenizerInfo,
     seal,
 )
-from onnx import TensorProto, helper, numpy_helper
 
 HIDDEN_SIZE = 4
 MAX_LEN = 16
@@ -51,10 +52,7 @@ def write_model(path: Path, *, task: str, token_types: bool, masked: bool, exter
     """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers."""
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names]
-    outputs = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, shape)
-        for name, shape in _OUTPUTS[task].items()
-    ]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in _OUTPUTS[task].items()]
     constants = {
         "table": TABLE,
         "types": TYPES,
@@ -147,9 +145,7 @@ def make_bundle(
     return directory
 
 
-def _manifest(
-    task: str, graphs: tuple[GraphFile, ...], token_types: bool, tokenizer: bool, dtype: str
-) -> Manifest:
+def _manifest(task: str, graphs: tuple[GraphFile, ...], token_types: bool, tokenizer: bool, dtype: str) -> Manifest:
     names = ("input_ids", "attention_mask", *(("token_type_ids",) if token_types else ()))
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -163,14 +159,10 @@ def _manifest(
         num_layers=1,
         num_heads=1,
         parameters=TABLE.size,
-        positions=Positions(
-            scheme="hierarchical", alpha=0.4, base=4, rows=MAX_LEN, first_row=0, form="folded"
-        ),
+        positions=Positions(scheme="hierarchical", alpha=0.4, base=4, rows=MAX_LEN, first_row=0, form="folded"),
         attention={"Attention": 1},
         inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in names),
-        outputs=tuple(
-            TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in _OUTPUTS[task].items()
-        ),
+        outputs=tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in _OUTPUTS[task].items()),
         graphs=graphs,
         engines=(),
         tokenizer=TokenizerInfo(

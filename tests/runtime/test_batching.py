@@ -6,11 +6,12 @@ import itertools
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from hdruntime.batching import equal_length_groups, pack_by_tokens, padded
 from hdruntime.errors import InputError
 from hdruntime.pooling import mean_over_tokens
-from hypothesis import given
-from hypothesis import strategies as st
 
 LENGTHS = st.lists(st.integers(1, 70), max_size=60)
 BUDGETS = st.integers(1, 400)
@@ -73,9 +74,7 @@ def test_padding_is_on_the_right_and_takes_its_value(rows: list[list[int]]) -> N
 
 @given(
     mask=st.integers(1, 5).flatmap(
-        lambda tokens: st.lists(
-            st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens), min_size=1, max_size=6
-        )
+        lambda tokens: st.lists(st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens), min_size=1, max_size=6)
     )
 )
 def test_groups_hold_each_row_once_and_only_right_padded_ones_have_a_length(mask: list[list[int]]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
 from hdruntime import staging
 from hdruntime.bundle import FORMAT_VERSION, Manifest, open_bundle, seal, staged_bundle, write_manifest
 from hdruntime.errors import (
@@ -35,9 +36,7 @@ def edit_manifest(path: Path, change: Callable[[dict], None]) -> None:
 
 def contents(directory: Path) -> dict[str, bytes]:
     return {
-        path.relative_to(directory).as_posix(): path.read_bytes()
-        for path in directory.rglob("*")
-        if path.is_file()
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
     }
 
 
@@ -63,9 +62,7 @@ def test_unlisted_files_are_ignored(bundle_path: Path) -> None:
     assert "notes.txt" not in open_bundle(bundle_path).manifest.files
 
 
-@pytest.mark.parametrize(
-    "make", [lambda path: None, Path.mkdir, Path.touch], ids=["nothing", "empty", "file"]
-)
+@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, Path.touch], ids=["nothing", "empty", "file"])
 def test_what_is_no_bundle_is_said_to_be_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "bundle"
     make(path)
@@ -79,9 +76,7 @@ def test_a_changed_byte_is_refused(bundle_path: Path, file: str) -> None:
     data[len(data) // 2] ^= 1
     (bundle_path / file).write_bytes(data)
     expected = open_bundle(bundle_path, check_files=False).manifest.files[file].sha256
-    with pytest.raises(
-        BundleCorruptError, match=rf"{file} .* has changed: expected sha256 {expected}, found"
-    ) as e:
+    with pytest.raises(BundleCorruptError, match=rf"{file} .* has changed: expected sha256 {expected}, found") as e:
         open_bundle(bundle_path)
     assert "Rebuild or copy the bundle again" in str(e.value)
 
@@ -107,9 +102,7 @@ def test_a_named_pipe_in_a_files_place_is_refused_without_waiting(bundle_path: P
         open_bundle(bundle_path)
 
 
-@pytest.mark.parametrize(
-    "relative", ["../outside", "/etc/hostname", "a/../../outside", "a\\..\\b", "", ".", "x\0y"]
-)
+@pytest.mark.parametrize("relative", ["../outside", "/etc/hostname", "a/../../outside", "a\\..\\b", "", ".", "x\0y"])
 def test_a_path_that_leaves_the_bundle_is_refused(bundle_path: Path, relative: str) -> None:
     (bundle_path.parent / "outside").write_text("secret")
     record = {"sha256": "0" * 64, "size_bytes": 6}
@@ -258,9 +251,7 @@ def test_an_error_leaves_nothing_not_even_new_parents(tmp_path: Path, manifest: 
 
 
 @pytest.mark.parametrize("error", [KeyError, KeyboardInterrupt])
-def test_an_error_leaves_the_old_bundle(
-    bundle_path: Path, manifest: Manifest, error: type[BaseException]
-) -> None:
+def test_an_error_leaves_the_old_bundle(bundle_path: Path, manifest: Manifest, error: type[BaseException]) -> None:
     before = contents(bundle_path)
     with pytest.raises(error):
         failing_build(bundle_path, manifest, error(), force=True)
@@ -350,9 +341,7 @@ def test_force_never_deletes_files_that_somebody_put_into_a_bundle(bundle_path: 
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_what_appears_during_the_build_is_not_replaced(
-    tmp_path: Path, manifest: Manifest, force: bool
-) -> None:
+def test_what_appears_during_the_build_is_not_replaced(tmp_path: Path, manifest: Manifest, force: bool) -> None:
     destination = tmp_path / "new"
 
     def somebody_writes() -> None:
@@ -488,9 +477,7 @@ def test_the_directory_of_a_living_build_is_left_alone(bundle_path: Path, manife
         assert len([name for name in names_in(bundle_path.parent) if str(process.pid) in name]) == 1
 
 
-def test_the_only_copy_of_an_old_bundle_is_never_taken_for_a_leftover(
-    bundle_path: Path, manifest: Manifest
-) -> None:
+def test_the_only_copy_of_an_old_bundle_is_never_taken_for_a_leftover(bundle_path: Path, manifest: Manifest) -> None:
     kept = bundle_path.with_name(".out.replaced-1-0")
     bundle_path.rename(kept)
     with pytest.raises(KeyError):

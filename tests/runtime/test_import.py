@@ -5,9 +5,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 import hdruntime
 import hdruntime.errors
-import pytest
 
 HEAVY = [
     "onnx",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+
 from hdruntime.errors import InputError
 from hdruntime.rows import Columns, Row, find_inputs, integer_ids, read_rows
 
@@ -178,9 +179,7 @@ def test_an_unknown_kind_of_file_is_refused_with_the_known_ones(tmp_path: Path, 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"There is no file or directory .*a.txt"):
         find_inputs([tmp_path / "a.txt"], columns=TEXT)
-    with pytest.raises(
-        InputError, match=r"The directory .* holds no file that ends in .jsonl, .parquet, .txt"
-    ):
+    with pytest.raises(InputError, match=r"The directory .* holds no file that ends in .jsonl, .parquet, .txt"):
         find_inputs([tmp_path], columns=TEXT)
     with pytest.raises(InputError, match=r"No input was given"):
         find_inputs([], columns=TEXT)
@@ -223,9 +222,7 @@ def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path, columns: C
 
 @pytest.mark.parametrize("columns", [Columns(text_pair="other"), Columns(id="other")])
 def test_plain_text_has_no_columns(tmp_path: Path, columns: Columns) -> None:
-    with pytest.raises(
-        InputError, match=r"is plain text, so it has no column 'other'.\nUse .jsonl or .parquet"
-    ):
+    with pytest.raises(InputError, match=r"is plain text, so it has no column 'other'.\nUse .jsonl or .parquet"):
         find_inputs([write(tmp_path / "a.txt", "x")], columns=columns)
 
 

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import hdruntime
 import numpy as np
 import onnxruntime
 import pytest
-from hdruntime.bundle import open_bundle
+
+import hdruntime
+from hdruntime.bundle import EngineFile, open_bundle, seal
 from hdruntime.errors import (
     BackendError,
     BackendUnavailableError,
@@ -57,9 +59,7 @@ def test_the_answer_is_the_models(session: Session, model: Model, batch: int, to
     np.testing.assert_allclose(output, model(ids), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", ">i4", "list"]
-)
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", ">i4", "list"])
 def test_any_integers_do(session: Session, model: Model, dtype: str) -> None:
     ids = random_ids(2, 5)
     given: Any = ids.tolist() if dtype == "list" else ids.astype(dtype)
@@ -82,9 +82,7 @@ def test_token_types_default_to_zeros(new_bundle: Callable[..., Path]) -> None:
     assert np.abs(ones - zeros).max() > 1
 
 
-PADDED = np.array(
-    [[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]], dtype=np.int64
-)
+PADDED = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 0], [1, 1, 1, 1, 1], [1, 0, 0, 0, 0], [1, 1, 0, 0, 0]], dtype=np.int64)
 
 
 def test_padding_content_does_not_change_output(session: Session) -> None:
@@ -206,9 +204,7 @@ def test_nan_in_infer_and_embed_names_the_callers_rows(session: Session) -> None
 
 
 @pytest.mark.parametrize(("dtype", "advice"), [("float16", "--bf16"), ("float32", "hdexport verify")])
-def test_the_advice_on_nan_depends_on_the_dtype(
-    new_bundle: Callable[..., Path], dtype: str, advice: str
-) -> None:
+def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: Callable[..., Path], dtype: str, advice: str) -> None:
     with pytest.raises(NonFiniteOutputError, match=advice):
         hdruntime.load(new_bundle(dtype=dtype))(input_ids=[[NAN]])
 
@@ -216,10 +212,10 @@ def test_the_advice_on_nan_depends_on_the_dtype(
 # Texts
 
 
-@pytest.mark.parametrize("batch_tokens", [1, 7, 16, 16384])
+@pytest.mark.parametrize("batch_tokens", [1, 7, 16, 16384, None])
 @pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
 def test_embeddings_keep_order_and_do_not_depend_on_batches(
-    new_bundle: Callable[..., Path], task: str, batch_tokens: int
+    new_bundle: Callable[..., Path], task: str, batch_tokens: int | None
 ) -> None:
     session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
     embeddings = session.embed(TEXTS, batch_tokens=batch_tokens)
@@ -269,9 +265,7 @@ def test_a_bundle_without_a_tokenizer_says_so(new_bundle: Callable[..., Path]) -
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 12, 16384])
-def test_infer_trims_each_result_to_its_text(
-    new_bundle: Callable[..., Path], model: Model, batch_tokens: int
-) -> None:
+def test_infer_trims_each_result_to_its_text(new_bundle: Callable[..., Path], model: Model, batch_tokens: int) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     encodings = session.tokenize(TEXTS)
     results = session.infer(encodings, batch_tokens=batch_tokens)
@@ -320,6 +314,25 @@ def test_auto_says_what_it_chose_and_why(bundle_path: Path, caplog: pytest.LogCa
     assert "onnxruntime runs model.onnx on the CPU" in caplog.text
 
 
+def test_auto_says_why_it_did_not_choose_an_engine(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    engine = EngineFile(
+        file="model.engine",
+        passport="model.json",
+        flavour="tensorrt_rtx",
+        version="1.7.1",
+        precision="float16",
+        architectures=("sm89",),
+        profiles=(),
+    )
+    for name in (engine.file, engine.passport):
+        (bundle_path / name).write_text("{}")
+    seal(bundle_path, dataclasses.replace(open_bundle(bundle_path).manifest, engines=(engine,)))
+    with caplog.at_level(logging.INFO, logger="hdruntime"):
+        session = hdruntime.load(bundle_path)
+    assert session.backend is hdruntime.Backend.ONNXRUNTIME
+    assert "chose onnxruntime; not tensorrt_rtx, because this version" in caplog.text
+
+
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx", hdruntime.Backend.TENSORRT])
 def test_a_requested_backend_runs_or_raises(bundle_path: Path, backend: str) -> None:
     with pytest.raises(BackendUnavailableError, match=r"tensorrt.* is not in this version .*\n.*onnxruntime"):
@@ -362,7 +375,7 @@ def test_a_damaged_bundle_is_not_loaded(bundle_path: Path) -> None:
 def test_a_graph_that_onnx_runtime_cannot_read_is_explained(bundle_path: Path) -> None:
     manifest = open_bundle(bundle_path).manifest
     (bundle_path / "model.onnx").write_bytes(b"no protobuf")
-    hdruntime.bundle.seal(bundle_path, manifest)
+    seal(bundle_path, manifest)
     with pytest.raises(BackendError, match=r"cannot load .*model.onnx: .*\n.*pip install -U onnxruntime"):
         hdruntime.load(bundle_path)
 
@@ -378,7 +391,7 @@ def test_a_graph_whose_weights_lie_outside_of_the_bundle_is_not_loaded(bundle_pa
                 entry.value = "../model.onnx.data"
     (bundle_path / "model.onnx").write_bytes(model.SerializeToString())
     (bundle_path / "model.onnx.data").rename(bundle_path.parent / "model.onnx.data")
-    hdruntime.bundle.seal(bundle_path, manifest)
+    seal(bundle_path, manifest)
     with pytest.raises(BackendError, match="escapes model directory"):
         hdruntime.load(bundle_path)
 
@@ -387,7 +400,7 @@ def test_a_manifest_of_other_outputs_than_the_graphs_is_refused(
     new_bundle: Callable[..., Path],
 ) -> None:
     path, other = new_bundle("one"), new_bundle("other", task="text-classification")
-    hdruntime.bundle.seal(path, open_bundle(other).manifest)
+    seal(path, open_bundle(other).manifest)
     with pytest.raises(BundleCorruptError, match=r"outputs of model.onnx are \['last_hidden_state'\]"):
         hdruntime.load(path)
 

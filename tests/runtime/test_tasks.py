@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+
 from hdruntime.errors import InputError
 from hdruntime.tasks import (
     FILL_MASK_CHOICES,
@@ -149,9 +150,7 @@ def test_each_mask_gets_its_best_tokens_best_first() -> None:
     logits = np.zeros((4, 8), np.float32)
     logits[1, [2, 5]] = LN2, LN4
     logits[2, 0] = 1
-    found = fillings(
-        logits, mask_token_id=7, spelling=spelling, encoding=encoding("S 0-6 7-13 S", ids=[1, 7, 7, 2])
-    )
+    found = fillings(logits, mask_token_id=7, spelling=spelling, encoding=encoding("S 0-6 7-13 S", ids=[1, 7, 7, 2]))
     assert len(found) == 2
     # Weights 4, 2 and six times 1; of equals the smaller id comes first.
     assert [(filling.token, filling.token_id) for filling in found[0]] == [
@@ -161,9 +160,7 @@ def test_each_mask_gets_its_best_tokens_best_first() -> None:
         ("word1", 1),
         ("word3", 3),
     ]
-    assert [filling.score for filling in found[0]] == pytest.approx(
-        [4 / 12, 2 / 12, 1 / 12, 1 / 12, 1 / 12], rel=1e-6
-    )
+    assert [filling.score for filling in found[0]] == pytest.approx([4 / 12, 2 / 12, 1 / 12, 1 / 12, 1 / 12], rel=1e-6)
     assert found[1][0].token_id == 0
     assert isinstance(found[1][0], Filling)
 

@@ -8,9 +8,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer
+
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
-from tokenizers import Tokenizer
 
 CLS, SEP = 2, 3
 
@@ -24,9 +25,7 @@ def words(count: int) -> str:
     return " ".join(["long"] * count)
 
 
-def test_the_files_own_truncation_and_padding_are_switched_off(
-    bundle_path: Path, tokenizer: TextTokenizer
-) -> None:
+def test_the_files_own_truncation_and_padding_are_switched_off(bundle_path: Path, tokenizer: TextTokenizer) -> None:
     as_saved = Tokenizer.from_file(str(bundle_path / "tokenizer.json"))
     assert [len(as_saved.encode(text).ids) for text in ("", words(14))] == [8, 8]
     assert [len(item) for item in tokenizer.encode(["", words(14)])] == [2, 16]

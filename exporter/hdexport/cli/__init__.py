@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["main"]
+
 import argparse
 import importlib
 import logging
@@ -10,8 +12,6 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hdruntime.errors import HdexportError, InputError
-
-__all__ = ["main"]
 
 _COMMANDS = ("build", "extend", "inspect", "verify", "run", "doctor")
 """Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""

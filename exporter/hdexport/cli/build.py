@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from hdexport.build import BuildOptions
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
@@ -30,9 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_position_arguments(parser: argparse.ArgumentParser) -> None:
     positions = parser.add_argument_group("positions")
-    positions.add_argument(
-        "--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)"
-    )
+    positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)")
     positions.add_argument(
         "--positions",
         default="hierarchical",
@@ -54,7 +59,9 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
         "adds an engine for each TensorRT that is installed and can build here",
     )
     engines.add_argument(
-        "--profiles", metavar="N,N,...", help="longest input of each profile (default: 128,512,1024,2048,... max_len)"
+        "--profiles",
+        metavar="N,N,...",
+        help="longest input of each profile (default: 128,512,1024,2048,... max_len)",
     )
     engines.add_argument("--batch", metavar="MIN:OPT:MAX", help="batch sizes of every profile (default: 1:1:8)")
     for bound in ("min", "opt", "max"):
@@ -63,7 +70,7 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="SHAPES",
-            help=f"trtexec's spelling of a profile's {bound} shapes, input_ids:1x128,attention_mask:1x128; once a profile",
+            help=f"a profile's {bound} shapes as trtexec takes them, input_ids:1x128,attention_mask:1x128",
         )
     engines.add_argument("--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all it supports)")
 
@@ -86,3 +93,51 @@ def run(options: argparse.Namespace) -> int:
     )
     print(f"Look inside: hdexport inspect {build_options.output}")
     return 0
+
+
+def _build_options(options: argparse.Namespace) -> BuildOptions:
+    from hdexport.build import BuildOptions
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.cli.values import decimal_number, whole_number
+    from hdexport.positions import scheme_from_name
+    from hdexport.profiles import profiles_from_options
+    from hdexport.targets import flavours_of_targets
+    from hdexport.tasks import task_from_name
+
+    model = options.model or _default_model()
+    precision = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
+    checkpoint = find_checkpoint(model)
+    max_len = checkpoint.base_positions
+    if options.max_len is not None:
+        max_len = whole_number("--max-len", options.max_len)
+    return BuildOptions(
+        model=model,
+        output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
+        max_len=max_len,
+        precision=precision,
+        task=task_from_name(options.task),
+        scheme=scheme_from_name(options.positions),
+        alpha=decimal_number("--alpha", options.alpha),
+        flavours=flavours_of_targets(options.target or ["auto"]),
+        profiles=profiles_from_options(
+            max_len,
+            profiles=options.profiles,
+            batch=options.batch,
+            min_shapes=options.minShapes,
+            opt_shapes=options.optShapes,
+            max_shapes=options.maxShapes,
+        ),
+        architectures=tuple(options.sm.split(",")) if options.sm else (),
+        verify=not options.no_verify,
+        force=options.force,
+        allow_pickle=options.allow_pickle,
+        command=shlex.join(["hdexport", *sys.argv[1:]]),
+    )
+
+
+def _default_model() -> Path:
+    from hdexport.checkpoint import default_model
+
+    path, reason = default_model()
+    print(f"No MODEL was named; building {path.resolve()}: {reason}.", flush=True)
+    return path

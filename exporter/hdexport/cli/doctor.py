@@ -1,16 +1,32 @@
-"""Not written yet."""
+"""Show what this machine can do, and the command that mends what it lacks."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 
-SUMMARY = "not written yet"
+SUMMARY = "show what this machine can do, and what mends what it lacks"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument("--json", action="store_true", help="print the findings as JSON")
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the command."""
-    raise NotImplementedError
+    """Run the command; the exit code is 1 when something installed is broken."""
+    from hdexport.diagnosis import Status, diagnose
+
+    findings = diagnose()
+    healthy = all(finding.status is not Status.BROKEN for finding in findings)
+    if options.json:
+        found = [dataclasses.asdict(finding) for finding in findings]
+        print(json.dumps({"healthy": healthy, "findings": found}, indent=2))
+    else:
+        width = max(len(finding.part) for finding in findings)
+        for finding in findings:
+            print(f"{finding.status.value:<8} {finding.part:<{width}}  {finding.detail}")
+            if finding.fix is not None:
+                print(f"{'':<8} {'':<{width}}  fix: {finding.fix}")
+    return 0 if healthy else 1

@@ -17,8 +17,9 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
-    from hdruntime.bundle import Bundle, EngineFile, Manifest
     from rich.console import Console
+
+    from hdruntime.bundle import Bundle, EngineFile, Manifest
 
 SUMMARY = "show what is in a bundle"
 
@@ -84,9 +85,7 @@ def _passport(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
     try:
         passport = json.loads(path.read_bytes())
     except ValueError as error:
-        raise BundleCorruptError(
-            f"The passport {path} is not valid JSON: {error}.\nRebuild the bundle."
-        ) from None
+        raise BundleCorruptError(f"The passport {path} is not valid JSON: {error}.\nRebuild the bundle.") from None
     return passport if isinstance(passport, dict) else {"passport": passport}
 
 
@@ -116,24 +115,20 @@ def _show(
     _table(
         console,
         "Graphs",
-        ("file", "lowering", "type", "nodes", "operators"),
-        (
-            (graph.file, graph.lowering, graph.dtype, *_counted(operators, graph.file))
-            for graph in manifest.graphs
-        ),
+        ("file", "lowering", "type"),
+        ((graph.file, graph.lowering, graph.dtype) for graph in manifest.graphs),
     )
     if operators is None:
         console.print(f"Operators were not counted. {why_not}\n")
+    else:
+        _table(console, "Operators", ("operator", *operators), _operator_rows(operators))
     for engine in manifest.engines:
         _pairs(console, f"Engine {engine.file}", _engine(engine, passports[engine.file]))
     _table(
         console,
         "Files",
         ("file", "size", "sha256"),
-        (
-            (name, _size(record.size_bytes), record.sha256[:_SHOWN_OF_SHA256])
-            for name, record in manifest.files.items()
-        ),
+        ((name, _size(record.size_bytes), record.sha256[:_SHOWN_OF_SHA256]) for name, record in manifest.files.items()),
     )
 
 
@@ -184,7 +179,11 @@ def _verification(found: dict[str, object] | None) -> str:
 
 def _graph_checks(result: dict[str, object]) -> str:
     checks = f"{result.get('passed')} of {result.get('checks')} checks"
-    return f"{checks}, max abs error {result.get('max_abs_error')} ({result.get('tolerance')})"
+    return f"{checks}, max abs error {_number(result.get('max_abs_error'))} ({result.get('tolerance')})"
+
+
+def _number(value: object) -> str:
+    return f"{value:.2e}" if isinstance(value, float) else str(value)
 
 
 def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[str, str]]:
@@ -199,10 +198,11 @@ def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[s
             yield key, value if isinstance(value, str) else json.dumps(value)
 
 
-def _counted(operators: dict[str, dict[str, int]] | None, file: str) -> tuple[str, str]:
-    if operators is None:
-        return "", ""
-    return str(sum(operators[file].values())), _counts(operators[file])
+def _operator_rows(operators: dict[str, dict[str, int]]) -> Iterator[tuple[str, ...]]:
+    """One row an operator, one count a graph."""
+    for name in sorted({name for counts in operators.values() for name in counts}):
+        yield name, *(str(counts.get(name, "-")) for counts in operators.values())
+    yield "all", *(str(sum(counts.values())) for counts in operators.values())
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -228,7 +228,7 @@ def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterabl
 
     table = Table(box=None, pad_edge=False, show_header=any(columns))
     for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column in ("size", "nodes") else "left")
+        table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
     for row in rows:
         table.add_row(*row)
     console.print(title, style="bold")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+__all__ = ["TerminalProgress"]
+
 import sys
 import time
 from types import TracebackType
 
 from hdexport.progress import Progress
-
-__all__ = ["TerminalProgress"]
 
 
 class TerminalProgress(Progress):

@@ -34,15 +34,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help=".jsonl, .parquet or .txt file, or directory of them",
     )
-    parser.add_argument(
-        "-o", "--output", metavar="OUT", type=Path, required=True, help=".jsonl or .parquet file"
-    )
-    parser.add_argument(
-        "--backend", default="auto", help="onnxruntime, tensorrt, tensorrt_rtx or auto (default: auto)"
-    )
-    parser.add_argument(
-        "--text-column", metavar="NAME", default="text", help="column of the text (default: text)"
-    )
+    parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=".jsonl or .parquet file")
+    parser.add_argument("--backend", default="auto", help="onnxruntime, tensorrt, tensorrt_rtx or auto (default: auto)")
+    parser.add_argument("--text-column", metavar="NAME", default="text", help="column of the text (default: text)")
     parser.add_argument(
         "--text-pair-column",
         metavar="NAME",
@@ -65,9 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what happens to a text of more tokens than the bundle accepts (default: error)",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
-    parser.add_argument(
-        "--threads", metavar="N", type=int, help="CPU threads (default: the backend's choice)"
-    )
+    parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: the backend's choice)")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -118,9 +110,7 @@ def _progress_shown() -> Iterator[Callable[[JobProgress], None]]:
 
         def show(done: JobProgress) -> None:
             failed = f", {done.failed_rows} failed" if done.failed_rows else ""
-            progress.update(
-                line, description=f"{done.rows} rows{failed}, {_tokens_per_second(done):.0f} tokens/s"
-            )
+            progress.update(line, description=f"{done.rows} rows{failed}, {_tokens_per_second(done):.0f} tokens/s")
 
         yield show
 

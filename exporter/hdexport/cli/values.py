@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hdruntime.errors import InputError
-
 __all__ = ["decimal_number", "whole_number"]
+
+from hdruntime.errors import InputError
 
 
 def whole_number(option: str, text: str) -> int:

@@ -14,7 +14,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--model", help="the checkpoint it was built from (default: where the bundle says it came from)"
     )
     parser.add_argument(
-        "--longest", metavar="TOKENS", help="check no longer inputs than that (default: 8192; PyTorch takes minutes for more)"
+        "--longest",
+        metavar="TOKENS",
+        help="check no longer inputs than that (default: 8192; PyTorch takes minutes for more)",
     )
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
 

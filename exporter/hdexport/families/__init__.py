@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "family_of"]
+
 import importlib
 
 from hdexport.families.family import Family
 from hdruntime.errors import ModelError
-
-__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "family_of"]
 
 _MODULE_OF_MODEL_TYPE = {
     "albert": "bert",

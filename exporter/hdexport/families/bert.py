@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from hdexport.families.family import Family
-
 __all__ = ["FAMILY"]
+
+from hdexport.families.family import Family
 
 FAMILY = Family(model_types=("albert", "bert", "distilbert", "electra", "ernie"))

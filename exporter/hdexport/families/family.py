@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+__all__ = ["Family"]
+
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
-
-__all__ = ["Family"]
 
 
 def _nothing_to_adapt(model: PreTrainedModel) -> None:
@@ -38,7 +37,6 @@ class Family:
         padding_row = self.padding_row(config)
         return 0 if padding_row is None else padding_row + 1
 
-    def embeddings(self, model: PreTrainedModel) -> torch.nn.Module:
-        """The module that holds ``word_embeddings``, ``position_embeddings`` and, for some, ``token_type_embeddings``."""
-        embeddings: torch.nn.Module = model.base_model.embeddings
-        return embeddings
+    def embeddings(self, model: PreTrainedModel) -> Any:
+        """The module of word, position and, for some, token-type embeddings."""
+        return model.base_model.embeddings

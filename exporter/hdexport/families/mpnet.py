@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+__all__ = ["FAMILY"]
+
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,8 +15,6 @@ from hdexport.families.family import Family
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["FAMILY"]
-
 # The model's code fixes the padding row to 1, whatever the config's pad_token_id.
 _PADDING_ROW = 1
 
@@ -21,10 +22,10 @@ _PADDING_ROW = 1
 class _SelfAttention(torch.nn.Module):
     """The projections of the original module around our operator."""
 
-    def __init__(self, original: torch.nn.Module) -> None:
+    def __init__(self, original: Any) -> None:
         super().__init__()
         self.q, self.k, self.v, self.o = original.q, original.k, original.v, original.o
-        self.head_dim = original.attention_head_size
+        self.head_dim = int(original.attention_head_size)
 
     def forward(
         self,
@@ -35,35 +36,27 @@ class _SelfAttention(torch.nn.Module):
         **_: Any,
     ) -> tuple[torch.Tensor]:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)  # [batch, tokens, heads, head_dim]
-        query, key, value = (
-            project(hidden_states).view(heads).transpose(1, 2) for project in (self.q, self.k, self.v)
-        )
+        query, key, value = (project(hidden_states).view(heads).transpose(1, 2) for project in (self.q, self.k, self.v))
         attended = dense_attention_node(
             query, key, value, attention_mask, bias=position_bias, scale=self.head_dim**-0.5
         )
         return (self.o(attended.transpose(1, 2).flatten(2)),)
 
 
-class _PositionBias(torch.nn.Module):
+def _position_bias(encoder: Any, hidden_states: torch.Tensor) -> torch.Tensor:
     """The bias of relative distance, [1, heads, tokens, tokens]: one for the batch, where the original repeats it."""
-
-    def __init__(self, encoder: torch.nn.Module) -> None:
-        super().__init__()
-        self.relative_attention_bias = encoder.relative_attention_bias
-        self.bucket_of_distance = encoder.relative_position_bucket
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-        # The original passes no num_buckets, so 32 holds whatever the config says; neither do we.
-        buckets = self.bucket_of_distance(positions[None, :] - positions[:, None])
-        return self.relative_attention_bias(buckets).permute(2, 0, 1).unsqueeze(0)
+    positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)
+    # The original passes no num_buckets, so its default of 32 holds whatever the config says; here as well.
+    buckets = encoder.relative_position_bucket(positions[None, :] - positions[:, None])
+    bias: torch.Tensor = encoder.relative_attention_bias(buckets)
+    return bias.permute(2, 0, 1).unsqueeze(0)
 
 
 def _adapt(model: PreTrainedModel) -> None:
     encoder = model.base_model.encoder
     for layer in encoder.layer:
         layer.attention.attn = _SelfAttention(layer.attention.attn)
-    encoder.compute_position_bias = _PositionBias(encoder)
+    encoder.compute_position_bias = functools.partial(_position_bias, encoder)
 
 
 FAMILY = Family(model_types=("mpnet",), padding_row=lambda config: _PADDING_ROW, adapt=_adapt)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from hdexport.families.family import Family
-
 __all__ = ["FAMILY"]
+
+from hdexport.families.family import Family
 
 FAMILY = Family(
     model_types=("camembert", "roberta", "xlm-roberta"),

@@ -8,6 +8,8 @@ runtime feeds padding only where it cannot be avoided.
 
 from __future__ import annotations
 
+__all__ = ["lower_for_onnxruntime_cpu"]
+
 from typing import TYPE_CHECKING
 
 from hdexport.passes.graph_nodes import operator_nodes
@@ -16,8 +18,6 @@ from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
-
-__all__ = ["lower_for_onnxruntime_cpu"]
 
 _CONTRIB_DOMAIN = "com.microsoft"
 

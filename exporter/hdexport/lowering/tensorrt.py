@@ -1,8 +1,8 @@
 """The graph that TensorRT runs fastest: dense attention becomes the standard operator that it fuses.
 
-TensorRT's ONNX parser turns ``Attention`` (opset 23) into its attention layer, one kernel whose memory is linear
-in tokens. What that costs depends on the mask. Activations that TensorRT-RTX 1.7.1 plans for two layers of 2 heads
-of 32, batch 8:
+TensorRT's ONNX parser turns ``Attention`` (opset 23) into its attention layer, one kernel whose memory is
+linear in tokens. What that costs depends on the mask. Activations that TensorRT-RTX 1.7.1 plans for two
+layers of 2 heads of 32, batch 8:
 
 ====================================  ===========  ============
 mask of the attention layer           4096 tokens  16384 tokens
@@ -14,11 +14,13 @@ additive, [batch, 1, tokens, tokens]  306 MB       4446 MB
 ====================================  ===========  ============
 
 The additive form with one row a sequence is taken: as cheap as no mask, right for any key mask (lengths alone
-would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself checks
-that a mask is broadcastable to [batch, heads, tokens, tokens].
+would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself
+checks that a mask is broadcastable to [batch, heads, tokens, tokens].
 """
 
 from __future__ import annotations
+
+__all__ = ["tensorrt_graph"]
 
 import logging
 from dataclasses import dataclass
@@ -31,8 +33,6 @@ from hdruntime.optional import require
 
 if TYPE_CHECKING:
     import onnx_ir
-
-__all__ = ["tensorrt_graph"]
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +51,8 @@ _CHANGED_SINCE_OPSET_20 = frozenset({"GroupNormalization"})
 """Operators whose meaning differs between opsets 20 and 23; all others only accept more types."""
 
 _MASKED_SCORE = -32768.0
-"""Added to the scores of masked keys. Their weights underflow to 0, and half of float16's range is left for the
-score itself, so that the sum stays finite; exact in float16 and bfloat16."""
+"""Added to the scores of masked keys. Their weights underflow to 0, and half of float16's range is left for
+the score itself, so that the sum stays finite; exact in float16 and bfloat16."""
 
 _FUSED_HEAD_DIMS = range(12, 257)
 """Sizes of a head that the attention layer has a kernel for (TensorRT-RTX 1.7.1: 8 and 264 fail to build)."""
@@ -159,8 +159,8 @@ def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, dtype: str) -> None:
     import onnx_ir as ir
 
     query, key, value, _, *bias = node.inputs
-    # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse it with
-    # the projection that makes them.
+    # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse it
+    # with the projection that makes them.
     kept = ir.node("Where", [mask.keep, value, mask.zero])
     new, scores = [kept], mask.scores
     if bias:
@@ -177,7 +177,7 @@ def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, dtype: str) -> None:
     )
     output = node.outputs[0]
     attended = attention.outputs[0]
-    attended.name, attended.shape, attended.dtype = output.name, output.shape, output.dtype
+    attended.name, attended.shape, attended.type = output.name, output.shape, output.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [*new, attention], [output], [attended])
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+__all__ = ["attach_functions"]
+
 from typing import TYPE_CHECKING
 
 from hdexport.passes.graph_nodes import operator_nodes
@@ -10,8 +12,6 @@ from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
-
-__all__ = ["attach_functions"]
 
 
 def attach_functions(model: onnx_ir.Model) -> int:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+__all__ = ["operator_nodes"]
+
 from typing import TYPE_CHECKING
 
 from hdplugins import ONNX_DOMAIN
 
 if TYPE_CHECKING:
     import onnx_ir
-
-__all__ = ["operator_nodes"]
 
 
 def operator_nodes(model: onnx_ir.Model, op_type: str | None = None) -> list[onnx_ir.Node]:
@@ -19,8 +19,4 @@ def operator_nodes(model: onnx_ir.Model, op_type: str | None = None) -> list[onn
         model: the model to look into; bodies of functions are not searched.
         op_type: only nodes of this operator.
     """
-    return [
-        node
-        for node in model.graph
-        if node.domain == ONNX_DOMAIN and (op_type is None or node.op_type == op_type)
-    ]
+    return [node for node in model.graph if node.domain == ONNX_DOMAIN and (op_type is None or node.op_type == op_type)]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+__all__ = ["widen_to_float32"]
+
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import onnx_ir
-
-__all__ = ["widen_to_float32"]
 
 
 def widen_to_float32(model: onnx_ir.Model) -> int:

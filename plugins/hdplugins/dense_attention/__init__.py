@@ -6,9 +6,9 @@ lowering maps it. Being one node in the portable graph, it is found without matc
 
 from __future__ import annotations
 
-from hdplugins.operator import Operator
-
 __all__ = ["OPERATOR"]
+
+from hdplugins.operator import Operator
 
 OPERATOR = Operator(
     name="DenseAttention",

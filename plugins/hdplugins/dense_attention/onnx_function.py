@@ -6,12 +6,12 @@ quadratic in tokens: this body is for runtimes without a fused attention.
 
 from __future__ import annotations
 
+__all__ = ["function_of_arity"]
+
 import onnx
 import onnx.parser
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
-
-__all__ = ["function_of_arity"]
 
 # The masked score is finite, so that no runtime meets inf - inf, and so far below any score that exp() of it is
 # exactly 0 in float32. The query is scaled, not the scores: half-precision products then stay in range.

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 __all__ = ["dense_attention"]
+
+import torch
 
 
 def dense_attention(

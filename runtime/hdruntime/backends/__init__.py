@@ -26,10 +26,12 @@ class Runner(Protocol):
     Attributes:
         backend: which one this is.
         prefers_equal_lengths: batches without any padding run faster than padded ones of the same size.
+        batch_tokens: tokens of a batch, padding included, beyond which throughput gains nothing.
     """
 
     backend: Backend
     prefers_equal_lengths: bool
+    batch_tokens: int
 
     def run(
         self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]

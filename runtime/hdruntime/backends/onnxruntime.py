@@ -39,6 +39,8 @@ class OnnxRuntimeRunner:
 
     backend = Backend.ONNXRUNTIME
     prefers_equal_lengths = True
+    batch_tokens = 4096
+    """Two cores, all-MiniLM-L6-v2: 16384 tokens gained nothing and took 791 MB instead of 376."""
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
         manifest = bundle.manifest
@@ -82,7 +84,7 @@ class OnnxRuntimeRunner:
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
             raise BackendError(
                 f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}\n"
-                "If memory was short, use smaller batches (--batch-tokens) or shorter texts."
+                "If memory was short, use smaller batches (--max-batch-tokens) or shorter texts."
             ) from error
         return dict(zip(outputs, arrays, strict=True))
 

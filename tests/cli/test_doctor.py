@@ -1,0 +1,129 @@
+"""`hdexport doctor`: every part is looked for on its own, and what is broken is told from what is missing."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+_FINDINGS_OF_A_PROCESS = """
+import sys
+blocked = {blocked!r}
+sys.modules.update(dict.fromkeys(blocked))
+from hdexport.cli import main
+code = main(["doctor"])
+heavy = [*blocked, "onnxruntime", "numpy"]
+print("loaded:", [name for name in heavy if sys.modules.get(name) is not None])
+sys.exit(code)
+"""
+
+
+def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
+    command = Path(sys.executable).with_name("hdexport")
+    return subprocess.run([command, "doctor", *arguments], capture_output=True, text=True, timeout=60, env=environment)
+
+
+def _findings(path: Path | None = None) -> tuple[int, dict[str, dict[str, str | None]]]:
+    result = _doctor("--json", path=path)
+    answer = json.loads(result.stdout)
+    assert answer["healthy"] == (result.returncode == 0)
+    return result.returncode, {finding["part"]: finding for finding in answer["findings"]}
+
+
+def _package(directory: Path, name: str, code: str) -> Path:
+    (directory / name).mkdir()
+    (directory / name / "__init__.py").write_text(code)
+    return directory
+
+
+def test_every_part_has_a_line() -> None:
+    result = _doctor()
+    assert result.returncode == 0, result.stdout
+    for part in ("Python", "hdexport", "NVIDIA driver", "GPU", "torch", "ONNX Runtime", "TensorRT-RTX"):
+        assert any(line[9:].startswith(part) for line in result.stdout.splitlines()), part
+    assert result.stderr == ""
+
+
+def test_the_doctor_takes_less_than_three_seconds() -> None:
+    started = time.perf_counter()
+    _doctor()
+    assert time.perf_counter() - started < 3
+
+
+def test_versions_are_those_that_are_installed() -> None:
+    import onnxruntime
+    import torch
+
+    _, findings = _findings()
+    assert findings["torch"]["detail"] == torch.__version__
+    assert str(findings["ONNX Runtime"]["detail"]).startswith(f"{onnxruntime.__version__}: ")
+    assert "CPUExecutionProvider" in str(findings["ONNX Runtime"]["detail"])
+
+
+def test_a_base_installation_is_healthy_and_nothing_heavy_is_loaded() -> None:
+    blocked = ["torch", "transformers", "onnx", "onnx_ir", "onnxscript", "polygraphy", "tensorrt_rtx"]
+    result = subprocess.run(
+        [sys.executable, "-c", _FINDINGS_OF_A_PROCESS.format(blocked=blocked)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[-1] == "loaded: []"
+
+
+def test_a_package_that_does_not_load_is_broken(tmp_path: Path) -> None:
+    _package(tmp_path, "tensorrt_lean", "raise ImportError('libnvinfer_lean.so.11: no such file')")
+    code, findings = _findings(tmp_path)
+    assert code == 1
+    assert findings["TensorRT lean runtime"]["status"] == "broken"
+    assert "libnvinfer_lean.so.11: no such file" in str(findings["TensorRT lean runtime"]["detail"])
+
+
+def test_a_package_that_crashes_is_broken_and_the_doctor_lives(tmp_path: Path) -> None:
+    _package(tmp_path, "tensorrt", "import os; os.abort()")
+    code, findings = _findings(tmp_path)
+    assert code == 1
+    assert findings["TensorRT"]["status"] == "broken"
+    assert findings["TensorRT"]["fix"] == "pip install 'hdexport[tensorrt]'"
+    assert findings["ONNX Runtime"]["status"] == "ok"
+
+
+def test_a_package_that_loads_shows_its_version(tmp_path: Path) -> None:
+    _package(tmp_path, "tensorrt_lean", "print('hello'); __version__ = '11.2.0'")
+    code, findings = _findings(tmp_path)
+    assert code == 0
+    assert findings["TensorRT lean runtime"] == {
+        "part": "TensorRT lean runtime",
+        "status": "ok",
+        "detail": "11.2.0",
+        "fix": None,
+    }
+
+
+def test_two_onnx_runtimes_over_each_other_are_broken(tmp_path: Path) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("onnxruntime-gpu is installed")
+    distribution = tmp_path / "onnxruntime_gpu-1.0.dist-info"
+    distribution.mkdir()
+    (distribution / "METADATA").write_text("Metadata-Version: 2.1\nName: onnxruntime-gpu\nVersion: 1.0\n")
+    code, findings = _findings(tmp_path)
+    assert code == 1
+    assert findings["ONNX Runtime"]["status"] == "broken"
+    assert "pip uninstall -y onnxruntime" in str(findings["ONNX Runtime"]["fix"])
+
+
+def test_what_is_missing_comes_with_its_command(tmp_path: Path) -> None:
+    from hdexport.diagnosis import Status, diagnose
+
+    missing = [finding for finding in diagnose() if finding.status is Status.MISSING]
+    hardware = {"NVIDIA driver", "GPU"}
+    assert all(finding.fix for finding in missing if finding.part not in hardware)

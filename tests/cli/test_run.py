@@ -1,0 +1,164 @@
+"""`hdexport run`, through the installed entry point."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow.parquet
+import pytest
+
+HDEXPORT = Path(sys.executable).with_name("hdexport")
+TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
+TEXTS = ["long documents are read whole.", "", "read long documents"]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """The tiny bundle of the runtime's tests: 16 tokens, 4 dimensions, NaN for the word "nan"."""
+    made: Path = runpy.run_path(str(TINY_BUNDLES))["make_bundle"](tmp_path / "bundle")
+    return made
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+def hdexport(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(HDEXPORT), "run", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60)
+
+
+def lines_of(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_job_writes_a_row_a_row_and_sums_up(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    done = hdexport(bundle, rows, "-o", output)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("3 rows, 0 failed, 15 tokens in ")
+    assert done.stdout.endswith(f" tokens/s): {output}\n")
+    assert [row["tokens"] for row in lines_of(output)] == [8, 2, 5]
+    assert list(lines_of(output)[0]) == ["id", "embedding", "tokens", "error"]
+
+
+def test_jsonl_parquet_and_text_give_the_same_result(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    table = pyarrow.table({"text": TEXTS})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    (tmp_path / "rows.txt").write_text("\n".join(TEXTS))
+    results = []
+    for ending in ("jsonl", "parquet", "txt"):
+        output = tmp_path / f"from_{ending}.jsonl"
+        assert hdexport(bundle, tmp_path / f"rows.{ending}", "-o", output).returncode == 0
+        results.append(output.read_text())
+    assert results[0] == results[1] == results[2]
+
+
+def test_a_directory_is_read_file_by_file(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / "b.txt").write_text("read")
+    (tmp_path / "in" / "a.jsonl").write_text('{"text": "long documents"}')
+    output = tmp_path / "out.parquet"
+    assert hdexport(bundle, tmp_path / "in", "-o", output).returncode == 0
+    assert pyarrow.parquet.read_table(output).column("tokens").to_pylist() == [4, 3]
+
+
+def test_failed_rows_are_counted_and_give_exit_code_2(bundle: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_bytes(
+        b'{"text": "read"}\n{"txt": "a"}\n{"text": "\xff"}\n{"text": "nan"}\n{"text": "' + b"a " * 15 + b'"}\n'
+    )
+    done = hdexport(bundle, rows, "-o", tmp_path / "out.jsonl")
+    assert done.returncode == 2
+    assert done.stdout.startswith("5 rows, 4 failed, 3 tokens in ")
+    assert done.stderr.startswith("4 of 5 rows failed; the column `error` says why. One of them is row ")
+    assert [row["error"] is None for row in lines_of(tmp_path / "out.jsonl")] == [True] + [False] * 4
+
+
+def test_a_long_text_is_cut_with_overflow_truncate(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("long " * 100)
+    done = hdexport(bundle, tmp_path / "rows.txt", "-o", tmp_path / "out.jsonl", "--overflow", "truncate")
+    assert done.returncode == 0
+    assert lines_of(tmp_path / "out.jsonl")[0]["tokens"] == 16
+
+
+def test_columns_are_named_by_options(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"key": "k", "body": "long", "more": "read"}')
+    columns = ["--text-column", "body", "--text-pair-column", "more", "--id-column", "key"]
+    assert hdexport(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", *columns).returncode == 0
+    (row,) = lines_of(tmp_path / "out.jsonl")
+    assert (row["id"], row["tokens"]) == ("k", 5)
+
+
+def test_batching_options_do_not_change_the_result(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    hdexport(bundle, rows, "-o", tmp_path / "one.jsonl")
+    options = ["--max-batch-tokens", 1, "--threads", 1, "--backend", "onnxruntime"]
+    hdexport(bundle, rows, "-o", tmp_path / "two.jsonl", *options)
+    for one, two in zip(lines_of(tmp_path / "one.jsonl"), lines_of(tmp_path / "two.jsonl"), strict=True):
+        assert one["embedding"] == pytest.approx(two["embedding"], abs=1e-6)
+
+
+def test_an_output_that_exists_needs_force(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("old")
+    done = hdexport(bundle, rows, "-o", output)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (f"error: {output} exists.\nReplace it with --force, or choose another place with -o.\n")
+    assert output.read_text() == "old"
+    assert hdexport(bundle, rows, "-o", output, "--force").returncode == 0
+    assert len(lines_of(output)) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{bundle}", "{tmp}/empty.jsonl"], "error: {tmp}/empty.jsonl is empty.\nLeave it out"),
+        (["{bundle}", "{tmp}/none.jsonl"], "error: There is no file or directory {tmp}/none.jsonl."),
+        (["{bundle}", "{tmp}/table.csv"], "error: {tmp}/table.csv is of no kind that can be read"),
+        (["{tmp}/none", "{rows}"], "error: There is no bundle at {tmp}/none"),
+        (["{bundle}", "{rows}", "--backend", "tensor"], "error: Unknown backend 'tensor'"),
+        (["{bundle}", "{rows}", "--overflow", "drop"], "error: argument --overflow: invalid choice"),
+        (
+            ["{bundle}", "{rows}", "--max-batch-tokens", "many"],
+            "error: argument --max-batch-tokens: invalid int",
+        ),
+        (["{bundle}", "{rows}", "--max-batch-tokens", "0"], "error: --max-batch-tokens 0 is too small"),
+        (["{bundle}", "{rows}", "--threads", "0"], "error: threads is 0"),
+        (["{bundle}"], "error: the following arguments are required: INPUT"),
+    ],
+)
+def test_bad_arguments_are_explained_and_nothing_is_written(
+    bundle: Path, rows: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "table.csv").write_text("text\na")
+    before = sorted(tmp_path.iterdir())
+    names = {"bundle": bundle, "rows": rows, "tmp": tmp_path}
+    filled = [argument.format(**names) for argument in arguments]
+    done = hdexport(*filled, "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(message.format(**names))
+    assert "Traceback" not in done.stderr
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_progress_is_shown_on_a_terminal_only_on_stderr(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [str(HDEXPORT), "run", str(bundle), str(rows), "-o", str(tmp_path / "out.jsonl")]
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "100"}
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, timeout=60, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 100_000).decode()
+    os.close(ours)
+    assert "3 rows, " in shown
+    assert "tokens/s" in shown
+    assert done.stdout.count("\n") == 1

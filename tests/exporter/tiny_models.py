@@ -1,0 +1,96 @@
+"""Tiny checkpoints of every family, with random weights that make attention far from uniform."""
+
+from __future__ import annotations
+
+__all__ = ["BASE", "LABELS", "VOCAB_SIZE", "save_tiny_model"]
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from hdexport.families import SUPPORTED_MODEL_TYPES
+from hdexport.tasks import AUTO_CLASS_OF_TASK, Task
+
+BASE = 64
+"""Positions of every tiny checkpoint."""
+
+VOCAB_SIZE = 120
+LABELS = ("negative", "neutral", "positive")
+_SPECIAL_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+_PAD_TOKEN_ID = 1
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "pad_token_id": _PAD_TOKEN_ID,
+    "max_position_embeddings": BASE,
+    "initializer_range": 0.15,
+    "id2label": dict(enumerate(LABELS)),
+    "label2id": {label: index for index, label in enumerate(LABELS)},
+}
+
+_AFTER_PADDING_ROW = {"max_position_embeddings": BASE + _PAD_TOKEN_ID + 1}
+_ROBERTA = _AFTER_PADDING_ROW | {"type_vocab_size": 1}
+_SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
+    "albert": {"embedding_size": 16},
+    "camembert": _ROBERTA,
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "electra": {"embedding_size": 16},
+    "mpnet": _AFTER_PADDING_ROW,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+
+
+def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any) -> transformers.PreTrainedModel:
+    """Write a tiny checkpoint with its tokenizer and return the model.
+
+    Args:
+        directory: where to; made when missing.
+        model_type: of those that are supported.
+        task: decides the head.
+        changes: values of the config that differ from the tiny defaults.
+    """
+    assert model_type in SUPPORTED_MODEL_TYPES
+    sizes = _SIZES | _SIZES_OF_MODEL_TYPE.get(model_type, {}) | changes
+    if task is Task.QUESTION_ANSWERING:
+        sizes = {name: value for name, value in sizes.items() if name not in ("id2label", "label2id")}
+    if model_type == "distilbert":
+        sizes = {name: value for name, value in sizes.items() if not name.startswith(("hidden_s", "num_", "interm"))}
+    torch.manual_seed(len(model_type))
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config).eval()
+    with torch.no_grad():
+        # Initialisation leaves biases at 0, and with them what a mix-up of biases would show.
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+    model.save_pretrained(directory)
+    _tokenizer().save_pretrained(directory)
+    return model
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    words = [*_SPECIAL_TOKENS, *(f"w{index}" for index in range(VOCAB_SIZE - len(_SPECIAL_TOKENS)))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 0), ("[SEP]", 2)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token="[CLS]",
+        pad_token="[PAD]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
+    )
