@@ -286,14 +286,14 @@ def verify_bundle(
     checks = []
     for graph in manifest.graphs:
         if graph.dtype == "bfloat16":
-            report(f"-[ ] {graph.file}: not checked: ONNX Runtime has no bfloat16 on a CPU")
+            report(f"-[-] {graph.file}: not checked: ONNX Runtime has no bfloat16 on a CPU")
             continue
         run = _runner(bundle, graph)
         for case in grid:
             scores_bytes = _scores_bytes(graph, case, manifest.num_heads)
             if scores_bytes > (_SCORES_LIMIT_THOROUGH_BYTES if thorough else _SCORES_LIMIT_BYTES):
                 report(
-                    f"-[ ] {graph.file}: batch {case.batch}, tokens {case.tokens}, padding {case.padding}: "
+                    f"-[-] {graph.file}: batch {case.batch}, tokens {case.tokens}, padding {case.padding}: "
                     f"not checked: its attention scores take {scores_bytes / 2**30:.1f} GiB"
                 )
                 continue
@@ -301,9 +301,9 @@ def verify_bundle(
             report(check.line())
             checks.append(check)
     if manifest.max_len > longest:
-        report(f"-[ ] lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
+        report(f"-[-] lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
     for engine in manifest.engines:
-        report(f"-[ ] {engine.file}: not checked: that needs an NVIDIA GPU")
+        report(f"-[-] {engine.file}: not checked: that needs an NVIDIA GPU")
     return checks
 
 

