@@ -86,7 +86,7 @@ class Checkpoint:
         import torch
         import transformers
 
-        self._check_weights(allow_pickle=allow_pickle)
+        self.weight_files(allow_pickle=allow_pickle)
         auto_class = getattr(transformers, AUTO_CLASS_OF_TASK[task])
         # The library's own report of unused weights is noise here; what matters is checked below.
         transformers.logging.set_verbosity_error()
@@ -109,16 +109,38 @@ class Checkpoint:
         self._check_report(task, report)
         return model.eval()
 
-    def _check_weights(self, *, allow_pickle: bool) -> None:
-        patterns = ["*.safetensors"] + (["pytorch_model*.bin"] if allow_pickle else [])
-        if any(next(self.path.glob(pattern), None) for pattern in patterns):
-            return
+    def weight_files(self, *, allow_pickle: bool = False) -> tuple[Path, ...]:
+        """The files that hold the weights, safetensors before pickles.
+
+        Args:
+            allow_pickle: also take ``pytorch_model.bin``.
+
+        Raises:
+            ModelError: there are none, or only pickles and those are not allowed.
+        """
+        for name in ["model.safetensors"] + (["pytorch_model.bin"] if allow_pickle else []):
+            if (self.path / name).is_file():
+                return (self.path / name,)
+            if (self.path / f"{name}.index.json").is_file():
+                return self._files_of_index(self.path / f"{name}.index.json")
         if next(self.path.glob("*.bin"), None):
             raise ModelError(
                 f"{self.path} holds its weights as a pickle (.bin), which can run code when it is read.\n"
                 "Convert it to safetensors, or, if you trust its origin, add --allow-pickle."
             )
         raise ModelError(f"{self.path} holds no weights.\nIt needs a model.safetensors; download the model again.")
+
+    def _files_of_index(self, index: Path) -> tuple[Path, ...]:
+        try:
+            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+            missing = [name for name in names if Path(name).name != name or not (self.path / name).is_file()]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ModelError(f"{index} cannot be read: {error!r}\nDownload the model again.") from error
+        if missing:
+            raise ModelError(
+                f"{self.path} lacks {', '.join(missing[:3])}, which {index.name} names.\nDownload the model again."
+            )
+        return tuple(self.path / name for name in names)
 
     def _check_report(self, task: Task, report: dict[str, Any]) -> None:
         # A pooler is not in every checkpoint and in no graph of ours but the classifier's, where BERT's head reads it.

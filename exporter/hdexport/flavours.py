@@ -13,6 +13,7 @@ __all__ = [
 
 import functools
 import importlib
+import logging
 import sys
 from types import ModuleType
 from typing import Any
@@ -22,6 +23,8 @@ from hdexport.tensorrt_link import provide_library_link
 from hdruntime.bundle import Backend
 from hdruntime.errors import EngineError, HdexportError, InputError
 from hdruntime.optional import require
+
+logger = logging.getLogger(__name__)
 
 _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 
@@ -33,12 +36,13 @@ _ON_REQUEST = ("sm75",)
 
 
 def buildable_flavours() -> tuple[Backend, ...]:
-    """The flavours that :func:`load_flavour` would load on this machine."""
+    """The flavours that :func:`load_flavour` would load on this machine; why another would not is logged."""
     found = []
     for flavour in _FLAVOURS:
         try:
             load_flavour(flavour)
-        except HdexportError:
+        except HdexportError as error:
+            logger.info("no %s engine can be built here. %s", flavour.value, error)
             continue
         found.append(flavour)
     return tuple(found)

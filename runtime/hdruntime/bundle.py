@@ -27,6 +27,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from hdruntime.bundle_staging import staged_bundle
 from hdruntime.constants import FORMAT_VERSION, MANIFEST_FILE
 from hdruntime.errors import BundleCorruptError, BundleError, BundleNotFoundError
 from hdruntime.manifest import (
@@ -42,7 +43,6 @@ from hdruntime.manifest import (
     json_from_manifest,
     manifest_from_json,
 )
-from hdruntime.staging import staged_bundle
 
 _READ_BYTES = 1 << 20
 """Size of the buffer that files are hashed through; larger ones were not faster."""
@@ -127,11 +127,25 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
     This is for what is learnt about a bundle later, such as its verification. Unlike :func:`seal` it hashes
     nothing, so it cannot bless a file that changed meanwhile.
+
+    Raises:
+        BundleError: it cannot be written; the bundle is as it was.
     """
+    text = json_from_manifest(manifest)
+    try:
+        _replace_manifest(directory, text)
+    except OSError as error:
+        raise BundleError(
+            f"The manifest of {directory} cannot be written: {error.strerror}.\n"
+            "Free some space, or check who may write there."
+        ) from error
+
+
+def _replace_manifest(directory: Path, text: str) -> None:
     partial = directory / _PARTIAL_MANIFEST
     try:
         with partial.open("w", encoding="utf-8") as file:
-            file.write(json_from_manifest(manifest))
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         partial.replace(directory / MANIFEST_FILE)

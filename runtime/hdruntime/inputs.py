@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["checked_inputs", "length_error"]
+__all__ = ["check_text_lengths", "checked_inputs"]
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -37,7 +37,7 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest) -> dict[str,
     input_ids = _integers("input_ids", given["input_ids"])
     tokens = input_ids.shape[1]
     if not 1 <= tokens <= manifest.max_len:
-        raise length_error(tokens, manifest.max_len)
+        raise _length_error("Input", tokens, manifest.max_len, "Truncate it")
     inputs = {name: _default(name, input_ids) for name in accepted} | {"input_ids": input_ids}
     for name, value in given.items():
         if name != "input_ids" and value is not None:
@@ -50,9 +50,24 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest) -> dict[str,
     return inputs
 
 
-def length_error(tokens: int, max_len: int, what: str = "Input") -> InputError:
-    """The error for a row of no token or of more than the bundle has positions for."""
-    advice = f"\nTruncate it, or rebuild with --max-len {tokens}." if tokens > max_len else ""
+def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
+    """Refuse texts of no token or of more than the bundle has positions for.
+
+    Args:
+        lengths: tokens of each text.
+        max_len: most tokens that the bundle accepts.
+
+    Raises:
+        InputError: naming the first such text.
+    """
+    for index, tokens in enumerate(lengths):
+        if not 1 <= tokens <= max_len:
+            what = "The text" if len(lengths) == 1 else f"Text {index}"
+            raise _length_error(what, tokens, max_len, "Truncate it with --overflow truncate")
+
+
+def _length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
+    advice = f"\n{remedy}, or rebuild with --max-len {tokens}." if tokens > max_len else ""
     return InputError(f"{what} has {tokens} tokens; this bundle accepts 1 to {max_len}.{advice}")
 
 

@@ -27,13 +27,14 @@ class JobOptions:
 
     Attributes:
         columns: where the rows' parts are.
-        max_batch_tokens: most tokens of a batch, padding included; a longer row goes alone.
+        max_batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
+            backend.
         overflow: whether a row of too many tokens fails or is cut.
         force: replace the output if it exists.
     """
 
     columns: Columns = field(default_factory=Columns)
-    max_batch_tokens: int = 16384
+    max_batch_tokens: int | None = None
     overflow: Overflow = Overflow.ERROR
     force: bool = False
 
@@ -81,9 +82,10 @@ def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: J
         OutputExistsError: the output is there and may not be replaced.
     """
     options = options or JobOptions()
-    if options.max_batch_tokens < 1:
+    if options.max_batch_tokens is not None and options.max_batch_tokens < 1:
         raise InputError(
-            f"--max-batch-tokens {options.max_batch_tokens} is too small.\nUse 1 or more; the default is 16384."
+            f"--max-batch-tokens {options.max_batch_tokens} is too small.\n"
+            "Use 1 or more, or leave it out for what suits the backend."
         )
     check_output(output, force=options.force)
     task = results_of_bundle(bundle)

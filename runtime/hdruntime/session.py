@@ -15,7 +15,7 @@ from hdruntime.backends import Runner, open_runner
 from hdruntime.batching import pack_by_tokens, padded
 from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
-from hdruntime.inputs import checked_inputs, length_error
+from hdruntime.inputs import check_text_lengths, checked_inputs
 from hdruntime.pooling import mean_over_tokens
 from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -61,6 +61,15 @@ class Session:
     def backend(self) -> Backend:
         """What runs the bundle."""
         return self._backend
+
+    @property
+    def batch_tokens(self) -> int:
+        """Tokens of a batch, padding included, that suit the backend: :meth:`embed` and :meth:`infer` default to it.
+
+        Raises:
+            BackendError: the session is closed.
+        """
+        return self._open_runner().batch_tokens
 
     def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
         """Run one batch as it is given.
@@ -209,13 +218,12 @@ class Session:
         self, encodings: Sequence[Encoding], batch_tokens: int | None, outputs: Sequence[str]
     ) -> Iterator[tuple[list[int], npt.NDArray[np.int64], dict[str, FloatArray]]]:
         """Run encodings batch by batch: yields indices of rows, their mask [batch, tokens], their outputs."""
-        for row, encoding in enumerate(encodings):
-            if not 1 <= len(encoding) <= self.manifest.max_len:
-                raise length_error(len(encoding), self.manifest.max_len, f"Text {row}")
+        lengths = [len(encoding) for encoding in encodings]
+        check_text_lengths(lengths, self.manifest.max_len)
         runner = self._open_runner()
         batches = pack_by_tokens(
-            [len(encoding) for encoding in encodings],
-            batch_tokens=runner.batch_tokens if batch_tokens is None else batch_tokens,
+            lengths,
+            batch_tokens=self.batch_tokens if batch_tokens is None else batch_tokens,
             equal_length=runner.prefers_equal_lengths,
         )
         for rows in batches:

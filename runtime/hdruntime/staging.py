@@ -1,22 +1,21 @@
-"""Bundles appear whole or not at all: a temporary sibling directory, renamed into place."""
+"""Directories appear whole or not at all: a temporary sibling, renamed into place."""
 
 from __future__ import annotations
 
-__all__ = ["staged_bundle"]
+__all__ = ["DirectoryKind", "staged_directory"]
 
 import contextlib
 import ctypes
 import errno
 import fcntl
-import json
 import logging
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
-from hdruntime.constants import MANIFEST_FILE
 from hdruntime.errors import HdexportError, OutputExistsError
 
 logger = logging.getLogger(__name__)
@@ -25,20 +24,38 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 """renameat2(2), Linux 3.15: exchange two paths in one step, so that neither name is ever missing."""
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DirectoryKind:
+    """What is written, and what of it may be replaced: nothing but a directory of the same kind.
+
+    Attributes:
+        name: what a message calls it, e.g. ``bundle of hdexport``.
+        marker: the file without which a directory is none.
+        is_one: whether an existing directory is one.
+        foreign_files: the files in one that do not belong to it, which replacing it would delete.
+    """
+
+    name: str
+    marker: str
+    is_one: Callable[[Path], bool]
+    foreign_files: Callable[[Path], list[str]]
 
 
 @contextlib.contextmanager
-def staged_bundle(destination: Path, *, force: bool) -> Iterator[Path]:
+def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> Iterator[Path]:
     """A temporary sibling directory that replaces ``destination`` when the block ends cleanly.
 
-    Fill and seal it in the block. If the block raises, the temporary directory is removed and what was at
-    ``destination`` stays. A process that is killed leaves a hidden directory, which the next call for the
-    same ``destination`` removes. A symbolic link at ``destination`` is followed.
+    Fill it in the block. If the block raises, the temporary directory is removed and what was at ``destination``
+    stays. A process that is killed leaves a hidden directory, which the next call for the same ``destination``
+    removes. A symbolic link at ``destination`` is followed.
 
     Args:
-        destination: where the bundle shall be; missing parent directories are made.
-        force: replace a bundle that is there. Anything else that is there is never replaced.
+        destination: where the directory shall be; missing parent directories are made.
+        kind: what is written.
+        force: replace a directory of that kind that is there. Anything else that is there is never replaced.
 
     Yields:
         the temporary directory, empty.
@@ -48,7 +65,7 @@ def staged_bundle(destination: Path, *, force: bool) -> Iterator[Path]:
         HdexportError: the directory cannot be written, or the disk is full.
     """
     destination = Path(destination).resolve()
-    _require_replaceable(destination, force=force)
+    _require_replaceable(destination, kind, force=force)
     with _full_disk_explained(destination), _parent_made(destination.parent):
         _remove_stale(destination)
         partial = _sibling(destination, "partial")
@@ -56,55 +73,33 @@ def staged_bundle(destination: Path, *, force: bool) -> Iterator[Path]:
             _make(partial)
             with _locked(partial):
                 yield partial
-                assert (partial / MANIFEST_FILE).is_file(), "the staged bundle was not sealed"
+                assert (partial / kind.marker).is_file(), f"the staged directory has no {kind.marker}"
                 _sync(partial)
-                _move_into_place(partial, destination, force=force)
+                _move_into_place(partial, destination, kind, force=force)
                 # A rename is durable once its directory is.
                 _sync_path(destination.parent)
         finally:
-            # Still there after an error; after an exchange it holds the old bundle.
+            # Still there after an error; after an exchange it holds what was replaced.
             _remove(partial)
 
 
-def _require_replaceable(destination: Path, *, force: bool) -> None:
+def _require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
     if not os.path.lexists(destination):
         return
-    if not _is_bundle(destination):
+    if not (destination.is_dir() and kind.is_one(destination)):
         raise OutputExistsError(
-            f"{destination} exists and is no bundle of hdexport, so --force does not replace it either.\n"
+            f"{destination} exists and is no {kind.name}, so --force does not replace it either.\n"
             "Remove it yourself, or choose another place with -o."
         )
     if not force:
         raise OutputExistsError(f"{destination} exists.\nReplace it with --force, or choose another place with -o.")
-    extra = _unlisted_files(destination)
-    if extra:
+    foreign = kind.foreign_files(destination)
+    if foreign:
+        shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise OutputExistsError(
-            f"{destination} holds {len(extra)} files that are not the bundle's ({', '.join(extra[:3])}); "
-            "--force would delete them.\nMove them away, or choose another place with -o."
+            f"{destination} holds what is no part of a {kind.name} ({shown}), which --force would delete.\n"
+            "Move that away, or choose another place with -o."
         )
-
-
-def _manifest_files(directory: Path) -> dict[str, object] | None:
-    """The file table of the directory's manifest, in any format version; None when it has none of ours."""
-    try:
-        data = json.loads((directory / MANIFEST_FILE).read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return None
-    # Others have a manifest.json, too (web pages, browser extensions): look for what only ours has.
-    if not isinstance(data, dict) or type(data.get("format_version")) is not int:
-        return None
-    files = data.get("files")
-    return files if isinstance(files, dict) else None
-
-
-def _is_bundle(path: Path) -> bool:
-    return path.is_dir() and _manifest_files(path) is not None
-
-
-def _unlisted_files(directory: Path) -> list[str]:
-    listed = {MANIFEST_FILE, *(_manifest_files(directory) or {})}
-    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    return sorted(path for path in found if path not in listed)
 
 
 @contextlib.contextmanager
@@ -193,7 +188,7 @@ def _is_abandoned(directory: Path) -> bool:
     return True
 
 
-def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
+def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, force: bool) -> None:
     if not os.path.lexists(destination):
         try:
             partial.rename(destination)
@@ -203,7 +198,7 @@ def _move_into_place(partial: Path, destination: Path, *, force: bool) -> None:
             raise
         return
     # It may have appeared or changed while the block ran.
-    _require_replaceable(destination, force=force)
+    _require_replaceable(destination, kind, force=force)
     if not _exchange(partial, destination):
         _replace_in_two_steps(partial, destination)
 
@@ -222,7 +217,7 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def _replace_in_two_steps(partial: Path, destination: Path) -> None:
-    """Replace without an exchange: the old bundle is kept, renamed, until the new one is in place."""
+    """Replace without an exchange: the old directory is kept, renamed, until the new one is in place."""
     replaced = _sibling(destination, "replaced")
     destination.rename(replaced)
     try:

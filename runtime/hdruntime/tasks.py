@@ -117,7 +117,7 @@ def entities(logits: np.ndarray, labels: Sequence[str], *, text: str, encoding: 
     scores = softmax(logits)
     found = []
     for token, best in enumerate(np.argmax(logits, axis=-1)):
-        if encoding.special_tokens_mask[token] or labels[best] == OUTSIDE_LABEL:
+        if encoding.sequence_ids[token] is None or labels[best] == OUTSIDE_LABEL:
             continue
         start, end = encoding.offsets[token]
         found.append(Entity(start, end, text[start:end], labels[best], _number(scores[token, best])))
@@ -133,9 +133,15 @@ def answer(start_logits: np.ndarray, end_logits: np.ndarray, *, context: str, en
     Args:
         start_logits, end_logits: [tokens], float32, of question and context together.
         context: the second text of the pair.
-        encoding: the tokens of the pair; the question has at least one.
+        encoding: the tokens of the pair.
+
+    Raises:
+        InputError: the question has no token.
     """
-    inside = _tokens_of_second_text(encoding)
+    if 0 not in encoding.sequence_ids:
+        raise InputError("The question has no tokens.")
+    # Not by token types, which models of RoBERTa's kind have none of.
+    inside = np.array([token for token, text in enumerate(encoding.sequence_ids) if text == 1], np.intp)
     if not len(inside):
         return Answer("", 0, 0, 0.0)
     start_scores, end_scores = softmax(start_logits[inside]), softmax(end_logits[inside])
@@ -192,13 +198,6 @@ _ACTIVATIONS: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
 def _number(value: np.float32) -> float:
     """The float with the fewest digits that is this float32; 0.1 rather than 0.10000000149011612."""
     return float(str(np.float32(value)))
-
-
-def _tokens_of_second_text(encoding: Encoding) -> np.ndarray:
-    """Indices of a pair's second run of ordinary tokens; RoBERTa has no token types to tell it by."""
-    ordinary = np.asarray(encoding.special_tokens_mask) == 0
-    starts = ordinary & ~np.concatenate([[False], ordinary[:-1]])
-    return np.flatnonzero(ordinary & (np.cumsum(starts) == 2))
 
 
 def _best_span(start_logits: np.ndarray, end_logits: np.ndarray) -> tuple[int, int]:

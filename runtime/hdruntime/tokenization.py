@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from hdruntime.errors import BundleCorruptError, InputError
-from hdruntime.inputs import length_error
+from hdruntime.inputs import check_text_lengths
 
 
 class Overflow(str, Enum):
@@ -30,13 +30,13 @@ class Encoding:
         input_ids: [tokens], special tokens included.
         token_type_ids: [tokens], 0 for the first text of a pair, 1 for the second.
         offsets: [tokens], (start, end) in characters of the token's own text; (0, 0) for special tokens.
-        special_tokens_mask: [tokens], 1 for special tokens, 0 for the text's own.
+        sequence_ids: [tokens], 0 for tokens of the first text, 1 for those of the second, None for special tokens.
     """
 
     input_ids: list[int]
     token_type_ids: list[int]
     offsets: list[tuple[int, int]]
-    special_tokens_mask: list[int]
+    sequence_ids: list[int | None]
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -74,7 +74,8 @@ class TextTokenizer:
                 tokens.
 
         Raises:
-            InputError: not a list of strings, or a text has too many tokens and ``overflow`` is ``error``.
+            InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
+                or it has too many and ``overflow`` is ``error``.
         """
         try:
             truncate = Overflow(overflow) is Overflow.TRUNCATE
@@ -89,14 +90,9 @@ class TextTokenizer:
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
             batch = list(zip(texts, pairs, strict=True))
         encoded = (self._truncating if truncate else self._whole).encode_batch(batch)
-        encodings = [Encoding(item.ids, item.type_ids, item.offsets, item.special_tokens_mask) for item in encoded]
-        self._check_lengths(encodings)
+        encodings = [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in encoded]
+        check_text_lengths([len(encoding) for encoding in encodings], self._max_len)
         return encodings
-
-    def _check_lengths(self, encodings: list[Encoding]) -> None:
-        for index, encoding in enumerate(encodings):
-            if len(encoding) > self._max_len:
-                raise length_error(len(encoding), self._max_len, f"Text {index}")
 
     # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between
     # threads. Each mode has an object of its own, made when first used.

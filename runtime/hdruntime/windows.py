@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hdruntime.batching import pack_by_tokens
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.manifest import Manifest
-from hdruntime.results import Pairs, TaskResults
+from hdruntime.results import TaskResults
 from hdruntime.rows import Row
 from hdruntime.session import Session
 from hdruntime.tokenization import Encoding, Overflow
@@ -59,15 +59,17 @@ class WindowRunner:
         session: what runs them.
         task: what is read from the session's outputs.
         max_batch_tokens: most tokens of a batch, padding included; fewer where outputs would fill the memory.
+            None: what suits the session's backend.
         overflow: whether a row of too many tokens fails or is cut.
     """
 
-    def __init__(self, session: Session, task: TaskResults, *, max_batch_tokens: int, overflow: Overflow) -> None:
+    def __init__(self, session: Session, task: TaskResults, *, max_batch_tokens: int | None, overflow: Overflow) -> None:
         self._session = session
         self._task = task
         self._overflow = overflow
-        self._window_tokens = _WINDOW_BATCHES * max_batch_tokens
-        self._batch_tokens = min(max_batch_tokens, _tokens_that_fit(session.manifest, task))
+        batch_tokens = session.batch_tokens if max_batch_tokens is None else max_batch_tokens
+        self._window_tokens = _WINDOW_BATCHES * batch_tokens
+        self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))
         self._known_good: Encoding | None = None
 
     def windows(self, rows: Iterable[Row]) -> Iterator[list[Item]]:
@@ -120,10 +122,6 @@ class WindowRunner:
     def _tokenize(self, items: list[Item]) -> None:
         texts = [item.row.text for item in items]
         pairs = [item.row.text_pair for item in items if item.row.text_pair is not None]
-        if self._task.pairs is Pairs.REQUIRED:
-            questions = self._session.tokenize(texts, overflow=Overflow.TRUNCATE)
-            if any(all(question.special_tokens_mask) for question in questions):
-                raise InputError("The question has no tokens.")
         encodings = self._session.tokenize(texts, pairs or None, overflow=self._overflow)
         for item, encoding in zip(items, encodings, strict=True):
             item.encoding = encoding

@@ -38,8 +38,18 @@ def encoding(offsets: str, *, ids: list[int] | None = None) -> Encoding:
         input_ids=ids or list(range(len(words))),
         token_type_ids=[0] * len(words),
         offsets=spans,  # type: ignore[arg-type]
-        special_tokens_mask=[int(word == "S") for word in words],
+        sequence_ids=_sequence_ids(words),
     )
+
+
+def _sequence_ids(words: list[str]) -> list[int | None]:
+    """A text starts after special tokens."""
+    ids: list[int | None] = []
+    text = -1
+    for index, word in enumerate(words):
+        text += word != "S" and (index == 0 or words[index - 1] == "S")
+        ids.append(None if word == "S" else text)
+    return ids
 
 
 def test_softmax_of_logarithms_is_their_shares() -> None:

@@ -41,7 +41,7 @@ def test_the_sample_models_limit_of_128_tokens_is_switched_off() -> None:
 
 
 def test_an_empty_text_is_its_special_tokens(tokenizer: TextTokenizer) -> None:
-    assert tokenizer.encode([""]) == [Encoding([CLS, SEP], [0, 0], [(0, 0), (0, 0)], [1, 1])]
+    assert tokenizer.encode([""]) == [Encoding([CLS, SEP], [0, 0], [(0, 0), (0, 0)], [None, None])]
 
 
 def test_no_texts_give_no_encodings(tokenizer: TextTokenizer) -> None:
@@ -53,12 +53,13 @@ def test_offsets_count_characters_of_the_text(tokenizer: TextTokenizer) -> None:
     (encoding,) = tokenizer.encode([text])
     found = [text[start:end] for start, end in encoding.offsets]
     assert found == ["", "Käse", ":", "LONG", "documents", ".", ""]
-    assert encoding.special_tokens_mask == [1, 0, 0, 0, 0, 0, 1]
+    assert encoding.sequence_ids == [None, 0, 0, 0, 0, 0, None]
 
 
 def test_a_pair_has_types_and_its_own_offsets(tokenizer: TextTokenizer) -> None:
     (encoding,) = tokenizer.encode(["long"], ["documents are"])
     assert encoding.token_type_ids == [0, 0, 0, 1, 1, 1]
+    assert encoding.sequence_ids == [None, 0, None, 1, 1, None]
     assert encoding.offsets == [(0, 0), (0, 4), (0, 0), (0, 9), (10, 13), (0, 0)]
 
 

@@ -1,16 +1,54 @@
-"""Not written yet."""
+"""Write a checkpoint with more positions, as a Hugging Face directory.
+
+Continued training on long texts is what makes the new positions good; then build a bundle of it. Every weight but the
+position table, and the table's own first rows, keep every bit.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 
-SUMMARY = "not written yet"
+from hdexport.cli.arguments import add_model_arguments, add_position_arguments
+
+SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    parser.add_argument(
+        "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
+    )
+    parser.add_argument("--max-len", metavar="TOKENS", required=True, help="positions that the new checkpoint has")
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
+    add_model_arguments(parser)
+    add_position_arguments(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    raise NotImplementedError
+    from hdexport.cli.progress import TerminalProgress
+    from hdexport.cli.values import decimal_number, whole_number
+
+    with TerminalProgress() as progress:
+        progress.step("Starting")
+        from hdexport.extend import ExtendOptions, extend
+        from hdexport.positions import scheme_from_name
+
+        positions = extend(
+            ExtendOptions(
+                model=options.model,
+                output=options.output,
+                max_len=whole_number("--max-len", options.max_len),
+                scheme=scheme_from_name(options.positions),
+                alpha=decimal_number("--alpha", options.alpha),
+                force=options.force,
+                allow_pickle=options.allow_pickle,
+            ),
+            progress,
+        )
+    alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"
+    print(f"{options.output}: {positions.rows} positions from {positions.base} ({positions.scheme}{alpha})")
+    print(f"Fine-tune it on long texts, then: hdexport build {options.output}")
+    return 0

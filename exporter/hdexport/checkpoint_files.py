@@ -1,0 +1,163 @@
+"""The files of a Hugging Face checkpoint: which belong to it, read and written with errors of ours."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CHECKPOINT_DIRECTORY",
+    "is_copied",
+    "module_folders",
+    "read_weights",
+    "rewrite_json",
+    "write_index",
+    "write_weights",
+]
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdruntime.errors import ModelError
+from hdruntime.optional import require
+from hdruntime.staging import DirectoryKind
+
+if TYPE_CHECKING:
+    import torch
+
+_VOCABULARIES = ("vocab.txt", "merges.txt")
+_LICENCES = ("LICENSE", "NOTICE")
+_INDEX = "model.safetensors.index.json"
+
+_NO_SPACE = f"os error {errno.ENOSPC}"
+"""How safetensors, written in Rust, says that the disk is full."""
+
+
+def is_copied(file: Path) -> bool:
+    """Whether a file at the top of a checkpoint goes with it: configurations, tokenizer and licence, not weights."""
+    if not file.is_file() or file.name.endswith(".index.json"):
+        return False
+    return file.suffix in (".json", ".model") or file.name in _VOCABULARIES or file.stem in _LICENCES
+
+
+def module_folders(directory: Path) -> list[str]:
+    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them.
+
+    Raises:
+        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
+    """
+    path = directory / "modules.json"
+    if not path.is_file():
+        return []
+    modules = _read_json(path)
+    try:
+        folders = [str(module["path"]) for module in modules]
+    except (KeyError, TypeError) as error:
+        raise ModelError(f"{path} is no list of modules with paths.\nDownload the model again.") from error
+    for folder in folders:
+        if Path(folder).name != folder:
+            raise ModelError(f"{path} names the folder {folder!r}, which is not one of the checkpoint's own.")
+    # The first module, the encoder, usually is at the top; one without settings may have no folder.
+    return [folder for folder in folders if folder and (directory / folder).is_dir()]
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The weights in a safetensors file or, checked to hold nothing else, in a pickle.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    torch = require("torch")
+    safetensors = require("safetensors")
+    from safetensors.torch import load_file
+
+    try:
+        if file.suffix == ".safetensors":
+            weights: dict[str, torch.Tensor] = load_file(file)
+            return weights
+        return dict(torch.load(file, map_location="cpu", weights_only=True))
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelError(f"{file} cannot be read: {error}\nDownload the model again.") from error
+    except Exception as error:
+        # Unpickling a damaged file raises whatever its bytes happen to ask for.
+        raise ModelError(
+            f"{file} cannot be read as weights: {type(error).__name__}: {error}\nDownload the model again."
+        ) from error
+
+
+def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: the disk is full, or the file cannot be written for another reason.
+    """
+    safetensors = require("safetensors")
+    from safetensors.torch import save_file
+
+    try:
+        # Pickles hold tied weights once; safetensors has no way to say so.
+        save_file({name: weight.clone() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        if _NO_SPACE in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
+        raise OSError(errno.EIO, str(error), str(file)) from error
+
+
+def write_index(file_of_weight: Mapping[str, str], total_bytes: int, directory: Path) -> None:
+    """Write the index of a checkpoint whose weights are in several files."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(file_of_weight.items()))}
+    (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def rewrite_json(path: Path, changes: Mapping[str, object]) -> None:
+    """Change values of a JSON object; values that are null or missing have no limit to raise and stay.
+
+    Raises:
+        ModelError: the file holds no JSON object.
+    """
+    if not path.is_file():
+        return
+    values = _read_json(path)
+    if not isinstance(values, dict):
+        raise ModelError(f"{path.name} of the checkpoint holds no JSON object.\nDownload the model again.")
+    changed = {key: value for key, value in changes.items() if values.get(key) is not None}
+    if changed:
+        path.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path.name} of the checkpoint cannot be read: {error}\nDownload the model again.") from error
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
+
+
+def _foreign_files(directory: Path) -> list[str]:
+    """Files that no extended checkpoint has: a training's optimizer and logs, an ONNX graph, somebody's notes."""
+    folders = module_folders(directory)
+    files = [path.relative_to(directory) for path in directory.rglob("*") if not path.is_dir()]
+    return sorted(
+        file.as_posix()
+        for file in files
+        if file.parts[0] not in folders
+        and not (len(file.parts) == 1 and (is_copied(directory / file) or file.suffix == ".safetensors"))
+        and file.name != _INDEX
+    )
+
+
+CHECKPOINT_DIRECTORY = DirectoryKind(
+    name="Hugging Face checkpoint",
+    marker="config.json",
+    is_one=_is_checkpoint,
+    foreign_files=_foreign_files,
+)
+"""What `hdexport extend` writes, and may replace."""

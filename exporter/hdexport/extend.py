@@ -1,0 +1,175 @@
+"""A checkpoint with more positions, written back as a Hugging Face directory: to be fine-tuned, then built.
+
+The files are edited, the model is not loaded: so every weight but the position table keeps every bit, whatever heads
+the checkpoint has and whatever its type.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ExtendOptions", "extend"]
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint_files import (
+    CHECKPOINT_DIRECTORY,
+    is_copied,
+    module_folders,
+    read_weights,
+    rewrite_json,
+    write_index,
+    write_weights,
+)
+from hdexport.positions import DEFAULT_ALPHA, Form, Scheme, check_options, extend_table
+from hdexport.progress import Progress
+from hdruntime.errors import ModelError, OutputExistsError
+from hdruntime.manifest import Positions
+from hdruntime.staging import staged_directory
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+_TABLE = "embeddings.position_embeddings.weight"
+_POSITION_IDS = "embeddings.position_ids"
+_TOKEN_TYPE_IDS = "embeddings.token_type_ids"
+"""Endings of weights' names. The latter two are buffers that files of older versions of transformers hold."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExtendOptions:
+    """What to extend.
+
+    Attributes:
+        model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub.
+        output: the directory to write.
+        max_len: positions wanted; fewer than the checkpoint's cuts the table.
+        scheme: where positions past the checkpoint's come from.
+        alpha: weight of the coarse position in the hierarchical scheme.
+        force: replace a checkpoint that is at `output`.
+        allow_pickle: also read weights that are stored as a pickle.
+    """
+
+    model: str | Path
+    output: Path
+    max_len: int
+    scheme: Scheme = Scheme.HIERARCHICAL
+    alpha: float = DEFAULT_ALPHA
+    force: bool = False
+    allow_pickle: bool = False
+
+
+def extend(options: ExtendOptions, progress: Progress | None = None) -> Positions:
+    """Write a checkpoint with more positions.
+
+    The table is written out row by row, in the type of the checkpoint's; the first rows are the checkpoint's, bit for
+    bit. The limits in the configuration, of the tokenizer and of sentence-transformers grow with it.
+
+    Returns:
+        What was done.
+
+    Raises:
+        HdexportError: of the kind that says what went wrong; nothing is written then.
+    """
+    progress = progress or Progress()
+    progress.step("Reading the checkpoint")
+    checkpoint = find_checkpoint(options.model)
+    if checkpoint.path == options.output.resolve():
+        raise OutputExistsError(f"{options.output} is the checkpoint itself.\nChoose another place with -o.")
+    base = checkpoint.base_positions
+    check_options(scheme=options.scheme, alpha=options.alpha, max_len=options.max_len, base=base)
+    positions = Positions(
+        scheme=options.scheme.value,
+        alpha=options.alpha if options.scheme is Scheme.HIERARCHICAL else None,
+        base=base,
+        rows=options.max_len,
+        first_row=checkpoint.config["max_position_embeddings"] - base,
+        form=Form.FOLDED.value,
+    )
+    files = checkpoint.weight_files(allow_pickle=options.allow_pickle)
+    with staged_directory(options.output, CHECKPOINT_DIRECTORY, force=options.force) as directory:
+        progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
+        _write_weights(checkpoint, files, positions, directory)
+        progress.step("Writing the configuration and the tokenizer")
+        _write_rest(checkpoint, positions, directory)
+    return positions
+
+
+def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: Positions, directory: Path) -> None:
+    found = []
+    file_of_weight = {}
+    total_bytes = 0
+    for file in files:
+        weights = read_weights(file)
+        for name, weight in weights.items():
+            if name.endswith(_TABLE):
+                found.append(name)
+                _check_rows(checkpoint, name, weight)
+                weights[name] = _extended(weight, positions)
+            elif name.endswith((_POSITION_IDS, _TOKEN_TYPE_IDS)):
+                weights[name] = _extended_ids(name, weight, positions)
+        target = directory / file.name.replace("pytorch_model", "model").replace(".bin", ".safetensors")
+        write_weights(weights, target)
+        file_of_weight |= dict.fromkeys(weights, target.name)
+        total_bytes += sum(weight.nbytes for weight in weights.values())
+    if len(found) != 1:
+        raise ModelError(
+            f"{checkpoint.path} holds {len(found) or 'no'} position tables{''.join(f', {name}' for name in found)}; "
+            f"one weight whose name ends in {_TABLE} is needed.\nCheck that config.json belongs to the weights."
+        )
+    if len(files) > 1:
+        write_index(file_of_weight, total_bytes, directory)
+
+
+def _check_rows(checkpoint: Checkpoint, name: str, table: torch.Tensor) -> None:
+    rows = checkpoint.config["max_position_embeddings"]
+    if table.shape[0] != rows:
+        raise ModelError(
+            f"{name} has {table.shape[0]} rows, and config.json says max_position_embeddings {rows}.\n"
+            "The checkpoint is inconsistent; download it again."
+        )
+
+
+def _extended(table: torch.Tensor, positions: Positions) -> torch.Tensor:
+    import ml_dtypes
+    import torch
+
+    # NumPy has no bfloat16 of its own; PyTorch hands it over as the integers that it is stored as.
+    is_bfloat16 = table.dtype == torch.bfloat16
+    rows = table.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if is_bfloat16 else table.numpy()
+    extended = extend_table(
+        rows,
+        positions.rows,
+        scheme=Scheme(positions.scheme),
+        alpha=DEFAULT_ALPHA if positions.alpha is None else positions.alpha,
+        first_row=positions.first_row,
+    )
+    return torch.from_numpy(extended.view("int16")).view(torch.bfloat16) if is_bfloat16 else torch.from_numpy(extended)
+
+
+def _extended_ids(name: str, ids: torch.Tensor, positions: Positions) -> torch.Tensor:
+    import torch
+
+    rows = positions.first_row + positions.rows
+    values = torch.arange(rows) if name.endswith(_POSITION_IDS) else torch.zeros(rows)
+    return values.to(ids.dtype).expand(1, -1).contiguous()
+
+
+def _write_rest(checkpoint: Checkpoint, positions: Positions, directory: Path) -> None:
+    source, max_len = checkpoint.path, positions.rows
+    for file in sorted(source.iterdir()):
+        if is_copied(file):
+            shutil.copyfile(file, directory / file.name)
+    for folder in module_folders(source):
+        shutil.copytree(source / folder, directory / folder)
+    rewrite_json(directory / "config.json", {"max_position_embeddings": positions.first_row + max_len})
+    rewrite_json(directory / "tokenizer_config.json", {"model_max_length": max_len})
+    rewrite_json(directory / "tokenizer.json", {"truncation": None})
+    # One a kind of model: sentence_bert_config.json, sentence_roberta_config.json, ...
+    for file in directory.glob("sentence_*_config.json"):
+        rewrite_json(file, {"max_seq_length": max_len})
