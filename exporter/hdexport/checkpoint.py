@@ -83,10 +83,10 @@ class Checkpoint:
         Raises:
             ModelError: the weights are missing, unreadable, or lack the task's head.
         """
+        self.weight_files(allow_pickle=allow_pickle)
         import torch
         import transformers
 
-        self.weight_files(allow_pickle=allow_pickle)
         auto_class = getattr(transformers, AUTO_CLASS_OF_TASK[task])
         # The library's own report of unused weights is noise here; what matters is checked below.
         transformers.logging.set_verbosity_error()
@@ -99,6 +99,8 @@ class Checkpoint:
                 use_safetensors=None if allow_pickle else True,
                 local_files_only=True,
                 trust_remote_code=False,
+                # Reported below, by name; the library's own error names none.
+                ignore_mismatched_sizes=True,
                 output_loading_info=True,
             )
         except Exception as error:
@@ -179,11 +181,13 @@ def find_checkpoint(model: str | Path) -> Checkpoint:
             "Name a directory with a config.json, or organisation/name of a model on the Hugging Face hub."
         )
     config = _read_config(path)
+    family = family_of(str(config["model_type"]))
+    _refuse_variants(path, config)
     return Checkpoint(
         path=path.resolve(),
         name=str(model).rpartition("/")[2] if not Path(model).exists() else _name_of_directory(path),
         config=config,
-        family=family_of(str(config["model_type"])),
+        family=family,
     )
 
 
@@ -226,6 +230,22 @@ def _read_config(path: Path) -> dict[str, Any]:
             'Add it, e.g. "model_type": "bert".'
         )
     return config
+
+
+def _refuse_variants(path: Path, config: dict[str, Any]) -> None:
+    """Refuse what a supported family's config can also ask for and no graph of ours would compute."""
+    if config.get("is_decoder"):
+        raise ModelError(
+            f"{path / 'config.json'} says is_decoder: a decoder attends to earlier tokens only, and encoders are "
+            "supported.\nIf it was trained as an encoder, set \"is_decoder\": false."
+        )
+    # Current transformers ignores this key and would silently compute something else.
+    kind = config.get("position_embedding_type") or "absolute"
+    if kind != "absolute":
+        raise ModelError(
+            f"{path / 'config.json'} asks for {kind!r} positions; only learned absolute ones are supported.\n"
+            "Choose a model whose position_embedding_type is absolute."
+        )
 
 
 def _download(hub_id: str) -> Path:

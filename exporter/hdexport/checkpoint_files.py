@@ -68,7 +68,7 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
     Raises:
         ModelError: it cannot be read.
     """
-    torch = require("torch")
+    pickles = require("torch")
     safetensors = require("safetensors")
     from safetensors.torch import load_file
 
@@ -76,7 +76,9 @@ def read_weights(file: Path) -> dict[str, torch.Tensor]:
         if file.suffix == ".safetensors":
             weights: dict[str, torch.Tensor] = load_file(file)
             return weights
-        return dict(torch.load(file, map_location="cpu", weights_only=True))
+        loaded = pickles.load(file, map_location="cpu", weights_only=True)
+        # A pickle holds tied weights once; safetensors has no way to say so, and wants each in one piece.
+        return {name: weight.clone(memory_format=pickles.contiguous_format) for name, weight in loaded.items()}
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"{file} cannot be read: {error}\nDownload the model again.") from error
     except Exception as error:
@@ -95,9 +97,12 @@ def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
     safetensors = require("safetensors")
     from safetensors.torch import save_file
 
+    file.touch()
+    usual_mode = file.stat().st_mode
     try:
-        # Pickles hold tied weights once; safetensors has no way to say so.
-        save_file({name: weight.clone() for name, weight in weights.items()}, file, metadata={"format": "pt"})
+        save_file(dict(weights), file, metadata={"format": "pt"})
+        # safetensors lets nobody but the owner read what it writes.
+        file.chmod(usual_mode)
     except safetensors.SafetensorError as error:
         if _NO_SPACE in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
@@ -143,15 +148,12 @@ def _is_checkpoint(directory: Path) -> bool:
 
 def _foreign_files(directory: Path) -> list[str]:
     """Files that no extended checkpoint has: a training's optimizer and logs, an ONNX graph, somebody's notes."""
-    folders = module_folders(directory)
-    files = [path.relative_to(directory) for path in directory.rglob("*") if not path.is_dir()]
-    return sorted(
-        file.as_posix()
-        for file in files
-        if file.parts[0] not in folders
-        and not (len(file.parts) == 1 and (is_copied(directory / file) or file.suffix == ".safetensors"))
-        and file.name != _INDEX
-    )
+    ours = {path for path in directory.iterdir() if is_copied(path) or path.suffix == ".safetensors"}
+    ours.add(directory / _INDEX)
+    for folder in module_folders(directory):
+        ours.update((directory / folder).rglob("*"))
+    files = {path for path in directory.rglob("*") if not path.is_dir()}
+    return sorted(path.relative_to(directory).as_posix() for path in files - ours)
 
 
 CHECKPOINT_DIRECTORY = DirectoryKind(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FLOAT32_ATOL", "HALF_COSINE", "Comparison", "compare"]
+__all__ = ["FLOAT32_ATOL", "HALF_COSINE", "HALF_LENGTH", "Comparison", "compare"]
 
 from dataclasses import dataclass
 
@@ -15,13 +15,20 @@ FLOAT32_ATOL = 1e-4
 HALF_COSINE = 0.999
 """Smallest cosine, a token, of a half-precision graph's outputs with PyTorch's in float32."""
 
+HALF_LENGTH = 0.05
+"""Largest difference of such a vector's length, relative to PyTorch's, or absolute where that is below 1.
+
+The cosine does not see a scale; a vector within `HALF_COSINE` is off by up to 0.045 of its length across it, so this
+asks for no more along it.
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """What a comparison found.
 
     Attributes:
-        max_abs_error: largest absolute difference.
+        max_abs_error: largest absolute difference; infinite where a value is not finite.
         min_cosine: smallest cosine over the vectors along the last axis; 1.0 where both are zero.
         passed: whether the tolerance holds.
         tolerance: the tolerance, in words.
@@ -41,7 +48,7 @@ def compare(
     Args:
         actual: [..., features], what a graph gave.
         expected: the same shape, what PyTorch gives in float32.
-        half_precision: compare directions (a cosine a vector) and not values.
+        half_precision: compare directions and lengths of vectors, and not values.
 
     Raises:
         ValueError: the shapes differ; that is a mistake of the caller, not an inexact result.
@@ -49,7 +56,7 @@ def compare(
     if actual.shape != expected.shape:
         raise ValueError(f"The shapes {actual.shape} and {expected.shape} differ.")
     got, want = actual.astype(np.float64), expected.astype(np.float64)
-    if not np.isfinite(got).all():
+    if not (np.isfinite(got).all() and np.isfinite(want).all()):
         return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance="finite values")
     error = float(np.abs(got - want).max(initial=0.0))
     cosine = _min_cosine(got, want)
@@ -60,11 +67,14 @@ def compare(
             passed=error <= FLOAT32_ATOL,
             tolerance=f"max abs error <= {FLOAT32_ATOL:g}",
         )
+    # One feature, a reranker's score, has a sign and no direction: its length is all there is to compare.
+    is_score = got.shape[-1] == 1
+    length_error = _max_length_error(got, want)
     return Comparison(
         max_abs_error=error,
         min_cosine=cosine,
-        passed=cosine >= HALF_COSINE,
-        tolerance=f"cosine >= {HALF_COSINE:g}",
+        passed=(is_score or cosine >= HALF_COSINE) and length_error <= HALF_LENGTH,
+        tolerance=f"cosine >= {HALF_COSINE:g}, length within {HALF_LENGTH:.0%}",
     )
 
 
@@ -74,3 +84,13 @@ def _min_cosine(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> 
     both_zero = (np.abs(got).max(axis=-1) == 0) & (np.abs(want).max(axis=-1) == 0)
     cosines = np.where(both_zero, 1.0, products / np.where(norms == 0, 1.0, norms))
     return float(cosines.min(initial=1.0))
+
+
+def _max_length_error(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:
+    """By how much lengths differ, in the units of `HALF_LENGTH`; of one feature, by how much the value does."""
+    if got.shape[-1] == 1:
+        errors, lengths = np.abs(got - want)[..., 0], np.abs(want)[..., 0]
+    else:
+        lengths = np.linalg.norm(want, axis=-1)
+        errors = np.abs(np.linalg.norm(got, axis=-1) - lengths)
+    return float((errors / np.maximum(lengths, 1.0)).max(initial=0.0))

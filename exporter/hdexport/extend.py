@@ -102,9 +102,10 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
 
 def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: Positions, directory: Path) -> None:
     found = []
-    file_of_weight = {}
+    file_of_weight: dict[str, str] = {}
     total_bytes = 0
     for file in files:
+        name_stem = file.stem.replace("pytorch_model", "model") if len(files) > 1 else "model"
         weights = read_weights(file)
         for name, weight in weights.items():
             if name.endswith(_TABLE):
@@ -113,9 +114,8 @@ def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: P
                 weights[name] = _extended(weight, positions)
             elif name.endswith((_POSITION_IDS, _TOKEN_TYPE_IDS)):
                 weights[name] = _extended_ids(name, weight, positions)
-        target = directory / file.name.replace("pytorch_model", "model").replace(".bin", ".safetensors")
-        write_weights(weights, target)
-        file_of_weight |= dict.fromkeys(weights, target.name)
+        write_weights(weights, directory / f"{name_stem}.safetensors")
+        file_of_weight |= dict.fromkeys(weights, f"{name_stem}.safetensors")
         total_bytes += sum(weight.nbytes for weight in weights.values())
     if len(found) != 1:
         raise ModelError(

@@ -63,15 +63,19 @@ class _FirstRows(torch.nn.Module):
         return self.weight.narrow(0, 0, rows.shape[-1]).unsqueeze(0)
 
 
-class _FirstRowsFactored(torch.nn.Module):
-    """The factored form of `_FirstRows`: the ids are made in the graph, not sliced from a buffer of max_len."""
+class _CountedRows(torch.nn.Module):
+    """`_FirstRows` by lookup, for a factored table: the ids are made in the graph, not sliced from a buffer.
 
-    def __init__(self, table: FactoredPositionEmbedding) -> None:
+    Also for a table of one row, which no example of two tokens, the fewest that stay dynamic, could be cut from.
+    """
+
+    def __init__(self, table: torch.nn.Module) -> None:
         super().__init__()
         self.table = table
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.table(torch.arange(rows.shape[-1], device=rows.device).unsqueeze(0))
+        embedded: torch.Tensor = self.table(torch.arange(rows.shape[-1], device=rows.device).unsqueeze(0))
+        return embedded
 
 
 class _ConstantTokenType(torch.nn.Module):
@@ -139,9 +143,8 @@ def fold_positions(model: PreTrainedModel, family: Family) -> bool:
         return False
     embeddings = family.embeddings(model)
     table = embeddings.position_embeddings
-    embeddings.position_embeddings = (
-        _FirstRowsFactored(table) if isinstance(table, FactoredPositionEmbedding) else _FirstRows(table)
-    )
+    sliceable = isinstance(table, torch.nn.Embedding) and table.num_embeddings > 1
+    embeddings.position_embeddings = _FirstRows(table) if sliceable else _CountedRows(table)
     return True
 
 

@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 # Not a length, batch or block size that anything else uses, so that a frozen size shows at once.
 _TRACED_BATCH, _TRACED_TOKENS = 2, 37
 
+# An axis of size 1 is frozen whatever is asked for.
+_FEWEST_TRACED_TOKENS = 2
+
 
 def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Model:
     """Export a module; its attentions become nodes of the domain ``hdexport``.
@@ -40,7 +43,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
         ExportError: the exporter failed, or froze an axis.
     """
     generator = torch.Generator().manual_seed(0)
-    tokens = min(_TRACED_TOKENS, max_len)
+    tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
     ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
     inputs = {name: torch.ones_like(ids) for name in module.input_names} | {"input_ids": ids}
     if "token_type_ids" in inputs:

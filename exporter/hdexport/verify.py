@@ -41,6 +41,9 @@ _SCORES_LIMIT_THOROUGH_BYTES = 4 * 2**30
 """Attention scores that a masked or portable attention may materialise in a check, in a build and when thorough. A
 larger case is reported as not checked. The first touch of that memory is what makes such cases slow."""
 
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level."""
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
@@ -342,6 +345,8 @@ def _runner(bundle: Bundle, graph: GraphFile) -> _Run:
     options = onnxruntime.SessionOptions()
     # Every case has its own shape, so remembered memory patterns would only pile up.
     options.enable_mem_pattern = False
+    # Its warnings are about missing half-precision kernels, which it works around by itself.
+    options.log_severity_level = _ERRORS_ONLY
     portable = onnxruntime.InferenceSession(bundle.file(graph.file), options, providers=["CPUExecutionProvider"])
     inputs = [value.name for value in portable.get_inputs()]
     outputs = [value.name for value in portable.get_outputs()]

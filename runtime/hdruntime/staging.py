@@ -24,7 +24,10 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 """renameat2(2), Linux 3.15: exchange two paths in one step, so that neither name is ever missing."""
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
+
+_FULL_BYTES = 2**20
+"""A disk with less free space than this is full: one write of a file's buffer may not fit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,12 +69,12 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
     """
     destination = Path(destination).resolve()
     _require_replaceable(destination, kind, force=force)
-    with _full_disk_explained(destination), _parent_made(destination.parent):
+    with _parent_made(destination.parent):
         _remove_stale(destination)
         partial = _sibling(destination, "partial")
         try:
             _make(partial)
-            with _locked(partial):
+            with _full_disk_explained(destination), _locked(partial):
                 yield partial
                 assert (partial / kind.marker).is_file(), f"the staged directory has no {kind.marker}"
                 _sync(partial)
@@ -107,7 +110,9 @@ def _full_disk_explained(destination: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _NO_SPACE:
+        # NumPy does not say why it could write only so much.
+        unexplained = error.errno is None and shutil.disk_usage(destination.parent).free < _FULL_BYTES
+        if error.errno not in _NO_SPACE and not unexplained:
             raise
         raise HdexportError(
             f"The disk is full: {error}; {destination} was not written.\n"
@@ -133,8 +138,6 @@ def _make(directory: Path, *, parents: bool = False, exist_ok: bool = False) -> 
     try:
         directory.mkdir(parents=parents, exist_ok=exist_ok)
     except OSError as error:
-        if error.errno in _NO_SPACE:
-            raise
         raise HdexportError(
             f"The directory {directory} cannot be made: {error.strerror}.\nChoose another place with -o."
         ) from error

@@ -63,7 +63,9 @@ class WindowRunner:
         overflow: whether a row of too many tokens fails or is cut.
     """
 
-    def __init__(self, session: Session, task: TaskResults, *, max_batch_tokens: int | None, overflow: Overflow) -> None:
+    def __init__(
+        self, session: Session, task: TaskResults, *, max_batch_tokens: int | None, overflow: Overflow
+    ) -> None:
         self._session = session
         self._task = task
         self._overflow = overflow

@@ -93,7 +93,12 @@ MANIFEST = Manifest(
         "passed": True,
         "graphs": {"model.onnx": {"passed": 40, "checks": 40, "max_abs_error": 2e-6, "tolerance": "<= 1e-04"}},
     },
-    made_by={"command": "hdexport build tiny --max-len 4096 --fp16"},
+    made_by={
+        "command": "hdexport build tiny --max-len 4096 --fp16",
+        "source": "",
+        "hdexport": "0.1.0",
+        "torch": "2.13.0",
+    },
     files={},
 )
 
@@ -103,7 +108,9 @@ def bundle(tmp_path: Path) -> Path:
     path = tmp_path / "tiny-4096-float16"
     (path / "engines").mkdir(parents=True)
     (path / "engines" / "tiny.engine").write_bytes(bytes(2_500_000))
-    (path / "engines" / "tiny.json").write_text('{"flavour": "tensorrt_rtx", "plugins": ["Windowed"]}')
+    (path / "engines" / "tiny.json").write_text(
+        '{"flavour": "tensorrt_rtx", "plugins": ["Windowed"], "built_on": {"driver": null, "gpu": "RTX 4090"}}'
+    )
     (path / "tokenizer.json").write_text("{}")
     onnx.save(graph_with_a_branch(), path / "model.onnx")
     seal(path, MANIFEST)
@@ -121,8 +128,10 @@ def bundle(tmp_path: Path) -> Path:
         "attention hdexport::Attention x6",
         "labels negative, [bold]positive",
         "tokenizer tokenizer.json, pads with [PAD] (0)",
-        "verification passed: model.onnx 40 of 40 checks, max abs error 2.00e-06 (<= 1e-04)",
-        "made by: command hdexport build tiny --max-len 4096 --fp16",
+        "verification passed",
+        "model.onnx: 40 of 40 checks, max abs error 2.00e-06 (<= 1e-04)",
+        "made: command hdexport build tiny --max-len 4096 --fp16",
+        "made: with hdexport 0.1.0, torch 2.13.0",
         "input input_ids int64 [batch, tokens]",
         "output logits float32 [batch, tokens, 2]",
         "model.onnx portable float16",
@@ -132,7 +141,8 @@ def bundle(tmp_path: Path) -> Path:
         "all 4",
         "made for tensorrt_rtx 1.7.1, sm89, sm120",
         "profile 0 batch 1:1:8, tokens 1:128:128 (min:opt:max)",
-        'plugins ["Windowed"]',
+        "plugins Windowed",
+        "built_on driver none, gpu RTX 4090",
         "engines/tiny.engine 2.5 MB SHA256",
     ],
 )

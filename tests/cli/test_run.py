@@ -129,10 +129,13 @@ def test_an_output_that_exists_needs_force(bundle: Path, rows: Path, tmp_path: P
         (["{bundle}", "{rows}", "--overflow", "drop"], "error: argument --overflow: invalid choice"),
         (
             ["{bundle}", "{rows}", "--max-batch-tokens", "many"],
-            "error: argument --max-batch-tokens: invalid int",
+            "error: --max-batch-tokens many is not a whole number.\nGive",
         ),
-        (["{bundle}", "{rows}", "--max-batch-tokens", "0"], "error: --max-batch-tokens 0 is too small"),
-        (["{bundle}", "{rows}", "--threads", "0"], "error: threads is 0"),
+        (["{bundle}", "{rows}", "--max-batch-tokens", "0"], "error: --max-batch-tokens 0 is not above zero"),
+        (
+            ["{bundle}", "{rows}", "--threads", "0"],
+            "error: --threads 0 is not above zero.\nGive a number like --threads 2",
+        ),
         (["{bundle}"], "error: the following arguments are required: INPUT"),
     ],
 )

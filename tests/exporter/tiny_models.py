@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["BASE", "LABELS", "VOCAB_SIZE", "save_tiny_model"]
+__all__ = ["BASE", "LABELS", "PAD_TOKEN_ID", "VOCAB_SIZE", "save_sentence_modules", "save_tiny_model"]
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ BASE = 64
 VOCAB_SIZE = 120
 LABELS = ("negative", "neutral", "positive")
 _SPECIAL_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
-_PAD_TOKEN_ID = 1
+PAD_TOKEN_ID = 1
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -29,14 +30,14 @@ _SIZES: dict[str, Any] = {
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 48,
-    "pad_token_id": _PAD_TOKEN_ID,
+    "pad_token_id": PAD_TOKEN_ID,
     "max_position_embeddings": BASE,
     "initializer_range": 0.15,
     "id2label": dict(enumerate(LABELS)),
     "label2id": {label: index for index, label in enumerate(LABELS)},
 }
 
-_AFTER_PADDING_ROW = {"max_position_embeddings": BASE + _PAD_TOKEN_ID + 1}
+_AFTER_PADDING_ROW = {"max_position_embeddings": BASE + PAD_TOKEN_ID + 1}
 _ROBERTA = _AFTER_PADDING_ROW | {"type_vocab_size": 1}
 _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 16},
@@ -68,13 +69,35 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
     config = AutoConfig.for_model(model_type, **sizes)
     model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config).eval()
     with torch.no_grad():
-        # Initialisation leaves biases at 0, and with them what a mix-up of biases would show.
+        # Initialisation leaves biases at 0 and normalisations at 1, and with them what a mix-up of these would show.
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.1)
+            elif "norm" in name.lower():
+                parameter.uniform_(0.5, 1.5)
     model.save_pretrained(directory)
     _tokenizer().save_pretrained(directory)
     return model
+
+
+def save_sentence_modules(directory: Path, *modules: str, pooling: dict[str, Any]) -> None:
+    """Make a checkpoint one of sentence-transformers.
+
+    Args:
+        directory: the checkpoint.
+        modules: types after the Transformer and the Pooling, such as ``"Normalize"``; their folders stay empty.
+        pooling: content of ``1_Pooling/config.json``.
+    """
+    kinds = ("Transformer", "Pooling", *modules)
+    folders = ("", *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index))
+    chain = [
+        {"idx": index, "name": str(index), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
+    ]
+    (directory / "modules.json").write_text(json.dumps(chain))
+    for folder in folders:
+        (directory / folder).mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

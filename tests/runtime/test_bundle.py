@@ -333,7 +333,9 @@ def test_force_never_deletes_what_is_no_bundle(tmp_path: Path, kind: str) -> Non
 def test_force_never_deletes_files_that_somebody_put_into_a_bundle(bundle_path: Path) -> None:
     (bundle_path / "results.jsonl").write_text("mine")
     with (
-        pytest.raises(OutputExistsError, match=r"no part of a bundle of hdexport \(results.jsonl\), which --force would delete"),
+        pytest.raises(
+            OutputExistsError, match=r"no part of a bundle of hdexport \(results.jsonl\), which --force would delete"
+        ),
         staged_bundle(bundle_path, force=True),
     ):
         pytest.fail("the block ran")

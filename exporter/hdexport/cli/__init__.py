@@ -37,10 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     try:
         options = parser().parse_args(arguments)
-        logging.basicConfig(
-            level=logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING,
-            format="%(name)s: %(message)s",
-        )
+        logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+        for package in ("hdexport", "hdruntime", "hdplugins"):
+            # Ours only: torch, transformers and httpx would drown it.
+            logging.getLogger(package).setLevel(
+                logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING
+            )
         # Only the command that runs is imported with what it needs; `--help` and `doctor` stay fast.
         code: int = options.command_module.run(options)
     except HdexportError as error:
@@ -55,6 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader of our output went away (`hdexport inspect | head`): not an error of ours.
         sys.stderr.close()
         return 0
+    except (OSError, MemoryError) as error:
+        # A disk, a permission, a limit of the machine: no more a mistake of ours than a bad option is.
+        if debug:
+            raise
+        print(f"error: {error or 'out of memory'}\nTo see where it happened, add --debug.", file=sys.stderr)
+        return 1
     return code
 
 

@@ -1,4 +1,7 @@
-"""Build a bundle from a Hugging Face checkpoint: longer positions, ONNX graphs, TensorRT engines, verified."""
+"""Build a bundle from a Hugging Face checkpoint: longer positions, ONNX graphs, TensorRT engines, verified.
+
+The bundle appears when it is complete, or not at all.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.cli.arguments import add_pickle_argument, add_position_arguments, decimal_number, whole_number
+from hdruntime.errors import InputError
+
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
+    from hdexport.cli.progress import TerminalProgress
+    from hdruntime.bundle import Manifest
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
+
+_ENGINE_OPTIONS = ("profiles", "batch", "minShapes", "optShapes", "maxShapes", "sm")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -23,34 +33,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a checkpoint's directory, or organisation/name on the Hugging Face hub (default: the current "
         "directory if it holds a config.json, else the sample model all-MiniLM-L6-v2)",
     )
-    parser.add_argument("-o", "--output", metavar="BUNDLE", help="default: ./<model name>-<max_len>-<dtype>")
+    parser.add_argument(
+        "-o", "--output", metavar="BUNDLE", help="directory to write (default: ./<model name>-<max_len>-<dtype>)"
+    )
     parser.add_argument("--force", action="store_true", help="replace the bundle that is at the output")
-    parser.add_argument("--task", default="auto", help="default: auto, what the checkpoint was made for")
-    parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
-    _add_position_arguments(parser)
+    parser.add_argument(
+        "--task",
+        default="auto",
+        help="feature-extraction, sentence-similarity, fill-mask, text-classification, token-classification, "
+        "question-answering, or auto (default): what the checkpoint was made for",
+    )
+    add_pickle_argument(parser)
     types = parser.add_mutually_exclusive_group()
-    types.add_argument("--fp16", action="store_true", help="weights and activations in float16")
+    types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
     parser.add_argument("--no-verify", action="store_true", help="do not compare the bundle with PyTorch")
-    _add_engine_arguments(parser)
-
-
-def _add_position_arguments(parser: argparse.ArgumentParser) -> None:
     positions = parser.add_argument_group("positions")
     positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)")
-    positions.add_argument(
-        "--positions",
-        default="hierarchical",
-        metavar="SCHEME",
-        help="where longer positions come from: hierarchical (default), tile or none",
-    )
-    positions.add_argument(
-        "--alpha", default="0.4", help="weight of the coarse position, hierarchical only (default: 0.4)"
-    )
+    add_position_arguments(positions)
+    _add_engine_arguments(parser.add_argument_group("engines"))
 
 
-def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    engines = parser.add_argument_group("engines")
+def _add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
     engines.add_argument(
         "--target",
         action="append",
@@ -70,9 +74,12 @@ def _add_engine_arguments(parser: argparse.ArgumentParser) -> None:
             action="append",
             default=[],
             metavar="SHAPES",
-            help=f"a profile's {bound} shapes as trtexec takes them, input_ids:1x128,attention_mask:1x128",
+            help=f"a profile's {bound} shapes as trtexec takes them, e.g. input_ids:1x128,attention_mask:1x128; once "
+            "for each profile",
         )
-    engines.add_argument("--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all it supports)")
+    engines.add_argument(
+        "--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all that TensorRT-RTX supports)"
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -84,41 +91,44 @@ def run(options: argparse.Namespace) -> int:
         progress.step("Starting")
         from hdexport.build import build
 
-        build_options = _build_options(options)
+        build_options = _build_options(options, progress)
         manifest = build(build_options, progress)
-    size_bytes = sum(record.size_bytes for record in manifest.files.values())
-    print(
-        f"{build_options.output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
-        f"{size_bytes / 1e6:.1f} MB, {len(manifest.engines)} engine{'' if len(manifest.engines) == 1 else 's'}"
-    )
-    print(f"Look inside: hdexport inspect {build_options.output}")
+    _print_summary(build_options.output, manifest)
     return 0
 
 
-def _build_options(options: argparse.Namespace) -> BuildOptions:
+def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> BuildOptions:
     from hdexport.build import BuildOptions
-    from hdexport.checkpoint import find_checkpoint
-    from hdexport.cli.values import decimal_number, whole_number
-    from hdexport.positions import scheme_from_name
+    from hdexport.checkpoint import default_model, find_checkpoint
+    from hdexport.flavours import architectures_from_option
+    from hdexport.positions import check_options, scheme_from_name
     from hdexport.profiles import profiles_from_options
     from hdexport.targets import flavours_of_targets
     from hdexport.tasks import task_from_name
 
-    model = options.model or _default_model()
-    precision = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
+    model = options.model
+    if model is None:
+        model, reason = default_model()
+        progress.result(f"No MODEL was named; building {model.resolve()}: {reason}.")
     checkpoint = find_checkpoint(model)
-    max_len = checkpoint.base_positions
-    if options.max_len is not None:
-        max_len = whole_number("--max-len", options.max_len)
+    precision = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
+    base = checkpoint.base_positions
+    max_len = base if options.max_len is None else whole_number("--max-len", options.max_len)
+    scheme, alpha = scheme_from_name(options.positions), decimal_number("--alpha", options.alpha)
+    # What a glance at the configuration can refuse is refused before PyTorch is loaded.
+    check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
+    flavours = flavours_of_targets(options.target or ["auto"])
+    if not flavours:
+        _refuse_engine_options(options)
     return BuildOptions(
         model=model,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
         max_len=max_len,
         precision=precision,
         task=task_from_name(options.task),
-        scheme=scheme_from_name(options.positions),
-        alpha=decimal_number("--alpha", options.alpha),
-        flavours=flavours_of_targets(options.target or ["auto"]),
+        scheme=scheme,
+        alpha=alpha,
+        flavours=flavours,
         profiles=profiles_from_options(
             max_len,
             profiles=options.profiles,
@@ -127,7 +137,7 @@ def _build_options(options: argparse.Namespace) -> BuildOptions:
             opt_shapes=options.optShapes,
             max_shapes=options.maxShapes,
         ),
-        architectures=tuple(options.sm.split(",")) if options.sm else (),
+        architectures=architectures_from_option(options.sm),
         verify=not options.no_verify,
         force=options.force,
         allow_pickle=options.allow_pickle,
@@ -135,9 +145,23 @@ def _build_options(options: argparse.Namespace) -> BuildOptions:
     )
 
 
-def _default_model() -> Path:
-    from hdexport.checkpoint import default_model
+def _refuse_engine_options(options: argparse.Namespace) -> None:
+    given = [f"--{name}" for name in _ENGINE_OPTIONS if getattr(options, name)]
+    if given:
+        why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
+        raise InputError(
+            f"{', '.join(given)} describes an engine, and none is built: {why}.\n"
+            "Leave it out, or ask for an engine: --target tensorrt-rtx"
+        )
 
-    path, reason = default_model()
-    print(f"No MODEL was named; building {path.resolve()}: {reason}.", flush=True)
-    return path
+
+def _print_summary(output: Path, manifest: Manifest) -> None:
+    size_bytes = sum(record.size_bytes for record in manifest.files.values())
+    engines = ", ".join(f"{engine.flavour} engine" for engine in manifest.engines) or "no engine"
+    print(
+        f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
+        f"{size_bytes / 1e6:.1f} MB, {engines}"
+    )
+    print(f"Look inside: hdexport inspect {output}")
+    if manifest.tokenizer is not None:
+        print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")

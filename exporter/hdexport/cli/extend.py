@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hdexport.cli.arguments import add_model_arguments, add_position_arguments
+from hdexport.cli.arguments import add_pickle_argument, add_position_arguments, decimal_number, whole_number
 
 SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
 
@@ -19,17 +19,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
     )
-    parser.add_argument("--max-len", metavar="TOKENS", required=True, help="positions that the new checkpoint has")
+    parser.add_argument("--max-len", metavar="TOKENS", required=True, help="positions of the new checkpoint")
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
-    add_model_arguments(parser)
-    add_position_arguments(parser)
+    add_pickle_argument(parser)
+    add_position_arguments(parser.add_argument_group("positions"))
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from hdexport.cli.progress import TerminalProgress
-    from hdexport.cli.values import decimal_number, whole_number
 
     with TerminalProgress() as progress:
         progress.step("Starting")

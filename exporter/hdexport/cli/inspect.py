@@ -28,6 +28,9 @@ _PIPED_WIDTH = 240
 
 _SHOWN_OF_SHA256 = 12
 
+_MADE_BY_KEYS = ("command", "date", "source")
+"""Of ``made_by``, those with a line of their own; the rest are versions of packages."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
@@ -152,13 +155,14 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer
     yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
-    yield "verification", _verification(manifest.verification)
-    for key, value in manifest.made_by.items():
-        yield f"made by: {key}", value
+    yield from _verification(manifest.verification)
+    yield from _made_by(manifest.made_by)
 
 
 def _positions(manifest: Manifest) -> str:
     positions = manifest.positions
+    if positions.rows <= positions.base:
+        return f"{positions.rows} of the checkpoint's {positions.base}, {positions.form}"
     alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"
     first = "" if positions.first_row == 0 else f" (from row {positions.first_row})"
     return (
@@ -167,19 +171,27 @@ def _positions(manifest: Manifest) -> str:
     )
 
 
-def _verification(found: dict[str, object] | None) -> str:
+def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:
     if found is None:
-        return "none; run: hdexport verify BUNDLE"
+        yield "verification", "none; run: hdexport verify BUNDLE"
+        return
+    yield "verification", "passed" if found.get("passed") else "FAILED"
     graphs = found.get("graphs")
-    if not isinstance(graphs, dict):
-        return json.dumps(found)
-    verdict = "passed" if found.get("passed") else "FAILED"
-    return f"{verdict}: " + "; ".join(f"{name} {_graph_checks(result)}" for name, result in graphs.items())
+    for name, result in graphs.items() if isinstance(graphs, dict) else ():
+        yield "", f"{name}: {_graph_checks(result)}"
 
 
 def _graph_checks(result: dict[str, object]) -> str:
     checks = f"{result.get('passed')} of {result.get('checks')} checks"
     return f"{checks}, max abs error {_number(result.get('max_abs_error'))} ({result.get('tolerance')})"
+
+
+def _made_by(made_by: dict[str, str]) -> Iterator[tuple[str, str]]:
+    for key in _MADE_BY_KEYS:
+        if made_by.get(key):
+            yield f"made: {key}", made_by[key]
+    versions = [f"{name} {version}" for name, version in made_by.items() if name not in _MADE_BY_KEYS]
+    yield "made: with", ", ".join(versions) or "versions unknown"
 
 
 def _number(value: object) -> str:
@@ -195,7 +207,16 @@ def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[s
     shown = {field.name for field in dataclasses.fields(engine)}
     for key, value in passport.items():
         if key not in shown:
-            yield key, value if isinstance(value, str) else json.dumps(value)
+            yield key, _plain(value)
+
+
+def _plain(value: object) -> str:
+    """A value of a passport for people: JSON without its brackets and quotes."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_plain(item)}" for key, item in value.items()) or "none"
+    if isinstance(value, list):
+        return ", ".join(map(_plain, value)) or "none"
+    return "none" if value is None else str(value)
 
 
 def _operator_rows(operators: dict[str, dict[str, int]]) -> Iterator[tuple[str, ...]]:
@@ -232,5 +253,7 @@ def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterabl
     for row in rows:
         table.add_row(*row)
     console.print(title, style="bold")
-    console.print(table)
-    console.print()
+    with console.capture() as captured:
+        console.print(table)
+    # The last column is padded to its widest cell, which copies badly; nothing in it has a style.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")

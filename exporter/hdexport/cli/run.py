@@ -9,11 +9,11 @@ output appears when it is complete, or not at all.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hdexport.cli.arguments import whole_number
 
 if TYPE_CHECKING:
     from hdruntime.jobs import JobProgress
@@ -48,9 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-batch-tokens",
         metavar="N",
-        type=int,
-        default=16384,
-        help="most tokens of a batch, padding included; a longer text goes alone (default: 16384)",
+        help="most tokens of a batch, padding included; a longer text goes alone (default: what suits the backend; "
+        "4096 on a CPU)",
     )
     parser.add_argument(
         "--overflow",
@@ -59,30 +58,33 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="what happens to a text of more tokens than the bundle accepts (default: error)",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
-    parser.add_argument("--threads", metavar="N", type=int, help="CPU threads (default: the backend's choice)")
+    parser.add_argument("--threads", metavar="N", help="CPU threads (default: the backend's choice)")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     import hdruntime
+    from hdexport.cli.progress import StatusLine
     from hdruntime.jobs import JobOptions, plan_job, run_job
     from hdruntime.rows import Columns
     from hdruntime.tokenization import Overflow
 
+    max_batch_tokens = _optional_number("--max-batch-tokens", options.max_batch_tokens, example=4096)
+    threads = _optional_number("--threads", options.threads, example=2)
     columns = Columns(text=options.text_column, text_pair=options.text_pair_column, id=options.id_column)
     job_options = JobOptions(
         columns=columns,
-        max_batch_tokens=options.max_batch_tokens,
+        max_batch_tokens=max_batch_tokens,
         overflow=Overflow(options.overflow),
         force=options.force,
     )
     bundle = hdruntime.open_bundle(options.bundle)
     job = plan_job(bundle, options.inputs, options.output, options=job_options)
-    with (
-        hdruntime.load(bundle, options.backend, threads=options.threads) as session,
-        _progress_shown() as show,
-    ):
-        done = run_job(job, session, on_progress=show)
+    with StatusLine() as line:
+        line.begin("Loading the bundle")
+        with hdruntime.load(bundle, options.backend, threads=threads) as session:
+            line.begin("Reading")
+            done = run_job(job, session, on_progress=lambda progress: line.show(_progress_text(progress)))
     print(
         f"{done.rows} rows, {done.failed_rows} failed, {done.tokens} tokens in {done.seconds:.1f} s "
         f"({_tokens_per_second(done):.0f} tokens/s): {options.output}"
@@ -97,22 +99,13 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _progress_shown() -> Iterator[Callable[[JobProgress], None]]:
-    """A function that shows progress on stderr, if that is a terminal."""
-    from rich.console import Console
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+def _optional_number(option: str, text: str | None, *, example: int) -> int | None:
+    return None if text is None else whole_number(option, text, example=example)
 
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty(), transient=True) as progress:
-        line = progress.add_task("reading")
 
-        def show(done: JobProgress) -> None:
-            failed = f", {done.failed_rows} failed" if done.failed_rows else ""
-            progress.update(line, description=f"{done.rows} rows{failed}, {_tokens_per_second(done):.0f} tokens/s")
-
-        yield show
+def _progress_text(done: JobProgress) -> str:
+    failed = f", {done.failed_rows} failed" if done.failed_rows else ""
+    return f"{done.rows} rows{failed}, {_tokens_per_second(done):.0f} tokens/s"
 
 
 def _tokens_per_second(done: JobProgress) -> float:

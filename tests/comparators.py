@@ -1,0 +1,44 @@
+"""Comparisons that tests assert with; what each must refuse is in test_comparators.py."""
+
+from __future__ import annotations
+
+__all__ = ["assert_close", "assert_same_directions"]
+
+import numpy as np
+import numpy.typing as npt
+
+LENGTH_RTOL = 0.05
+"""A cosine does not see a scale, so lengths are held to this besides."""
+
+
+def assert_close(actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, atol: float) -> None:
+    """Every element of `actual` is finite and within `atol` of `expected`, which has the same shape."""
+    got, want = _finite_pair(actual, expected)
+    error = np.abs(got - want)
+    worst = np.unravel_index(int(error.argmax()), error.shape)
+    where = tuple(map(int, worst))
+    assert error[worst] <= atol, f"{got[worst]:.8g}, not {want[worst]:.8g}, at {where}: {error[worst]:.3g} > {atol:g}"
+
+
+def assert_same_directions(
+    actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, cosine: float
+) -> None:
+    """Every vector along the last axis is finite, has that cosine with the expected one, and about its length."""
+    got, want = _finite_pair(actual, expected)
+    lengths, wanted_lengths = np.linalg.norm(got, axis=-1), np.linalg.norm(want, axis=-1)
+    assert (wanted_lengths > 0).all(), "a vector of zeros has no direction to compare with"
+    assert (np.abs(lengths / wanted_lengths - 1) <= LENGTH_RTOL).all(), f"lengths {lengths}, not {wanted_lengths}"
+    cosines = (got * want).sum(axis=-1) / (lengths * wanted_lengths)
+    worst = float(cosines.min())
+    assert worst >= cosine, f"cosine {worst:.6f} < {cosine} at {np.unravel_index(int(cosines.argmin()), cosines.shape)}"
+
+
+def _finite_pair(
+    actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating]
+) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    assert actual.shape == expected.shape, f"shape {actual.shape}, not {expected.shape}"
+    assert actual.size > 0, "nothing to compare"
+    got, want = np.asarray(actual, np.float64), np.asarray(expected, np.float64)
+    assert np.isfinite(want).all(), "the expected values are not finite"
+    assert np.isfinite(got).all(), f"{np.count_nonzero(~np.isfinite(got))} values are not finite"
+    return got, want

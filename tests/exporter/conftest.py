@@ -1,0 +1,90 @@
+"""Bundles of tiny models, each built once a worker and shared."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from hugging_face import HuggingFace
+from tiny_models import save_sentence_modules, save_tiny_model
+
+import hdruntime
+from hdexport.build import BuildOptions, build
+from hdexport.tasks import Task
+from hdruntime.manifest import Manifest
+
+MAX_LEN = 300
+
+
+@dataclass(frozen=True)
+class TinyBundle:
+    """A bundle, the checkpoint it was built from, and what runs either."""
+
+    checkpoint: Path
+    path: Path
+    manifest: Manifest
+
+    @functools.cached_property
+    def session(self) -> hdruntime.Session:
+        """The bundle as users run it: the graph lowered for the CPU, in the runtime."""
+        return hdruntime.load(self.path, backend="onnxruntime")
+
+    @functools.cached_property
+    def portable(self) -> Callable[..., dict[str, np.ndarray]]:
+        """``model.onnx`` in plain ONNX Runtime."""
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        session = onnxruntime.InferenceSession(self.path / "model.onnx", options)
+        outputs = [value.name for value in session.get_outputs()]
+        return lambda **feeds: dict(zip(outputs, session.run(outputs, feeds), strict=True))
+
+    @functools.cached_property
+    def graph(self) -> ir.Model:
+        """``model.onnx``, to be looked at."""
+        return ir.load(self.path / "model.onnx")
+
+    @functools.cached_property
+    def cpu_graph(self) -> ir.Model:
+        """``onnxruntime_cpu.onnx``, to be looked at."""
+        return ir.load(self.path / "onnxruntime_cpu.onnx")
+
+    @functools.cached_property
+    def hugging_face(self) -> HuggingFace:
+        """The checkpoint in transformers."""
+        return HuggingFace(self.checkpoint, self.manifest.task, max_len=self.manifest.max_len)
+
+
+TinyBundles = Callable[..., TinyBundle]
+
+
+@pytest.fixture(scope="session")
+def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
+    """Build ``(model_type, task="feature-extraction", precision="float32", max_len=300, **config_changes)``, unverified.
+
+    What was asked for before is not built again.
+    """
+
+    @functools.cache
+    def make(
+        model_type: str,
+        task: str = "feature-extraction",
+        precision: str = "float32",
+        max_len: int = MAX_LEN,
+        **changes: Any,
+    ) -> TinyBundle:
+        directory = tmp_path_factory.mktemp(f"{model_type}-{task}-{precision}")
+        checkpoint, path = directory / "checkpoint", directory / "bundle"
+        save_tiny_model(checkpoint, model_type, Task(task), **changes)
+        if task == Task.SENTENCE_SIMILARITY:
+            save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True})
+        options = BuildOptions(model=checkpoint, output=path, max_len=max_len, precision=precision, verify=False)
+        return TinyBundle(checkpoint, path, build(options))
+
+    return make

@@ -1,0 +1,68 @@
+"""Hugging Face's own answers at any length, by transformers and the definition alone: nothing of hdexport is used."""
+
+from __future__ import annotations
+
+__all__ = ["ALPHA", "HuggingFace", "extended_rows"]
+
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+ALPHA = 0.4
+
+_AFTER_PADDING_ROW = ("camembert", "mpnet", "roberta", "xlm-roberta")
+"""Model types whose first position is the row after the padding row."""
+
+_CLASS_OF_TASK = {
+    "feature-extraction": transformers.AutoModel,
+    "sentence-similarity": transformers.AutoModel,
+    "fill-mask": transformers.AutoModelForMaskedLM,
+    "text-classification": transformers.AutoModelForSequenceClassification,
+    "token-classification": transformers.AutoModelForTokenClassification,
+    "question-answering": transformers.AutoModelForQuestionAnswering,
+}
+_OUTPUTS_OF_TASK = {
+    "feature-extraction": ("last_hidden_state",),
+    "question-answering": ("start_logits", "end_logits"),
+}
+
+
+def extended_rows(rows: np.ndarray, max_len: int, *, alpha: float = ALPHA) -> np.ndarray:
+    """The first `max_len` hierarchical positions of [n, width] rows, float64, by the definition as it is written."""
+    p = rows.astype(np.float64)
+    u = (p - alpha * p[0]) / (1 - alpha)
+    q = alpha * u[:, None, :] + (1 - alpha) * u[None, :, :]  # [i, j, width]
+    return q.reshape(-1, rows.shape[1])[:max_len]
+
+
+class HuggingFace:
+    """A checkpoint in transformers, float32, its position table replaced by one of `max_len` positions."""
+
+    def __init__(self, directory: Path, task: str, *, max_len: int, alpha: float = ALPHA) -> None:
+        self.task = task
+        self.model = _CLASS_OF_TASK[task].from_pretrained(directory, dtype=torch.float32).eval()
+        embeddings = self.model.base_model.embeddings
+        table = embeddings.position_embeddings.weight.detach().numpy()
+        first_row = 2 if self.model.config.model_type in _AFTER_PADDING_ROW else 0
+        self.checkpoint_rows = table.copy()
+        rows = extended_rows(table[first_row:], max_len, alpha=alpha).astype(np.float32)
+        weight = torch.from_numpy(np.concatenate([table[:first_row], rows]))
+        embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(weight)
+        embeddings.position_ids = torch.arange(len(weight))[None]
+        embeddings.token_type_ids = torch.zeros(1, len(weight), dtype=torch.long)
+
+    def __call__(
+        self, input_ids: np.ndarray, attention_mask: np.ndarray, **others: np.ndarray
+    ) -> dict[str, np.ndarray]:
+        """Outputs by name for int64 [batch, tokens] inputs; those of sentence-similarity are of its mean pooling."""
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **others}
+        with torch.inference_mode():
+            outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
+        if self.task != "sentence-similarity":
+            return {name: outputs[name].numpy() for name in _OUTPUTS_OF_TASK.get(self.task, ("logits",))}
+        tokens = outputs.last_hidden_state.numpy()
+        mean = np.stack([row[real == 1].mean(axis=0) for row, real in zip(tokens, attention_mask, strict=True)])
+        embedding = mean / np.linalg.norm(mean, axis=1, keepdims=True)
+        return {"token_embeddings": tokens, "sentence_embedding": embedding}
