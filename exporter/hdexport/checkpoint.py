@@ -109,6 +109,7 @@ class Checkpoint:
                 f"The checkpoint {self.path} could not be loaded: {error}\nDownload or copy it again."
             ) from error
         self._check_report(task, report)
+        self._check_finite(model)
         return model.eval()
 
     def weight_files(self, *, allow_pickle: bool = False) -> tuple[Path, ...]:
@@ -160,6 +161,15 @@ class Checkpoint:
                 f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}, "
                 f"which the task {task.value} needs.\n"
                 f"Choose the task it was made for (--task {self.task().value}), or fine-tune it first."
+            )
+
+    def _check_finite(self, model: PreTrainedModel) -> None:
+        wrong = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+        if wrong:
+            raise ModelError(
+                f"{self.path} has weights that are NaN or infinite: {', '.join(wrong[:3])}"
+                f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}.\n"
+                "The file is damaged, or its training diverged; use another checkpoint."
             )
 
 
@@ -237,7 +247,7 @@ def _refuse_variants(path: Path, config: dict[str, Any]) -> None:
     if config.get("is_decoder"):
         raise ModelError(
             f"{path / 'config.json'} says is_decoder: a decoder attends to earlier tokens only, and encoders are "
-            "supported.\nIf it was trained as an encoder, set \"is_decoder\": false."
+            'supported.\nIf it was trained as an encoder, set "is_decoder": false.'
         )
     # Current transformers ignores this key and would silently compute something else.
     kind = config.get("position_embedding_type") or "absolute"

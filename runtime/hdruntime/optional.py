@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["require"]
+__all__ = ["missing_dependency", "require"]
 
 import importlib
 from types import ModuleType
@@ -10,6 +10,7 @@ from types import ModuleType
 from hdruntime.errors import MissingDependencyError
 
 _EXTRA_OF_PACKAGE = {
+    "huggingface_hub": "export",
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
@@ -37,8 +38,19 @@ def require(package: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != package.partition(".")[0]:
             raise
-        extra = _EXTRA_OF_PACKAGE[package.partition(".")[0]]
-        raise MissingDependencyError(
-            f"This needs the package {error.name!r}, which is not installed.\n"
-            f"Install it with: pip install 'hdexport[{extra}]'"
-        ) from None
+        raise missing_dependency(error) or error from None
+
+
+def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | None:
+    """What to say about an import that failed; None where it is no optional package's.
+
+    Args:
+        error: as Python raised it, here or where a module that needs the package was imported.
+    """
+    extra = _EXTRA_OF_PACKAGE.get((error.name or "").partition(".")[0])
+    if extra is None:
+        return None
+    return MissingDependencyError(
+        f"This needs the package {error.name!r}, which is not installed.\n"
+        f"Install it with: pip install 'hdexport[{extra}]'"
+    )

@@ -19,6 +19,9 @@ from hdruntime.inputs import check_text_lengths, checked_inputs
 from hdruntime.pooling import mean_over_tokens
 from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
 
+_MOST_THREADS = 1024
+"""More than any one machine has cores; a backend would try to start as many as it is told."""
+
 FloatArray = npt.NDArray[np.float32]
 
 
@@ -34,10 +37,12 @@ def load(bundle: Path | str | Bundle, backend: Backend | str = "auto", *, thread
     Raises:
         BundleError: there is no bundle, or it is damaged or too new.
         BackendError: the backend cannot run here, or not this bundle.
-        InputError: no backend of that name, or ``threads`` is less than 1.
+        InputError: no backend of that name, or ``threads`` is not 1 to 1024.
     """
-    if threads is not None and threads < 1:
-        raise InputError(f"threads is {threads}; it must be 1 or more, or None.")
+    if threads is not None and not 1 <= threads <= _MOST_THREADS:
+        raise InputError(
+            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for what suits the backend."
+        )
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
     return Session(opened, open_runner(opened, backend, threads=threads))
 
@@ -228,7 +233,7 @@ class Session:
         )
         for rows in batches:
             inputs = self._inputs([encodings[row] for row in rows])
-            yield rows, inputs["attention_mask"], self._run(inputs, outputs, rows)
+            yield rows, inputs["attention_mask"], self._run(inputs, outputs, rows if len(encodings) > 1 else None)
 
     def _inputs(self, encodings: Sequence[Encoding]) -> dict[str, npt.NDArray[np.int64]]:
         tokenizer = self.manifest.tokenizer
@@ -260,14 +265,16 @@ class Session:
             # Padded positions hold 0 whatever the model made of them, so this sees real tokens only.
             wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
             if wrong:
-                raise self._non_finite_error(name, [rows[row] for row in wrong] if rows else wrong)
+                numbers = [rows[row] for row in wrong] if rows else wrong
+                raise self._non_finite_error(name, numbers if rows or len(values) > 1 else [])
         return results
 
     def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
+        where = f" in rows {shown}" if rows else ""
         advice = (
             "float16 may overflow in this model: rebuild with --bf16, or without --fp16."
             if self.manifest.dtype == "float16"
             else f"Compare the bundle with its checkpoint: hdexport verify {self._bundle.path}"
         )
-        return NonFiniteOutputError(f"The output {name} holds NaN or infinity in rows {shown}.\n{advice}")
+        return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.\n{advice}")

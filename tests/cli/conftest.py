@@ -46,7 +46,7 @@ def refused() -> Callable[..., str]:
         done = _run(*arguments, cwd=cwd, **environment)
         assert done.returncode == 1, (done.returncode, done.stdout, done.stderr)
         assert "Traceback" not in done.stderr
-        assert re.search(rf"^error: .*{message}", done.stderr, re.MULTILINE), done.stderr
+        assert re.search(rf"^error: (.|\n)*(?:{message})", done.stderr, re.MULTILINE), done.stderr
         return done.stdout
 
     return check

@@ -269,9 +269,19 @@ def _half_a_tokenizer(model: Path) -> None:
     os.truncate(model / "tokenizer.json", 500)
 
 
+def _not_a_number(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    weights["encoder.layer.0.output.dense.bias"][3] = float("nan")
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (
+            _not_a_number,
+            r"NaN or infinite: encoder\.layer\.0\.output\.dense\.bias\.\nThe file is damaged, or its training",
+        ),
         (_cut, r"could not be loaded: .*\nDownload or copy it again"),
         (_remove, r"holds no weights\.\nIt needs a model\.safetensors"),
         (_other_shape, r"the shape of .*position_embeddings\.weight is not what config\.json says\.\n"),

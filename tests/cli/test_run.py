@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pty
+import re
 import runpy
 import subprocess
 import sys
@@ -84,6 +86,69 @@ def test_failed_rows_are_counted_and_give_exit_code_2(bundle: Path, tmp_path: Pa
     assert [row["error"] is None for row in lines_of(tmp_path / "out.jsonl")] == [True] + [False] * 4
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            b'{"text": "' + b"long " * 15 + b'"}',
+            r"The text has 17 tokens; this bundle accepts 1 to 16\.\n"
+            r"Truncate it with --overflow truncate, or rebuild with --max-len 17\.",
+        ),
+        (b'{"body": "long"}', r"The row has no column 'text'; it has 'body'\."),
+        (b"{}", r"The row has no column 'text'; it has none\."),
+        (b'{"text": null}', r"Column 'text' is null; a string is needed\."),
+        (b'{"text": 5}', r"Column 'text' holds int where a string is needed\."),
+        (b'{"text": "\\ud800"}', r"holds half of a surrogate pair"),
+        (b'{"text": "\xff"}', r"Line 2 is not valid UTF-8: byte 11 of it"),
+        (b'{"text": "long', r"Line 2 is not valid JSON"),
+        (b'["long"]', r"Line 2 holds a JSON list; an object with columns is needed\."),
+        (
+            b'{"text": "nan"}',
+            r"The output last_hidden_state holds NaN or infinity\.\nCompare .* hdexport verify",
+        ),
+        (b'{"text": "beyond"}', r"input_ids\[0, 1\] is 99; the vocabulary has 11 ids, 0 to 10\.\nTokenize with"),
+    ],
+)
+def test_a_row_that_cannot_be_used_says_why_and_its_neighbours_are_done(
+    bundle: Path, tmp_path: Path, row: bytes, message: str
+) -> None:
+    tokenizer = json.loads((bundle / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["beyond"] = 99  # an id that the model has no row for
+    (bundle / "tokenizer.json").write_text(json.dumps(tokenizer))
+    _seal_again(bundle)
+    (tmp_path / "rows.jsonl").write_bytes(b'{"text": "long"}\n' + row + b'\n{"text": ""}\n')
+    done = hdexport(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+    before, failed, after = lines_of(tmp_path / "out.jsonl")
+    assert re.search(message, str(failed["error"])), failed["error"]
+    assert (failed["id"], failed["embedding"]) == (1, None)
+    assert [before["error"], after["error"]] == [None, None]
+    assert before["embedding"]
+    assert after["embedding"]
+
+
+def _seal_again(bundle: Path) -> None:
+    manifest = json.loads((bundle / "manifest.json").read_text())
+    data = (bundle / "tokenizer.json").read_bytes()
+    manifest["files"]["tokenizer.json"] = {"sha256": hashlib.sha256(data).hexdigest(), "size_bytes": len(data)}
+    (bundle / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_ids_beyond_64_bits_are_kept_as_text(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "long", "id": 36893488147419103232}')
+    done = hdexport(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.parquet", "--id-column", "id")
+    assert done.returncode == 0, done.stderr
+    assert pyarrow.parquet.read_table(tmp_path / "out.parquet").column("id").to_pylist() == ["36893488147419103232"]
+
+
+def test_the_batch_size_is_left_to_the_backend_unless_given(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    # The option's text names what the CPU backend takes.
+    from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+
+    shown = subprocess.run([str(HDEXPORT), "run", "--help"], capture_output=True, text=True, timeout=60).stdout
+    assert f"{OnnxRuntimeRunner.batch_tokens} on a CPU" in " ".join(shown.split())
+
+
 def test_a_long_text_is_cut_with_overflow_truncate(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("long " * 100)
     done = hdexport(bundle, tmp_path / "rows.txt", "-o", tmp_path / "out.jsonl", "--overflow", "truncate")
@@ -136,6 +201,7 @@ def test_an_output_that_exists_needs_force(bundle: Path, rows: Path, tmp_path: P
             ["{bundle}", "{rows}", "--threads", "0"],
             "error: --threads 0 is not above zero.\nGive a number like --threads 2",
         ),
+        (["{bundle}", "{rows}", "--threads", "9" * 30], f"error: threads is {'9' * 30}; it must be 1 to 1024.\nLeave"),
         (["{bundle}"], "error: the following arguments are required: INPUT"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from hugging_face import HuggingFace
 from tiny_models import save_sentence_modules, save_tiny_model
 
@@ -34,13 +36,14 @@ class TinyBundle:
     @functools.cached_property
     def session(self) -> hdruntime.Session:
         """The bundle as users run it: the graph lowered for the CPU, in the runtime."""
-        return hdruntime.load(self.path, backend="onnxruntime")
+        return hdruntime.load(self.path, backend="onnxruntime", threads=1)
 
     @functools.cached_property
     def portable(self) -> Callable[..., dict[str, np.ndarray]]:
         """``model.onnx`` in plain ONNX Runtime."""
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
+        options.intra_op_num_threads = 1
         session = onnxruntime.InferenceSession(self.path / "model.onnx", options)
         outputs = [value.name for value in session.get_outputs()]
         return lambda **feeds: dict(zip(outputs, session.run(outputs, feeds), strict=True))
@@ -61,6 +64,23 @@ class TinyBundle:
         return HuggingFace(self.checkpoint, self.manifest.task, max_len=self.manifest.max_len)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of a model family run on one worker of pytest-xdist, so that its bundles are built once."""
+    for item in items:
+        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
+        if "model_type" in parameters:
+            item.add_marker(pytest.mark.xdist_group(parameters["model_type"]))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_pytorch() -> None:
+    """One thread: the work is small, and those of two test processes would spin on two cores. No traces in logs."""
+    torch.set_num_threads(1)
+    # PyTorch logs every step of a trace for a log file that nobody asked for; pytest would keep and print it.
+    logging.getLogger("torch.__trace").propagate = False
+
+
 TinyBundles = Callable[..., TinyBundle]
 
 
@@ -72,6 +92,15 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     """
 
     @functools.cache
+    def build_once(model_type: str, task: str, precision: str, max_len: int, changes: tuple) -> TinyBundle:
+        directory = tmp_path_factory.mktemp(f"{model_type}-{task}-{precision}")
+        checkpoint, path = directory / "checkpoint", directory / "bundle"
+        save_tiny_model(checkpoint, model_type, Task(task), **dict(changes))
+        if task == Task.SENTENCE_SIMILARITY:
+            save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True})
+        options = BuildOptions(model=checkpoint, output=path, max_len=max_len, precision=precision, verify=False)
+        return TinyBundle(checkpoint, path, build(options))
+
     def make(
         model_type: str,
         task: str = "feature-extraction",
@@ -79,12 +108,6 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         max_len: int = MAX_LEN,
         **changes: Any,
     ) -> TinyBundle:
-        directory = tmp_path_factory.mktemp(f"{model_type}-{task}-{precision}")
-        checkpoint, path = directory / "checkpoint", directory / "bundle"
-        save_tiny_model(checkpoint, model_type, Task(task), **changes)
-        if task == Task.SENTENCE_SIMILARITY:
-            save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True})
-        options = BuildOptions(model=checkpoint, output=path, max_len=max_len, precision=precision, verify=False)
-        return TinyBundle(checkpoint, path, build(options))
+        return build_once(model_type, task, precision, max_len, tuple(sorted(changes.items())))
 
     return make

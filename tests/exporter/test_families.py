@@ -21,7 +21,6 @@ LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 211, 300)
 ATOL = 2e-5
 COSINE = 0.999
 
-FAMILIES = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in SUPPORTED_MODEL_TYPES]
 TASKS = [task.value for task in Task]
 
 
@@ -53,7 +52,7 @@ def real(values: np.ndarray, attention_mask: np.ndarray, *, has_tokens_axis: boo
 
 @pytest.mark.parametrize("tokens", LENGTHS)
 @pytest.mark.parametrize("task", TASKS)
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
 def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task: str, tokens: int) -> None:
     bundle = tiny_bundles(model_type, task)
     for name, input_ids, attention_mask in batches(tokens):
@@ -73,8 +72,12 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task:
 
 
 @pytest.mark.parametrize("tokens", LENGTHS)
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize(
+    ("model_type", "precision"),
+    # What bfloat16 changes does not depend on the family, but for the bias of MPNet's scores.
+    [(name, "float16") for name in SUPPORTED_MODEL_TYPES]
+    + [(name, "bfloat16") for name in ("bert", "roberta", "mpnet")],
+)
 def test_half_precision_points_where_hugging_face_does(
     tiny_bundles, model_type: str, precision: str, tokens: int
 ) -> None:
@@ -91,7 +94,7 @@ def test_half_precision_points_where_hugging_face_does(
             assert_same_directions(got[attention_mask == 1], expected, cosine=COSINE)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
 def test_what_stands_in_the_padding_does_not_change_the_answer(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     generator = np.random.default_rng(0)
@@ -107,7 +110,7 @@ def test_what_stands_in_the_padding_does_not_change_the_answer(tiny_bundles, mod
     np.testing.assert_array_equal(answers[0], answers[2])
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
 def test_a_row_answers_the_same_in_any_batch(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     _, input_ids, attention_mask = next(batch for batch in batches(129) if batch[0] == "padding on the right, batch 3")
@@ -117,7 +120,7 @@ def test_a_row_answers_the_same_in_any_batch(tiny_bundles, model_type: str) -> N
         assert_close(together[row, :real_tokens], alone, atol=ATOL)
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
 def test_one_token_more_than_the_table_is_an_error_and_no_answer(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     input_ids = np.full((1, bundle.manifest.max_len + 1), 5)
@@ -129,15 +132,7 @@ def test_one_token_more_than_the_table_is_an_error_and_no_answer(tiny_bundles, m
         bundle.session(input_ids=input_ids)
 
 
-def after_padding_row() -> list[object]:
-    return [family for family in FAMILIES if family_of(str(family.values[0])).padding_row(PadConfig) is not None]
-
-
-class PadConfig:
-    pad_token_id = PAD_TOKEN_ID
-
-
-@pytest.mark.parametrize("model_type", after_padding_row())
+@pytest.mark.parametrize("model_type", ["camembert", "mpnet", "roberta", "xlm-roberta"])
 def test_padding_ids_inside_a_text_count_no_position(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 129))
@@ -150,10 +145,8 @@ def test_padding_ids_inside_a_text_count_no_position(tiny_bundles, model_type: s
         assert_close(got, expected, atol=ATOL)
 
 
-@pytest.mark.parametrize("max_len", [1, 2, 3, 63, 64])
-@pytest.mark.parametrize(
-    "model_type", [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ("bert", "roberta", "albert")]
-)
+@pytest.mark.parametrize("max_len", [1, 2, 63])
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_a_cut_table_serves_every_length_it_has(tiny_bundles, model_type: str, max_len: int) -> None:
     bundle = tiny_bundles(model_type, max_len=max_len)
     for tokens in {1, max_len // 2, max_len} - {0}:
@@ -178,10 +171,7 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("model_type", "changes"),
-    [pytest.param(*values, marks=pytest.mark.xdist_group(values[0]), id=name) for name, values in VARIANTS.items()],
-)
+@pytest.mark.parametrize(("model_type", "changes"), VARIANTS.values(), ids=VARIANTS)
 def test_variants_of_a_family_answer_as_hugging_face(tiny_bundles, model_type: str, changes: dict[str, object]) -> None:
     bundle = tiny_bundles(model_type, **changes)
     for tokens in (1, 65, 300):

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -121,14 +122,14 @@ def gather_bundle(
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("window_rows", [1, 64, 4096])
-@pytest.mark.parametrize("max_batch_tokens", [1, 40, 16384])
+@pytest.mark.parametrize("max_batch_tokens", [1, 40, 16384, None])
 def test_every_row_gets_its_own_embedding_in_order(
     bundle_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ending: str,
     window_rows: int,
-    max_batch_tokens: int,
+    max_batch_tokens: int | None,
 ) -> None:
     monkeypatch.setattr(windows, "_WINDOW_ROWS", window_rows)
     texts = random_texts(200)
@@ -329,6 +330,26 @@ def test_batches_are_smaller_where_outputs_would_fill_the_memory(
     with hdruntime.load(opened) as session:
         run_job(job, session, on_progress=lambda progress: seen.append(progress.rows))
     assert len(set(seen) - {0}) == batches
+
+
+@pytest.mark.parametrize(("asked", "used"), [(None, 24), (7, 7)])
+def test_batches_are_of_what_suits_the_backend_unless_asked_for(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: int | None, used: int
+) -> None:
+    from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+
+    monkeypatch.setattr(OnnxRuntimeRunner, "batch_tokens", 24)
+    sizes = []
+    infer = hdruntime.Session.infer
+
+    def spy(session: Session, encodings: list, *, batch_tokens: int | None = None, **options: Any) -> Any:
+        sizes.append(batch_tokens)
+        return infer(session, encodings, batch_tokens=batch_tokens, **options)
+
+    monkeypatch.setattr(hdruntime.Session, "infer", spy)
+    rows = write_rows(tmp_path / "in.jsonl", ["long"] * 5)
+    run(bundle_path, rows, tmp_path / "out.jsonl", max_batch_tokens=asked)
+    assert set(sizes) == {used}
 
 
 def test_a_row_that_the_backend_fails_on_is_only_that_rows_error(new_bundle: BundleMaker, tmp_path: Path) -> None:

@@ -344,9 +344,9 @@ def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
         hdruntime.load(bundle_path, "cuda")
 
 
-@pytest.mark.parametrize("threads", [0, -1])
+@pytest.mark.parametrize("threads", [0, -1, 1025])
 def test_impossible_threads_are_refused(bundle_path: Path, threads: int) -> None:
-    with pytest.raises(InputError, match=rf"threads is {threads}; it must be 1 or more"):
+    with pytest.raises(InputError, match=rf"threads is {threads}; it must be 1 to 1024"):
         hdruntime.load(bundle_path, threads=threads)
 
 
@@ -415,6 +415,13 @@ def test_threads_share_a_session(new_bundle: Callable[..., Path]) -> None:
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(embed, [i % len(TEXTS) for i in range(120)]))
+
+
+def test_a_session_knows_what_batches_suit_its_backend(session: Session) -> None:
+    assert session.batch_tokens == 4096
+    session.close()
+    with pytest.raises(BackendError, match="session is closed"):
+        _ = session.batch_tokens
 
 
 def test_a_closed_session_says_so(bundle_path: Path) -> None:

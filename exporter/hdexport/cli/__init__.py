@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "main", "parser"]
 
 import argparse
 import importlib
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hdruntime.errors import HdexportError, InputError
+from hdruntime.optional import missing_dependency
 
-_COMMANDS = ("build", "extend", "inspect", "verify", "run", "doctor")
+COMMANDS = ("build", "extend", "inspect", "verify", "run", "doctor")
 """Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
 
@@ -45,10 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
         # Only the command that runs is imported with what it needs; `--help` and `doctor` stay fast.
         code: int = options.command_module.run(options)
-    except HdexportError as error:
-        if debug:
+    except (HdexportError, ModuleNotFoundError) as error:
+        # Modules that need torch import it at their top: there, too, it may be missing on a machine that only runs.
+        known = missing_dependency(error) if type(error) is ModuleNotFoundError else error
+        if debug or known is None:
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {known}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -76,7 +79,7 @@ def parser() -> argparse.ArgumentParser:
 
     top.add_argument("--version", action="version", version=f"hdexport {__version__}")
     commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
-    for name in _COMMANDS:
+    for name in COMMANDS:
         module = importlib.import_module(f"hdexport.cli.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
         module.add_arguments(command)

@@ -1,0 +1,390 @@
+"""Sliding-window attention on a GPU: two Triton kernels, of which the second computes one softmax over window and globals.
+
+`plan_keys` reads the token kinds of each text once and writes a plan into the workspace: where its real tokens begin
+and end, which runs of tokens are all local, and the list of its global tokens. `attend` is a FlashAttention-style
+forward pass of one block of queries, in three loops that share one running softmax:
+
+1. the global columns, gathered through the list, so that they may stand anywhere;
+2. the key blocks at both edges of the window, and those that hold padding or globals: masked;
+3. the key blocks that every query of the block sees whole: no mask and no bounds check.
+
+Keys outside the window are never loaded. A head of dilation D is D windows over every D-th token: a program takes
+queries of one such residue class, and its keys lie D tokens apart.
+
+float32 multiplies in IEEE single precision and not in TF32: float32 is what a user picks to get the checkpoint's own
+numbers, and TF32 keeps 10 bits of the mantissa, no more than float16, which is the faster choice then.
+
+Every device function lies in this file, as `hdplugins.aot` requires of a kernel's module. Letters in the kernels: m and
+n count queries and keys within a residue class; names with `tail` hold the columns of a head_dim that is no power of
+two, which is split in two (80 = 64 + 16, 96 = 64 + 32) instead of padded to 128.
+"""
+
+from __future__ import annotations
+
+__all__ = ["attend", "launch", "plan_keys"]
+
+from collections.abc import Sequence
+
+import torch
+import triton
+import triton.language as tl
+
+from hdplugins.sliding_window_attention.geometry import (
+    PLAN_CHUNK,
+    SUMMARY_INTS,
+    Geometry,
+    head_parts,
+    launches,
+    workspace_bytes,
+)
+
+_SUMMARY = tl.constexpr(SUMMARY_INTS)
+_LOCAL = tl.constexpr(1)
+_GLOBAL = tl.constexpr(2)
+
+
+def launch(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    token_kind: torch.Tensor,
+    out: torch.Tensor,
+    workspace: torch.Tensor,
+    *,
+    left: int,
+    right: int,
+    dilation: Sequence[int] = (1,),
+    scale: float,
+    global_bound: int,
+    geometry: Geometry,
+) -> None:
+    """Run the kernels on tensors of one GPU, or on CPU tensors where Triton interprets. Nothing is allocated.
+
+    Args:
+        query: [batch, heads, tokens, head_dim], contiguous, float16, bfloat16 or float32; key and value likewise.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        token_kind: [batch, tokens], int32: 0 padding, 1 local, 2 global.
+        out: [batch, heads, tokens, head_dim], overwritten throughout.
+        workspace: bytes, at least `workspace_bytes(...)` of them, uint8.
+        left: tokens before a query that it sees, in units of the dilation.
+        right: tokens after it, likewise.
+        dilation: one a head, or one for all heads.
+        scale: factor of the scores, greater than 0.
+        global_bound: the most global tokens that a text may have; those beyond it would be seen by no query.
+        geometry: tile sizes, see `geometry.geometry_for`.
+
+    Raises:
+        ValueError: a tensor or an attribute does not fit.
+    """
+    batch, heads, tokens, head_dim = query.shape
+    _check_tensors(query, key, value, out, token_kind)
+    if workspace.dtype != torch.uint8 or workspace.numel() < workspace_bytes(batch, tokens, global_bound):
+        needed = workspace_bytes(batch, tokens, global_bound)
+        raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}, not {needed} or more of torch.uint8.")
+    head, tail = head_parts(head_dim)
+    plan = workspace.view(torch.int32)
+    for step in launches(
+        batch=batch,
+        heads=heads,
+        tokens=tokens,
+        head_dim=head_dim,
+        left=left,
+        right=right,
+        dilation=dilation,
+        scale=scale,
+        global_bound=global_bound,
+        block_queries=geometry.block_queries,
+    ):
+        if step.kernel == "plan_keys":
+            plan_keys[step.grid](token_kind, plan, **step.scalars, CHUNK=PLAN_CHUNK)
+            continue
+        attend[step.grid](
+            query,
+            key,
+            value,
+            token_kind,
+            plan,
+            out,
+            **step.scalars,
+            HEAD=head,
+            TAIL=tail,
+            BLOCK_QUERIES=geometry.block_queries,
+            BLOCK_KEYS=geometry.block_keys,
+            BLOCK_GLOBALS=geometry.block_globals,
+            num_warps=geometry.num_warps,
+            num_stages=geometry.num_stages,
+        )
+
+
+def _check_tensors(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, token_kind: torch.Tensor
+) -> None:
+    for name, tensor in (("query", query), ("key", key), ("value", value), ("out", out)):
+        if tensor.shape != query.shape or tensor.dtype != query.dtype or not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}; query, key, value "
+                f"and out are contiguous and alike, and query is {query.dtype} {list(query.shape)}."
+            )
+    wanted = [query.shape[0], query.shape[2]]
+    if list(token_kind.shape) != wanted or token_kind.dtype != torch.int32 or not token_kind.is_contiguous():
+        raise ValueError(
+            f"token_kind is {token_kind.dtype} {list(token_kind.shape)}, not contiguous torch.int32 {wanted}."
+        )
+
+
+@triton.jit
+def _larger(left, right):
+    return tl.maximum(left, right)
+
+
+@triton.jit
+def _smaller(left, right):
+    return tl.minimum(left, right)
+
+
+@triton.jit
+def plan_keys(
+    token_kind,  # [batch, tokens] int32
+    plan,  # int32, [batch, SUMMARY_INTS + 2 * tokens + global_bound], see geometry.workspace_bytes
+    tokens,
+    global_bound,
+    CHUNK: tl.constexpr,  # noqa: N803
+):
+    """Write what `attend` asks about the keys of a text; the program of one chunk of it counts the others' itself.
+
+    A row of the plan: globals listed, first local token, one past the last local token, unused | for each token, where
+    the run of local tokens begins that holds it | where that run ends | the indices of the globals, ascending, then -1.
+    """
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    kinds = token_kind + row * tokens
+    plan += row * (_SUMMARY + 2 * tokens + global_bound)
+    begins, ends, listed = plan + _SUMMARY, plan + _SUMMARY + tokens, plan + _SUMMARY + 2 * tokens
+    lane = tl.arange(0, CHUNK)
+    first = chunk * CHUNK
+
+    # Element-wise over the chunks of the text, reduced across lanes once at the end.
+    globals_before = tl.zeros((CHUNK,), tl.int32)
+    globals_all = tl.zeros((CHUNK,), tl.int32)
+    run_begin = tl.zeros((CHUNK,), tl.int32)
+    run_end = tl.full((CHUNK,), 0, tl.int32) + tokens
+    local_first = tl.full((CHUNK,), 0, tl.int32) + tokens
+    local_end = tl.zeros((CHUNK,), tl.int32)
+    for start in range(0, tokens, CHUNK):
+        token = start + lane
+        kind = tl.load(kinds + token, mask=token < tokens, other=0)
+        is_global = (kind == _GLOBAL).to(tl.int32)
+        globals_all += is_global
+        globals_before += tl.where(start < first, is_global, 0)
+        broken = (kind != _LOCAL) & (token < tokens)
+        run_begin = tl.where(broken & (start < first), token + 1, run_begin)
+        run_end = tl.where(broken & (start > first), tl.minimum(run_end, token), run_end)
+        local_first = tl.where(kind == _LOCAL, tl.minimum(local_first, token), local_first)
+        local_end = tl.where(kind == _LOCAL, token + 1, local_end)
+    globals_all = tl.sum(globals_all, 0)
+
+    token = first + lane
+    kind = tl.load(kinds + token, mask=token < tokens, other=0)
+    broken = (kind != _LOCAL) & (token < tokens)
+    run_begin = tl.maximum(
+        tl.associative_scan(tl.where(broken, token + 1, 0), 0, _larger), tl.max(run_begin, 0)
+    )
+    run_end = tl.minimum(
+        tl.associative_scan(tl.where(broken, token, tokens), 0, _smaller, reverse=True), tl.min(run_end, 0)
+    )
+    tl.store(begins + token, run_begin, mask=token < tokens)
+    tl.store(ends + token, run_end, mask=token < tokens)
+
+    is_global = kind == _GLOBAL
+    slot = tl.sum(globals_before, 0) + tl.cumsum(is_global.to(tl.int32), 0) - 1
+    tl.store(listed + slot, token, mask=is_global & (slot < global_bound))
+    count = tl.minimum(globals_all, global_bound)
+    for start in range(first, global_bound, CHUNK * tl.num_programs(0)):
+        slot = start + lane
+        tl.store(listed + slot, -1, mask=(slot >= count) & (slot < global_bound))
+    if chunk == 0:
+        tl.store(plan, count)
+        tl.store(plan + 1, tl.min(local_first, 0))
+        tl.store(plan + 2, tl.max(local_end, 0))
+        tl.store(plan + 3, 0)
+
+
+@triton.jit
+def _load_rows(base, offsets, present, HEAD: tl.constexpr, SKIP: tl.constexpr, MASKED: tl.constexpr):  # noqa: N803
+    """[rows, HEAD]: columns SKIP.. of the rows that start at the offsets; rows that are not present are 0."""
+    pointers = base + offsets[:, None] + SKIP + tl.arange(0, HEAD)[None, :]
+    if MASKED:
+        return tl.load(pointers, mask=present[:, None], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def _attend_keys(
+    query,
+    query_tail,
+    keys,
+    values,
+    offsets,  # [keys], where each key's row starts
+    present,  # [keys], rows that may be read
+    seen,  # [queries or 1, keys]
+    state,
+    scale,
+    HEAD: tl.constexpr,  # noqa: N803
+    TAIL: tl.constexpr,  # noqa: N803
+    MASKED: tl.constexpr,  # noqa: N803
+):
+    """Add one block of keys to the running softmax; `present` and `seen` count only where MASKED."""
+    sums, sums_tail, top, norm = state
+    key = _load_rows(keys, offsets, present, HEAD, 0, MASKED)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if TAIL:
+        key_tail = _load_rows(keys, offsets, present, TAIL, HEAD, MASKED)
+        scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
+    if MASKED:
+        scores = tl.where(seen, scores, float("-inf"))
+    # scale > 0, so the largest score stays the largest, and the scores are scaled by the subtraction's multiply-add.
+    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+    if MASKED:
+        # A query that has seen no key yet: -inf - -inf would be NaN.
+        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
+    else:
+        shift = new_top
+    weights = tl.exp2(scores * scale - shift[:, None])
+    decay = tl.exp2(top - shift)
+    norm = norm * decay + tl.sum(weights, 1)
+    value = _load_rows(values, offsets, present, HEAD, 0, MASKED)
+    weights = weights.to(value.dtype)
+    sums = tl.dot(weights, value, sums * decay[:, None], input_precision="ieee")
+    if TAIL:
+        value_tail = _load_rows(values, offsets, present, TAIL, HEAD, MASKED)
+        sums_tail = tl.dot(weights, value_tail, sums_tail * decay[:, None], input_precision="ieee")
+    return sums, sums_tail, new_top, norm
+
+
+@triton.jit
+def _run_around(begins, ends, at, begin, end, residue, dilation):
+    """The part of [begin, end) of a residue class that lies in the run of local tokens around key `at` of the class."""
+    token = residue + dilation * at
+    # Rounded up: the first key of the class at or after a token.
+    run_begin = (tl.load(begins + token) - residue + dilation - 1) // dilation
+    run_end = (tl.load(ends + token) - residue + dilation - 1) // dilation
+    return tl.maximum(begin, run_begin), tl.minimum(end, run_end)
+
+
+@triton.jit
+def attend(
+    query,  # query, key, value, out: [batch, heads, tokens, head_dim]
+    key,
+    value,
+    token_kind,  # [batch, tokens] int32
+    plan,  # see plan_keys
+    out,
+    stride_batch,  # in elements, of all four
+    stride_head,
+    stride_token,
+    tokens,
+    left,
+    right,
+    first_head,  # the heads of this launch share one dilation
+    dilation,
+    global_bound,
+    scale,  # holds log2(e), so that exp2 serves
+    HEAD: tl.constexpr,  # noqa: N803
+    TAIL: tl.constexpr,  # noqa: N803
+    BLOCK_QUERIES: tl.constexpr,  # noqa: N803
+    BLOCK_KEYS: tl.constexpr,  # noqa: N803
+    BLOCK_GLOBALS: tl.constexpr,  # noqa: N803
+):
+    """Attention of one block of queries of one residue class, head and text. Rows of padding are 0."""
+    blocks = tl.cdiv(tl.cdiv(tokens, dilation), BLOCK_QUERIES)  # neighbours in the grid share keys in the L2 cache
+    residue = tl.program_id(0) // blocks
+    block = tl.program_id(0) - residue * blocks
+    row = tl.program_id(2).to(tl.int64)
+    base = row * stride_batch + (first_head + tl.program_id(1)).to(tl.int64) * stride_head + residue * stride_token
+    step = stride_token * dilation
+    kinds = token_kind + row * tokens + residue
+    plan += row * (_SUMMARY + 2 * tokens + global_bound)
+    begins, ends, listed = plan + _SUMMARY, plan + _SUMMARY + tokens, plan + _SUMMARY + 2 * tokens
+
+    count = (tokens - residue + dilation - 1) // dilation  # tokens of the class
+    first = block * BLOCK_QUERIES
+    last = tl.minimum(first + BLOCK_QUERIES, count) - 1
+    m = first + tl.arange(0, BLOCK_QUERIES)
+    query_offsets = m * step
+    query_kind = tl.load(kinds + m * dilation, mask=m < count, other=0)
+    q = _load_rows(query + base, query_offsets, m < count, HEAD, 0, True)
+    q_tail = q
+    if TAIL:
+        q_tail = _load_rows(query + base, query_offsets, m < count, TAIL, HEAD, True)
+
+    # The keys of the window, [begin, end) in the class, none for a block of padding.
+    globals_listed = tl.load(plan)
+    begin = tl.maximum(first - left, (tl.load(plan + 1) - residue + dilation - 1) // dilation)
+    end = tl.minimum(last + right + 1, (tl.load(plan + 2) - residue + dilation - 1) // dilation)
+    begin = tl.maximum(begin, 0)
+    if tl.max(query_kind, 0) == 0:
+        globals_listed = 0
+        end = begin
+    end = tl.maximum(begin, end)
+
+    # The longest stretch that needs no mask: seen by the first query and the last, and one run of local tokens. Two
+    # candidates serve: with at most one token between that is not local, the longer side is the first's or the last's.
+    whole_begin = tl.maximum(begin, last - left)
+    whole_end = tl.minimum(end, first + right + 1)
+    if whole_begin < whole_end:
+        a, b = _run_around(begins, ends, whole_begin, whole_begin, whole_end, residue, dilation)
+        c, d = _run_around(begins, ends, whole_end - 1, whole_begin, whole_end, residue, dilation)
+        whole_begin = tl.where(d - c > b - a, c, a)
+        whole_end = tl.where(d - c > b - a, d, b)
+    # In whole blocks, counted from the first key; empty is [begin, begin).
+    edge_blocks = tl.cdiv(whole_begin - begin, BLOCK_KEYS)
+    whole_begin = begin + edge_blocks * BLOCK_KEYS
+    whole_blocks = tl.maximum(whole_end - whole_begin, 0) // BLOCK_KEYS
+    if whole_blocks == 0:
+        edge_blocks = 0
+        whole_begin = begin
+    whole_end = whole_begin + whole_blocks * BLOCK_KEYS
+
+    sums = tl.zeros((BLOCK_QUERIES, HEAD), tl.float32)
+    norm = tl.zeros((BLOCK_QUERIES,), tl.float32)
+    top = tl.full((BLOCK_QUERIES,), float("-inf"), tl.float32)
+    sums_tail = norm
+    if TAIL:
+        sums_tail = tl.zeros((BLOCK_QUERIES, TAIL), tl.float32)
+    state = (sums, sums_tail, top, norm)
+
+    anywhere = base - residue * stride_token
+    for start in range(0, globals_listed, BLOCK_GLOBALS):
+        slot = start + tl.arange(0, BLOCK_GLOBALS)
+        present = slot < globals_listed
+        offsets = tl.load(listed + slot, mask=present, other=0) * stride_token
+        state = _attend_keys(
+            q, q_tail, key + anywhere, value + anywhere, offsets, present, present[None, :], state, scale,
+            HEAD, TAIL, True,
+        )  # fmt: skip
+
+    for edge in range(0, edge_blocks + tl.cdiv(end - whole_end, BLOCK_KEYS)):
+        start = begin + edge * BLOCK_KEYS + tl.where(edge < edge_blocks, 0, whole_end - whole_begin)
+        n = start + tl.arange(0, BLOCK_KEYS)
+        present = n < end
+        kind = tl.load(kinds + n * dilation, mask=present, other=0)
+        # Globals are seen already, by the first loop.
+        seen = (kind == _LOCAL)[None, :] & (n[None, :] >= m[:, None] - left) & (n[None, :] <= m[:, None] + right)
+        state = _attend_keys(
+            q, q_tail, key + base, value + base, n * step, present, seen, state, scale, HEAD, TAIL, True
+        )
+
+    for start in range(whole_begin, whole_end, BLOCK_KEYS):
+        n = start + tl.arange(0, BLOCK_KEYS)
+        state = _attend_keys(
+            q, q_tail, key + base, value + base, n * step, n < end, n[None, :] < end, state, scale, HEAD, TAIL, False
+        )
+
+    sums, sums_tail, top, norm = state
+    # Queries that see no key have a norm of 0, and padded ones are 0 whatever they saw.
+    share = tl.where((norm == 0) | (query_kind == 0), 0.0, 1.0 / tl.where(norm == 0, 1.0, norm))[:, None]
+    pointers = out + base + query_offsets[:, None] + tl.arange(0, HEAD)[None, :]
+    tl.store(pointers, (sums * share).to(out.dtype.element_ty), mask=(m < count)[:, None])
+    if TAIL:
+        pointers = out + base + query_offsets[:, None] + HEAD + tl.arange(0, TAIL)[None, :]
+        tl.store(pointers, (sums_tail * share).to(out.dtype.element_ty), mask=(m < count)[:, None])

@@ -1,0 +1,219 @@
+"""`hdexport extend`: every limit grows, a bundle can be built of it, and bad input leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+from tiny_models import BASE, save_tiny_model
+from transformers import AutoTokenizer
+
+import hdruntime
+from hdexport.tasks import Task
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Refused = Callable[..., str]
+
+TABLE = "embeddings.position_embeddings.weight"
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+def names_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+@pytest.fixture
+def copied(checkpoint: Path, tmp_path: Path) -> Path:
+    """A checkpoint to change."""
+    return Path(shutil.copytree(checkpoint, tmp_path / "copied"))
+
+
+@pytest.fixture
+def sentence_transformer(copied: Path) -> Path:
+    """A checkpoint with the limits that sentence-transformers and tokenizers write."""
+    module = "sentence_transformers.models"
+    modules = [
+        {"idx": 0, "name": "0", "path": "", "type": f"{module}.Transformer"},
+        {"idx": 1, "name": "1", "path": "1_Pooling", "type": f"{module}.Pooling"},
+        {"idx": 2, "name": "2", "path": "2_Normalize", "type": f"{module}.Normalize"},
+    ]
+    (copied / "modules.json").write_text(json.dumps(modules))
+    (copied / "1_Pooling").mkdir()
+    (copied / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    (copied / "sentence_bert_config.json").write_text('{"max_seq_length": 32, "do_lower_case": false}')
+    for name, changes in {
+        "tokenizer_config.json": {"model_max_length": BASE},
+        "tokenizer.json": {
+            "truncation": {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
+        },
+    }.items():
+        values = json.loads((copied / name).read_text())
+        (copied / name).write_text(json.dumps(values | changes))
+    (copied / "vocab.txt").write_text("w0\nw1\n")
+    (copied / "optimizer.pt").write_bytes(b"weights of a training")
+    return copied
+
+
+def test_every_limit_grows_and_what_is_no_part_of_a_checkpoint_stays(
+    hdexport: Command, sentence_transformer: Path, tmp_path: Path
+) -> None:
+    longer = tmp_path / "longer"
+    done = hdexport("extend", sentence_transformer, "--max-len", 200, "-o", longer)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == (
+        f"{longer}: 200 positions from 64 (hierarchical, alpha 0.4)\n"
+        f"Fine-tune it on long texts, then: hdexport build {longer}\n"
+    )
+    assert names_in(longer) == [
+        "1_Pooling",
+        "config.json",
+        "model.safetensors",
+        "modules.json",
+        "sentence_bert_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "vocab.txt",
+    ]
+    before = json.loads((sentence_transformer / "config.json").read_text())
+    assert json.loads((longer / "config.json").read_text()) == before | {"max_position_embeddings": 200}
+    sentence = json.loads((longer / "sentence_bert_config.json").read_text())
+    assert sentence == {"max_seq_length": 200, "do_lower_case": False}
+    for name in ("modules.json", "vocab.txt", "1_Pooling/config.json"):
+        assert (longer / name).read_bytes() == (sentence_transformer / name).read_bytes()
+    tokenizer = AutoTokenizer.from_pretrained(longer)
+    assert tokenizer.model_max_length == 200
+    assert len(tokenizer("w1 " * 150)["input_ids"]) == 152
+    assert len(tokenizer("w1 " * 900, truncation=True)["input_ids"]) == 200
+
+
+def test_a_bundle_of_it_answers_as_one_built_with_max_len(hdexport: Command, tmp_path: Path) -> None:
+    # RoBERTa: the table has rows in front that belong to no position.
+    save_tiny_model(tmp_path / "model", "roberta", Task.FEATURE_EXTRACTION)
+    assert hdexport("extend", tmp_path / "model", "--max-len", 300, "-o", tmp_path / "longer").returncode == 0
+    options = ("--target", "onnx", "--no-verify")
+    assert hdexport("build", tmp_path / "longer", *options, "-o", tmp_path / "one").returncode == 0
+    assert hdexport("build", tmp_path / "model", "--max-len", 300, *options, "-o", tmp_path / "two").returncode == 0
+    ids = np.random.default_rng(0).integers(5, 100, (2, 300))
+    answers = [hdruntime.load(tmp_path / name)(input_ids=ids)["last_hidden_state"] for name in ("one", "two")]
+    np.testing.assert_array_equal(answers[0], answers[1])
+    assert hdruntime.open_bundle(tmp_path / "one").manifest.max_len == 300
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--max-len", "0"], r"--max-len 0 is not above zero\.\nGive"),
+        (["--max-len", "4097"], r"--max-len 4097 is above 4096.*\nUse --max-len 4096 or less, or --positions tile"),
+        (["--max-len", "99", "--alpha", "0.5"], r"--alpha 0\.5.*\nUse a number between 0 and 1"),
+        (["--max-len", "99", "--positions", "none"], r"above the checkpoint's 64 .*\nUse --max-len 64 or less"),
+        (["--max-len", "9" * 13, "--positions", "tile"], r"Unable to allocate .*\nTo see where"),
+        ([], r"the following arguments are required: --max-len\nSee: hdexport extend --help"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_explained(
+    refused: Refused, checkpoint: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    refused("extend", checkpoint, *options, "-o", tmp_path / "out", message=message)
+    assert names_in(tmp_path) == []
+
+
+def _cut(model: Path) -> None:
+    os.truncate(model / "model.safetensors", 2000)
+
+
+def _other_rows(model: Path) -> None:
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 80}))
+
+
+def _no_table(model: Path) -> None:
+    weights = load_file(model / "model.safetensors")
+    del weights[TABLE]
+    save_file(weights, model / "model.safetensors")
+
+
+def _bad_tokenizer(model: Path) -> None:
+    (model / "tokenizer.json").write_text("{")
+
+
+def _module_outside(model: Path) -> None:
+    (model / "modules.json").write_text('[{"path": ""}, {"path": "../secret"}]')
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (_cut, r"model\.safetensors cannot be read: .*\nDownload the model again"),
+        (_other_rows, r"position_embeddings\.weight has 64 rows, and config\.json says .* 80\.\n"),
+        (_no_table, r"holds no position table.*\nCheck that config\.json belongs to the weights"),
+        (_bad_tokenizer, r"tokenizer\.json of the checkpoint cannot be read: .*\nDownload the model again"),
+        (_module_outside, r"names the folder '\.\./secret', which is not one of the checkpoint's own"),
+    ],
+)
+def test_a_damaged_checkpoint_is_refused_and_nothing_is_written(
+    refused: Refused, copied: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
+) -> None:
+    damage(copied)
+    refused("extend", copied, "--max-len", 200, "-o", tmp_path / "longer", message=message)
+    assert names_in(tmp_path) == ["copied"]
+
+
+def test_an_output_that_exists_needs_force(
+    hdexport: Command, refused: Refused, copied: Path, checkpoint: Path, tmp_path: Path
+) -> None:
+    arguments = ("extend", checkpoint, "--max-len", 200, "-o", copied)
+    refused(*arguments, message=r"copied exists\.\nReplace it with --force")
+    assert hdexport(*arguments, "--force").returncode == 0
+    assert json.loads((copied / "config.json").read_text())["max_position_embeddings"] == 200
+    assert names_in(tmp_path) == ["copied"]
+
+
+def test_force_never_deletes_what_is_no_checkpoint_or_no_part_of_one(
+    refused: Refused, checkpoint: Path, copied: Path, bundle: Path, tmp_path: Path
+) -> None:
+    thesis = tmp_path / "thesis"
+    thesis.mkdir()
+    (thesis / "thesis.tex").write_text("mine")
+    (copied / "optimizer.pt").write_text("mine")
+    built = shutil.copytree(bundle, tmp_path / "bundle")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    arguments = ("extend", checkpoint, "--max-len", 200, "--force", "-o")
+    refused(*arguments, thesis, message=r"is no Hugging Face checkpoint, so --force does not.*\nRemove it yourself")
+    refused(*arguments, copied, message=r"\(optimizer\.pt\), which --force would delete\.\nMove that away")
+    refused(*arguments, built, message=r"\(model\.onnx, .*\), which --force would delete\.\nMove that away")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_a_checkpoint_is_not_replaced_by_itself(refused: Refused, copied: Path) -> None:
+    refused("extend", copied, "--max-len", 200, "--force", "-o", copied, message="is the checkpoint itself")
+    assert json.loads((copied / "config.json").read_text())["max_position_embeddings"] == BASE
+
+
+@pytest.mark.parametrize("size", ["16k", "100k"])
+def test_a_full_disk_is_said_and_leaves_nothing(checkpoint: Path, tmp_path: Path, size: str) -> None:
+    """On a file system too small for the weights, in a mount namespace of our own."""
+    mount = tmp_path / "small"
+    mount.mkdir()
+    hdexport = Path(sys.executable).with_name("hdexport")
+    extend = f"{hdexport} extend {checkpoint} --max-len 4000 -o {mount}/out; echo rc: $?; ls -A {mount}"
+    script = f"mount -t tmpfs -o size={size} tmpfs {mount} && {extend}"
+    command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
+    assert done.stdout == "rc: 1\n"
+    assert re.match(r"error: The disk is full: .*\nFree some space there, or choose another place", done.stderr)
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,114 @@
+"""`--help` is quick, needs none of the optional packages, and is what docs/cli.md says."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hdexport.cli import COMMANDS
+
+HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
+DOCS = Path(__file__).parents[2] / "docs"
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    names = {"huggingface_hub", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "polygraphy", "pyarrow",
+             "safetensors", "tensorrt", "tensorrt_rtx", "tokenizers", "torch", "transformers"}
+
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in self.names:
+            raise ModuleNotFoundError(f"{name} is blocked", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+# For timings: not beside the builds of the other workers' tests.
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+@pytest.fixture(scope="module")
+def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment in which no optional package, and not even numpy, can be imported."""
+    path = tmp_path_factory.mktemp("blocked")
+    (path / "sitecustomize.py").write_text(BLOCKED)
+    return os.environ | {"PYTHONPATH": str(path), "COLUMNS": "100"}
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=lambda names: "".join(names) or "all")
+def test_help_needs_no_optional_package(bare_environment: dict[str, str], command: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [HDEXPORT, *command, "--help"], capture_output=True, text=True, timeout=60, env=bare_environment
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {' '.join(['hdexport', *command])} ")
+
+
+def test_the_packages_are_really_blocked(bare_environment: dict[str, str]) -> None:
+    done = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True, env=bare_environment)
+    assert "torch is blocked" in done.stderr
+
+
+@pytest.mark.parametrize("package", ["hdexport", "hdexport.cli", "hdruntime", "hdplugins"])
+def test_the_packages_import_without_optional_ones(bare_environment: dict[str, str], package: str) -> None:
+    subprocess.run([sys.executable, "-c", f"import {package}"], check=True, timeout=60, env=bare_environment)
+
+
+@pytest.mark.parametrize("command", [(), *((name,) for name in COMMANDS)], ids=lambda names: "".join(names) or "all")
+def test_help_takes_less_than_half_a_second(command: tuple[str, ...]) -> None:
+    times_s = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run([HDEXPORT, *command, "--help"], check=True, capture_output=True, timeout=60)
+        times_s.append(time.perf_counter() - started)
+    assert min(times_s) < 0.5
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    bare_environment: dict[str, str], checkpoint: Path, tmp_path: Path
+) -> None:
+    # As on a machine that only runs bundles: numpy is there, torch is not.
+    without_torch = tmp_path / "sitecustomize.py"
+    without_torch.write_text(BLOCKED.replace('"numpy", ', ""))
+    environment = bare_environment | {"PYTHONPATH": str(tmp_path)}
+    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    assert "pip install 'hdexport[export]'" in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.skipif(sys.version_info[:2] != (3, 11), reason="argparse words help differently in other Python versions")
+def test_the_reference_is_what_the_commands_say(tmp_path: Path) -> None:
+    written = DOCS / "cli.md"
+    code = "import runpy, sys; print(runpy.run_path(sys.argv[1])['reference'](), end='')"
+    command = [sys.executable, "-c", code, str(DOCS / "generate_cli.py")]
+    generated = subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout
+    assert written.read_text(encoding="utf-8") == generated, "run: python docs/generate_cli.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: the following arguments are required: COMMAND\nSee: hdexport --help\n"),
+        (["convert"], "error: argument COMMAND: invalid choice: 'convert' (choose from 'build', 'extend', 'inspect',"),
+    ],
+)
+def test_a_wrong_command_is_explained(arguments: list[str], message: str) -> None:
+    done = subprocess.run([HDEXPORT, *arguments], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith(message.rstrip(","))
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    import hdexport
+
+    done = subprocess.run([HDEXPORT, "--version"], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, f"hdexport {hdexport.__version__}\n")

@@ -1,0 +1,91 @@
+"""`hdexport verify`: a line a check, the outcome in the manifest, exit code 1 where a check fails."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import hdruntime
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Refused = Callable[..., str]
+
+pytestmark = pytest.mark.xdist_group("cli")
+
+
+@pytest.fixture
+def copy(bundle: Path, tmp_path: Path) -> Path:
+    """A bundle to verify anew; its manifest holds no outcome."""
+    path = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    manifest = json.loads((path / "manifest.json").read_text())
+    (path / "manifest.json").write_text(json.dumps(manifest | {"verification": None}))
+    return path
+
+
+def test_every_check_has_a_line_and_the_outcome_is_recorded(hdexport: Command, copy: Path) -> None:
+    done = hdexport("verify", copy)
+    assert (done.returncode, done.stderr) == (0, "")
+    *lines, last = done.stdout.splitlines()
+    assert all(line.startswith("-[x] ") for line in lines)
+    assert last == f"{len(lines)} of {len(lines)} checks passed"
+    checked = {int(line.split("tokens ")[1].split(",")[0]) for line in lines}
+    assert checked == {1, 2, 63, 64, 65, 100}
+    verification = hdruntime.open_bundle(copy).manifest.verification
+    assert verification is not None
+    assert verification["passed"] is True
+    shown = hdexport("inspect", copy).stdout
+    assert any(line.split() == ["verification", "passed"] for line in shown.splitlines())
+
+
+def test_a_checkpoint_that_differs_fails_and_that_is_recorded(
+    hdexport: Command, checkpoint: Path, copy: Path, tmp_path: Path
+) -> None:
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    weights = load_file(other / "model.safetensors")
+    weights["encoder.layer.1.output.dense.bias"] += 0.01 * torch.arange(32)
+    save_file(weights, other / "model.safetensors", metadata={"format": "pt"})
+    done = hdexport("verify", copy, "--model", other, "--longest", 2)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert "-[ ] model.onnx: batch 1, tokens 1, padding none: max abs error " in done.stdout
+    assert "FAILED: last_hidden_state" in done.stdout
+    assert done.stdout.splitlines()[-1].startswith("0 of ")
+    verification = hdruntime.open_bundle(copy).manifest.verification
+    assert verification is not None
+    assert verification["passed"] is False
+    shown = hdexport("inspect", copy).stdout
+    assert any(line.split() == ["verification", "FAILED"] for line in shown.splitlines())
+
+
+def test_lengths_that_are_left_out_are_said(hdexport: Command, copy: Path) -> None:
+    done = hdexport("verify", copy, "--longest", 1)
+    assert done.returncode == 0
+    assert "-[-] lengths above 1: not checked; ask for them with --longest 100" in done.stdout
+
+
+def test_a_checkpoint_that_moved_can_be_named(refused: Refused, copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["made_by"]["source"] = "/nowhere/model"
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    refused("verify", copy, message=r"was built from /nowhere/model, which is not here\.\nName the .* --model MODEL")
+
+
+def test_another_model_is_refused(refused: Refused, checkpoint: Path, copy: Path, tmp_path: Path) -> None:
+    other = shutil.copytree(checkpoint, tmp_path / "other")
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"model_type": "ernie"}))
+    before = (copy / "manifest.json").read_bytes()
+    message = r"was built from a bert, and .* is a ernie\.\nName the checkpoint it was built from with --model"
+    refused("verify", copy, "--model", other, message=message)
+    assert (copy / "manifest.json").read_bytes() == before
+
+
+def test_bad_options_are_explained(refused: Refused, copy: Path) -> None:
+    refused("verify", copy, "--longest", "all", message=r"--longest all is not a whole number\.\nGive a number")
+    refused("verify", message=r"required: BUNDLE\nSee: hdexport verify --help")

@@ -1,0 +1,140 @@
+"""An extended checkpoint is one that Hugging Face loads, with every bit but the new rows as it was."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_models import BASE, save_tiny_model
+from transformers import AutoModel, AutoModelForMaskedLM
+
+from hdexport.extend import ExtendOptions, extend
+from hdexport.families import SUPPORTED_MODEL_TYPES
+from hdexport.positions import Scheme, extend_table
+from hdexport.tasks import Task
+from hdruntime.errors import ModelError
+
+TABLE = "embeddings.position_embeddings.weight"
+WEIGHTS = "model.safetensors"
+
+
+def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one.view(torch.uint8), other.view(torch.uint8))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny BERT's directory."""
+    save_tiny_model(tmp_path / "model", "bert", Task.FEATURE_EXTRACTION)
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def longer(tmp_path: Path) -> Path:
+    """Where the extended checkpoint goes."""
+    return tmp_path / "longer"
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+def test_hugging_face_loads_every_family_and_runs_it_at_the_new_length(
+    tmp_path: Path, longer: Path, model_type: str
+) -> None:
+    save_tiny_model(tmp_path / "model", model_type, Task.FILL_MASK)
+    extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=4096))
+    model, report = AutoModelForMaskedLM.from_pretrained(longer, output_loading_info=True)
+    assert not any(report.values()), report
+    first_row = 2 if model_type in ("camembert", "mpnet", "roberta", "xlm-roberta") else 0
+    assert model.config.max_position_embeddings == first_row + 4096
+    # MPNet's own attention takes gigabytes at 4096 tokens.
+    tokens = 1024 if model_type == "mpnet" else 4096
+    with torch.inference_mode():
+        logits = model(input_ids=torch.full((1, tokens), 7)).logits
+    assert logits.shape[1] == tokens
+    assert torch.isfinite(logits).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", [Scheme.HIERARCHICAL, Scheme.TILE])
+def test_every_tensor_keeps_its_bits_and_type_and_only_rows_are_added(
+    model: Path, longer: Path, dtype: torch.dtype, scheme: Scheme
+) -> None:
+    before = {name: value.to(dtype) for name, value in load_file(model / WEIGHTS).items()}
+    # A head that no class of transformers knows.
+    before["my_head.weight"] = torch.arange(6, dtype=torch.int32).view(2, 3)
+    save_file(before, model / WEIGHTS, metadata={"format": "pt"})
+    extend(ExtendOptions(model=model, output=longer, max_len=300, scheme=scheme))
+    after = load_file(longer / WEIGHTS)
+    assert set(after) == set(before)
+    for name in set(before) - {TABLE}:
+        assert same_bits(after[name], before[name]), name
+    assert same_bits(after[TABLE][:BASE].contiguous(), before[TABLE])
+    exact = torch.from_numpy(extend_table(before[TABLE].double().numpy(), 300, scheme=scheme))
+    # Rounded once: within half a step of the type, which is 2**-24 for the smallest numbers of float16.
+    torch.testing.assert_close(after[TABLE].double(), exact, rtol=torch.finfo(dtype).eps / 2, atol=2**-25)
+
+
+def test_buffers_of_positions_in_old_files_grow_too(model: Path, longer: Path) -> None:
+    weights = load_file(model / WEIGHTS)
+    weights["embeddings.position_ids"] = torch.arange(BASE)[None]
+    weights["embeddings.token_type_ids"] = torch.zeros(1, BASE, dtype=torch.int64)
+    save_file(weights, model / WEIGHTS, metadata={"format": "pt"})
+    extend(ExtendOptions(model=model, output=longer, max_len=200))
+    after = load_file(longer / WEIGHTS)
+    assert after["embeddings.position_ids"].tolist() == [list(range(200))]
+    assert after["embeddings.token_type_ids"].tolist() == [[0] * 200]
+
+
+def test_a_checkpoint_can_be_cut(model: Path, longer: Path) -> None:
+    extend(ExtendOptions(model=model, output=longer, max_len=40))
+    before, after = load_file(model / WEIGHTS), load_file(longer / WEIGHTS)
+    assert same_bits(after[TABLE], before[TABLE][:40].contiguous())
+
+
+def test_weights_can_be_read_by_whoever_can_read_the_config(model: Path, longer: Path) -> None:
+    extend(ExtendOptions(model=model, output=longer, max_len=100))
+    assert (longer / WEIGHTS).stat().st_mode == (model / "config.json").stat().st_mode
+
+
+def test_a_checkpoint_in_several_files_stays_in_several(model: Path, longer: Path) -> None:
+    original = AutoModel.from_pretrained(model)
+    shutil.rmtree(model)
+    original.save_pretrained(model, max_shard_size="30KB")
+    assert len(list(model.glob("model-*.safetensors"))) > 1
+    extend(ExtendOptions(model=model, output=longer, max_len=200))
+    assert sorted(path.name for path in longer.iterdir()) == sorted(path.name for path in model.iterdir())
+    extended, report = AutoModel.from_pretrained(longer, output_loading_info=True)
+    assert not any(report.values()), report
+    assert extended.embeddings.position_embeddings.weight.shape == (200, 32)
+
+
+def test_a_pickle_becomes_safetensors_where_it_is_allowed(tmp_path: Path, longer: Path) -> None:
+    original = save_tiny_model(tmp_path / "model", "bert", Task.FILL_MASK)
+    (tmp_path / "model" / WEIGHTS).unlink()
+    # With the decoder tied to the word embeddings: two names, one memory.
+    torch.save(original.state_dict(), tmp_path / "model" / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"as a pickle \(\.bin\).*\nConvert .* --allow-pickle"):
+        extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200))
+    assert not longer.exists()
+    extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200, allow_pickle=True))
+    assert list(longer.glob("*.bin")) == []
+    extended = AutoModelForMaskedLM.from_pretrained(longer).state_dict()
+    for name, value in original.state_dict().items():
+        if not name.endswith(TABLE):
+            assert same_bits(extended[name], value), name
+
+
+def test_code_in_a_pickle_is_not_run_even_where_pickles_are_allowed(model: Path, longer: Path, tmp_path: Path) -> None:
+    class Attack:
+        def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
+            return os.system, (f"touch {tmp_path}/attacked",)
+
+    (model / WEIGHTS).unlink()
+    torch.save({"weight": Attack()}, model / "pytorch_model.bin")
+    with pytest.raises(ModelError, match=r"cannot be read as weights: "):
+        extend(ExtendOptions(model=model, output=longer, max_len=200, allow_pickle=True))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
