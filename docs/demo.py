@@ -11,8 +11,9 @@ import sys
 from pathlib import Path
 from pydoc_data.topics import topics
 
-import hdruntime
 import numpy as np
+
+import hdruntime
 
 QUESTION = "How do I make sure that a file is closed even if an error happens?"
 NEAREST = 5

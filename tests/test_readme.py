@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from hdexport.checkpoint import default_model
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.lowering import onnxruntime_cpu, tensorrt
@@ -81,4 +82,4 @@ def test_the_example_runs(workplace: Path) -> None:
 def test_make_knows_the_commands() -> None:
     (commands,) = [block for block in blocks("sh") if "make demo" in block]
     for command in commands.splitlines():
-        subprocess.run(shlex.split(command, comments=True) + ["--dry-run"], cwd=ROOT, check=True, capture_output=True)
+        subprocess.run([*shlex.split(command, comments=True), "--dry-run"], cwd=ROOT, check=True, capture_output=True)

@@ -302,7 +302,8 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
 
 
 def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, report: Callable[[str], None]) -> Manifest:
-    from hdexport.verify import reference_of, summary, verify_bundle
+    from hdexport.pytorch_reference import reference_of
+    from hdexport.verify import summary, verify_bundle
 
     reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
     found = summary(verify_bundle(bundle, reference, report=report))

@@ -11,9 +11,9 @@ import onnx.checker
 import onnxruntime
 import pytest
 import torch
+from comparators import assert_close
 from onnx import TensorProto, helper
 
-from comparators import assert_close
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.dense_attention.onnx_function import function_of_arity
 from hdplugins.dense_attention.reference import dense_attention

@@ -47,7 +47,8 @@ def run(options: argparse.Namespace) -> int:
         model = _model_of(bundle, options.model)
         progress.step("Loading PyTorch's model")
         from hdexport.checkpoint import find_checkpoint
-        from hdexport.verify import LONGEST_CHECKED, reference_of, summary, verify_bundle
+        from hdexport.pytorch_reference import reference_of
+        from hdexport.verify import LONGEST_CHECKED, summary, verify_bundle
 
         longest = LONGEST_CHECKED if options.longest is None else whole_number("--longest", options.longest)
         reference = reference_of(bundle, find_checkpoint(model), allow_pickle=options.allow_pickle)

@@ -1,0 +1,186 @@
+"""Verification passes right bundles, and fails wrong ones and says where."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.comparison import compare
+from hdexport.pytorch_reference import reference_of
+from hdexport.verify import Check, cases, grid_lengths, summary, verify_bundle
+from hdruntime.bundle import open_bundle, seal
+from hdruntime.errors import ModelError
+
+
+def verified(path: Path, checkpoint: Path, **options) -> tuple[list[Check], list[str]]:
+    """The checks and the lines of a bundle's verification."""
+    bundle = open_bundle(path)
+    lines: list[str] = []
+    checks = verify_bundle(bundle, reference_of(bundle, find_checkpoint(checkpoint)), report=lines.append, **options)
+    return checks, lines
+
+
+def positions_used(check: Check) -> int:
+    """Positions that real tokens of a BERT's batch have: padding on the left shifts them."""
+    return check.case.tokens if check.case.padding == "left" else max(check.case.lengths)
+
+
+@pytest.fixture
+def tampered(tiny_bundles, tmp_path) -> Callable[..., tuple[Path, Path]]:
+    """A sealed copy of the tiny BERT's bundle after a change to one of its graphs; and its checkpoint."""
+
+    def make(file: str, change: Callable[[ir.Model], None]) -> tuple[Path, Path]:
+        right = tiny_bundles("bert")
+        path = tmp_path / "bundle"
+        shutil.copytree(right.path, path)
+        model = ir.load(path / file)
+        change(model)
+        ir.save(model, path / file)
+        seal(path, right.manifest)
+        return path, right.checkpoint
+
+    return make
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta", "mpnet"])
+def test_a_right_bundle_passes_every_check(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type)
+    checks, lines = verified(bundle.path, bundle.checkpoint, thorough=True)
+    assert all(check.passed for check in checks)
+    assert {check.graph for check in checks} == {"model.onnx", "onnxruntime_cpu.onnx"}
+    assert {check.case.tokens for check in checks} == {1, 2, 63, 64, 65, 128, 300}
+    assert {check.case.batch for check in checks} == {1, 3}
+    assert {check.case.padding for check in checks} == {"none", "right", "left"}
+    assert all(line.startswith("-[x]") for line in lines)
+    assert summary(checks)["passed"] is True
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "onnxruntime_cpu.onnx"])
+def test_a_graph_that_freezes_a_length_fails_at_the_others(tampered, file: str) -> None:
+    def use_positions_of_64_tokens(model: ir.Model) -> None:
+        # Every token from the 64th on gets the last row: what an index clamped at the traced length does.
+        table = next(value for name, value in model.graph.initializers.items() if "position" in name)
+        rows = table.const_value.numpy().copy()
+        rows[64:] = rows[63]
+        table.const_value = ir.tensor(rows, name=table.name)
+
+    checks, lines = verified(*tampered(file, use_positions_of_64_tokens))
+    for check in checks:
+        assert check.passed == (check.graph != file or positions_used(check) <= 64), check.line()
+    assert any("-[ ]" in line and "tokens 65" in line and "FAILED: last_hidden_state" in line for line in lines)
+    found = summary(checks)
+    assert found["passed"] is False
+    assert {case["tokens"] for case in found["graphs"][file]["failed"]} == {65, 128, 300}  # 65 where all are real
+
+
+def test_a_graph_that_ignores_the_mask_fails_where_there_is_padding(tampered) -> None:
+    def see_everything(model: ir.Model) -> None:
+        mask = next(node for node in model.graph if node.op_type == "DenseAttention").inputs[3]
+        producer = mask.producer()
+        always = ir.node("Greater", [producer.inputs[0], producer.inputs[0]])
+        never = ir.node("Not", [always.outputs[0]])
+        model.graph.insert_after(producer, [always, never])
+        ir.convenience.replace_all_uses_with(mask, never.outputs[0])
+
+    checks, _ = verified(*tampered("model.onnx", see_everything))
+    portable = [check for check in checks if check.graph == "model.onnx"]
+    assert {check.case.padding for check in portable if check.passed} == {"none"}
+    assert not any(check.passed for check in portable if check.case.padding != "none")
+
+
+def test_positions_of_another_alpha_fail_beyond_the_checkpoint_only(tiny_bundles, tmp_path) -> None:
+    right = tiny_bundles("bert")
+    path = tmp_path / "bundle"
+    shutil.copytree(right.path, path)
+    positions = dataclasses.replace(right.manifest.positions, alpha=0.3)
+    seal(path, dataclasses.replace(right.manifest, positions=positions))
+    checks, _ = verified(path, right.checkpoint)
+    for check in checks:
+        assert check.passed == (positions_used(check) <= 64), check.line()
+
+
+def test_a_graph_that_gives_nan_fails(tampered) -> None:
+    def divide_by_zero(model: ir.Model) -> None:
+        output = model.graph.outputs[0]
+        node = output.producer()
+        zero = ir.node("Sub", [node.inputs[0], node.inputs[0]])
+        model.graph.insert_before(node, zero)
+        node.replace_input_with(0, zero.outputs[0])
+        bias = node.inputs[2]
+        bias.const_value = ir.tensor(np.full(bias.shape, np.nan, np.float32), name=bias.name)
+
+    path, checkpoint = tampered("model.onnx", divide_by_zero)
+    checks, _ = verified(path, checkpoint)
+    portable = [check for check in checks if check.graph == "model.onnx"]
+    assert not any(check.passed for check in portable)
+    json.dumps(summary(checks), allow_nan=False)
+
+
+def test_another_checkpoint_is_refused(tiny_bundles) -> None:
+    bundle = open_bundle(tiny_bundles("bert").path)
+    with pytest.raises(ModelError, match=r"built from a bert(.|\n)*--model"):
+        reference_of(bundle, find_checkpoint(tiny_bundles("roberta").checkpoint))
+
+
+def test_the_grid_surrounds_the_limits() -> None:
+    assert grid_lengths(512, 4096) == [1, 2, 63, 64, 65, 511, 512, 513, 1024, 4096]
+    assert grid_lengths(512, 600) == [1, 2, 63, 64, 65, 511, 512, 513, 600]
+    assert grid_lengths(512, 40) == [1, 2, 40]
+    assert grid_lengths(512, 16384, longest=8192) == [1, 2, 63, 64, 65, 511, 512, 513, 1024]
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_every_case_has_a_real_token_in_every_row_and_one_full_row(thorough: bool) -> None:
+    for case in cases(64, 300, thorough=thorough):
+        assert all(1 <= length <= case.tokens for length in case.lengths)
+        assert case.padding != "none" or set(case.lengths) == {case.tokens}
+        assert case.batch == 1 or case.tokens in case.lengths
+
+
+def test_a_thorough_grid_fills_long_batches() -> None:
+    long_and_full = {case.batch for case in cases(64, 300, thorough=True) if case.lengths[-1] == 300}
+    assert long_and_full == {1, 3}
+    assert {case.batch for case in cases(64, 300, thorough=False) if case.lengths[-1] == 300} == {1}
+
+
+WANTED = np.random.default_rng(0).normal(size=(5, 8))
+
+
+@pytest.mark.parametrize("half_precision", [False, True])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        np.roll(WANTED, 1, axis=0),
+        -WANTED,
+        np.zeros_like(WANTED),
+        np.full_like(WANTED, np.nan),
+        np.roll(WANTED, 1, axis=1),
+    ],
+    ids=["rows shifted", "negated", "zeros", "nan", "features shifted"],
+)
+def test_the_comparison_refuses_wrong_answers(wrong: np.ndarray, half_precision: bool) -> None:
+    assert not compare(wrong, WANTED, half_precision=half_precision).passed
+
+
+def test_the_comparison_takes_rounding_and_no_more() -> None:
+    assert compare(WANTED + 0.9e-4, WANTED, half_precision=False).passed
+    assert not compare(WANTED + 1.1e-4, WANTED, half_precision=False).passed
+    assert compare(WANTED.astype(np.float16), WANTED, half_precision=True).passed
+
+
+def test_a_half_precision_answer_of_another_length_is_refused() -> None:
+    assert not compare(WANTED * 1.5, WANTED, half_precision=True).passed
+
+
+def test_one_wrong_row_of_many_is_enough() -> None:
+    wrong = WANTED.copy()
+    wrong[3] = wrong[2]
+    assert not compare(wrong, WANTED, half_precision=True).passed
