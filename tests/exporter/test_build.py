@@ -1,0 +1,169 @@
+"""The pipeline: what a bundle holds, and that an error in any phase leaves what was there before."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+from tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
+
+import hdruntime
+from hdexport.build import BuildOptions, build
+from hdexport.progress import Progress
+from hdexport.tasks import Task
+from hdruntime.bundle import Backend, open_bundle
+from hdruntime.errors import ExportError, HdexportError, VerificationError
+
+PHASES = {
+    "loading": ("hdexport.checkpoint", "Checkpoint.load"),
+    "extending": ("hdexport.surgery", "extend_positions"),
+    "tracing": ("hdexport.tracing", "trace"),
+    "lowering": ("hdexport.lowering.onnxruntime_cpu", "lower_for_onnxruntime_cpu"),
+    "verifying": ("hdexport.verify", "verify_bundle"),
+}
+"""Phase of the pipeline -> module and name of what does it; an error there is caused where it cannot be otherwise."""
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
+    module_name, name = PHASES[phase]
+    owner = importlib.import_module(module_name)
+    *path, name = name.split(".")
+    for part in path:
+        owner = getattr(owner, part)
+
+    def failing(*_: object, **__: object) -> None:
+        raise ExportError(f"{phase} failed")
+
+    monkeypatch.setattr(owner, name, failing)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("build") / "tiny-bert"
+    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
+    return path
+
+
+def options_for(checkpoint: Path, output: Path, **changes) -> BuildOptions:
+    return BuildOptions(model=checkpoint, output=output, max_len=100, **changes)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_an_error_in_any_phase_leaves_nothing(checkpoint, tmp_path, monkeypatch, phase: str) -> None:
+    fail(monkeypatch, phase)
+    with pytest.raises(ExportError, match=phase):
+        build(options_for(checkpoint, tmp_path / "bundle"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_old_bundle_survives_a_failed_build(checkpoint, tmp_path, monkeypatch) -> None:
+    output = tmp_path / "bundle"
+    before = build(options_for(checkpoint, output, verify=False))
+    fail(monkeypatch, "verifying")
+    with pytest.raises(ExportError, match="verifying"):
+        build(options_for(checkpoint, output, force=True))
+    assert open_bundle(output).manifest == before
+    assert list(tmp_path.iterdir()) == [output]
+
+
+def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path, monkeypatch) -> None:
+    lowering = importlib.import_module("hdexport.lowering.onnxruntime_cpu")
+    lower = lowering.lower_for_onnxruntime_cpu
+
+    def lower_wrongly(model):
+        for node in model.graph:
+            if node.op_type == "LayerNormalization":
+                node.attributes["epsilon"] = ir.AttrFloat32("epsilon", 0.5)
+        return lower(model)
+
+    monkeypatch.setattr(lowering, "lower_for_onnxruntime_cpu", lower_wrongly)
+    lines: list[str] = []
+    progress = Progress()
+    progress.result = lines.append  # type: ignore[method-assign]
+    with pytest.raises(VerificationError, match="--no-verify"):
+        build(options_for(checkpoint, tmp_path / "bundle"), progress)
+    assert list(tmp_path.iterdir()) == []
+    assert any("onnxruntime_cpu.onnx" in line and "FAILED" in line for line in lines)
+    assert not any("model.onnx" in line and "FAILED" in line for line in lines)
+
+
+def test_an_engine_that_cannot_be_built_here_is_said_before_anything_is_done(checkpoint, tmp_path) -> None:
+    steps: list[str] = []
+    progress = Progress()
+    progress.step = steps.append  # type: ignore[method-assign]
+    with pytest.raises(HdexportError, match=r"hdexport\[tensorrt\]|GPU"):
+        build(options_for(checkpoint, tmp_path / "bundle", flavours=(Backend.TENSORRT,)), progress)
+    assert steps == []
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
+    manifest = build(options_for(checkpoint, tmp_path / "bundle", command="hdexport build tiny-bert"))
+    assert (manifest.name, manifest.model_type, manifest.task) == ("tiny-bert", "bert", "feature-extraction")
+    assert (manifest.max_len, manifest.dtype, manifest.vocab_size) == (100, "float32", VOCAB_SIZE)
+    assert (manifest.hidden_size, manifest.num_layers, manifest.num_heads) == (32, 2, 4)
+    assert dataclasses.asdict(manifest.positions) == {
+        "scheme": "hierarchical",
+        "alpha": 0.4,
+        "base": 64,
+        "rows": 100,
+        "first_row": 0,
+        "form": "folded",
+    }
+    assert manifest.attention == {"hdexport::DenseAttention": 2}
+    assert [(spec.name, spec.dtype, spec.shape) for spec in manifest.inputs] == [
+        (name, "int64", ("batch", "tokens")) for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    assert [(spec.name, spec.dtype, spec.shape) for spec in manifest.outputs] == [
+        ("last_hidden_state", "float32", ("batch", "tokens", 32))
+    ]
+    assert {graph.file: graph.lowering for graph in manifest.graphs} == {
+        "model.onnx": "portable",
+        "onnxruntime_cpu.onnx": "onnxruntime_cpu",
+    }
+    assert manifest.tokenizer is not None
+    assert manifest.tokenizer.pad_token_id == 1
+    assert manifest.labels == ()
+    assert manifest.verification is not None
+    assert manifest.verification["passed"] is True
+    assert manifest.made_by["command"] == "hdexport build tiny-bert"
+    assert manifest.made_by["source"] == str(checkpoint)
+    assert set(manifest.files) == {
+        "model.onnx",
+        "model.onnx.data",
+        "onnxruntime_cpu.onnx",
+        "tokenizer.json",
+        "config.json",
+    }
+    assert open_bundle(tmp_path / "bundle").manifest == manifest
+
+
+def test_labels_are_in_the_order_of_the_logits(tiny_bundles) -> None:
+    assert tiny_bundles("bert", "text-classification").manifest.labels == LABELS
+
+
+def test_the_same_build_twice_gives_the_same_graphs(checkpoint, tmp_path) -> None:
+    first, second = (
+        build(options_for(checkpoint, tmp_path / name, verify=False, precision="float16")) for name in ("a", "b")
+    )
+    for file in ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx"):
+        assert first.files[file] == second.files[file], file
+
+
+def test_the_weights_are_stored_once(tiny_bundles) -> None:
+    bundle = tiny_bundles("albert")
+    checkpoint_bytes = (bundle.checkpoint / "model.safetensors").stat().st_size
+    config = json.loads((bundle.checkpoint / "config.json").read_text())
+    table_bytes = bundle.manifest.max_len * config["embedding_size"] * 4
+    assert bundle.manifest.files["model.onnx.data"].size_bytes <= checkpoint_bytes + table_bytes
+
+
+def test_a_bundle_runs_where_it_was_moved_to(checkpoint, tmp_path) -> None:
+    build(options_for(checkpoint, tmp_path / "bundle", verify=False))
+    (tmp_path / "bundle").rename(tmp_path / "elsewhere")
+    with hdruntime.load(tmp_path / "elsewhere") as session:
+        assert session(input_ids=[[5, 6, 7]])["last_hidden_state"].shape == (1, 3, 32)
