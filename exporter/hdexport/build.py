@@ -309,7 +309,7 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, repor
     found = summary(verify_bundle(bundle, reference, report=report))
     if not found["passed"]:
         raise VerificationError(
-            "The bundle's answers differ from PyTorch's in the checks above without an x, so it was not written.\n"
+            "The bundle's answers differ from PyTorch's in the checks marked FAILED above, so it was not written.\n"
             "Please report the model and the versions that `hdexport doctor` prints; --no-verify writes it anyway."
         )
     manifest = dataclasses.replace(bundle.manifest, verification=found)

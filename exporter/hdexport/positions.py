@@ -22,6 +22,7 @@ from __future__ import annotations
 __all__ = [
     "DEFAULT_ALPHA",
     "FOLDED_LIMIT_BYTES",
+    "LONGEST",
     "FactoredTable",
     "Form",
     "Scheme",
@@ -43,6 +44,9 @@ from hdruntime.errors import ExportError, InputError, ModelError
 
 DEFAULT_ALPHA = 0.4
 """The weight of the coarse position, as in bert4keras' ``hierarchical_position=True``."""
+
+LONGEST = 2**24
+"""Most positions whatever the scheme: PyTorch's embeddings keep an id a position, 128 MiB at this length."""
 
 FOLDED_LIMIT_BYTES = 64 * 2**20
 """The largest table, in its stored dtype, that is written out row by row.
@@ -204,13 +208,15 @@ def check_options(*, scheme: object, alpha: object, max_len: object, base: int) 
         raise InputError(f"--positions {scheme} is not known. Use hierarchical, tile or none.")
     if isinstance(max_len, bool) or not isinstance(max_len, (int, np.integer)) or max_len < 1:
         raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number from 1 up.")
+    if max_len > LONGEST:
+        raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
     if scheme == Scheme.HIERARCHICAL:
         _check_alpha(alpha)
         if max_len > base * base:
             raise InputError(
                 f"--max-len {max_len} is above {base * base}: hierarchical positions make at most "
                 f"{base} x {base} from a checkpoint with {base}.\n"
-                f"Use --max-len {base * base} or less, or --positions tile, which has no limit."
+                f"Use --max-len {base * base} or less, or --positions tile."
             )
     if scheme == Scheme.NONE and max_len > base:
         raise InputError(
@@ -265,7 +271,6 @@ def _cast(rows: np.ndarray, dtype: np.dtype, what: str, number: int) -> np.ndarr
         largest = np.abs(rows[row].astype(np.float64)).max()
         raise ExportError(
             f"The embedding of {what} {number + row} reaches {largest:g}, outside {dtype.name}'s range.\n"
-            "Use --bf16, or float32 (neither --fp16 nor --bf16); an --alpha nearer to 0 also makes new rows "
-            "smaller."
+            "Build with --bf16, or with neither --fp16 nor --bf16; an --alpha nearer to 0 makes new rows smaller."
         )
     return result

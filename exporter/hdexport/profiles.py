@@ -18,6 +18,9 @@ DEFAULT_BATCH = (1, 1, 8)
 _SHORT_LENGTHS = (128, 512)
 """Tokens of the first default buckets; from the last of them on, lengths double."""
 
+_MOST_TOKENS = 2**31 - 1
+"""Numbers in one tensor of TensorRT; activations have several a token and meet the limit sooner, which it reports."""
+
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
 """Graph inputs that a shape may be given for; all have the shape [batch, tokens]."""
 
@@ -67,13 +70,24 @@ def profiles_from_options(
     """
     shapes = {"--minShapes": min_shapes, "--optShapes": opt_shapes, "--maxShapes": max_shapes}
     if not any(shapes.values()):
-        return _profiles_of_buckets(max_len, profiles, batch)
+        return _checked_volumes(_profiles_of_buckets(max_len, profiles, batch))
     if profiles is not None or batch is not None:
         raise InputError(
             "--minShapes, --optShapes and --maxShapes were given together with --profiles or --batch.\n"
             "Describe the profiles in one of the two ways."
         )
-    return _profiles_of_shapes(max_len, shapes)
+    return _checked_volumes(_profiles_of_shapes(max_len, shapes))
+
+
+def _checked_volumes(profiles: tuple[ProfileShape, ...]) -> tuple[ProfileShape, ...]:
+    for profile in profiles:
+        tokens = profile.batch[2] * profile.tokens[2]
+        if tokens > _MOST_TOKENS:
+            raise InputError(
+                f"A batch of {profile.batch[2]} x {profile.tokens[2]} tokens is {tokens} numbers, and a tensor of "
+                f"TensorRT's holds at most {_MOST_TOKENS}.\nGive a smaller batch, for example --batch 1:1:8."
+            )
+    return profiles
 
 
 def _profiles_of_buckets(max_len: int, profiles: str | None, batch: str | None) -> tuple[ProfileShape, ...]:

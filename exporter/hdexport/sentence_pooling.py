@@ -77,6 +77,8 @@ def sentence_pooling(path: Path) -> SentencePooling:
     modules = _read_json(path / "modules.json")
     if not isinstance(modules, list) or not modules:
         raise ModelError(f"{path / 'modules.json'} lists no modules.\nDownload the model again.")
+    if not all(isinstance(module, dict) and {"type", "path"} <= module.keys() for module in modules):
+        raise ModelError(f"{path / 'modules.json'} lists a module without type or path.\nDownload the model again.")
     kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
     if len(kinds) < 2 or kinds[0] != "Transformer" or kinds[1] != "Pooling":
         raise ModelError(
@@ -88,9 +90,10 @@ def sentence_pooling(path: Path) -> SentencePooling:
 
 
 def _pooling_modes(config_path: Path) -> tuple[str, ...]:
-    config = _read_json(config_path)
-    if isinstance(config.get("pooling_mode"), str):
-        modes = tuple(config["pooling_mode"].split("+"))
+    config = _read_object(config_path)
+    named = config.get("pooling_mode")
+    if named:
+        modes = tuple(named.split("+") if isinstance(named, str) else map(str, named))
     else:
         modes = tuple(mode for flag, mode in _MODES.items() if config.get(flag))
         unknown = [
@@ -119,17 +122,30 @@ def _layer(kind: str, folder: Path) -> torch.nn.Module:
 
 
 def _dense(folder: Path) -> torch.nn.Module:
+    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    config = _read_json(folder / "config.json")
-    activation = str(config.get("activation_function", "Identity")).rpartition(".")[2]
+    config = _read_object(folder / "config.json")
+    # Tanh is what sentence-transformers takes where none is named.
+    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in ("Identity", "Tanh", "ReLU", "GELU"):
-        raise ModelError(f"{folder / 'config.json'} asks for the activation {activation}, which is not supported.")
+        raise ModelError(
+            f"{folder / 'config.json'} asks for the activation {activation}; supported: Identity, Tanh, ReLU, GELU.\n"
+            "Build the tokens' embeddings instead: --task feature-extraction"
+        )
+    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
+        raise ModelError(
+            f"{folder / 'config.json'} applies the layer to {config['module_input_name']}; only sentence_embedding is "
+            "supported.\nBuild the tokens' embeddings instead: --task feature-extraction"
+        )
     if not (folder / "model.safetensors").is_file():
         raise ModelError(f"{folder} holds no model.safetensors.\nConvert its weights to safetensors.")
-    weights = load_file(folder / "model.safetensors")
-    linear = torch.nn.Linear(config["in_features"], config["out_features"], bias="linear.bias" in weights)
-    linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
+    try:
+        weights = load_file(folder / "model.safetensors")
+        linear = torch.nn.Linear(config["in_features"], config["out_features"], bias="linear.bias" in weights)
+        linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
+    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
+        raise ModelError(f"The layer in {folder} cannot be read: {error}\nDownload the model again.") from error
     return torch.nn.Sequential(linear.float(), getattr(torch.nn, activation)())
 
 
@@ -138,3 +154,10 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelError(f"{path} cannot be read: {error}\nDownload the model again.") from error
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    content = _read_json(path)
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object.\nDownload the model again.")
+    return content

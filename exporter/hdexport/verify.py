@@ -23,6 +23,7 @@ from hdexport.comparison import Comparison, compare
 from hdexport.pytorch_reference import Reference
 from hdexport.tasks import Task
 from hdruntime.bundle import Bundle, GraphFile
+from hdruntime.errors import NonFiniteOutputError
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,10 @@ def verify_bundle(
                     f"not checked: its attention scores take {scores_bytes / 2**30:.1f} GiB"
                 )
                 continue
-            check = _check(bundle, graph, case, expected[case], run(*_padded_batch(case, reference)))
+            try:
+                check = _check(bundle, graph, case, expected[case], run(*_padded_batch(case, reference)))
+            except NonFiniteOutputError:
+                check = _not_finite(bundle, graph, case)
             report(check.line())
             checks.append(check)
     if manifest.max_len > longest:
@@ -261,6 +265,12 @@ def _expected(case: Case, reference: Reference) -> list[dict[str, FloatArray]]:
         reference.unpadded(row, length, shift=case.tokens - length if case.padding == "left" else 0)
         for row, length in enumerate(case.lengths)
     ]
+
+
+def _not_finite(bundle: Bundle, graph: GraphFile, case: Case) -> Check:
+    """The outcome where the runtime refused to hand out what the graph gave."""
+    failed = Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance="finite values")
+    return Check(graph=graph.file, case=case, outputs={spec.name: failed for spec in bundle.manifest.outputs})
 
 
 def _check(

@@ -24,9 +24,6 @@ Refused = Callable[..., str]
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 
-# The tests share a bundle, which each worker of pytest-xdist would build again.
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 @pytest.fixture
 def copied(checkpoint: Path, tmp_path: Path) -> Path:

@@ -25,8 +25,6 @@ Refused = Callable[..., str]
 
 TABLE = "embeddings.position_embeddings.weight"
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 def names_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())

@@ -29,9 +29,6 @@ class Blocker:
 sys.meta_path.insert(0, Blocker())
 """
 
-# For timings: not beside the builds of the other workers' tests.
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 @pytest.fixture(scope="module")
 def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:

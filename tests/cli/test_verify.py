@@ -17,8 +17,6 @@ import hdruntime
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
 
-pytestmark = pytest.mark.xdist_group("cli")
-
 
 @pytest.fixture
 def copy(bundle: Path, tmp_path: Path) -> Path:

@@ -13,7 +13,6 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-import torch
 from hugging_face import HuggingFace
 from tiny_models import save_sentence_modules, save_tiny_model
 
@@ -75,9 +74,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_pytorch() -> None:
-    """One thread: the work is small, and those of two test processes would spin on two cores. No traces in logs."""
-    torch.set_num_threads(1)
-    # PyTorch logs every step of a trace for a log file that nobody asked for; pytest would keep and print it.
+    """PyTorch logs every step of a trace for a log file that nobody asked for; pytest would keep and print it."""
     logging.getLogger("torch.__trace").propagate = False
 
 

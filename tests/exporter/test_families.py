@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+from comparators import assert_close, assert_same_directions
 from hugging_face import HuggingFace
 from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 
-from comparators import assert_close, assert_same_directions
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.tasks import Task
 from hdruntime.errors import ModelError

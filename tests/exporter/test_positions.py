@@ -250,7 +250,7 @@ def test_alpha_is_not_looked_at_where_it_is_not_used(scheme: Scheme) -> None:
 def test_a_row_outside_float16_is_refused_by_position(make: object) -> None:
     # Of the four positions only the last, 60 000 + 2/3 * 60 000, is outside the range.
     table = np.array([[0.0], [60_000.0]], np.float32)
-    with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nUse --bf16"):
+    with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nBuild with --bf16"):
         make(table, 4, dtype=np.float16)  # type: ignore[operator]
     assert np.isfinite(extend_table(table, 3, dtype=np.float16)).all()
 
@@ -272,3 +272,8 @@ def test_a_damaged_table_is_refused_by_row(value: float) -> None:
 def test_a_table_without_usable_rows_is_refused(shape: tuple[int, ...], first_row: int) -> None:
     with pytest.raises(ModelError, match=r"has no usable row"):
         extend_table(np.zeros(shape, np.float32), 3, first_row=first_row)
+
+
+def test_a_length_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--max-len 1000000000000 is above 16777216"):
+        check_options(scheme=Scheme.TILE, alpha=0.4, max_len=10**12, base=512)

@@ -155,3 +155,8 @@ def test_an_incomplete_profile_is_refused() -> None:
 def test_two_ways_to_describe_profiles_at_once_are_refused(other: dict[str, str]) -> None:
     with pytest.raises(InputError, match="in one of the two ways"):
         profiles_from_options(4096, min_shapes=["input_ids:1x1"], **other)
+
+
+def test_a_batch_beyond_a_tensor_is_refused() -> None:
+    with pytest.raises(InputError, match=r"at most 2147483647\.\nGive a smaller batch"):
+        profiles_from_options(4096, batch="1:1:99999999999")

@@ -1,48 +1,80 @@
-"""What holds for every operator: its specification, and that a face loads only what it needs."""
+"""Every operator: its specification, and each of its faces held to its reference."""
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import inspect
 
+import onnx
 import pytest
 
-from hdplugins import OPERATORS
+from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
 
+each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 FACES = ("reference", "onnx_function", "triton_kernel", "tensorrt_plugin")
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_is_registered_under_its_name(name: str) -> None:
-    operator = OPERATORS[name]
-    assert operator.name == name
-    assert operator.version >= 1
-    assert operator.inputs[-len(operator.optional_inputs) :] == operator.optional_inputs or not operator.optional_inputs
+def arities(operator: Operator) -> range:
+    return range(len(operator.inputs) - len(operator.optional_inputs), len(operator.inputs) + 1)
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_an_operator_has_a_reference_and_a_portable_body(name: str) -> None:
-    assert OPERATORS[name].has_face("reference")
-    assert OPERATORS[name].has_face("onnx_function")
+def test_there_are_operators_under_their_own_names() -> None:
+    assert {name: operator.name for name, operator in OPERATORS.items()} == {name: name for name in OPERATORS}
+    assert "DenseAttention" in OPERATORS
 
 
-@pytest.mark.parametrize("name", OPERATORS)
-def test_every_face_that_is_there_loads(name: str) -> None:
-    operator = OPERATORS[name]
-    for face in FACES:
-        if operator.has_face(face) and face != "triton_kernel":
-            assert operator.face(face).__all__
-
-
-def test_a_face_that_is_not_there_is_said_to_be_missing() -> None:
-    operator = OPERATORS["DenseAttention"]
-    assert not operator.has_face("tensorrt_plugin")
+@each_operator
+def test_semantics_and_a_portable_body_are_the_least_an_operator_has(operator: Operator) -> None:
+    assert operator.has_face("reference")
+    assert operator.has_face("onnx_function")
+    assert not operator.has_face("no_such_face")
     with pytest.raises(ModuleNotFoundError):
-        operator.face("tensorrt_plugin")
+        operator.face("no_such_face")
 
 
-def test_the_operators_load_without_any_framework() -> None:
-    heavy = ("torch", "onnx", "onnxscript", "triton", "tensorrt", "tensorrt_rtx", "onnxruntime")
-    code = f"import sys, hdplugins; print([name for name in {heavy!r} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "[]"
+@each_operator
+def test_a_face_that_is_there_loads(operator: Operator) -> None:
+    for face in ("reference", "onnx_function"):
+        assert operator.face(face).__name__ == f"{operator.package}.{face}"
+
+
+@each_operator
+def test_optional_inputs_are_the_last_ones(operator: Operator) -> None:
+    optional = len(operator.optional_inputs)
+    assert operator.version >= 1
+    assert optional == 0 or operator.inputs[-optional:] == operator.optional_inputs
+
+
+@each_operator
+def test_the_reference_takes_the_inputs_and_attributes_of_the_specification(operator: Operator) -> None:
+    module = operator.face("reference")
+    (name,) = module.__all__
+    parameters = inspect.signature(getattr(module, name)).parameters
+    positional = tuple(p.name for p in parameters.values() if p.kind is not inspect.Parameter.KEYWORD_ONLY)
+    keywords = tuple(p.name for p in parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    assert (positional, keywords) == (operator.inputs, operator.attributes)
+
+
+@each_operator
+def test_the_body_has_the_signature_of_the_specification(operator: Operator) -> None:
+    for arity in arities(operator):
+        body = operator.face("onnx_function").function_of_arity(arity)
+        assert (body.domain, body.name) == (ONNX_DOMAIN, operator.name)
+        assert tuple(body.input) == operator.inputs[:arity]
+        assert tuple(body.attribute) == operator.attributes
+        assert len(body.output) == 1
+
+
+@each_operator
+def test_the_body_is_of_standard_operators_of_the_portable_opset(operator: Operator) -> None:
+    for arity in arities(operator):
+        body = operator.face("onnx_function").function_of_arity(arity)
+        assert [(opset.domain, opset.version) for opset in body.opset_import] == [("", ONNX_OPSET)]
+        for node in body.node:
+            assert onnx.defs.get_schema(node.op_type, ONNX_OPSET, node.domain).name == node.op_type
+
+
+@each_operator
+def test_an_arity_without_a_body_is_refused(operator: Operator) -> None:
+    for arity in (0, arities(operator).start - 1, arities(operator).stop):
+        with pytest.raises(ValueError, match=f"{operator.name} has .* inputs, not {arity}"):
+            operator.face("onnx_function").function_of_arity(arity)

@@ -342,7 +342,7 @@ def test_batches_are_of_what_suits_the_backend_unless_asked_for(
     sizes = []
     infer = hdruntime.Session.infer
 
-    def spy(session: Session, encodings: list, *, batch_tokens: int | None = None, **options: Any) -> Any:
+    def spy(session: hdruntime.Session, encodings: list, *, batch_tokens: int | None = None, **options: Any) -> Any:
         sizes.append(batch_tokens)
         return infer(session, encodings, batch_tokens=batch_tokens, **options)
 
