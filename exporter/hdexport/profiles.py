@@ -47,6 +47,7 @@ def profiles_from_options(
     min_shapes: Sequence[str] = (),
     opt_shapes: Sequence[str] = (),
     max_shapes: Sequence[str] = (),
+    one_profile: bool = False,
 ) -> tuple[ProfileShape, ...]:
     """The profiles that the options ask for, by default one a bucket of :func:`default_lengths`.
 
@@ -61,6 +62,7 @@ def profiles_from_options(
             profile.
         opt_shapes: the shapes that each profile is tuned for.
         max_shapes: the largest shapes of each profile.
+        one_profile: without options, one profile for all lengths instead of one a bucket.
 
     Returns:
         Profiles, the shortest first.
@@ -70,6 +72,8 @@ def profiles_from_options(
     """
     shapes = {"--minShapes": min_shapes, "--optShapes": opt_shapes, "--maxShapes": max_shapes}
     if not any(shapes.values()):
+        if profiles is None and one_profile:
+            profiles = str(max_len)
         return _checked_volumes(_profiles_of_buckets(max_len, profiles, batch))
     if profiles is not None or batch is not None:
         raise InputError(

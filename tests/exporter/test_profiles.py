@@ -160,3 +160,9 @@ def test_two_ways_to_describe_profiles_at_once_are_refused(other: dict[str, str]
 def test_a_batch_beyond_a_tensor_is_refused() -> None:
     with pytest.raises(InputError, match=r"at most 2147483647\.\nGive a smaller batch"):
         profiles_from_options(4096, batch="1:1:99999999999")
+
+
+def test_one_profile_serves_all_lengths_unless_profiles_are_named() -> None:
+    assert [profile.tokens for profile in profiles_from_options(4096, one_profile=True)] == [(1, 4096, 4096)]
+    named = profiles_from_options(4096, profiles="128,4096", one_profile=True)
+    assert [profile.tokens for profile in named] == [(1, 128, 128), (1, 4096, 4096)]

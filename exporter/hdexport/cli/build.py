@@ -65,7 +65,8 @@ def _add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
     engines.add_argument(
         "--profiles",
         metavar="N,N,...",
-        help="longest input of each profile (default: 128,512,1024,2048,... max_len)",
+        help="longest input of each profile (default: 128,512,1024,2048,... max_len; for ALBERT, whose engine would "
+        "double, max_len alone)",
     )
     engines.add_argument("--batch", metavar="MIN:OPT:MAX", help="batch sizes of every profile (default: 1:1:8)")
     for bound in ("min", "opt", "max"):
@@ -136,6 +137,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
             min_shapes=options.minShapes,
             opt_shapes=options.optShapes,
             max_shapes=options.maxShapes,
+            one_profile=checkpoint.family.shares_layers,
         ),
         architectures=architectures_from_option(options.sm),
         verify=not options.no_verify,

@@ -10,7 +10,7 @@ from hdexport.families.family import Family
 from hdruntime.errors import ModelError
 
 _MODULE_OF_MODEL_TYPE = {
-    "albert": "bert",
+    "albert": "albert",
     "bert": "bert",
     "camembert": "roberta",
     "distilbert": "bert",

@@ -6,4 +6,4 @@ __all__ = ["FAMILY"]
 
 from hdexport.families.family import Family
 
-FAMILY = Family(model_types=("albert", "bert", "distilbert", "electra", "ernie"))
+FAMILY = Family(model_types=("bert", "distilbert", "electra", "ernie"))

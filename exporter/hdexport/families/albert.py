@@ -1,0 +1,9 @@
+"""ALBERT: BERT's positions in narrower tables, and one layer's weights for all layers."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+from hdexport.families.family import Family
+
+FAMILY = Family(model_types=("albert",), shares_layers=True)
