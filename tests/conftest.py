@@ -1,7 +1,28 @@
 """What holds for every test."""
 
 import os
+import re
+
+import pytest
 
 # Two test processes share two cores, and the threads that PyTorch would start spin. Before torch is imported, and in
 # the environment, so that commands under test inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+_MODEL_TYPE = re.compile(r"[\[-](albert|bert|camembert|distilbert|electra|ernie|mpnet|roberta|xlm-roberta)\b")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Tests of a model family, and the others of a file, run on one worker, so that what they share is made once.
+
+    The marks of ``--dist loadgroup`` would say so, but pytest 9.2 ignores how xdist 3.8 passes them on.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFamilyOrFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            family = _MODEL_TYPE.search(nodeid)
+            return family[1] if family else nodeid.partition("::")[0]
+
+    return ByFamilyOrFile(config, log)

@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from comparators import assert_close, assert_same_directions
 
+from comparators import assert_close, assert_same_directions
 from hdexport.comparison import FLOAT32_ATOL, HALF_COSINE, compare
 
 RIGHT = np.random.default_rng(0).normal(size=(3, 65, 32)).astype(np.float32)

@@ -208,8 +208,6 @@ def check_options(*, scheme: object, alpha: object, max_len: object, base: int) 
         raise InputError(f"--positions {scheme} is not known. Use hierarchical, tile or none.")
     if isinstance(max_len, bool) or not isinstance(max_len, (int, np.integer)) or max_len < 1:
         raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number from 1 up.")
-    if max_len > LONGEST:
-        raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
     if scheme == Scheme.HIERARCHICAL:
         _check_alpha(alpha)
         if max_len > base * base:
@@ -223,6 +221,8 @@ def check_options(*, scheme: object, alpha: object, max_len: object, base: int) 
             f"--max-len {max_len} is above the checkpoint's {base} positions; --positions none adds none.\n"
             f"Use --max-len {base} or less, or --positions hierarchical (or tile)."
         )
+    if max_len > LONGEST:
+        raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
 
 
 def _check_alpha(alpha: object) -> None:

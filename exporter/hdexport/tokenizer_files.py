@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["write_tokenizer"]
 
 import logging
-import shutil
 from pathlib import Path
 
 from hdexport.checkpoint import Checkpoint
@@ -43,10 +42,9 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         raise ModelError(
             f"The tokenizer of {checkpoint.path} could not be read: {error}\nDownload the model again."
         ) from error
-    if (checkpoint.path / _FILE).is_file():
-        shutil.copyfile(checkpoint.path / _FILE, directory / _FILE)
-    else:
-        tokenizer.backend_tokenizer.save(str(directory / _FILE))
+    # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
+    # the runtime's ids must be those that the model was verified and fine-tuned with.
+    tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
     return TokenizerInfo(
         file=_FILE,
         pad_token_id=tokenizer.pad_token_id or 0,

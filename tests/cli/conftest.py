@@ -10,9 +10,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tiny_models import save_tiny_model
 
 from hdexport.tasks import Task
+from tiny_models import save_tiny_model
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -13,13 +13,13 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from hugging_face import HuggingFace
-from tiny_models import save_sentence_modules, save_tiny_model
 
 import hdruntime
 from hdexport.build import BuildOptions, build
 from hdexport.tasks import Task
 from hdruntime.manifest import Manifest
+from hugging_face import HuggingFace
+from tiny_models import save_sentence_modules, save_tiny_model
 
 MAX_LEN = 300
 
@@ -63,15 +63,6 @@ class TinyBundle:
         return HuggingFace(self.checkpoint, self.manifest.task, max_len=self.manifest.max_len)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of a model family run on one worker of pytest-xdist, so that its bundles are built once."""
-    for item in items:
-        parameters = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
-        if "model_type" in parameters:
-            item.add_marker(pytest.mark.xdist_group(parameters["model_type"]))
-
-
 @pytest.fixture(scope="session", autouse=True)
 def quiet_pytorch() -> None:
     """PyTorch logs every step of a trace for a log file that nobody asked for; pytest would keep and print it."""
@@ -83,7 +74,7 @@ TinyBundles = Callable[..., TinyBundle]
 
 @pytest.fixture(scope="session")
 def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
-    """Build ``(model_type, task="feature-extraction", precision="float32", max_len=300, **config_changes)``, unverified.
+    """Build ``(model_type, task, precision, max_len, **config_changes)``, unverified; all but the first have defaults.
 
     What was asked for before is not built again.
     """

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import onnx_ir as ir
 import pytest
-from tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
 
 import hdruntime
 from hdexport.build import BuildOptions, build
@@ -17,6 +16,7 @@ from hdexport.progress import Progress
 from hdexport.tasks import Task
 from hdruntime.bundle import Backend, open_bundle
 from hdruntime.errors import ExportError, HdexportError, VerificationError
+from tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
 
 PHASES = {
     "loading": ("hdexport.checkpoint", "Checkpoint.load"),

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import save_tiny_model
 
 from hdexport.checkpoint import SAMPLE_MODEL, default_model, find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.tasks import Task
 from hdruntime.errors import ModelError
+from tiny_models import save_tiny_model
 
 
 @pytest.fixture
@@ -99,7 +99,9 @@ def test_a_hub_id_that_cannot_be_had_is_explained(monkeypatch, tmp_path: Path) -
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"no directory 'nobody/nothing', and it could not be had .*(\n.*)*Check the name"):
+    with pytest.raises(
+        ModelError, match=r"no directory 'nobody/nothing', and it could not be had .*(\n.*)*Check the name"
+    ):
         find_checkpoint("nobody/nothing")
 
 
@@ -193,7 +195,8 @@ def test_a_missing_layer_is_named(tiny_bert: Path) -> None:
 )
 @pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
 def test_a_head_that_the_checkpoint_lacks_is_refused(tmp_path: Path, model_type: str, task: Task) -> None:
-    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, **labels)
     message = rf"no weights for .*which the task {task.value} needs.\nChoose .*--task feature-extraction"
     with pytest.raises(ModelError, match=message):
         find_checkpoint(tmp_path).load(task)

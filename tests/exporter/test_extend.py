@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tiny_models import BASE, save_tiny_model
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from hdexport.extend import ExtendOptions, extend
@@ -18,6 +17,7 @@ from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.positions import Scheme, extend_table
 from hdexport.tasks import Task
 from hdruntime.errors import ModelError
+from tiny_models import BASE, save_tiny_model
 
 TABLE = "embeddings.position_embeddings.weight"
 WEIGHTS = "model.safetensors"

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from comparators import assert_close, assert_same_directions
-from hugging_face import HuggingFace
-from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 
+from comparators import assert_close, assert_same_directions
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.tasks import Task
 from hdruntime.errors import ModelError
+from hugging_face import HuggingFace
+from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 
 # The checkpoints have 64 positions, the bundles 300; 211 is a prime.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 211, 300)
@@ -126,7 +126,7 @@ def test_one_token_more_than_the_table_is_an_error_and_no_answer(tiny_bundles, m
     input_ids = np.full((1, bundle.manifest.max_len + 1), 5)
     inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
     inputs |= {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
-    with pytest.raises(Exception, match="(?i)invalid|out of (data )?bounds|broadcast"):
+    with pytest.raises(Exception, match=r"(?i)invalid|out of (data )?bounds|broadcast"):
         bundle.portable(**inputs)
     with pytest.raises(ValueError, match="--max-len 301"):
         bundle.session(input_ids=input_ids)

@@ -13,12 +13,12 @@ import onnx.inliner
 import onnx_ir as ir
 import pytest
 import torch
-from tiny_models import save_tiny_model
 
 from hdexport.build import BuildOptions, build
 from hdexport.precision import Precision, cast_model
 from hdexport.tasks import Task
 from hdruntime.errors import ExportError
+from tiny_models import save_tiny_model
 
 HALF = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
 BUNDLES = [
@@ -78,9 +78,7 @@ def test_weights_are_half_but_for_normalisations(tiny_bundles, model_type: str, 
 
 
 @each_bundle
-def test_normalisation_and_softmax_compute_in_float32(
-    tiny_bundles, model_type: str, task: str, precision: str
-) -> None:
+def test_normalisation_and_softmax_compute_in_float32(tiny_bundles, model_type: str, task: str, precision: str) -> None:
     model = inferred(tiny_bundles(model_type, task, precision).path / "model.onnx")
     types = types_of(model)
     islands = [node for node in model.graph.node if node.op_type in ("LayerNormalization", "Softmax")]
@@ -131,9 +129,7 @@ def test_the_checker_passes(tiny_bundles, model_type: str, task: str, precision:
 @pytest.mark.parametrize(
     ("model_type", "task", "precision"), [bundle for bundle in BUNDLES if bundle[0] in ("bert", "mpnet")]
 )
-def test_polygraphy_finds_no_errors(
-    tiny_bundles, model_type: str, task: str, precision: str, tmp_path: Path
-) -> None:
+def test_polygraphy_finds_no_errors(tiny_bundles, model_type: str, task: str, precision: str, tmp_path: Path) -> None:
     pytest.importorskip("onnx_graphsurgeon", reason="polygraphy's check lint needs onnx-graphsurgeon; not installed")
     path = tiny_bundles(model_type, task, precision).path / "model.onnx"
     polygraphy = Path(sys.executable).with_name("polygraphy")
@@ -143,7 +139,9 @@ def test_polygraphy_finds_no_errors(
     errors = [entry["message"] for entry in report["lint_entries"] if entry["level"] == "exception"]
     if precision == "bfloat16":
         # Polygraphy runs each node in ONNX Runtime through NumPy, and NumPy has no bfloat16.
-        errors = [message for message in errors if "No corresponding Numpy type for Tensor Type. bfloat16" not in message]
+        errors = [
+            message for message in errors if "No corresponding Numpy type for Tensor Type. bfloat16" not in message
+        ]
         assert errors == []
     else:
         assert (result.returncode, errors) == (0, []), result.stdout + result.stderr

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hugging_face import HuggingFace
 from safetensors.torch import save_file
-from tiny_models import save_sentence_modules
 from transformers import AutoTokenizer
 
 import hdruntime
@@ -19,6 +17,8 @@ from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.sentence_pooling import sentence_pooling
 from hdruntime.errors import ModelError
+from hugging_face import HuggingFace
+from tiny_models import save_sentence_modules
 
 WIDTH = 6
 TOKENS = np.random.default_rng(0).normal(size=(3, 9, WIDTH)).astype(np.float32)

@@ -9,20 +9,20 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-from comparators import assert_close
-from hugging_face import ALPHA, extended_rows
 from safetensors.numpy import load_file
-from tiny_models import BASE, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 from transformers import AutoModel
 
 import hdexport.positions
 import hdruntime
+from comparators import assert_close
 from hdexport.build import BuildOptions, build
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.positions import Scheme
 from hdexport.surgery import extend_positions, fold_positions, fold_token_types
 from hdexport.tasks import Task
 from hdruntime.errors import InputError
+from hugging_face import ALPHA, extended_rows
+from tiny_models import BASE, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 
 PADDING_ROW_FAMILIES = ("camembert", "mpnet", "roberta", "xlm-roberta")
 
@@ -225,8 +225,6 @@ def test_a_length_that_does_not_fit_leaves_the_model_as_it_was(tmp_path: Path) -
     model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)
     before = model.embeddings.position_embeddings
     with pytest.raises(InputError, match="--max-len"):
-        extend_positions(
-            model, family_of("bert"), max_len=BASE * BASE + 1, scheme=Scheme.HIERARCHICAL, alpha=ALPHA
-        )
+        extend_positions(model, family_of("bert"), max_len=BASE * BASE + 1, scheme=Scheme.HIERARCHICAL, alpha=ALPHA)
     assert model.embeddings.position_embeddings is before
     assert model.config.max_position_embeddings == BASE

@@ -1,30 +1,30 @@
-"""Targets: what is named is built, and ``auto`` takes what can be built here and says why."""
+"""Targets: what is named is asked for, and ``auto`` takes what can be built here and says why not the rest."""
 
 from __future__ import annotations
 
-import ctypes.util
-import importlib.util
 import logging
+from collections.abc import Callable
 
 import pytest
 
+import hdexport.flavours
 from hdexport.targets import TARGETS, flavours_of_targets
 from hdruntime.bundle import Backend
-from hdruntime.errors import InputError
+from hdruntime.errors import EngineError, InputError
+
+Machine = Callable[..., None]
 
 
 @pytest.fixture
-def machine(monkeypatch: pytest.MonkeyPatch):
-    """Pretend that packages and a driver are here or not."""
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Pretend that these flavours, and no others, load."""
 
-    def pretend(*packages: str, driver: bool) -> None:
-        find_spec = importlib.util.find_spec
+    def pretend(*flavours: Backend) -> None:
+        def load(flavour: Backend) -> None:
+            if flavour not in flavours:
+                raise EngineError(f"{flavour.value} lacks a GPU")
 
-        def found(name: str, package: str | None = None) -> object:
-            return name in packages or None if name.startswith("tensorrt") else find_spec(name, package)
-
-        monkeypatch.setattr(importlib.util, "find_spec", found)
-        monkeypatch.setattr(ctypes.util, "find_library", lambda name: "libcuda.so.1" if driver else None)
+        monkeypatch.setattr(hdexport.flavours, "load_flavour", load)
 
     return pretend
 
@@ -40,36 +40,31 @@ def machine(monkeypatch: pytest.MonkeyPatch):
         (["tensorrt", "tensorrt"], (Backend.TENSORRT,)),
     ],
 )
-def test_what_is_named_is_asked_for_whatever_is_here(machine, targets: list[str], flavours: tuple) -> None:
-    machine(driver=False)
+def test_what_is_named_is_asked_for_whatever_is_here(machine: Machine, targets: list[str], flavours: tuple) -> None:
+    machine()
     assert flavours_of_targets(targets) == flavours
 
 
 @pytest.mark.parametrize(
-    ("packages", "driver", "flavours", "reason"),
-    [
-        ((), False, (), "the package tensorrt is not installed"),
-        (("tensorrt",), False, (), "it needs an NVIDIA GPU and there is no driver"),
-        (("tensorrt",), True, (Backend.TENSORRT,), "the package and a driver are here"),
-        (("tensorrt_rtx",), False, (Backend.TENSORRT_RTX,), "the package is here and needs no GPU"),
-        (("tensorrt", "tensorrt_rtx"), True, (Backend.TENSORRT, Backend.TENSORRT_RTX), "needs no GPU to build"),
-    ],
+    "flavours", [(), (Backend.TENSORRT,), (Backend.TENSORRT_RTX,), (Backend.TENSORRT, Backend.TENSORRT_RTX)]
 )
-def test_auto_takes_what_can_be_built_here_and_logs_why(
-    machine, caplog, packages: tuple[str, ...], driver: bool, flavours: tuple, reason: str
+def test_auto_takes_what_can_be_built_here_and_logs_why_not_the_rest(
+    machine: Machine, caplog: pytest.LogCaptureFixture, flavours: tuple[Backend, ...]
 ) -> None:
-    machine(*packages, driver=driver)
+    machine(*flavours)
     with caplog.at_level(logging.INFO):
         assert flavours_of_targets(["auto"]) == flavours
-    assert reason in caplog.text
+    for flavour in (Backend.TENSORRT, Backend.TENSORRT_RTX):
+        assert (f"no {flavour.value} engine can be built here" in caplog.text) == (flavour not in flavours)
+    assert f"engines to build: {', '.join(flavour.value for flavour in flavours) or 'none'}" in caplog.text
 
 
-def test_auto_and_a_name_ask_for_a_flavour_once(machine) -> None:
-    machine("tensorrt_rtx", driver=False)
+def test_auto_and_a_name_ask_for_a_flavour_once(machine: Machine) -> None:
+    machine(Backend.TENSORRT_RTX)
     assert flavours_of_targets(["auto", "tensorrt-rtx"]) == (Backend.TENSORRT_RTX,)
 
 
 @pytest.mark.parametrize("target", ["", "cuda", "tensorrt_rtx", "ONNX"])
 def test_a_target_that_is_none_is_refused_with_those_there_are(target: str) -> None:
     with pytest.raises(InputError, match=rf"no target '{target}'.\nChoose from: {', '.join(TARGETS)}"):
-        flavours_of_targets([target])
+        flavours_of_targets(["auto", target])

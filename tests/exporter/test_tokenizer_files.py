@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
 import pytest
-from tiny_models import save_tiny_model
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
@@ -14,6 +14,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.tasks import Task
 from hdexport.tokenizer_files import write_tokenizer
 from hdruntime.errors import ModelError
+from tiny_models import save_tiny_model
 
 TEXT = "w7 w8, w9 unknown w10"
 
@@ -61,3 +62,17 @@ def test_a_damaged_tokenizer_is_refused(tiny_bert: Path, tmp_path: Path, content
     with pytest.raises(ModelError, match=r"tokenizer of .* could not be read(.|\n)*Download the model again"):
         write_tokenizer(find_checkpoint(tiny_bert), tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_the_tokenizers_config_overrules_its_file_as_in_transformers(tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_tiny_model(model, "bert", Task.FEATURE_EXTRACTION)
+    for file in model.glob("*token*"):
+        file.unlink()
+    (model / "vocab.txt").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "word", "Word"]))
+    BertTokenizer.from_pretrained(model, do_lower_case=True).save_pretrained(model)
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"do_lower_case": False}))
+    expected = AutoTokenizer.from_pretrained(model).encode("Word word")
+    assert write_tokenizer(find_checkpoint(model), tmp_path) is not None
+    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode("Word word").ids == expected

@@ -25,8 +25,8 @@ class Family:
         padding_row: row of the position table that padding tokens use, or None where positions count from row 0.
             Where there is one, real positions start at the row after it and their ids follow the padding rule
             ``cumsum(is_real) * is_real + padding_row``.
-        shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and every profile of
-            an engine repeats the program of every layer (8 MB for 12 layers), so it gets one profile unless asked.
+        shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and each profile
+            of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
         adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
     """
 
