@@ -178,9 +178,7 @@ def _torch_model(tokens: int) -> Any:
 
     checkpoint = find_checkpoint(default_model()[0])
     model = checkpoint.load(Task.FEATURE_EXTRACTION)
-    extend_positions(
-        model, checkpoint.family, max_len=tokens, scheme=Scheme.HIERARCHICAL, alpha=DEFAULT_ALPHA
-    )
+    extend_positions(model, checkpoint.family, max_len=tokens, scheme=Scheme.HIERARCHICAL, alpha=DEFAULT_ALPHA)
     return model
 
 

@@ -12,7 +12,6 @@ __all__ = [
     "Geometry",
     "Launch",
     "geometry_for",
-    "head_parts",
     "kernel_sources",
     "launches",
     "workspace_bytes",
@@ -34,6 +33,10 @@ SUMMARY_INTS = 4
 PLAN_CHUNK = 256
 """Tokens that one program of `plan_keys` describes. To be tuned on a GPU."""
 
+_MOST_PROGRAMS = 2**16 - 1
+"""Of a grid along y and z: CUDA's limit."""
+
+_MOST_INT32 = 2**31 - 1
 _LOG2_E = math.log2(math.e)
 _MODULE = "hdplugins.sliding_window_attention.triton_kernel"
 _TRITON_TYPE = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
@@ -49,6 +52,8 @@ class Geometry:
         block_globals: keys of one step over the global columns; small, for a text has few of them.
         num_warps: warps of one program.
         num_stages: blocks of keys in flight.
+        head: columns of a head that one product takes; the rest of head_dim is a second product. Both are powers of
+            two.
     """
 
     block_queries: int
@@ -56,6 +61,7 @@ class Geometry:
     block_globals: int
     num_warps: int
     num_stages: int
+    head: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,44 @@ class Launch:
     scalars: dict[str, int | float]
 
 
+# Where the numbers come from: of the tiles tried, the largest that `ptxas -v` of Triton 3.9 reports no register spills
+# of on that architecture, float16 and bfloat16 alike. None has been timed: tune with benchmarks/gpu_kernels.py.
+# A head of 128 is split in two where its fragments would not fit the registers otherwise, and so is every float32 one
+# above 32: float32 products are multiply-adds, whose operands Triton keeps in registers over the whole head.
+_HALF_WIDE = {
+    32: Geometry(128, 64, 32, 8, 3, 32),
+    64: Geometry(128, 64, 32, 8, 3, 64),
+    80: Geometry(128, 64, 32, 8, 3, 64),
+    96: Geometry(128, 64, 32, 8, 3, 64),
+    128: Geometry(128, 64, 32, 8, 3, 128),
+}
+_HALF_NARROW = _HALF_WIDE | {80: Geometry(128, 32, 32, 8, 3, 64), 96: Geometry(128, 32, 32, 8, 2, 64)}
+_HALF = {
+    80: _HALF_WIDE | {96: Geometry(128, 32, 32, 8, 3, 64), 128: Geometry(128, 32, 32, 8, 3, 64)},
+    86: _HALF_NARROW | {128: Geometry(128, 64, 32, 8, 3, 64)},
+    90: _HALF_WIDE,
+    100: _HALF_WIDE,
+    120: _HALF_NARROW | {96: Geometry(64, 64, 32, 8, 3, 64), 128: Geometry(128, 64, 32, 8, 3, 64)},
+}
+"""Lowest architecture -> head_dim -> tiles, for float16 and bfloat16."""
+
+_FLOAT32_TILES = {
+    32: Geometry(64, 32, 16, 8, 2, 32),
+    64: Geometry(64, 32, 16, 8, 2, 32),
+    80: Geometry(32, 32, 16, 8, 2, 64),
+    96: Geometry(32, 32, 16, 8, 2, 64),
+    128: Geometry(32, 32, 16, 8, 2, 64),
+}
+_FLOAT32 = {
+    80: _FLOAT32_TILES | {96: Geometry(32, 32, 16, 4, 2, 64)},
+    86: _FLOAT32_TILES,
+    90: _FLOAT32_TILES,
+    100: _FLOAT32_TILES | {80: Geometry(32, 16, 16, 8, 2, 64)},
+    120: _FLOAT32_TILES,
+}
+"""Likewise for float32."""
+
+
 def geometry_for(architecture: int, head_dim: int, dtype: str) -> Geometry:
     """The tiles for one kind of GPU.
 
@@ -84,26 +128,13 @@ def geometry_for(architecture: int, head_dim: int, dtype: str) -> Geometry:
     Raises:
         ValueError: the kernel is not written for that head_dim or dtype.
     """
-    head_parts(head_dim)
+    _check_head_dim(head_dim)
     if dtype not in _TRITON_TYPE:
         raise ValueError(f"The kernel has no {dtype}; it has {', '.join(_TRITON_TYPE)}.")
-    column = "float32" if dtype == "float32" else "half"
-    for lowest, table in _GEOMETRIES.items():
-        if architecture >= lowest:
-            return table[column, head_dim]
-    raise ValueError(f"The kernel needs a GPU of compute capability 8.0 or newer, not sm_{architecture}.")
-
-
-def head_parts(head_dim: int) -> tuple[int, int]:
-    """head_dim as a power of two and the rest, which is a power of two as well or 0.
-
-    Raises:
-        ValueError: the kernel is not written for that size.
-    """
-    if head_dim not in HEAD_DIMS:
-        raise ValueError(f"The kernel has no head_dim {head_dim}; it has {', '.join(map(str, HEAD_DIMS))}.")
-    head = 1 << (head_dim.bit_length() - 1)
-    return head, head_dim - head
+    listed = [known for known in _HALF if known <= architecture]
+    if not listed:
+        raise ValueError(f"The kernel needs a GPU of compute capability 8.0 or newer, not sm_{architecture}.")
+    return (_FLOAT32 if dtype == "float32" else _HALF)[max(listed)][head_dim]
 
 
 def kernel_sources(
@@ -161,13 +192,13 @@ def launches(
         dilation: one a head, or one for all heads.
         scale: factor of the scores, greater than 0.
         global_bound: the most global tokens that a text may have.
-        block_queries: of the compiled `attend`, its constant BLOCK_QUERIES.
-        plan_chunk: of the compiled `plan_keys`, its constant CHUNK.
+        block_queries: of the compiled `attend`, its constant "block_queries".
+        plan_chunk: of the compiled `plan_keys`, its constant "chunk".
 
     Raises:
         ValueError: a size or an attribute is out of its range.
     """
-    head_parts(head_dim)
+    _check_head_dim(head_dim)
     for name, number, least in (
         ("batch", batch, 1), ("heads", heads, 1), ("tokens", tokens, 1),
         ("left", left, 0), ("right", right, 0), ("global_bound", global_bound, 0),
@@ -178,7 +209,13 @@ def launches(
         raise ValueError(f"scale is {scale}; the kernel needs a finite one greater than 0.")
     if len(dilation) not in (1, heads) or min(dilation) < 1:
         raise ValueError(f"dilation is {list(dilation)}; it has 1 value or {heads}, one a head, each 1 or more.")
-    of_head = list(dilation) * heads if len(dilation) == 1 else list(dilation)
+    if max(batch, heads) > _MOST_PROGRAMS or heads * tokens * head_dim > _MOST_INT32:
+        raise ValueError(
+            f"[{batch}, {heads}, {tokens}, {head_dim}] is too large for one launch: batch and heads are at most "
+            f"{_MOST_PROGRAMS}, and a text has at most {_MOST_INT32} values."
+        )
+    # Steps as long as the text and longer ones are alike: a query sees no local token but itself.
+    of_head = [min(step, tokens) for step in (dilation if len(dilation) == heads else list(dilation) * heads)]
     plan = Launch(
         kernel="plan_keys",
         grid=(_ceil_div(tokens, plan_chunk), batch, 1),
@@ -187,8 +224,8 @@ def launches(
     attends = (
         Launch(
             kernel="attend",
-            # Each of the `step` residue classes, of which a short text fills `tokens`, has blocks of its own.
-            grid=(min(step, tokens) * _ceil_div(_ceil_div(tokens, step), block_queries), count, batch),
+            # Each of the `step` residue classes has blocks of its own.
+            grid=(step * _ceil_div(_ceil_div(tokens, step), block_queries), count, batch),
             scalars={
                 "stride_batch": heads * tokens * head_dim,
                 "stride_head": tokens * head_dim,
@@ -206,6 +243,11 @@ def launches(
         for first_head, count, step in _runs(of_head)
     )
     return (plan, *attends)
+
+
+def _check_head_dim(head_dim: int) -> None:
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"The kernel has no head_dim {head_dim}; it has {', '.join(map(str, HEAD_DIMS))}.")
 
 
 def _runs(values: Sequence[int]) -> Iterator[tuple[int, int, int]]:
@@ -227,7 +269,7 @@ def _plan_source(architecture: int) -> KernelSource:
         function="plan_keys",
         architecture=architecture,
         signature={"token_kind": "*i32", "plan": "*i32", "tokens": "i32", "global_bound": "i32"},
-        constants={"CHUNK": PLAN_CHUNK},
+        constants={"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
         aligned=("token_kind", "plan"),
         num_warps=4,
         num_stages=1,
@@ -235,7 +277,6 @@ def _plan_source(architecture: int) -> KernelSource:
 
 
 def _attend_source(architecture: int, head_dim: int, dtype: str, tiles: Geometry) -> KernelSource:
-    head, tail = head_parts(head_dim)
     tensor = "*" + _TRITON_TYPE[dtype]
     whole = ("tokens", "left", "right", "first_head", "dilation", "global_bound")
     return KernelSource(
@@ -250,22 +291,15 @@ def _attend_source(architecture: int, head_dim: int, dtype: str, tiles: Geometry
             "scale": "fp32",
         },
         constants={
-            "HEAD": head,
-            "TAIL": tail,
-            "BLOCK_QUERIES": tiles.block_queries,
-            "BLOCK_KEYS": tiles.block_keys,
-            "BLOCK_GLOBALS": tiles.block_globals,
+            "summary_ints": SUMMARY_INTS,
+            "head": tiles.head,
+            "tail": head_dim - tiles.head,
+            "block_queries": tiles.block_queries,
+            "block_keys": tiles.block_keys,
+            "block_globals": tiles.block_globals,
         },
         # Every head_dim is a multiple of 16, and so are the strides that it divides.
         aligned=("query", "key", "value", "token_kind", "plan", "out", "stride_batch", "stride_head", "stride_token"),
         num_warps=tiles.num_warps,
         num_stages=tiles.num_stages,
     )
-
-
-_GEOMETRIES: dict[int, dict[tuple[str, int], Geometry]] = {
-    0: {
-        **{("half", d): Geometry(128, 64, 32, 8, 3) for d in HEAD_DIMS},
-        **{("float32", d): Geometry(64, 32, 16, 4, 2) for d in HEAD_DIMS},
-    }
-}

@@ -1,4 +1,4 @@
-"""Sliding-window attention on a GPU: two Triton kernels, of which the second computes one softmax over window and globals.
+"""Sliding-window attention on a GPU: a kernel that plans, and one that computes a softmax over window and globals.
 
 `plan_keys` reads the token kinds of each text once and writes a plan into the workspace: where its real tokens begin
 and end, which runs of tokens are all local, and the list of its global tokens. `attend` is a FlashAttention-style
@@ -14,11 +14,14 @@ queries of one such residue class, and its keys lie D tokens apart.
 float32 multiplies in IEEE single precision and not in TF32: float32 is what a user picks to get the checkpoint's own
 numbers, and TF32 keeps 10 bits of the mantissa, no more than float16, which is the faster choice then.
 
-Every device function lies in this file, as `hdplugins.aot` requires of a kernel's module. Letters in the kernels: m and
-n count queries and keys within a residue class; names with `tail` hold the columns of a head_dim that is no power of
-two, which is split in two (80 = 64 + 16, 96 = 64 + 32) instead of padded to 128.
+All that decides the machine code lies in this file or comes as a constant, as `hdplugins.aot` requires. Letters in the
+kernels: m and n count queries and keys within a residue class; names with `tail` hold the last columns of a head that
+is split in two powers of two: 80 = 64 + 16 and 96 = 64 + 32 instead of padding to 128, and 128 = 64 + 64 where
+registers are short.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+# Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
 __all__ = ["attend", "launch", "plan_keys"]
@@ -33,12 +36,13 @@ from hdplugins.sliding_window_attention.geometry import (
     PLAN_CHUNK,
     SUMMARY_INTS,
     Geometry,
-    head_parts,
     launches,
     workspace_bytes,
 )
 
-_SUMMARY = tl.constexpr(SUMMARY_INTS)
+_NOT_SPECIALIZED = ("tokens", "left", "right", "first_head", "dilation", "global_bound")
+"""Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
+
 _LOCAL = tl.constexpr(1)
 _GLOBAL = tl.constexpr(2)
 
@@ -82,7 +86,6 @@ def launch(
     if workspace.dtype != torch.uint8 or workspace.numel() < workspace_bytes(batch, tokens, global_bound):
         needed = workspace_bytes(batch, tokens, global_bound)
         raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}, not {needed} or more of torch.uint8.")
-    head, tail = head_parts(head_dim)
     plan = workspace.view(torch.int32)
     for step in launches(
         batch=batch,
@@ -97,7 +100,7 @@ def launch(
         block_queries=geometry.block_queries,
     ):
         if step.kernel == "plan_keys":
-            plan_keys[step.grid](token_kind, plan, **step.scalars, CHUNK=PLAN_CHUNK)
+            plan_keys[step.grid](token_kind, plan, **step.scalars, summary_ints=SUMMARY_INTS, chunk=PLAN_CHUNK)
             continue
         attend[step.grid](
             query,
@@ -107,11 +110,12 @@ def launch(
             plan,
             out,
             **step.scalars,
-            HEAD=head,
-            TAIL=tail,
-            BLOCK_QUERIES=geometry.block_queries,
-            BLOCK_KEYS=geometry.block_keys,
-            BLOCK_GLOBALS=geometry.block_globals,
+            summary_ints=SUMMARY_INTS,
+            head=geometry.head,
+            tail=head_dim - geometry.head,
+            block_queries=geometry.block_queries,
+            block_keys=geometry.block_keys,
+            block_globals=geometry.block_globals,
             num_warps=geometry.num_warps,
             num_stages=geometry.num_stages,
         )
@@ -123,8 +127,8 @@ def _check_tensors(
     for name, tensor in (("query", query), ("key", key), ("value", value), ("out", out)):
         if tensor.shape != query.shape or tensor.dtype != query.dtype or not tensor.is_contiguous():
             raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}; query, key, value "
-                f"and out are contiguous and alike, and query is {query.dtype} {list(query.shape)}."
+                f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}; query, key, "
+                f"value and out are contiguous and alike, and query is {query.dtype} {list(query.shape)}."
             )
     wanted = [query.shape[0], query.shape[2]]
     if list(token_kind.shape) != wanted or token_kind.dtype != torch.int32 or not token_kind.is_contiguous():
@@ -143,34 +147,35 @@ def _smaller(left, right):
     return tl.minimum(left, right)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def plan_keys(
     token_kind,  # [batch, tokens] int32
     plan,  # int32, [batch, SUMMARY_INTS + 2 * tokens + global_bound], see geometry.workspace_bytes
     tokens,
     global_bound,
-    CHUNK: tl.constexpr,  # noqa: N803
+    summary_ints: tl.constexpr,
+    chunk: tl.constexpr,
 ):
     """Write what `attend` asks about the keys of a text; the program of one chunk of it counts the others' itself.
 
     A row of the plan: globals listed, first local token, one past the last local token, unused | for each token, where
     the run of local tokens begins that holds it | where that run ends | the indices of the globals, ascending, then -1.
     """
-    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    part, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     kinds = token_kind + row * tokens
-    plan += row * (_SUMMARY + 2 * tokens + global_bound)
-    begins, ends, listed = plan + _SUMMARY, plan + _SUMMARY + tokens, plan + _SUMMARY + 2 * tokens
-    lane = tl.arange(0, CHUNK)
-    first = chunk * CHUNK
+    plan += row * (summary_ints + 2 * tokens + global_bound)
+    begins, ends, listed = plan + summary_ints, plan + summary_ints + tokens, plan + summary_ints + 2 * tokens
+    lane = tl.arange(0, chunk)
+    first = part * chunk
 
     # Element-wise over the chunks of the text, reduced across lanes once at the end.
-    globals_before = tl.zeros((CHUNK,), tl.int32)
-    globals_all = tl.zeros((CHUNK,), tl.int32)
-    run_begin = tl.zeros((CHUNK,), tl.int32)
-    run_end = tl.full((CHUNK,), 0, tl.int32) + tokens
-    local_first = tl.full((CHUNK,), 0, tl.int32) + tokens
-    local_end = tl.zeros((CHUNK,), tl.int32)
-    for start in range(0, tokens, CHUNK):
+    globals_before = tl.zeros((chunk,), tl.int32)
+    globals_all = tl.zeros((chunk,), tl.int32)
+    run_begin = tl.zeros((chunk,), tl.int32)
+    run_end = tl.full((chunk,), 0, tl.int32) + tokens
+    local_first = tl.full((chunk,), 0, tl.int32) + tokens
+    local_end = tl.zeros((chunk,), tl.int32)
+    for start in range(0, tokens, chunk):
         token = start + lane
         kind = tl.load(kinds + token, mask=token < tokens, other=0)
         is_global = (kind == _GLOBAL).to(tl.int32)
@@ -186,9 +191,7 @@ def plan_keys(
     token = first + lane
     kind = tl.load(kinds + token, mask=token < tokens, other=0)
     broken = (kind != _LOCAL) & (token < tokens)
-    run_begin = tl.maximum(
-        tl.associative_scan(tl.where(broken, token + 1, 0), 0, _larger), tl.max(run_begin, 0)
-    )
+    run_begin = tl.maximum(tl.associative_scan(tl.where(broken, token + 1, 0), 0, _larger), tl.max(run_begin, 0))
     run_end = tl.minimum(
         tl.associative_scan(tl.where(broken, token, tokens), 0, _smaller, reverse=True), tl.min(run_end, 0)
     )
@@ -199,10 +202,10 @@ def plan_keys(
     slot = tl.sum(globals_before, 0) + tl.cumsum(is_global.to(tl.int32), 0) - 1
     tl.store(listed + slot, token, mask=is_global & (slot < global_bound))
     count = tl.minimum(globals_all, global_bound)
-    for start in range(first, global_bound, CHUNK * tl.num_programs(0)):
+    for start in range(first, global_bound, chunk * tl.num_programs(0)):
         slot = start + lane
         tl.store(listed + slot, -1, mask=(slot >= count) & (slot < global_bound))
-    if chunk == 0:
+    if part == 0:
         tl.store(plan, count)
         tl.store(plan + 1, tl.min(local_first, 0))
         tl.store(plan + 2, tl.max(local_end, 0))
@@ -210,10 +213,10 @@ def plan_keys(
 
 
 @triton.jit
-def _load_rows(base, offsets, present, HEAD: tl.constexpr, SKIP: tl.constexpr, MASKED: tl.constexpr):  # noqa: N803
-    """[rows, HEAD]: columns SKIP.. of the rows that start at the offsets; rows that are not present are 0."""
-    pointers = base + offsets[:, None] + SKIP + tl.arange(0, HEAD)[None, :]
-    if MASKED:
+def _load_rows(base, offsets, present, head: tl.constexpr, skip: tl.constexpr, masked: tl.constexpr):
+    """[rows, head]: columns skip.. of the rows that start at the offsets; rows that are not present are 0."""
+    pointers = base + offsets[:, None] + skip + tl.arange(0, head)[None, :]
+    if masked:
         return tl.load(pointers, mask=present[:, None], other=0.0)
     return tl.load(pointers)
 
@@ -229,34 +232,31 @@ def _attend_keys(
     seen,  # [queries or 1, keys]
     state,
     scale,
-    HEAD: tl.constexpr,  # noqa: N803
-    TAIL: tl.constexpr,  # noqa: N803
-    MASKED: tl.constexpr,  # noqa: N803
+    head: tl.constexpr,
+    tail: tl.constexpr,
+    masked: tl.constexpr,
 ):
-    """Add one block of keys to the running softmax; `present` and `seen` count only where MASKED."""
+    """Add one block of keys to the running softmax; `present` and `seen` count only where masked."""
     sums, sums_tail, top, norm = state
-    key = _load_rows(keys, offsets, present, HEAD, 0, MASKED)
+    key = _load_rows(keys, offsets, present, head, 0, masked)
     scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-    if TAIL:
-        key_tail = _load_rows(keys, offsets, present, TAIL, HEAD, MASKED)
+    if tail:
+        key_tail = _load_rows(keys, offsets, present, tail, head, masked)
         scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
-    if MASKED:
+    if masked:
         scores = tl.where(seen, scores, float("-inf"))
     # scale > 0, so the largest score stays the largest, and the scores are scaled by the subtraction's multiply-add.
     new_top = tl.maximum(top, tl.max(scores, 1) * scale)
-    if MASKED:
-        # A query that has seen no key yet: -inf - -inf would be NaN.
-        shift = tl.where(new_top == float("-inf"), 0.0, new_top)
-    else:
-        shift = new_top
+    # Where a query has seen no key yet, -inf - -inf would be NaN. Without a mask every query has.
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top) if masked else new_top
     weights = tl.exp2(scores * scale - shift[:, None])
     decay = tl.exp2(top - shift)
     norm = norm * decay + tl.sum(weights, 1)
-    value = _load_rows(values, offsets, present, HEAD, 0, MASKED)
+    value = _load_rows(values, offsets, present, head, 0, masked)
     weights = weights.to(value.dtype)
     sums = tl.dot(weights, value, sums * decay[:, None], input_precision="ieee")
-    if TAIL:
-        value_tail = _load_rows(values, offsets, present, TAIL, HEAD, MASKED)
+    if tail:
+        value_tail = _load_rows(values, offsets, present, tail, head, masked)
         sums_tail = tl.dot(weights, value_tail, sums_tail * decay[:, None], input_precision="ieee")
     return sums, sums_tail, new_top, norm
 
@@ -271,7 +271,7 @@ def _run_around(begins, ends, at, begin, end, residue, dilation):
     return tl.maximum(begin, run_begin), tl.minimum(end, run_end)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
     query,  # query, key, value, out: [batch, heads, tokens, head_dim]
     key,
@@ -289,33 +289,34 @@ def attend(
     dilation,
     global_bound,
     scale,  # holds log2(e), so that exp2 serves
-    HEAD: tl.constexpr,  # noqa: N803
-    TAIL: tl.constexpr,  # noqa: N803
-    BLOCK_QUERIES: tl.constexpr,  # noqa: N803
-    BLOCK_KEYS: tl.constexpr,  # noqa: N803
-    BLOCK_GLOBALS: tl.constexpr,  # noqa: N803
+    summary_ints: tl.constexpr,
+    head: tl.constexpr,
+    tail: tl.constexpr,
+    block_queries: tl.constexpr,
+    block_keys: tl.constexpr,
+    block_globals: tl.constexpr,
 ):
     """Attention of one block of queries of one residue class, head and text. Rows of padding are 0."""
-    blocks = tl.cdiv(tl.cdiv(tokens, dilation), BLOCK_QUERIES)  # neighbours in the grid share keys in the L2 cache
+    blocks = tl.cdiv(tl.cdiv(tokens, dilation), block_queries)  # neighbours in the grid share keys in the L2 cache
     residue = tl.program_id(0) // blocks
     block = tl.program_id(0) - residue * blocks
     row = tl.program_id(2).to(tl.int64)
     base = row * stride_batch + (first_head + tl.program_id(1)).to(tl.int64) * stride_head + residue * stride_token
     step = stride_token * dilation
     kinds = token_kind + row * tokens + residue
-    plan += row * (_SUMMARY + 2 * tokens + global_bound)
-    begins, ends, listed = plan + _SUMMARY, plan + _SUMMARY + tokens, plan + _SUMMARY + 2 * tokens
+    plan += row * (summary_ints + 2 * tokens + global_bound)
+    begins, ends, listed = plan + summary_ints, plan + summary_ints + tokens, plan + summary_ints + 2 * tokens
 
     count = (tokens - residue + dilation - 1) // dilation  # tokens of the class
-    first = block * BLOCK_QUERIES
-    last = tl.minimum(first + BLOCK_QUERIES, count) - 1
-    m = first + tl.arange(0, BLOCK_QUERIES)
+    first = block * block_queries
+    last = tl.minimum(first + block_queries, count) - 1
+    m = first + tl.arange(0, block_queries)
     query_offsets = m * step
     query_kind = tl.load(kinds + m * dilation, mask=m < count, other=0)
-    q = _load_rows(query + base, query_offsets, m < count, HEAD, 0, True)
+    q = _load_rows(query + base, query_offsets, m < count, head, 0, True)
     q_tail = q
-    if TAIL:
-        q_tail = _load_rows(query + base, query_offsets, m < count, TAIL, HEAD, True)
+    if tail:
+        q_tail = _load_rows(query + base, query_offsets, m < count, tail, head, True)
 
     # The keys of the window, [begin, end) in the class, none for a block of padding.
     globals_listed = tl.load(plan)
@@ -337,54 +338,54 @@ def attend(
         whole_begin = tl.where(d - c > b - a, c, a)
         whole_end = tl.where(d - c > b - a, d, b)
     # In whole blocks, counted from the first key; empty is [begin, begin).
-    edge_blocks = tl.cdiv(whole_begin - begin, BLOCK_KEYS)
-    whole_begin = begin + edge_blocks * BLOCK_KEYS
-    whole_blocks = tl.maximum(whole_end - whole_begin, 0) // BLOCK_KEYS
+    edge_blocks = tl.cdiv(whole_begin - begin, block_keys)
+    whole_begin = begin + edge_blocks * block_keys
+    whole_blocks = tl.maximum(whole_end - whole_begin, 0) // block_keys
     if whole_blocks == 0:
         edge_blocks = 0
         whole_begin = begin
-    whole_end = whole_begin + whole_blocks * BLOCK_KEYS
+    whole_end = whole_begin + whole_blocks * block_keys
 
-    sums = tl.zeros((BLOCK_QUERIES, HEAD), tl.float32)
-    norm = tl.zeros((BLOCK_QUERIES,), tl.float32)
-    top = tl.full((BLOCK_QUERIES,), float("-inf"), tl.float32)
+    sums = tl.zeros((block_queries, head), tl.float32)
+    norm = tl.zeros((block_queries,), tl.float32)
+    top = tl.full((block_queries,), float("-inf"), tl.float32)
     sums_tail = norm
-    if TAIL:
-        sums_tail = tl.zeros((BLOCK_QUERIES, TAIL), tl.float32)
+    if tail:
+        sums_tail = tl.zeros((block_queries, tail), tl.float32)
     state = (sums, sums_tail, top, norm)
 
     anywhere = base - residue * stride_token
-    for start in range(0, globals_listed, BLOCK_GLOBALS):
-        slot = start + tl.arange(0, BLOCK_GLOBALS)
+    for start in range(0, globals_listed, block_globals):
+        slot = start + tl.arange(0, block_globals)
         present = slot < globals_listed
         offsets = tl.load(listed + slot, mask=present, other=0) * stride_token
         state = _attend_keys(
             q, q_tail, key + anywhere, value + anywhere, offsets, present, present[None, :], state, scale,
-            HEAD, TAIL, True,
+            head, tail, True,
         )  # fmt: skip
 
-    for edge in range(0, edge_blocks + tl.cdiv(end - whole_end, BLOCK_KEYS)):
-        start = begin + edge * BLOCK_KEYS + tl.where(edge < edge_blocks, 0, whole_end - whole_begin)
-        n = start + tl.arange(0, BLOCK_KEYS)
+    for edge in range(edge_blocks + tl.cdiv(end - whole_end, block_keys)):
+        start = begin + edge * block_keys + tl.where(edge < edge_blocks, 0, whole_end - whole_begin)
+        n = start + tl.arange(0, block_keys)
         present = n < end
         kind = tl.load(kinds + n * dilation, mask=present, other=0)
         # Globals are seen already, by the first loop.
         seen = (kind == _LOCAL)[None, :] & (n[None, :] >= m[:, None] - left) & (n[None, :] <= m[:, None] + right)
         state = _attend_keys(
-            q, q_tail, key + base, value + base, n * step, present, seen, state, scale, HEAD, TAIL, True
+            q, q_tail, key + base, value + base, n * step, present, seen, state, scale, head, tail, True
         )
 
-    for start in range(whole_begin, whole_end, BLOCK_KEYS):
-        n = start + tl.arange(0, BLOCK_KEYS)
+    for start in range(whole_begin, whole_end, block_keys):
+        n = start + tl.arange(0, block_keys)
         state = _attend_keys(
-            q, q_tail, key + base, value + base, n * step, n < end, n[None, :] < end, state, scale, HEAD, TAIL, False
+            q, q_tail, key + base, value + base, n * step, n < end, n[None, :] < end, state, scale, head, tail, False
         )
 
     sums, sums_tail, top, norm = state
     # Queries that see no key have a norm of 0, and padded ones are 0 whatever they saw.
     share = tl.where((norm == 0) | (query_kind == 0), 0.0, 1.0 / tl.where(norm == 0, 1.0, norm))[:, None]
-    pointers = out + base + query_offsets[:, None] + tl.arange(0, HEAD)[None, :]
+    pointers = out + base + query_offsets[:, None] + tl.arange(0, head)[None, :]
     tl.store(pointers, (sums * share).to(out.dtype.element_ty), mask=(m < count)[:, None])
-    if TAIL:
-        pointers = out + base + query_offsets[:, None] + HEAD + tl.arange(0, TAIL)[None, :]
+    if tail:
+        pointers = out + base + query_offsets[:, None] + head + tl.arange(0, tail)[None, :]
         tl.store(pointers, (sums_tail * share).to(out.dtype.element_ty), mask=(m < count)[:, None])

@@ -1,0 +1,69 @@
+"""The semantics of sliding-window attention, in plain PyTorch with dense masks."""
+
+from __future__ import annotations
+
+__all__ = ["sliding_window_attention"]
+
+from collections.abc import Sequence
+
+import torch
+
+_PADDING, _LOCAL, _GLOBAL = 0, 1, 2
+
+
+def sliding_window_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    token_kind: torch.Tensor,
+    *,
+    left: int,
+    right: int,
+    dilation: Sequence[int] = (1,),
+    global_bound: int | None = None,
+    scale: float,
+) -> torch.Tensor:
+    """Softmax attention over the local tokens around a query and the global tokens anywhere, each key once.
+
+    A head of dilation D sees the local token j from the query i when ``-left * D <= j - i <= right * D`` and D
+    divides ``j - i``. The query of a padding token has the result 0; every other query sees at least itself.
+
+    Args:
+        query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones, which every query
+            sees.
+        left: steps that a window reaches before its query, in units of the dilation, 0 or more.
+        right: steps that it reaches after its query, 0 or more.
+        dilation: tokens that one step is, 1 or more: one value a head, or a single one for all heads.
+        global_bound: the most global tokens that a text may hold; None for any number.
+        scale: factor of the scores, usually head_dim ** -0.5.
+
+    Raises:
+        ValueError: a window or dilation that is none, or a text with more global tokens than the bound.
+    """
+    heads, tokens = query.shape[1:3]
+    steps = _steps_of_heads(dilation, heads)
+    if left < 0 or right < 0:
+        raise ValueError(f"A window of {left} left and {right} right is none: both are 0 or more.")
+    most = int((token_kind == _GLOBAL).sum(dim=1).max())
+    if global_bound is not None and most > global_bound:
+        raise ValueError(f"A text has {most} global tokens; the bound is {global_bound}.")
+    places = torch.arange(tokens, device=query.device)
+    offset = (places[None, :] - places[:, None])[None]  # [1, queries, keys]
+    step = torch.tensor(steps, device=query.device)[:, None, None]  # [heads, 1, 1]
+    near = (offset >= -left * step) & (offset <= right * step) & (offset % step == 0)
+    kinds = token_kind[:, None, None, :]  # [batch, 1, 1, keys]
+    seen = (kinds == _GLOBAL) | ((kinds == _LOCAL) & near)  # [batch, heads, queries, keys]
+    scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale
+    scores = scores.masked_fill(~seen, -torch.inf)
+    # Rows of padding may see no key; their softmax is then NaN. Whatever they hold, they are defined as 0.
+    weights = torch.softmax(scores, dim=-1).masked_fill((token_kind == _PADDING)[:, None, :, None], 0.0)
+    return torch.einsum("bhij,bhjd->bhid", weights, value)
+
+
+def _steps_of_heads(dilation: Sequence[int], heads: int) -> list[int]:
+    if len(dilation) not in (1, heads) or min(dilation) < 1:
+        raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more a head.")
+    return list(dilation) * (heads // len(dilation))

@@ -1,0 +1,377 @@
+"""Kernels compiled ahead of time: what the machine code holds, and what the cache keeps and refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import json
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hdplugins import aot
+from hdplugins.aot import CompiledKernel, KernelError, KernelSource, cache_directory, compile_kernels, read_kernel
+from hdplugins.sliding_window_attention.geometry import HEAD_DIMS, kernel_sources
+
+triton = pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""Architecture -> dynamic shared memory of one program at most (CUDA C++ Programming Guide, compute capabilities)."""
+
+TENSOR_CORES = {
+    80: "mma.sync",
+    86: "mma.sync",
+    89: "mma.sync",
+    90: "wgmma.mma_async",
+    100: "tcgen05.mma",
+    120: "mma.sync",
+}
+
+COLD_SECONDS = 60.0
+WARM_SECONDS = 1.0
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def double(source, target, count, block: tl.constexpr):
+    lane = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(target + lane, tl.load(source + lane, mask=lane < count) * FACTOR, mask=lane < count)
+"""
+
+
+def assert_no_spills(kernel: CompiledKernel) -> None:
+    assert kernel.spilled_bytes == 0, f"{kernel.cubin.stem}: {kernel.spilled_bytes} bytes spilled"
+
+
+def wide_loads(ptx: str) -> tuple[int, int]:
+    """(loads to registers, copies to shared memory) of 16 bytes a thread."""
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*\], *(?:0x10|16)\b", ptx)
+    return len(re.findall(r"ld\.global\S*\.v4\.[bu]32", ptx)), len(copies)
+
+
+def narrow_loads(ptx: str) -> int:
+    return len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", ptx))
+
+
+@pytest.fixture(scope="module")
+def attend_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[int, CompiledKernel]:
+    """Architecture -> `attend` for float16 heads of 64."""
+    sources = kernel_sources(head_dim=64, dtype="float16", architectures=[80, 90, 120])
+    compiled = compile_kernels(sources, cache=tmp_path_factory.mktemp("kernels"))
+    return {kernel.architecture: kernel for kernel in compiled if kernel.function == "attend"}
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_keys_and_values_are_copied_16_bytes_at_a_time(
+    architecture: int, attend_kernels: dict[int, CompiledKernel]
+) -> None:
+    ptx = attend_kernels[architecture].ptx.read_text()
+    loads, copies = wide_loads(ptx)
+    assert loads > 0
+    assert copies > 0
+    assert narrow_loads(ptx) == 0
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_products_run_on_the_tensor_cores(architecture: int, attend_kernels: dict[int, CompiledKernel]) -> None:
+    assert TENSOR_CORES[architecture] in attend_kernels[architecture].ptx.read_text()
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_no_register_is_spilled_and_the_shared_memory_fits(
+    architecture: int, attend_kernels: dict[int, CompiledKernel]
+) -> None:
+    kernel = attend_kernels[architecture]
+    assert_no_spills(kernel)
+    assert 0 < kernel.registers <= 255
+    assert 0 < kernel.shared_bytes <= SHARED_BYTES[architecture]
+
+
+def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(
+    attend_kernels: dict[int, CompiledKernel],
+) -> None:
+    kernel = attend_kernels[80]
+    declared = re.search(r"\.entry (\w+)\(([^)]*)\)", kernel.ptx.read_text())
+    assert declared is not None
+    types = re.findall(r"\.param \.(u64|u32|f32|s32|b64|b32)", declared[2])
+    width = {"*": "64", "i": "32", "f": "32"}
+    assert declared[1] == kernel.name
+    assert [kind[1:] for kind in types] == [
+        *(width[kind[0]] for _, kind in kernel.arguments),
+        *["64"] * kernel.scratch_pointers,
+    ]
+    assert [name for name, _ in kernel.arguments][:6] == ["query", "key", "value", "token_kind", "plan", "out"]
+    assert kernel.arguments[-1] == ("scale", "fp32")
+
+
+def test_kernels_name_no_path_of_the_machine_that_compiled_them(attend_kernels: dict[int, CompiledKernel]) -> None:
+    kernel = attend_kernels[90]
+    for file in (kernel.cubin, kernel.ptx, kernel.metadata):
+        assert b"triton_kernel.py" not in file.read_bytes()
+        assert os.fsencode(Path(aot.__file__).parent) not in file.read_bytes()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 64), ("bfloat16", 128), ("float32", 64)])
+def test_six_architectures_compile_in_a_minute_without_spills_and_load_in_a_second(
+    dtype: str, head_dim: int, tmp_path: Path
+) -> None:
+    sources = kernel_sources(head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
+    start = time.perf_counter()
+    compiled = compile_kernels(sources, cache=tmp_path)
+    assert time.perf_counter() - start <= COLD_SECONDS
+    start = time.perf_counter()
+    assert compile_kernels(sources, cache=tmp_path) == compiled
+    assert time.perf_counter() - start <= WARM_SECONDS
+    for kernel in compiled:
+        assert_no_spills(kernel)
+        assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
+        if kernel.function == "attend":
+            ptx = kernel.ptx.read_text()
+            assert min(wide_loads(ptx)) > 0
+            assert narrow_loads(ptx) == 0
+            assert (TENSOR_CORES[kernel.architecture] in ptx) == (dtype != "float32")
+
+
+def test_the_checks_of_machine_code_see_what_they_are_for(
+    attend_kernels: dict[int, CompiledKernel], tmp_path: Path
+) -> None:
+    """Without alignment loads are narrow, and twice the queries a warp do not fit its registers."""
+    (source,) = (s for s in kernel_sources(head_dim=64, dtype="float16", architectures=[80]) if s.function == "attend")
+    unaligned = dataclasses.replace(source, aligned=())
+    crowded = dataclasses.replace(source, constants={**source.constants, "block_queries": 256})
+    compiled = compile_kernels([unaligned, crowded], cache=tmp_path)
+    ptx = compiled[0].ptx.read_text()
+    assert wide_loads(ptx) == (0, 0)
+    assert narrow_loads(ptx) > 0
+    with pytest.raises(AssertionError, match="bytes spilled"):
+        assert_no_spills(compiled[1])
+
+
+@pytest.fixture
+def kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A kernel of another operator, in a module that only this process's path finds."""
+    folder = tmp_path / "operators"
+    folder.mkdir()
+    file = folder / "another_operator.py"
+    file.write_text(KERNEL.replace("FACTOR", "2"))
+    monkeypatch.syspath_prepend(str(folder))
+    yield file
+    sys.modules.pop("another_operator", None)
+
+
+def another(**changes: object) -> KernelSource:
+    source = KernelSource(
+        module="another_operator",
+        function="double",
+        architecture=80,
+        signature={"source": "*fp32", "target": "*fp32", "count": "i32"},
+        constants={"block": 512},
+        aligned=("source", "target"),
+    )
+    return dataclasses.replace(source, **changes)
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(entry.name for entry in cache.iterdir())
+
+
+def test_another_operator_needs_only_its_kernel_signature_and_constants(kernel_module: Path, tmp_path: Path) -> None:
+    (kernel,) = compile_kernels([another()], cache=tmp_path / "cache")
+    assert (kernel.name, kernel.architecture, kernel.num_warps, kernel.constants) == ("double", 80, 4, {"block": 512})
+    assert kernel.arguments == (("source", "*fp32"), ("target", "*fp32"), ("count", "i32"))
+    assert kernel.cubin.read_bytes()[:4] == b"\x7fELF"
+    assert read_kernel(kernel.metadata) == kernel
+
+
+def test_what_is_compiled_is_not_compiled_again(kernel_module: Path, tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    first, again = compile_kernels([another(), another()], cache=cache)
+    assert first == again
+    written = first.cubin.stat().st_mtime_ns
+    start = time.perf_counter()
+    assert compile_kernels([another()], cache=cache) == (first,)
+    assert time.perf_counter() - start <= WARM_SECONDS
+    assert first.cubin.stat().st_mtime_ns == written
+    assert len(entries(cache)) == 1
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"architecture": 90},
+        {"constants": {"block": 256}},
+        {"num_warps": 8},
+        {"aligned": ()},
+        {"signature": {"source": "*fp16", "target": "*fp16", "count": "i32"}},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_whatever_the_machine_code_depends_on_makes_another_kernel(
+    changes: dict[str, object], kernel_module: Path, tmp_path: Path
+) -> None:
+    plain, changed = compile_kernels([another(), another(**changes)], cache=tmp_path / "cache")
+    assert plain.sha256 != changed.sha256
+
+
+def test_a_changed_source_is_compiled_again(kernel_module: Path, tmp_path: Path) -> None:
+    (old,) = compile_kernels([another()], cache=tmp_path / "cache")
+    kernel_module.write_text(KERNEL.replace("FACTOR", "3"))
+    (new,) = compile_kernels([another()], cache=tmp_path / "cache")
+    assert new.sha256 != old.sha256
+
+
+@pytest.mark.parametrize("damage", ["changed", "short", "no cubin", "no json", "no field", "not json"])
+def test_a_damaged_entry_is_compiled_again(
+    damage: str, kernel_module: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache = tmp_path / "cache"
+    (kernel,) = compile_kernels([another()], cache=cache)
+    code = kernel.cubin.read_bytes()
+    described = json.loads(kernel.metadata.read_text())
+    del described["name"]
+    {
+        "changed": lambda: kernel.cubin.write_bytes(code[:-1] + bytes([code[-1] ^ 1])),
+        "short": lambda: kernel.cubin.write_bytes(code[:100]),
+        "no cubin": kernel.cubin.unlink,
+        "no json": kernel.metadata.unlink,
+        "no field": lambda: kernel.metadata.write_text(json.dumps(described)),
+        "not json": lambda: kernel.metadata.write_text("{"),
+    }[damage]()
+    with pytest.raises(KernelError, match="Compile it again"):
+        read_kernel(kernel.metadata)
+    assert compile_kernels([another()], cache=cache) == (kernel,)
+    assert "Compile it again" in caplog.text
+    assert kernel.cubin.read_bytes() == code
+
+
+def test_a_kernel_that_does_not_compile_is_refused_and_leaves_nothing(kernel_module: Path, tmp_path: Path) -> None:
+    kernel_module.write_text(KERNEL.replace("FACTOR", "undefined_name"))
+    with pytest.raises(
+        KernelError, match=r"another_operator\.double for sm_80 could not be compiled(.|\n)*undefined_name"
+    ):
+        compile_kernels([another()], cache=tmp_path / "cache")
+    assert entries(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"signature": {"target": "*fp32", "source": "*fp32", "count": "i32"}}, "double takes"),
+        ({"signature": {"source": "*fp32", "target": "*fp32"}}, "double takes"),
+        ({"function": "triple"}, "triple"),
+        ({"module": "no_such_operator"}, "There is no module no_such_operator"),
+    ],
+)
+def test_a_source_that_does_not_fit_its_kernel_is_refused(
+    changes: dict[str, object], message: str, kernel_module: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(KernelError, match=message):
+        compile_kernels([another(**changes)], cache=tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(kernel_module: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelError, match=r"cannot be kept in .*file/cache(.|\n)*Set XDG_CACHE_HOME"):
+        compile_kernels([another()], cache=tmp_path / "file" / "cache")
+
+
+def test_an_error_keeps_what_was_compiled_before(kernel_module: Path, tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="triple"):
+        compile_kernels([another(), another(function="triple")], cache=tmp_path / "cache", processes=1)
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_compilers_that_race_for_one_kernel_agree(kernel_module: Path, tmp_path: Path) -> None:
+    results: list[tuple[CompiledKernel, ...]] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(compile_kernels([another()], cache=tmp_path / "cache")))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2
+    assert results[0] == results[1]
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_variables_of_triton_do_not_reach_the_compiler(
+    kernel_module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    (kernel,) = compile_kernels([another()], cache=tmp_path / "cache")
+    assert kernel.cubin.exists()
+    assert not (tmp_path / "triton").exists()
+
+
+def test_without_triton_the_error_says_how_to_install_it(
+    kernel_module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(KernelError, match=r"not installed\.\nInstall it with: pip install triton"):
+        compile_kernels([another()], cache=tmp_path / "cache")
+
+
+def test_without_the_assembler_the_error_says_where_it_comes_from(
+    kernel_module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Imported by the compiler's Python before anything else: a Triton whose assembler was removed.
+    (kernel_module.parent / "sitecustomize.py").write_text(
+        "import triton.knobs\ntriton.knobs.NvidiaTool.from_path = staticmethod(lambda path: None)\n"
+    )
+    with pytest.raises(KernelError, match=r"assembler for sm_80 is missing (.|\n)*--force-reinstall triton"):
+        compile_kernels([another()], cache=tmp_path / "cache")
+
+
+def test_a_compiled_kernel_is_read_without_triton_or_torch(kernel_module: Path, tmp_path: Path) -> None:
+    (kernel,) = compile_kernels([another()], cache=tmp_path / "cache")
+    program = (
+        "import sys; sys.modules.update(triton=None, torch=None); from pathlib import Path\n"
+        "from hdplugins.aot import read_kernel\n"
+        "from hdplugins.sliding_window_attention.geometry import launches\n"
+        f"print(read_kernel(Path({str(kernel.metadata)!r})).sha256)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == kernel.sha256
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/hdexport/kernels"),
+        ("linux", {}, "/home/user/.cache/hdexport/kernels"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "/home/user/.cache/hdexport/kernels"),
+        ("darwin", {}, "/home/user/Library/Caches/hdexport/kernels"),
+    ],
+)
+def test_kernels_are_kept_where_the_platform_keeps_caches(
+    platform: str, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/user"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_directory() == Path(expected)
+
+
+def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
+    for head_dim in HEAD_DIMS:
+        for dtype in ("float16", "bfloat16", "float32"):
+            sources = kernel_sources(head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
+            assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
