@@ -12,6 +12,7 @@ __all__ = [
 ]
 
 import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 
@@ -31,9 +32,8 @@ LONGEST_CHECKED = 8192
 """Tokens of the longest input that is checked unless asked: PyTorch needs minutes for more."""
 
 _SCORES_LIMIT_BYTES = 512 * 2**20
-_SCORES_LIMIT_THOROUGH_BYTES = 4 * 2**30
-"""Attention scores that a masked or portable attention may materialise in a check, in a build and when thorough. A
-larger case is reported as not checked. The first touch of that memory is what makes such cases slow."""
+"""Attention scores that a masked or portable attention may materialise in a build's checks; a larger case is reported
+as not checked, for the first touch of that memory takes seconds. A thorough verification uses half of the free memory."""
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
@@ -165,6 +165,7 @@ def verify_bundle(
     grid = list(cases(manifest.positions.base, manifest.max_len, longest=longest, thorough=thorough))
     # All of PyTorch's answers come first: its threads and ONNX Runtime's spin, and would take turns to wait.
     expected = {case: _expected(case, reference) for case in grid}
+    limit_bytes = _free_memory_bytes() // 2 if thorough else _SCORES_LIMIT_BYTES
     checks = []
     for graph in manifest.graphs:
         if graph.dtype == "bfloat16":
@@ -173,7 +174,7 @@ def verify_bundle(
         run = _runner(bundle, graph)
         for case in grid:
             scores_bytes = _scores_bytes(graph, case, manifest.num_heads)
-            if scores_bytes > (_SCORES_LIMIT_THOROUGH_BYTES if thorough else _SCORES_LIMIT_BYTES):
+            if scores_bytes > limit_bytes:
                 report(
                     f"-[-] {graph.file}: batch {case.batch}, tokens {case.tokens}, padding {case.padding}: "
                     f"not checked: its attention scores take {scores_bytes / 2**30:.1f} GiB"
@@ -242,6 +243,10 @@ def _runner(bundle: Bundle, graph: GraphFile) -> _Run:
         return dict(zip(outputs, portable.run(outputs, {name: feeds[name] for name in inputs}), strict=True))
 
     return run
+
+
+def _free_memory_bytes() -> int:
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _scores_bytes(graph: GraphFile, case: Case, num_heads: int) -> int:
