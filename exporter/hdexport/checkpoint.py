@@ -110,6 +110,10 @@ class Checkpoint:
             ) from error
         self._check_report(task, report)
         self._check_finite(model)
+        for module in model.modules():
+            if hasattr(module, "chunk_size_feed_forward"):
+                # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
+                module.chunk_size_feed_forward = 0
         return model.eval()
 
     def weight_files(self, *, allow_pickle: bool = False) -> tuple[Path, ...]:

@@ -32,8 +32,8 @@ LONGEST_CHECKED = 8192
 """Tokens of the longest input that is checked unless asked: PyTorch needs minutes for more."""
 
 _SCORES_LIMIT_BYTES = 512 * 2**20
-"""Attention scores that a masked or portable attention may materialise in a build's checks; a larger case is reported
-as not checked, for the first touch of that memory takes seconds. A thorough verification uses half of the free memory."""
+"""Attention scores that a masked or portable attention may materialise in a build's checks; larger cases are reported
+as not checked, for the first touch of that memory takes seconds. When thorough, half of the free memory may be used."""
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""

@@ -7,10 +7,12 @@ import importlib
 import json
 from pathlib import Path
 
+import numpy as np
 import onnx_ir as ir
 import pytest
 
 import hdruntime
+from comparators import assert_close
 from hdexport.build import BuildOptions, build
 from hdexport.progress import Progress
 from hdexport.tasks import Task
@@ -167,3 +169,13 @@ def test_a_bundle_runs_where_it_was_moved_to(checkpoint, tmp_path) -> None:
     (tmp_path / "bundle").rename(tmp_path / "elsewhere")
     with hdruntime.load(tmp_path / "elsewhere") as session:
         assert session(input_ids=[[5, 6, 7]])["last_hidden_state"].shape == (1, 3, 32)
+
+
+def test_chunks_of_the_feed_forward_layer_freeze_no_length(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", chunk_size_feed_forward=5)
+    generator = np.random.default_rng(0)
+    for tokens in (5, 40, 65):  # Hugging Face itself takes multiples of the chunk only
+        ids = generator.integers(5, VOCAB_SIZE, (3, tokens))
+        want = bundle.hugging_face(ids, np.ones_like(ids))["last_hidden_state"]
+        assert_close(bundle.session(input_ids=ids)["last_hidden_state"], want, atol=2e-5)
+    assert bundle.session(input_ids=[[5, 6, 7]])["last_hidden_state"].shape == (1, 3, 32)
