@@ -5,11 +5,18 @@ import re
 
 import pytest
 
+from hdplugins.tensorrt_link import provide_library_link
+
 # Two test processes share two cores, and the threads that PyTorch would start spin. Before torch is imported, and in
 # the environment, so that commands under test inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-_MODEL_TYPE = re.compile(r"[\[-](albert|bert|camembert|distilbert|electra|ernie|mpnet|roberta|xlm-roberta)\b")
+# Before any test imports TensorRT-RTX, whose parser cannot use plugins otherwise.
+provide_library_link()
+
+_MODEL_TYPE = re.compile(
+    r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|roberta|xlm-roberta)\b"
+)
 
 
 @pytest.hookimpl(optionalhook=True)

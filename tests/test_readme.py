@@ -34,8 +34,10 @@ def support_table() -> str:
     ]
     for name, operator in OPERATORS.items():
         function = ", ".join(Precision) if operator.has_face("onnx_function") else "-"
-        cpu = "fused in " + ", ".join(onnxruntime_cpu.FUSED_DTYPES[name])
-        engine = "fused in " + ", ".join(tensorrt.FUSED_DTYPES[name]) + "; function otherwise"
+        fused = onnxruntime_cpu.FUSED_DTYPES[name]
+        cpu = "fused in " + ", ".join(fused) if fused else "linear function, fused for short texts"
+        kind = "plugin" if operator.has_face("tensorrt_plugin") else "fused"
+        engine = f"{kind} in " + ", ".join(tensorrt.FUSED_DTYPES[name]) + "; function otherwise"
         lines.append(f"| {name} | {function} | {cpu} | {engine} |")
     return "\n".join(lines)
 

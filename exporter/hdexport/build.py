@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.attention_spec import check_window
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.global_attention import global_attention_of
+from hdexport.lowering.tensorrt import AttentionImpl
 from hdexport.positions import DEFAULT_ALPHA, Scheme
 from hdexport.progress import Progress
 from hdexport.tasks import Task
@@ -26,11 +29,13 @@ from hdruntime.bundle import (
     Backend,
     Bundle,
     EngineFile,
+    GlobalAttention,
     GraphFile,
     Manifest,
     Positions,
     ProfileShape,
     TensorSpec,
+    Window,
     seal,
     staged_bundle,
     write_manifest,
@@ -66,7 +71,11 @@ class BuildOptions:
         task: the task; None infers it from the checkpoint.
         scheme: where positions past the checkpoint's come from.
         alpha: weight of the coarse position in the hierarchical scheme.
+        window: what takes the place of dense attention; None leaves the model's attention as it is.
+        max_global: the most global tokens that a caller may mark in a text, for models with such an input; None for 16,
+            in question answering 64.
         flavours: TensorRT flavours to build an engine for.
+        attention_impl: who computes windowed attention in an engine, our plugin or TensorRT itself.
         profiles: optimisation profiles of the engines.
         architectures: GPU architectures of the engines, e.g. ``("sm86", "sm89")``; none for the flavour's default.
         verify: compare the bundle with PyTorch before it is put in place.
@@ -82,7 +91,10 @@ class BuildOptions:
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
+    window: Window | None = None
+    max_global: int | None = None
     flavours: tuple[Backend, ...] = ()
+    attention_impl: AttentionImpl = AttentionImpl.PLUGIN
     profiles: tuple[ProfileShape, ...] = ()
     architectures: tuple[str, ...] = ()
     verify: bool = True
@@ -110,10 +122,11 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         checkpoint = find_checkpoint(options.model)
         task = options.task or checkpoint.task()
         model = checkpoint.load(task, allow_pickle=options.allow_pickle)
-        progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
-        positions = _extend(model, checkpoint, options)
+        _check_window(model, checkpoint, options, progress)
+        global_attention = global_attention_of(checkpoint.family, model.config, task, max_global=options.max_global)
+        positions = _extend(model, checkpoint, options, progress)
         progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-        module = _graph_module(model, checkpoint, task, options)
+        module = _graph_module(model, checkpoint, task, global_attention, options)
         portable = _export(module, directory, options)
         progress.step("Lowering for ONNX Runtime on a CPU")
         _lower_for_cpu(portable, directory)
@@ -121,6 +134,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         manifest = dataclasses.replace(
             _describe(portable, module, checkpoint, task, positions, options),
             engines=engines,
+            global_attention=global_attention,
             tokenizer=write_tokenizer(checkpoint, directory),
         )
         shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
@@ -141,10 +155,36 @@ def _check_targets(options: BuildOptions) -> None:
             check_target(flavour, architectures=options.architectures)
 
 
-def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions) -> Positions:
+def _check_window(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> None:
+    """Refuse a window that the model cannot have, and say what one does to its answers."""
+    if options.window is None:
+        return
+    check_window(
+        options.window,
+        checkpoint.family,
+        model_type=checkpoint.config["model_type"],
+        heads=model.config.num_attention_heads,
+        max_len=options.max_len,
+    )
+    progress.result(
+        f"Attention is cut to windows of {options.window.tokens} tokens on each side, which the model was not trained "
+        "with: answers on longer texts change, and fine-tuning is expected. Checks are against PyTorch with the same "
+        "windows."
+    )
+
+
+def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> Positions:
     from hdexport.precision import Precision
     from hdexport.surgery import extend_positions
 
+    if checkpoint.family.learned_positions:
+        progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
+    elif options.max_len > checkpoint.base_positions:
+        logger.warning(
+            "Positions are computed, not learned: %d to %d are served, but the model never saw them.",
+            checkpoint.base_positions,
+            options.max_len - 1,
+        )
     return extend_positions(
         model,
         checkpoint.family,
@@ -155,7 +195,13 @@ def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOption
     )
 
 
-def _graph_module(model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions) -> GraphModule:
+def _graph_module(
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    global_attention: GlobalAttention | None,
+    options: BuildOptions,
+) -> GraphModule:
     from hdexport.attention import use_operators
     from hdexport.heads import GraphModule
     from hdexport.precision import Precision, cast_model
@@ -168,14 +214,19 @@ def _graph_module(model: PreTrainedModel, checkpoint: Checkpoint, task: Task, op
     folded_token_types = not has_token_types and fold_token_types(model, family)
     folded_positions = fold_positions(model, family)
     cast_model(model, Precision(options.precision))
-    family.adapt(model)
-    use_operators(model)
+    if global_attention is None:
+        family.adapt(model)
+    else:
+        assert family.adapt_global is not None
+        family.adapt_global(model, global_attention.bound)
+    use_operators(model, options.window)
     return GraphModule(
         model,
         task,
         has_token_types=has_token_types,
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
+        has_global_attention=global_attention is not None,
         pooling=sentence_pooling(checkpoint.path) if task is Task.SENTENCE_SIMILARITY else None,
     ).eval()
 
@@ -212,12 +263,24 @@ def _build_engines(
         return ()
     import onnx_ir as ir
 
-    from hdexport.engine import build_engine
+    from hdexport.engine import build_engine, target_architectures
+    from hdexport.kernels import KERNELS_FOLDER, write_kernels
     from hdexport.lowering.tensorrt import tensorrt_graph
 
+    graph = tensorrt_graph(portable, dtype=options.precision, attention_impl=options.attention_impl)
+    architectures = sorted(
+        {
+            name
+            for flavour in options.flavours
+            for name in target_architectures(flavour, architectures=options.architectures)
+        }
+    )
+    kernels = write_kernels(
+        graph, directory, dtype=options.precision, architectures=architectures, progress=progress.step
+    )
     # Beside the weights, which it shares; TensorRT reads it once and the bundle has no use for it.
     lowered = directory / _TENSORRT_FILE
-    ir.save(tensorrt_graph(portable, dtype=options.precision), lowered)
+    ir.save(graph, lowered)
     (directory / "engines").mkdir()
     engines = []
     for flavour in options.flavours:
@@ -227,6 +290,7 @@ def _build_engines(
                 lowered,
                 directory / "engines" / f"{flavour.value}.engine",
                 bundle=directory,
+                kernels=directory / KERNELS_FOLDER if kernels else None,
                 flavour=flavour,
                 profiles=options.profiles,
                 precision=options.precision,
@@ -246,7 +310,7 @@ def _describe(
     positions: Positions,
     options: BuildOptions,
 ) -> Manifest:
-    from hdexport.passes.graph_nodes import operator_nodes
+    from hdexport.passes.graph_nodes import operator_nodes, operator_of
 
     config = module.model.config
     labelled = task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
@@ -263,7 +327,9 @@ def _describe(
         num_heads=config.num_attention_heads,
         parameters=sum(parameter.numel() for parameter in module.parameters()),
         positions=positions,
-        attention=dict(Counter(f"{node.domain}::{node.op_type}" for node in operator_nodes(portable))),
+        attention=dict(Counter(f"{node.domain}::{operator_of(node).name}" for node in operator_nodes(portable))),
+        windows=tuple(node.attributes["left"].as_int() for node in operator_nodes(portable, "SlidingWindowAttention")),
+        window=options.window,
         inputs=tuple(_tensor_spec(value) for value in portable.graph.inputs),
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
         graphs=(

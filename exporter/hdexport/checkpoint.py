@@ -64,11 +64,12 @@ class Checkpoint:
         Raises:
             ModelError: ``config.json`` does not say.
         """
-        rows = self.config.get("max_position_embeddings")
+        key = self.family.positions_key
+        rows = self.config.get(key)
         first_row = self.family.first_row(SimpleNamespace(**{"pad_token_id": 1, **self.config}))
         if not isinstance(rows, int) or rows <= first_row:
             raise ModelError(
-                f"{self.path / 'config.json'} has max_position_embeddings {rows!r}, which leaves no position.\n"
+                f"{self.path / 'config.json'} has {key} {rows!r}, which leaves no position.\n"
                 "Set it to the number of rows of the checkpoint's position table."
             )
         return rows - first_row
@@ -81,8 +82,9 @@ class Checkpoint:
             allow_pickle: also read ``pytorch_model.bin``.
 
         Raises:
-            ModelError: the weights are missing, unreadable, or lack the task's head.
+            ModelError: the weights are missing, unreadable, or lack the task's head, or the family has no such task.
         """
+        self._check_task(task)
         self.weight_files(allow_pickle=allow_pickle)
         import torch
         import transformers
@@ -95,7 +97,7 @@ class Checkpoint:
             model, report = auto_class.from_pretrained(
                 self.path,
                 dtype=torch.float32,
-                attn_implementation="eager" if self.config["model_type"] == "mpnet" else "sdpa",
+                attn_implementation="sdpa" if self.family.has_sdpa else "eager",
                 use_safetensors=None if allow_pickle else True,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -114,7 +116,7 @@ class Checkpoint:
             if hasattr(module, "chunk_size_feed_forward"):
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
                 module.chunk_size_feed_forward = 0
-        return model.eval()
+        return self.family.encoder(model).eval()
 
     def weight_files(self, *, allow_pickle: bool = False) -> tuple[Path, ...]:
         """The files that hold the weights, safetensors before pickles.
@@ -148,6 +150,14 @@ class Checkpoint:
                 f"{self.path} lacks {', '.join(missing[:3])}, which {index.name} names.\nDownload the model again."
             )
         return tuple(self.path / name for name in names)
+
+    def _check_task(self, task: Task) -> None:
+        tasks = self.family.tasks
+        if tasks is not None and task not in tasks:
+            raise ModelError(
+                f"The task {task.value} of a {self.config['model_type']} needs its decoder; encoders are supported.\n"
+                f"Build what its encoder gives: --task {tasks[0].value}"
+            )
 
     def _check_report(self, task: Task, report: dict[str, Any]) -> None:
         # A pooler is not in every checkpoint and in no graph of ours but the classifier's, where BERT's head reads it.

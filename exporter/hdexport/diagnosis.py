@@ -78,6 +78,8 @@ def diagnose() -> tuple[Finding, ...]:
         _gpu(found),
         *(_runtime_package(name) for name in _RUNTIME_PACKAGES),
         *(_export_package(name) for name in _EXPORT_PACKAGES),
+        _kernel_package("triton", "compiles the attention kernels of engines", "pip install triton (on Linux)"),
+        _kernel_package("cuda-bindings", "launches the attention kernels of engines", "pip install cuda-bindings"),
     ]
     loaded = {name: process.result() for name, process in loading.items()}
     findings.append(_onnxruntime(loaded.get("onnxruntime"), has_gpu=bool(found)))
@@ -153,6 +155,13 @@ def _export_package(name: str) -> Finding:
             "needed to build bundles, not to run them",
             "pip install 'hdexport[export]'",
         )
+    return Finding(name, Status.OK, version)
+
+
+def _kernel_package(name: str, purpose: str, fix: str) -> Finding:
+    version = _version(name)
+    if version is None:
+        return Finding(name, Status.MISSING, f"{purpose}; those of --attention-impl native need none", fix)
     return Finding(name, Status.OK, version)
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["build_engine", "check_target"]
+__all__ = ["build_engine", "check_target", "target_architectures"]
 
 import functools
 import hashlib
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -18,6 +20,8 @@ from hdexport.build_watch import BuildLog, BuildWatch, Progress
 from hdexport.flavours import default_architectures, load_flavour, load_polygraphy, supported_architectures
 from hdexport.gpu import gpus
 from hdexport.passport import Passport, built_here, onnx_hashes, write_passport
+from hdplugins.tensorrt import plugins_with_kernels, take_plugin_errors
+from hdplugins.tensorrt_link import provide_library_link
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError
 
@@ -44,6 +48,21 @@ def check_target(flavour: Backend, *, architectures: Sequence[str] = ()) -> None
     _check_architectures(load_flavour(flavour), flavour, architectures)
 
 
+def target_architectures(flavour: Backend, *, architectures: Sequence[str] = ()) -> tuple[str, ...]:
+    """The GPU architectures that an engine will run on, e.g. ``("sm86", "sm89")``.
+
+    Args:
+        flavour: ``Backend.TENSORRT`` or ``Backend.TENSORRT_RTX``.
+        architectures: as :func:`build_engine` takes them.
+
+    Raises:
+        as :func:`check_target`.
+    """
+    trt = load_flavour(flavour)
+    _check_architectures(trt, flavour, architectures)
+    return tuple(architectures) or _usual_architectures(trt, flavour)
+
+
 def build_engine(
     onnx_path: Path,
     destination: Path,
@@ -53,6 +72,7 @@ def build_engine(
     profiles: Sequence[ProfileShape],
     precision: str,
     architectures: Sequence[str] = (),
+    kernels: Path | None = None,
     timing_cache: Path | None = None,
     progress: Progress | None = None,
 ) -> EngineFile:
@@ -70,6 +90,8 @@ def build_engine(
             typed.
         architectures: GPU architectures to restrict a TensorRT-RTX engine to, e.g. ``("sm86", "sm89")``;
             without any it runs on all since Ampere.
+        kernels: the bundle's folder of kernels, None where the graph needs no plugin. TensorRT runs plugins while it
+            builds; TensorRT-RTX does not.
         timing_cache: file in which TensorRT remembers its measurements from build to build; made when
             missing. TensorRT-RTX measures nothing and has no use for it.
         progress: called with TensorRT's phase, its steps done and all its steps, about a thousand times.
@@ -87,10 +109,12 @@ def build_engine(
         raise EngineError(f"There is no ONNX file at {onnx_path}.\nExport it first: hdexport build")
     log, watch = _log_of(flavour), BuildWatch(progress)
     log.errors.clear()
+    take_plugin_errors()
     with watch.guard():
-        serialized = _serialize(
+        serialized, plugins = _serialize(
             onnx_path,
             flavour=flavour,
+            kernels=kernels,
             profiles=profiles,
             architectures=architectures,
             timing_cache=timing_cache,
@@ -100,9 +124,9 @@ def build_engine(
         flavour=flavour.value,
         version=trt.__version__,
         precision=precision,
-        architectures=tuple(architectures) or _usual_architectures(trt, flavour),
+        architectures=target_architectures(flavour, architectures=architectures),
         profiles=tuple(profiles),
-        plugins=(),
+        plugins=plugins,
         engine_sha256=hashlib.sha256(serialized).hexdigest(),
         onnx_sha256=onnx_hashes(onnx_path),
         built_on=built_here(),
@@ -156,12 +180,13 @@ def _serialize(
     onnx_path: Path,
     *,
     flavour: Backend,
+    kernels: Path | None,
     profiles: Sequence[ProfileShape],
     architectures: Sequence[str],
     timing_cache: Path | None,
     monitor: Any,
-) -> Any:
-    """The engine as a buffer of bytes."""
+) -> tuple[Any, dict[str, int]]:
+    """The engine as a buffer of bytes, and how many layers of each plugin it has."""
     backend = load_polygraphy(flavour)
     _send_messages_to_logging(backend, flavour)
     from polygraphy.exception import PolygraphyException
@@ -169,7 +194,8 @@ def _serialize(
     # TensorRT-RTX times its kernels on the GPU that runs them; its timing cache does nothing.
     cache = str(timing_cache) if timing_cache is not None and flavour is Backend.TENSORRT else None
     try:
-        network = backend.network_from_onnx_path(str(onnx_path), strongly_typed=_has_typed_flag(flavour))
+        with _plugins(flavour, kernels):
+            network = backend.network_from_onnx_path(str(onnx_path), strongly_typed=_has_typed_flag(flavour))
         config = _config_loader(
             backend,
             flavour,
@@ -179,10 +205,30 @@ def _serialize(
             load_timing_cache=cache if cache is not None and Path(cache).exists() else None,
             progress_monitor=monitor,
         )
-        return backend.engine_bytes_from_network(network, config=config, save_timing_cache=cache)
+        # Counted first: building takes the network apart.
+        plugins = _plugin_layers(load_flavour(flavour), network[1])
+        return backend.engine_bytes_from_network(network, config=config, save_timing_cache=cache), plugins
     except (PolygraphyException, TypeError) as error:
         # TypeError is how the bindings say that TensorRT could not make an object, e.g. without CUDA.
-        raise _translated(error, _log_of(flavour).errors, profiles) from error
+        raise _translated(error, [*take_plugin_errors(), *_log_of(flavour).errors], profiles) from error
+
+
+def _plugins(flavour: Backend, kernels: Path | None) -> AbstractContextManager[None]:
+    if flavour is Backend.TENSORRT:
+        return plugins_with_kernels(load_flavour(flavour), kernels)
+    if provide_library_link():
+        return plugins_with_kernels(load_flavour(flavour), None)
+    # Without the link the parser ends the process when it meets a plugin of ours, so it gets to know none.
+    logger.warning("tensorrt_rtx was imported before hdexport, so that it cannot use plugins: import hdexport first.")
+    return nullcontext()
+
+
+def _plugin_layers(trt: ModuleType, network: Any) -> dict[str, int]:
+    layers = [network.get_layer(index) for index in range(network.num_layers)]
+    plugins = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
+    for layer in plugins:
+        layer.__class__ = trt.IPluginV3Layer  # the bindings' way to reach what only plugin layers have
+    return dict(Counter(layer.plugin.plugin_name for layer in plugins))
 
 
 def _has_typed_flag(flavour: Backend) -> bool:

@@ -35,10 +35,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_TABLE = "embeddings.position_embeddings.weight"
 _POSITION_IDS = "embeddings.position_ids"
 _TOKEN_TYPE_IDS = "embeddings.token_type_ids"
-"""Endings of weights' names. The latter two are buffers that files of older versions of transformers hold."""
+"""Endings of the names of buffers that files of older versions of transformers hold."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +80,7 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
     checkpoint = find_checkpoint(options.model)
     if checkpoint.path == options.output.resolve():
         raise OutputExistsError(f"{options.output} is the checkpoint itself.\nChoose another place with -o.")
+    _refuse_computed_positions(checkpoint)
     base = checkpoint.base_positions
     check_options(scheme=options.scheme, alpha=options.alpha, max_len=options.max_len, base=base)
     positions = Positions(
@@ -88,7 +88,7 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
         alpha=options.alpha if options.scheme is Scheme.HIERARCHICAL else None,
         base=base,
         rows=options.max_len,
-        first_row=checkpoint.config["max_position_embeddings"] - base,
+        first_row=checkpoint.config[checkpoint.family.positions_key] - base,
         form=Form.FOLDED.value,
     )
     files = checkpoint.weight_files(allow_pickle=options.allow_pickle)
@@ -100,6 +100,15 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
     return positions
 
 
+def _refuse_computed_positions(checkpoint: Checkpoint) -> None:
+    if not checkpoint.family.learned_positions:
+        raise ModelError(
+            f"{checkpoint.path} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "
+            "there is no table to extend.\n"
+            f"Build it as it is, for the length that you want: hdexport build {checkpoint.path} --max-len 16384"
+        )
+
+
 def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: Positions, directory: Path) -> None:
     found = []
     file_of_weight: dict[str, str] = {}
@@ -108,7 +117,7 @@ def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: P
         name_stem = file.stem.replace("pytorch_model", "model") if len(files) > 1 else "model"
         weights = read_weights(file)
         for name, weight in weights.items():
-            if name.endswith(_TABLE):
+            if name.endswith(checkpoint.family.position_table):
                 found.append(name)
                 _check_rows(checkpoint, name, weight)
                 weights[name] = _extended(weight, positions)
@@ -120,17 +129,18 @@ def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: P
     if len(found) != 1:
         raise ModelError(
             f"{checkpoint.path} holds {len(found) or 'no'} position tables{''.join(f', {name}' for name in found)}; "
-            f"one weight whose name ends in {_TABLE} is needed.\nCheck that config.json belongs to the weights."
+            f"one weight whose name ends in {checkpoint.family.position_table} is needed.\n"
+            "Check that config.json belongs to the weights."
         )
     if len(files) > 1:
         write_index(file_of_weight, total_bytes, directory)
 
 
 def _check_rows(checkpoint: Checkpoint, name: str, table: torch.Tensor) -> None:
-    rows = checkpoint.config["max_position_embeddings"]
+    rows = checkpoint.config[checkpoint.family.positions_key]
     if table.shape[0] != rows:
         raise ModelError(
-            f"{name} has {table.shape[0]} rows, and config.json says max_position_embeddings {rows}.\n"
+            f"{name} has {table.shape[0]} rows, and config.json says {checkpoint.family.positions_key} {rows}.\n"
             "The checkpoint is inconsistent; download it again."
         )
 
@@ -167,7 +177,7 @@ def _write_rest(checkpoint: Checkpoint, positions: Positions, directory: Path) -
             shutil.copyfile(file, directory / file.name)
     for folder in module_folders(source):
         shutil.copytree(source / folder, directory / folder)
-    rewrite_json(directory / "config.json", {"max_position_embeddings": positions.first_row + max_len})
+    rewrite_json(directory / "config.json", {checkpoint.family.positions_key: positions.first_row + max_len})
     rewrite_json(directory / "tokenizer_config.json", {"model_max_length": max_len})
     rewrite_json(directory / "tokenizer.json", {"truncation": None})
     # One a kind of model: sentence_bert_config.json, sentence_roberta_config.json, ...

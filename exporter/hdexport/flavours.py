@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from hdexport.gpu import driver_version, gpus
-from hdexport.tensorrt_link import provide_library_link
+from hdplugins.tensorrt_link import provide_library_link
 from hdruntime.bundle import Backend
 from hdruntime.errors import EngineError, HdexportError, InputError
 from hdruntime.optional import require

@@ -37,6 +37,7 @@ class GraphModule(torch.nn.Module):
         has_token_types: whether ``token_type_ids`` is an input.
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
+        has_global_attention: whether ``global_attention_mask`` is an input.
         pooling: what follows the encoder in a sentence-similarity model.
     """
 
@@ -48,23 +49,26 @@ class GraphModule(torch.nn.Module):
         has_token_types: bool,
         folded_token_types: bool,
         folded_positions: bool,
+        has_global_attention: bool = False,
         pooling: SentencePooling | None = None,
     ) -> None:
         super().__init__()
         self.model, self.task, self.pooling = model, task, pooling
         self.has_token_types, self.folded_token_types = has_token_types, folded_token_types
-        self.folded_positions = folded_positions
+        self.folded_positions, self.has_global_attention = folded_positions, has_global_attention
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs, in the order of ``forward``; each is [batch, tokens], int64."""
-        return ("input_ids", "attention_mask") + (("token_type_ids",) if self.has_token_types else ())
+        """Names of the inputs, arguments of ``forward``; each is [batch, tokens], int64."""
+        optional = {"token_type_ids": self.has_token_types, "global_attention_mask": self.has_global_attention}
+        return ("input_ids", "attention_mask", *(name for name, is_input in optional.items() if is_input))
 
     def forward(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         token_type_ids: torch.Tensor | None = None,
+        global_attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, ...]:
         """Run the model; the outputs are those of `OUTPUTS_OF_TASK`, in order.
@@ -77,6 +81,8 @@ class GraphModule(torch.nn.Module):
         elif self.folded_token_types:
             # Never looked at; without ids the embeddings would gather them from a buffer.
             extra["token_type_ids"] = input_ids
+        if self.has_global_attention:
+            extra["global_attention_mask"] = global_attention_mask
         if self.folded_positions:
             # Only its shape is looked at; the model's own ids are a slice that clamps the length to the table.
             extra["position_ids"] = input_ids

@@ -17,7 +17,7 @@ from hdexport.gpu import driver_version, gpus
 from hdruntime.bundle import ProfileShape
 from hdruntime.optional import require
 
-PASSPORT_VERSION = 1
+PASSPORT_VERSION = 2
 """Version of the JSON's keys."""
 
 _READ_BYTES = 1 << 20
@@ -43,7 +43,7 @@ class Passport:
         precision: of the graph's weights.
         architectures: GPU architectures it runs on, e.g. ``sm89``.
         profiles: the shapes it takes.
-        plugins: operators that the runtime must provide.
+        plugins: operators that the runtime must provide -> layers of each.
         engine_sha256: of the engine itself.
         onnx_sha256: SHA-256 of each file of the graph it was built from, by name.
         built_on: the machine that built it.
@@ -54,7 +54,7 @@ class Passport:
     precision: str
     architectures: tuple[str, ...]
     profiles: tuple[ProfileShape, ...]
-    plugins: tuple[str, ...]
+    plugins: dict[str, int]
     engine_sha256: str
     onnx_sha256: dict[str, str]
     built_on: BuiltOn

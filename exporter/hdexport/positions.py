@@ -87,6 +87,8 @@ class Form(str, Enum):
     """One table of a row a position."""
     FACTORED = "factored"
     """Two small tables that are looked up and added: see `FactoredTable`."""
+    COMPUTED = "computed"
+    """No table: positions are computed in the graph, as rotary ones are."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["Reference", "reference_of"]
+__all__ = ["Reference", "reference_of", "use_dense_masks"]
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import functools
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +16,12 @@ from hdexport.checkpoint import Checkpoint
 from hdexport.tasks import Task
 from hdruntime.bundle import Bundle
 from hdruntime.errors import ModelError
+from hdruntime.manifest import Window
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
     from hdexport.heads import GraphModule
 
 IntArray = npt.NDArray[np.int64]
@@ -32,10 +38,12 @@ class Reference:
         vocab_size: int,
         pad_token_id: int,
         positions_shift: bool,
+        global_bound: int,
         special_ids: Sequence[int],
     ) -> None:
         self._module = module
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
+        self._global_bound = global_bound
         self._answers: dict[tuple[int, int, int], dict[str, FloatArray]] = {}
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
@@ -44,6 +52,22 @@ class Reference:
     def task(self) -> Task:
         """What the model does."""
         return self._module.task
+
+    @property
+    def takes_position_ids(self) -> bool:
+        """Whether a text can be asked about as if padding were in front of it."""
+        return "position_ids" in inspect.signature(self._module.model.forward).parameters
+
+    @property
+    def has_global_attention(self) -> bool:
+        """Whether the model takes a ``global_attention_mask``."""
+        return self._module.has_global_attention
+
+    def global_tokens(self, length: int) -> IntArray:
+        """[length], 1 for the tokens of a text that are global in a check: the first, one inside and the last."""
+        marked = np.zeros(length, np.int64)
+        marked[[0, length // 3, length - 1][: self._global_bound]] = 1
+        return marked
 
     def text(self, row: int, length: int) -> IntArray:
         """[length], the first tokens of the row's text."""
@@ -61,26 +85,26 @@ class Reference:
         key = row, length, shift if self.positions_shift else 0
         if key not in self._answers:
             ids = self.text(row, length)[None]
-            positions = np.arange(shift, shift + length)[None] if self.positions_shift else None
-            outputs = self.batch(ids, np.ones_like(ids), positions)
+            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            if self.has_global_attention:
+                inputs["global_attention_mask"] = self.global_tokens(length)[None]
+            if self.positions_shift and self.takes_position_ids:
+                inputs["position_ids"] = np.arange(shift, shift + length)[None]
+            outputs = self.batch(inputs)
             self._answers[key] = {name: values[0] for name, values in outputs.items()}
         return self._answers[key]
 
-    def batch(
-        self, input_ids: IntArray, attention_mask: IntArray, position_ids: IntArray | None = None
-    ) -> dict[str, FloatArray]:
-        """The outputs for a batch as it is: name -> array."""
+    def batch(self, inputs: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+        """The outputs for a batch as it is: name -> array. Token types are 0."""
         import torch
 
         from hdexport.heads import OUTPUTS_OF_TASK
 
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        feeds = dict(inputs)
         if self._module.has_token_types:
-            inputs["token_type_ids"] = np.zeros_like(input_ids)
-        if position_ids is not None:
-            inputs["position_ids"] = position_ids
+            feeds["token_type_ids"] = np.zeros_like(feeds["input_ids"])
         with torch.inference_mode():
-            outputs = self._module(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
+            outputs = self._module(**{name: torch.from_numpy(ids) for name, ids in feeds.items()})
         return {name: output.numpy() for name, output in zip(OUTPUTS_OF_TASK[self.task], outputs, strict=True)}
 
 
@@ -107,11 +131,14 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
         )
     model = checkpoint.load(task, allow_pickle=allow_pickle)
+    scheme = Scheme(manifest.positions.scheme)
+    # The library may pad a text, and look up positions for the padding; what stands in those rows does not matter.
+    padded_len = checkpoint.family.padded_tokens(model.config, manifest.max_len)
     positions = extend_positions(
         model,
         checkpoint.family,
-        max_len=manifest.max_len,
-        scheme=Scheme(manifest.positions.scheme),
+        max_len=padded_len,
+        scheme=Scheme.TILE if scheme is Scheme.NONE and padded_len > manifest.max_len else scheme,
         alpha=DEFAULT_ALPHA if manifest.positions.alpha is None else manifest.positions.alpha,
     )
     if positions.base != manifest.positions.base:
@@ -119,12 +146,15 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
             f"{positions.base}.\nName the checkpoint it was built from with --model."
         )
+    if manifest.window is not None:
+        use_dense_masks(model, manifest.window)
     module = GraphModule(
         model,
         task,
         has_token_types=any(spec.name == "token_type_ids" for spec in manifest.inputs),
         folded_token_types=False,
         folded_positions=False,
+        has_global_attention=manifest.global_attention is not None,
         pooling=sentence_pooling(checkpoint.path) if task is Task.SENTENCE_SIMILARITY else None,
     ).eval()
     pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
@@ -133,5 +163,34 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         vocab_size=manifest.vocab_size,
         pad_token_id=pad_token_id,
         positions_shift=positions.first_row == 0,
+        global_bound=0 if manifest.global_attention is None else manifest.global_attention.bound,
         special_ids=[pad_token_id, 0, 1, 2, 3],
     )
+
+
+def use_dense_masks(model: PreTrainedModel, window: Window) -> None:
+    """Make a model's own attention that of a window, by a mask for every pair of tokens, in place.
+
+    This is what windowed bundles are compared with: PyTorch's attention and a mask, nothing of ours.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    name = "hdexport-dense-masks"
+    ALL_ATTENTION_FUNCTIONS.register(name, ALL_ATTENTION_FUNCTIONS["sdpa"])
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, functools.partial(_dense_mask, window=window))
+    model.config._attn_implementation = name
+
+
+def _dense_mask(*_: Any, attention_mask: torch.Tensor, window: Window, **__: Any) -> torch.Tensor:
+    """[batch, heads or 1, tokens, tokens], bool, True where a query (third axis) sees a key (fourth)."""
+    import torch
+
+    real = attention_mask.bool()
+    is_global = real & (real.long().cumsum(1) <= window.global_tokens)
+    places = torch.arange(real.shape[1])
+    offset = places[None, :] - places[:, None]
+    step = torch.tensor(window.dilation)[:, None, None]
+    near = ((offset.abs() <= window.tokens * step) & (offset % step == 0))[None]  # [1, heads or 1, tokens, tokens]
+    seen = near | is_global[:, None, None, :] | is_global[:, None, :, None]
+    return seen & real[:, None, None, :]

@@ -108,6 +108,8 @@ def extend_positions(
     Raises:
         InputError: the options do not fit; see `hdexport.positions.check_options`.
     """
+    if not family.learned_positions:
+        return _computed_positions(model, max_len)
     embeddings = family.embeddings(model)
     first_row = family.first_row(model.config)
     table = embeddings.position_embeddings.weight.detach().numpy()
@@ -120,7 +122,7 @@ def extend_positions(
         factors = factor_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row)
         embeddings.position_embeddings = FactoredPositionEmbedding(torch.from_numpy(table[:first_row].copy()), factors)
     _grow_buffers(embeddings, first_row + max_len)
-    model.config.max_position_embeddings = first_row + max_len
+    setattr(model.config, family.positions_key, first_row + max_len)
     return Positions(
         scheme=scheme.value,
         alpha=alpha if scheme is Scheme.HIERARCHICAL else None,
@@ -139,7 +141,7 @@ def fold_positions(model: PreTrainedModel, family: Family) -> bool:
     Returns:
         Whether the lookup was folded; the embeddings then look at the shape of ``position_ids`` only.
     """
-    if family.first_row(model.config):
+    if family.first_row(model.config) or not family.learned_positions:
         return False
     embeddings = family.embeddings(model)
     table = embeddings.position_embeddings
@@ -159,6 +161,14 @@ def fold_token_types(model: PreTrainedModel, family: Family) -> bool:
         return False
     embeddings.token_type_embeddings = _ConstantTokenType(embeddings.token_type_embeddings)
     return True
+
+
+def _computed_positions(model: PreTrainedModel, max_len: int) -> Positions:
+    base = int(model.config.max_position_embeddings)
+    model.config.max_position_embeddings = max_len
+    return Positions(
+        scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=Form.COMPUTED.value
+    )
 
 
 def _grow_buffers(embeddings: torch.nn.Module, rows: int) -> None:

@@ -46,8 +46,9 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
     tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
     ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
     inputs = {name: torch.ones_like(ids) for name in module.input_names} | {"input_ids": ids}
-    if "token_type_ids" in inputs:
-        inputs["token_type_ids"] = torch.zeros_like(ids)
+    for name in ("token_type_ids", "global_attention_mask"):
+        if name in inputs:
+            inputs[name] = torch.zeros_like(ids)
     # AUTO rather than a Dim: with a Dim the exporter insists on proving bounds, which differ by family; that no axis
     # was frozen is checked on the graph below.
     axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
@@ -56,11 +57,11 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
-                tuple(inputs.values()),
+                kwargs=inputs,
                 dynamo=True,
                 opset_version=ONNX_OPSET,
                 verbose=False,
-                dynamic_shapes=tuple(axes for _ in inputs),
+                dynamic_shapes=dict.fromkeys(inputs, axes),
                 input_names=list(inputs),
                 output_names=list(OUTPUTS_OF_TASK[module.task]),
             )

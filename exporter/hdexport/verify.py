@@ -23,7 +23,7 @@ import hdruntime
 from hdexport.comparison import Comparison, compare
 from hdexport.pytorch_reference import Reference
 from hdexport.tasks import Task
-from hdruntime.bundle import Bundle, GraphFile
+from hdruntime.bundle import Bundle, GraphFile, Manifest
 from hdruntime.errors import NonFiniteOutputError
 
 logger = logging.getLogger(__name__)
@@ -106,29 +106,35 @@ class Check:
         )
 
 
-def grid_lengths(base: int, max_len: int, *, longest: int = LONGEST_CHECKED) -> list[int]:
-    """The lengths to check: around the smallest, a block's and the checkpoint's limits, and the longest.
+def grid_lengths(base: int, max_len: int, *, windows: Sequence[int] = (), longest: int = LONGEST_CHECKED) -> list[int]:
+    """The lengths to check: around the smallest, a block's, the windows' and the checkpoint's limits, and the longest.
 
     Args:
         base: positions of the checkpoint, n: the grid holds n - 1, n, n + 1 and 2 n.
         max_len: the bundle's longest input.
+        windows: tokens on each side of each windowed layer, w: the grid holds w, w + 1, w + 2 and 2 w + 1.
         longest: lengths above it are left out.
     """
     wanted = {1, 2, 63, 64, 65, base - 1, base, base + 1, 2 * base, max_len}
+    for window in set(windows):
+        wanted |= {window, window + 1, window + 2, 2 * window + 1}
     return sorted(length for length in wanted if 1 <= length <= min(max_len, longest))
 
 
-def cases(base: int, max_len: int, *, longest: int = LONGEST_CHECKED, thorough: bool) -> Iterator[Case]:
+def cases(
+    base: int, max_len: int, *, windows: Sequence[int] = (), longest: int = LONGEST_CHECKED, thorough: bool
+) -> Iterator[Case]:
     """The grid.
 
     Args:
         base: positions of the checkpoint.
         max_len: the bundle's longest input.
+        windows: tokens on each side of each windowed layer.
         longest: lengths above it are left out.
         thorough: beyond 2 x base, too, fill every row of an unpadded batch and pad on the left. Without it only
             one row is that long, the others are short and padded: PyTorch takes seconds for each long row.
     """
-    for tokens in grid_lengths(base, max_len, longest=longest):
+    for tokens in grid_lengths(base, max_len, windows=windows, longest=longest):
         is_long = tokens > 2 * base
         part = min(base, -(-3 * tokens // 4)) if is_long else -(-3 * tokens // 4)
         yield Case(tokens=tokens, lengths=(tokens,), padding="none")
@@ -162,7 +168,11 @@ def verify_bundle(
         All outcomes; the bundle is right where all have passed.
     """
     manifest = bundle.manifest
-    grid = list(cases(manifest.positions.base, manifest.max_len, longest=longest, thorough=thorough))
+    base = manifest.positions.base
+    grid = list(cases(base, manifest.max_len, windows=manifest.windows, longest=longest, thorough=thorough))
+    if _reads_padding(manifest):
+        grid = [case for case in grid if case.padding != "left"]
+        report("-[-] padding left: not checked: Hugging Face's classifier reads token 0, and a window sees no padding")
     # All of PyTorch's answers come first: its threads and ONNX Runtime's spin, and would take turns to wait.
     expected = {case: _expected(case, reference) for case in grid}
     limit_bytes = _free_memory_bytes() // 2 if thorough else _SCORES_LIMIT_BYTES
@@ -173,7 +183,7 @@ def verify_bundle(
             continue
         run = _runner(bundle, graph)
         for case in grid:
-            scores_bytes = _scores_bytes(graph, case, manifest.num_heads)
+            scores_bytes = _scores_bytes(graph, case, manifest)
             if scores_bytes > limit_bytes:
                 report(
                     f"-[-] {graph.file}: batch {case.batch}, tokens {case.tokens}, padding {case.padding}: "
@@ -181,7 +191,7 @@ def verify_bundle(
                 )
                 continue
             try:
-                check = _check(bundle, graph, case, expected[case], run(*_padded_batch(case, reference)))
+                check = _check(bundle, graph, case, expected[case], run(_padded_batch(case, reference)))
             except NonFiniteOutputError:
                 check = _not_finite(bundle, graph, case)
             report(check.line())
@@ -191,6 +201,16 @@ def verify_bundle(
     for engine in manifest.engines:
         report(f"-[-] {engine.file}: not checked: that needs an NVIDIA GPU")
     return checks
+
+
+def _reads_padding(manifest: Manifest) -> bool:
+    """Whether padding on the left leaves nothing to compare with.
+
+    A classifier of Hugging Face's reads the token at index 0. If that is padding, dense attention gives it a value,
+    which counts as an answer; in windowed attention it is undefined, but in Longformer, where it is 0.
+    """
+    is_classifier = manifest.task == Task.TEXT_CLASSIFICATION.value
+    return is_classifier and bool(manifest.windows) and manifest.global_attention is None
 
 
 def summary(checks: Sequence[Check]) -> dict[str, object]:
@@ -215,14 +235,14 @@ def _json_number(value: float) -> float | None:
     return value if np.isfinite(value) else None
 
 
-_Run = Callable[[IntArray, IntArray], dict[str, FloatArray]]
+_Run = Callable[[dict[str, IntArray]], dict[str, FloatArray]]
 
 
 def _runner(bundle: Bundle, graph: GraphFile) -> _Run:
     """Runs one graph: the lowered one as users do, through the runtime; the portable one as it is."""
     if graph.lowering != "portable":
         session = hdruntime.load(bundle, backend="onnxruntime")
-        return lambda input_ids, attention_mask: session(input_ids=input_ids, attention_mask=attention_mask)
+        return lambda feeds: session(**feeds)
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -234,13 +254,9 @@ def _runner(bundle: Bundle, graph: GraphFile) -> _Run:
     inputs = [value.name for value in portable.get_inputs()]
     outputs = [value.name for value in portable.get_outputs()]
 
-    def run(input_ids: IntArray, attention_mask: IntArray) -> dict[str, FloatArray]:
-        feeds = {
-            "input_ids": input_ids,
-            "attention_mask": attention_mask,
-            "token_type_ids": np.zeros_like(input_ids),
-        }
-        return dict(zip(outputs, portable.run(outputs, {name: feeds[name] for name in inputs}), strict=True))
+    def run(feeds: dict[str, IntArray]) -> dict[str, FloatArray]:
+        types = {name: np.zeros_like(feeds["input_ids"]) for name in inputs if name == "token_type_ids"}
+        return dict(zip(outputs, portable.run(outputs, feeds | types), strict=True))
 
     return run
 
@@ -249,23 +265,38 @@ def _free_memory_bytes() -> int:
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _scores_bytes(graph: GraphFile, case: Case, num_heads: int) -> int:
+def _scores_bytes(graph: GraphFile, case: Case, manifest: Manifest) -> int:
     """Memory of one layer's attention scores and what is made of them; 0 where they are never materialised."""
     # The lowered graph needs a mask, and with it the scores, only where the runtime cannot cut the padding off.
     if graph.lowering != "portable" and case.padding != "left":
         return 0
-    return 3 * 4 * case.batch * num_heads * case.tokens**2
+    has_dense_layers = any("DenseAttention" in name for name in manifest.attention)
+    if not has_dense_layers and graph.lowering != "portable":
+        return 0
+    # A block of a window's queries meets the window and about a quarter of it more.
+    reach = case.tokens if has_dense_layers else min(case.tokens, 3 * max(manifest.windows))
+    return 3 * 4 * case.batch * manifest.num_heads * case.tokens * reach
 
 
 def _expected(case: Case, reference: Reference) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row's text alone: padding must change nothing but the positions it shifts.
 
-    A classifier of Hugging Face's reads the token at index 0, even where that is padding: then PyTorch is asked about
-    the padded batch.
+    With padding on the left PyTorch is asked about the padded batch where nothing else would do: a classifier of
+    Hugging Face's reads the token at index 0, even where that is padding, and some models take no position ids.
     """
-    if case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION:
-        outputs = reference.batch(*_padded_batch(case, reference))
-        return [{name: values[row] for name, values in outputs.items()} for row in range(case.batch)]
+    shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
+    if shifted or (case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION):
+        from hdexport.heads import OUTPUTS_OF_TASK
+
+        outputs = reference.batch(_padded_batch(case, reference))
+        axes = OUTPUTS_OF_TASK[reference.task]
+        return [
+            {
+                name: values[row, case.tokens - length :] if "tokens" in axes[name] else values[row]
+                for name, values in outputs.items()
+            }
+            for row, length in enumerate(case.lengths)
+        ]
     return [
         reference.unpadded(row, length, shift=case.tokens - length if case.padding == "left" else 0)
         for row, length in enumerate(case.lengths)
@@ -305,8 +336,8 @@ def _check(
     return Check(graph=graph.file, case=case, outputs=outputs)
 
 
-def _padded_batch(case: Case, reference: Reference) -> tuple[IntArray, IntArray]:
-    """[batch, tokens] ids and mask.
+def _padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
+    """The inputs, [batch, tokens] each.
 
     On the right padding holds ordinary ids, for whatever stands there must not matter. On the left it holds the
     padding id, from which models of RoBERTa's kind number their positions.
@@ -317,9 +348,11 @@ def _padded_batch(case: Case, reference: Reference) -> tuple[IntArray, IntArray]
         else reference.text(case.batch, case.tokens)
     )
     input_ids = np.tile(filler, (case.batch, 1))
-    attention_mask = np.zeros_like(input_ids)
+    attention_mask, global_tokens = np.zeros_like(input_ids), np.zeros_like(input_ids)
     for row, length in enumerate(case.lengths):
         real = slice(case.tokens - length, None) if case.padding == "left" else slice(0, length)
         input_ids[row, real] = reference.text(row, length)
         attention_mask[row, real] = 1
-    return input_ids, attention_mask
+        global_tokens[row, real] = reference.global_tokens(length)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    return inputs | ({"global_attention_mask": global_tokens} if reference.has_global_attention else {})

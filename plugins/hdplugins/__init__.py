@@ -7,6 +7,7 @@ __all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET", "OPERATORS", "Ope
 from hdplugins.constants import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.dense_attention import OPERATOR as _DENSE_ATTENTION
 from hdplugins.operator import Operator
+from hdplugins.sliding_window_attention import OPERATOR as _SLIDING_WINDOW_ATTENTION
 
-OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (_DENSE_ATTENTION,)}
+OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (_DENSE_ATTENTION, _SLIDING_WINDOW_ATTENTION)}
 """Every operator by its name. Conformance tests and the README's support table iterate over it."""

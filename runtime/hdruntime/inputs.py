@@ -10,7 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.errors import InputError
+from hdruntime.global_attention import check_global_tokens, default_global_attention_mask
 from hdruntime.manifest import Manifest
+
+_MASKS = ("attention_mask", "global_attention_mask")
+"""Inputs that may be boolean."""
 
 _INT64_MAX = np.iinfo(np.int64).max
 
@@ -21,8 +25,8 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest) -> dict[str,
     """The inputs of the bundle's graphs as int64 arrays [batch, tokens], defaults filled in.
 
     Args:
-        given: name -> array, tensor or nested list of integers. ``attention_mask`` (default: ones) may be
-            boolean; ``token_type_ids`` defaults to zeros.
+        given: name -> array, tensor or nested list of integers; masks may be boolean. ``attention_mask`` defaults to
+            ones, ``token_type_ids`` to zeros, ``global_attention_mask`` to what the manifest says.
         manifest: what the bundle accepts.
 
     Raises:
@@ -47,6 +51,7 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest) -> dict[str,
     _check_range("attention_mask", inputs["attention_mask"], 1, "1 for real tokens and 0 for padding")
     if "token_type_ids" in inputs:
         _check_range("token_type_ids", inputs["token_type_ids"], None, "0 or more")
+    _fill_or_check_global_tokens(given, inputs, manifest)
     return inputs
 
 
@@ -69,6 +74,17 @@ def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
 def _length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
     advice = f"\n{remedy}, or rebuild with --max-len {tokens}." if tokens > max_len else ""
     return InputError(f"{what} has {tokens} tokens; this bundle accepts 1 to {max_len}.{advice}")
+
+
+def _fill_or_check_global_tokens(given: Mapping[str, object], inputs: dict[str, IntArray], manifest: Manifest) -> None:
+    global_attention, name = manifest.global_attention, "global_attention_mask"
+    if global_attention is None:
+        return
+    if given.get(name) is None:
+        inputs[name] = default_global_attention_mask(inputs["input_ids"], inputs["attention_mask"], global_attention)
+        return
+    _check_range(name, inputs[name], 1, "1 for global tokens and 0 for all others")
+    check_global_tokens(inputs[name], inputs["attention_mask"], global_attention)
 
 
 def _default(name: str, input_ids: IntArray) -> IntArray:
@@ -95,7 +111,7 @@ def _integers(name: str, value: object) -> IntArray:
     if array.size and array.dtype == object:
         # What numpy makes of integers beyond 64 bits; lists of numbers give nothing else of this type.
         raise InputError(f"{name} holds values that are not integers of at most 64 bits.")
-    if array.size and array.dtype.kind not in ("iub" if name == "attention_mask" else "iu"):
+    if array.size and array.dtype.kind not in ("iub" if name in _MASKS else "iu"):
         raise InputError(f"{name} is of type {array.dtype}; it must be integers, for example int64.")
     if array.size and array.dtype == np.uint64 and int(array.max()) > _INT64_MAX:
         raise InputError(f"{name} holds {int(array.max())}, which is more than int64 can hold ({_INT64_MAX}).")

@@ -6,12 +6,14 @@ __all__ = [
     "Backend",
     "EngineFile",
     "FileRecord",
+    "GlobalAttention",
     "GraphFile",
     "Manifest",
     "Positions",
     "ProfileShape",
     "TensorSpec",
     "TokenizerInfo",
+    "Window",
     "json_from_manifest",
     "manifest_from_json",
 ]
@@ -55,7 +57,7 @@ class Positions:
         base: rows of the checkpoint's table that were usable.
         rows: positions served, equal to ``max_len``.
         first_row: row of the checkpoint's table that holds the first position (``padding_idx + 1``, or 0).
-        form: ``folded`` into one table, or ``factored`` into two lookups and an add.
+        form: ``folded`` into one table, ``factored`` into two lookups and an add, or ``computed``: there is no table.
     """
 
     scheme: str
@@ -64,6 +66,37 @@ class Positions:
     rows: int
     first_row: int
     form: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Windowed attention in place of a model's dense one, as ``--attention window:...`` asks for it.
+
+    Attributes:
+        tokens: tokens that a query sees on *each* side, in units of the dilation; Longformer's ``attention_window``
+            counts both sides.
+        global_tokens: the first real tokens of a text, which see all others and are seen by all; 0 for none.
+        dilation: tokens that a step of the window is: one value a head, or a single one for all heads.
+    """
+
+    tokens: int
+    global_tokens: int
+    dilation: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GlobalAttention:
+    """The input ``global_attention_mask``: what it is when a caller leaves it out, and what it may hold.
+
+    Attributes:
+        default: ``first_token`` of each text, or ``question``: the tokens before the first separator.
+        bound: the most global tokens that a text may have.
+        separator_id: id of the token that ends a question; None where the default is the first token.
+    """
+
+    default: str
+    bound: int
+    separator_id: int | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,6 +155,9 @@ class Manifest:
     Attributes:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
         attention: attention operator -> number of nodes, in the portable graph.
+        windows: tokens on each side of the window of each ``SlidingWindowAttention``, in graph order.
+        window: what replaced the model's dense attention, None where nothing did.
+        global_attention: about the input ``global_attention_mask``, None where there is none.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run.
         made_by: versions, command, date and source of the build.
@@ -150,6 +186,9 @@ class Manifest:
     verification: dict[str, object] | None
     made_by: dict[str, str]
     files: dict[str, FileRecord]
+    windows: tuple[int, ...] = ()
+    window: Window | None = None
+    global_attention: GlobalAttention | None = None
 
 
 def json_from_manifest(manifest: Manifest) -> str:
@@ -213,10 +252,13 @@ def _decoded(value: Any, hint: Any, where: str) -> Any:
 def _decoded_dataclass(value: Any, cls: type, where: str) -> Any:
     _require_type(value, dict, where)
     hints = typing.get_type_hints(cls)
-    missing = [name for name in hints if name not in value]
+    # A key that came later than the format has a default, so that older bundles stay readable.
+    required = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
+    missing = [name for name in hints if name in required and name not in value]
     if missing:
         raise BundleCorruptError(f"The manifest lacks {where}.{missing[0]}.\nRebuild or copy the bundle again.")
-    return cls(**{name: _decoded(value[name], hint, f"{where}.{name}") for name, hint in hints.items()})
+    given = {name: hint for name, hint in hints.items() if name in value}
+    return cls(**{name: _decoded(value[name], hint, f"{where}.{name}") for name, hint in given.items()})
 
 
 def _decoded_union(value: Any, alternatives: tuple[Any, ...], where: str) -> Any:

@@ -15,6 +15,7 @@ from hdruntime.backends import Runner, open_runner
 from hdruntime.batching import pack_by_tokens, padded
 from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+from hdruntime.global_attention import check_questions
 from hdruntime.inputs import check_text_lengths, checked_inputs
 from hdruntime.pooling import mean_over_tokens
 from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
@@ -83,6 +84,9 @@ class Session:
             input_ids: [batch, tokens], any integers; nested lists will do.
             attention_mask: [batch, tokens], 1 for real tokens, 0 for padding; default ones.
             token_type_ids: [batch, tokens], default zeros; only if the bundle has this input.
+            global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
+                is the first real token of a row, or, where the task is question answering, its tokens before the
+                first separator. Marks on padding are ignored.
 
         Returns:
             output name -> float32 array of the shape in the manifest. Padded positions hold 0.
@@ -129,7 +133,8 @@ class Session:
             tokens axis as long as the text.
 
         Raises:
-            InputError: a text is too long, an id is not in the vocabulary, or there is no such output.
+            InputError: a text is too long, an id is not in the vocabulary, there is no such output, or the bundle
+                marks questions as global and a text has none, or one of too many tokens.
             NonFiniteOutputError: a result is NaN or infinite; rows are named as numbered in ``encodings``.
             BackendError: the backend failed, or the session is closed.
         """
@@ -225,6 +230,8 @@ class Session:
         """Run encodings batch by batch: yields indices of rows, their mask [batch, tokens], their outputs."""
         lengths = [len(encoding) for encoding in encodings]
         check_text_lengths(lengths, self.manifest.max_len)
+        if self.manifest.global_attention is not None:
+            check_questions([encoding.input_ids for encoding in encodings], self.manifest.global_attention)
         runner = self._open_runner()
         batches = pack_by_tokens(
             lengths,

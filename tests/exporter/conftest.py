@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 
 import hdruntime
+from hdexport.attention_spec import window_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.tasks import Task
 from hdruntime.manifest import Manifest
@@ -74,19 +75,37 @@ TinyBundles = Callable[..., TinyBundle]
 
 @pytest.fixture(scope="session")
 def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
-    """Build ``(model_type, task, precision, max_len, **config_changes)``, unverified; all but the first have defaults.
+    """Build ``(model_type, task, precision, max_len, attention, max_global, **config_changes)``, unverified.
+
+    All but the first have defaults; ``attention`` is what ``--attention`` takes.
 
     What was asked for before is not built again.
     """
 
     @functools.cache
-    def build_once(model_type: str, task: str, precision: str, max_len: int, changes: tuple) -> TinyBundle:
+    def build_once(
+        model_type: str,
+        task: str,
+        precision: str,
+        max_len: int,
+        attention: str | None,
+        max_global: int | None,
+        changes: tuple,
+    ) -> TinyBundle:
         directory = tmp_path_factory.mktemp(f"{model_type}-{task}-{precision}")
         checkpoint, path = directory / "checkpoint", directory / "bundle"
         save_tiny_model(checkpoint, model_type, Task(task), **dict(changes))
         if task == Task.SENTENCE_SIMILARITY:
             save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True})
-        options = BuildOptions(model=checkpoint, output=path, max_len=max_len, precision=precision, verify=False)
+        options = BuildOptions(
+            model=checkpoint,
+            output=path,
+            max_len=max_len,
+            precision=precision,
+            window=None if attention is None else window_from_spec(attention),
+            max_global=max_global,
+            verify=False,
+        )
         return TinyBundle(checkpoint, path, build(options))
 
     def make(
@@ -94,8 +113,10 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         task: str = "feature-extraction",
         precision: str = "float32",
         max_len: int = MAX_LEN,
+        attention: str | None = None,
+        max_global: int | None = None,
         **changes: Any,
     ) -> TinyBundle:
-        return build_once(model_type, task, precision, max_len, tuple(sorted(changes.items())))
+        return build_once(model_type, task, precision, max_len, attention, max_global, tuple(sorted(changes.items())))
 
     return make

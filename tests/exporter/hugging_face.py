@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ALPHA", "HuggingFace", "extended_rows"]
+__all__ = ["ALPHA", "HuggingFace", "extended_rows", "first_real_tokens"]
 
 from pathlib import Path
 
@@ -12,8 +12,11 @@ import transformers
 
 ALPHA = 0.4
 
-_AFTER_PADDING_ROW = ("camembert", "mpnet", "roberta", "xlm-roberta")
+_AFTER_PADDING_ROW = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
 """Model types whose first position is the row after the padding row."""
+
+_COMPUTED_POSITIONS = ("modernbert",)
+"""Model types without a table of positions: any length is computed."""
 
 _CLASS_OF_TASK = {
     "feature-extraction": transformers.AutoModel,
@@ -37,12 +40,29 @@ def extended_rows(rows: np.ndarray, max_len: int, *, alpha: float = ALPHA) -> np
     return q.reshape(-1, rows.shape[1])[:max_len]
 
 
+def first_real_tokens(attention_mask: np.ndarray) -> np.ndarray:
+    """int64 [batch, tokens], 1 for the first real token of each row."""
+    marks = np.zeros_like(attention_mask)
+    for row, real in zip(marks, attention_mask, strict=True):
+        if real.any():
+            row[np.flatnonzero(real)[0]] = 1
+    return marks
+
+
 class HuggingFace:
     """A checkpoint in transformers, float32, its position table replaced by one of `max_len` positions."""
 
     def __init__(self, directory: Path, task: str, *, max_len: int, alpha: float = ALPHA) -> None:
         self.task = task
         self.model = _CLASS_OF_TASK[task].from_pretrained(directory, dtype=torch.float32).eval()
+        model_type = self.model.config.model_type
+        if model_type == "led":
+            self.model = self.model.encoder
+            self._extend_led(max_len, alpha)
+        elif model_type not in _COMPUTED_POSITIONS:
+            self._extend(max_len, alpha)
+
+    def _extend(self, max_len: int, alpha: float) -> None:
         embeddings = self.model.base_model.embeddings
         table = embeddings.position_embeddings.weight.detach().numpy()
         first_row = 2 if self.model.config.model_type in _AFTER_PADDING_ROW else 0
@@ -53,11 +73,22 @@ class HuggingFace:
         embeddings.position_ids = torch.arange(len(weight))[None]
         embeddings.token_type_ids = torch.zeros(1, len(weight), dtype=torch.long)
 
+    def _extend_led(self, max_len: int, alpha: float) -> None:
+        table = self.model.embed_positions.weight.detach().numpy()
+        self.checkpoint_rows = table.copy()
+        # It pads texts to a multiple of the window, and the padding has positions.
+        window = max(self.model.config.attention_window)
+        rows = extended_rows(table, -(-max_len // window) * window, alpha=alpha).astype(np.float32)
+        self.model.embed_positions.weight = torch.nn.Parameter(torch.from_numpy(rows))
+
     def __call__(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, **others: np.ndarray
     ) -> dict[str, np.ndarray]:
         """Outputs by name for int64 [batch, tokens] inputs; those of sentence-similarity are of its mean pooling."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **others}
+        if self.model.config.model_type in ("led", "longformer"):
+            # The library's own default for most tasks is no global token at all, or the first, padding or not.
+            inputs.setdefault("global_attention_mask", first_real_tokens(attention_mask))
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
         if self.task != "sentence-similarity":

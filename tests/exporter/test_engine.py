@@ -8,6 +8,8 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,11 +21,11 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hdexport import gpu
-from hdexport.engine import build_engine, check_target
+from hdexport.engine import build_engine, check_target, target_architectures
 from hdexport.flavours import architectures_from_option, buildable_flavours, load_flavour, load_polygraphy
-from hdexport.lowering.tensorrt import tensorrt_graph
+from hdexport.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.passes.attach_functions import attach_functions
 from hdexport.profiles import profiles_from_options
-from hdplugins.dense_attention.onnx_function import function_of_arity
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError, MissingDependencyError
 
@@ -36,8 +38,12 @@ needs_rtx = pytest.mark.skipif(
 )
 
 
-def _encoder(layers: int) -> onnx.ModelProto:
+_WINDOW = {"left": 16, "right": 16, "dilation": [1, 3], "global_bound": 4, "scale": 32**-0.5}
+
+
+def _encoder(layers: int, *, windowed: bool = False) -> onnx.ModelProto:
     """A portable float16 encoder of attention layers over a table of 256 positions."""
+    operator, attributes = ("SlidingWindowAttention", _WINDOW) if windowed else ("DenseAttention", {"scale": 32**-0.5})
     generator = np.random.default_rng(0)
 
     def weight(name: str, *shape: int) -> onnx.TensorProto:
@@ -52,7 +58,7 @@ def _encoder(layers: int) -> onnx.ModelProto:
     weights += [integers("heads", [0, 0, _HEADS, _HIDDEN // _HEADS]), integers("joined", [0, 0, _HIDDEN])]
     node = helper.make_node
     nodes = [
-        node("Cast", ["attention_mask"], ["key_mask"], to=TensorProto.BOOL),
+        node("Cast", ["attention_mask"], ["key_mask"], to=TensorProto.INT32 if windowed else TensorProto.BOOL),
         node("Gather", ["words", "input_ids"], ["word_rows"]),
         node("Shape", ["input_ids"], ["tokens"], start=1, end=2),
         node("Slice", ["positions", "zero", "tokens", "zero"], ["position_rows"]),
@@ -69,7 +75,7 @@ def _encoder(layers: int) -> onnx.ModelProto:
             ]
         inputs = [f"query_{layer}", f"key_{layer}", f"value_{layer}", "key_mask"]
         nodes += [
-            node("DenseAttention", inputs, [f"attended_{layer}"], domain="hdexport", scale=32**-0.5),
+            node(operator, inputs, [f"attended_{layer}"], domain="hdexport", **attributes),
             node("Transpose", [f"attended_{layer}"], [f"rows_{layer}"], perm=[0, 2, 1, 3]),
             node("Reshape", [f"rows_{layer}", "joined"], [f"joined_{layer}"]),
             node("Add", [f"joined_{layer}", f"state_{layer}"], [f"state_{layer + 1}"]),
@@ -83,14 +89,17 @@ def _encoder(layers: int) -> onnx.ModelProto:
         [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, [*shape, _HIDDEN])],
         weights,
     )
-    model = helper.make_model(
-        graph,
-        functions=[function_of_arity(4)],
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
-        ir_version=10,
+    model = ir.serde.deserialize_model(
+        helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+            ir_version=10,
+        )
     )
-    onnx.checker.check_model(model)
-    return model
+    attach_functions(model)
+    proto = onnx.shape_inference.infer_shapes(ir.serde.serialize_model(model))
+    onnx.checker.check_model(proto)
+    return proto
 
 
 @pytest.fixture(scope="module")
@@ -140,13 +149,93 @@ def test_the_passport_says_what_the_engine_is_and_comes_from(onnx_path: Path, tm
     assert passport["precision"] == "float16"
     assert tuple(passport["architectures"]) == engine.architectures == ("sm89", "sm120")
     assert passport["profiles"] == [{"batch": [1, 2, 4], "tokens": [1, 100, 100]}]
-    assert passport["plugins"] == []
+    assert passport["plugins"] == {}
     assert passport["engine_sha256"] == hashlib.sha256((tmp_path / engine.file).read_bytes()).hexdigest()
     assert passport["onnx_sha256"] == {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (onnx_path, weights)
     }
     assert passport["built_on"]["driver"] == gpu.driver_version()
     assert set(passport["built_on"]) == {"platform", "driver", "gpu", "date"}
+
+
+@needs_rtx
+@pytest.mark.parametrize(("impl", "plugins"), [(AttentionImpl.PLUGIN, 3), (AttentionImpl.NATIVE, 0)])
+def test_windowed_layers_are_plugin_layers_or_none_as_asked(impl: AttentionImpl, plugins: int, tmp_path: Path) -> None:
+    portable = ir.serde.deserialize_model(_encoder(3, windowed=True))
+    path = tmp_path / "tensorrt.onnx"
+    ir.save(tensorrt_graph(portable, dtype="float16", attention_impl=impl), path)
+    # TensorRT-RTX checks shapes at the best ones alone: none of these is a window's or a block's length.
+    profiles = profiles_from_options(_POSITIONS, profiles="37,101,251", batch="1:2:3")
+    engine = _build(path, tmp_path, profiles=profiles)
+    passport = json.loads((tmp_path / engine.passport).read_text())
+    assert passport["plugins"] == ({"SlidingWindowAttention": plugins} if plugins else {})
+    # The name of a plugin's field, which the engine must hold to make the plugin again.
+    assert (b"global_bound" in (tmp_path / engine.file).read_bytes()) == (plugins > 0)
+
+
+_REFUSED_WHILE_BUILDING = """
+import sys
+from pathlib import Path
+import onnx_ir as ir
+from hdexport.engine import build_engine
+from hdexport.profiles import profiles_from_options
+from hdruntime.bundle import Backend
+from hdruntime.errors import EngineError
+folder = Path(sys.argv[1])
+for attempt in range(3):
+    try:
+        build_engine(folder / "tensorrt.onnx", folder / "x.engine", bundle=folder, flavour=Backend.TENSORRT_RTX,
+                     profiles=profiles_from_options(64), precision="float16")
+    except EngineError as error:
+        print(str(error).splitlines()[0])
+"""
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("attribute", "message"),
+    [
+        (("scale", None), "the fields left, right, dilation, global_bound were given"),
+        (("left", -3), "left is -3; it is 0 or more"),
+        (("dilation", [1, 2, 3]), "dilation is [1, 2, 3]; it has 1 value or 2"),
+    ],
+)
+def test_what_a_plugin_refuses_is_told_and_the_process_lives(
+    attribute: tuple[str, object], message: str, tmp_path: Path
+) -> None:
+    """In a process of its own, for TensorRT-RTX 1.7.1 by itself dies of a plugin that refuses a build."""
+    model = tensorrt_graph(ir.serde.deserialize_model(_encoder(1, windowed=True)), dtype="float16")
+    (node,) = (node for node in model.graph if node.domain == "hdexport")
+    name, value = attribute
+    del node.attributes[name]
+    if value is not None:
+        node.attributes[name] = ir.convenience.convert_attribute(name, value)
+    ir.save(model, tmp_path / "tensorrt.onnx")
+    command = [sys.executable, "-c", _REFUSED_WHILE_BUILDING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 3
+    assert all(f"TensorRT did not build the engine: SlidingWindowAttention: {message}" in line for line in lines)
+    assert _files(tmp_path) == ["tensorrt.onnx"]
+
+
+@needs_rtx
+def test_a_library_that_was_loaded_too_early_for_plugins_is_told(
+    onnx_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hdexport.engine.provide_library_link", lambda: False)
+    _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
+    assert "import hdexport first" in caplog.text
+
+
+@needs_rtx
+def test_the_architectures_of_an_engine_are_known_before_it_is_built() -> None:
+    assert target_architectures(Backend.TENSORRT_RTX, architectures=("sm89",)) == ("sm89",)
+    usual = target_architectures(Backend.TENSORRT_RTX)
+    assert {"sm80", "sm86", "sm89", "sm120"} <= set(usual)
+    with pytest.raises(InputError, match="sm90"):
+        target_architectures(Backend.TENSORRT_RTX, architectures=("sm90",))
 
 
 @needs_rtx

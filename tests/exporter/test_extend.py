@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModel, AutoModelForMaskedLM
 
 from hdexport.extend import ExtendOptions, extend
-from hdexport.families import SUPPORTED_MODEL_TYPES
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.positions import Scheme, extend_table
 from hdexport.tasks import Task
 from hdruntime.errors import ModelError
@@ -40,7 +40,10 @@ def longer(tmp_path: Path) -> Path:
     return tmp_path / "longer"
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+# LED's encoder fills no mask; its extension is in test_longformer.py.
+@pytest.mark.parametrize(
+    "model_type", [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions and name != "led"]
+)
 def test_hugging_face_loads_every_family_and_runs_it_at_the_new_length(
     tmp_path: Path, longer: Path, model_type: str
 ) -> None:
@@ -48,7 +51,7 @@ def test_hugging_face_loads_every_family_and_runs_it_at_the_new_length(
     extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=4096))
     model, report = AutoModelForMaskedLM.from_pretrained(longer, output_loading_info=True)
     assert not any(report.values()), report
-    first_row = 2 if model_type in ("camembert", "mpnet", "roberta", "xlm-roberta") else 0
+    first_row = 2 if model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta") else 0
     assert model.config.max_position_embeddings == first_row + 4096
     # MPNet's own attention takes gigabytes at 4096 tokens.
     tokens = 1024 if model_type == "mpnet" else 4096
@@ -126,6 +129,14 @@ def test_a_pickle_becomes_safetensors_where_it_is_allowed(tmp_path: Path, longer
     for name, value in original.state_dict().items():
         if not name.endswith(TABLE):
             assert same_bits(extended[name], value), name
+
+
+def test_computed_positions_need_no_extension_and_are_not_given_one(tmp_path: Path, longer: Path) -> None:
+    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION)
+    message = r"model is a modernbert: its positions are computed, .* no table to extend\.\nBuild it .*--max-len 16384"
+    with pytest.raises(ModelError, match=message):
+        extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=200))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 def test_code_in_a_pickle_is_not_run_even_where_pickles_are_allowed(model: Path, longer: Path, tmp_path: Path) -> None:

@@ -15,10 +15,14 @@ import torch
 from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
-from hdexport.lowering.tensorrt import tensorrt_graph
+from hdexport.flavours import load_flavour
+from hdexport.lowering.plugin_nodes import plugin_nodes
+from hdexport.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdplugins.dense_attention.onnx_function import function_of_arity
 from hdplugins.dense_attention.reference import dense_attention
+from hdruntime.bundle import Backend
 from hdruntime.errors import ExportError
+from window_graphs import window_graph
 
 _DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 _HEADS = 2
@@ -168,7 +172,9 @@ def test_an_operator_that_changed_its_meaning_stops_the_lowering() -> None:
 @pytest.mark.parametrize("bias", [False, True], ids=["no bias", "bias"])
 @pytest.mark.parametrize("head_dim", [8, 12, 32, 64, 256, 264])
 def test_lowered_attention_builds(dtype: str, bias: bool, head_dim: int, tmp_path: Path) -> None:
-    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    # Through hdexport, or plugins would be out of reach for the tests that follow in this process.
+    trt = load_flavour(Backend.TENSORRT_RTX)
     path = tmp_path / "lowered.onnx"
     ir.save(tensorrt_graph(_attention_model(dtype=dtype, bias=bias, head_dim=head_dim), dtype=dtype), path)
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
@@ -191,3 +197,80 @@ def test_lowered_attention_builds(dtype: str, bias: bool, head_dim: int, tmp_pat
     assert builder.build_serialized_network(network, config) is not None
     fused = dtype != "float32" and head_dim not in (8, 264)
     assert (trt.LayerType.ATTENTION_INPUT in kinds) == fused
+
+
+def test_windowed_attention_is_a_plugin_without_a_body() -> None:
+    lowered = tensorrt_graph(window_graph(dtype="float16", layers=2, dense_layers=1), dtype="float16")
+    ours = plugin_nodes(lowered)
+    assert [node.op_type for node in ours] == ["SlidingWindowAttention"] * 2
+    assert {node.attributes["plugin_namespace"].as_string() for node in ours} == {"hdexport"}
+    assert {node.attributes["plugin_version"].as_string() for node in ours} == {"1"}
+    assert ours[0].attributes["left"].as_int() == 16
+    assert [node.op_type for node in lowered.graph if node.op_type == "Attention"] == ["Attention"]
+    assert not lowered.functions
+
+
+def test_native_windowed_attention_keeps_its_body_and_has_no_plugin() -> None:
+    portable = window_graph(dtype="float16", layers=2, dense_layers=1)
+    lowered = tensorrt_graph(portable, dtype="float16", attention_impl=AttentionImpl.NATIVE)
+    assert plugin_nodes(lowered) == []
+    assert [name for _, name, _ in lowered.functions] == ["SlidingWindowAttention_global4"]
+    assert [node.op_type for node in lowered.graph if node.domain == "hdexport"] == [
+        "SlidingWindowAttention_global4"
+    ] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_plugin_takes_every_dtype_even_where_dense_attention_is_not_fused(dtype: str) -> None:
+    lowered = tensorrt_graph(window_graph(dtype=dtype, dense_layers=1), dtype=dtype)
+    assert len(plugin_nodes(lowered)) == 1
+    assert (("hdexport", "DenseAttention", "") in lowered.functions) == (dtype == "float32")
+
+
+def test_nodes_of_different_windows_and_dilations_all_become_plugins() -> None:
+    first = window_graph(dtype="float16", dilation=[1, 2], global_bound=0)
+    lowered = tensorrt_graph(first, dtype="float16")
+    assert [node.attributes["dilation"].as_ints() for node in plugin_nodes(lowered)] == [(1, 2)]
+    assert not lowered.functions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"head_dim": 48}, r"no head_dim 48; it has 32, 64, 80, 96, 128"),
+        ({"left": 2**31}, r"left is 2147483648; TensorRT reads 32 bits, 2147483647 at most"),
+        ({"dilation": [1, 2, 3]}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
+    ],
+)
+def test_what_no_kernel_computes_names_what_it_does_and_the_way_around(wrong: dict[str, object], message: str) -> None:
+    portable = window_graph(dtype="float16", **wrong)
+    with pytest.raises(ExportError, match=rf"SlidingWindowAttention by our plugin here\. .*{message}"):
+        tensorrt_graph(portable, dtype="float16")
+    with pytest.raises(ExportError, match=r"\n.*--attention-impl native"):
+        tensorrt_graph(portable, dtype="float16")
+
+
+def test_a_graph_that_does_not_state_a_shape_is_refused() -> None:
+    portable = window_graph(dtype="float16")
+    portable.graph.inputs[0].shape = None
+    with pytest.raises(ExportError, match=r"does not state the shapes(.|\n)*--attention-impl native"):
+        tensorrt_graph(portable, dtype="float16")
+
+
+@pytest.mark.parametrize(("bound", "impl"), list(itertools.product([3840, 3841], AttentionImpl)))
+def test_more_global_tokens_than_tensorrt_selects_are_refused_where_it_selects_them(
+    bound: int, impl: AttentionImpl
+) -> None:
+    portable = window_graph(dtype="float16", global_bound=bound)
+    if bound > 3840 and impl is AttentionImpl.NATIVE:
+        with pytest.raises(ExportError, match=r"up to 3841 global tokens .* 3840 at most\.\n.*--max-global 3840"):
+            tensorrt_graph(portable, dtype="float16", attention_impl=impl)
+    else:
+        tensorrt_graph(portable, dtype="float16", attention_impl=impl)
+
+
+def test_the_windowed_portable_graph_is_left_as_it_is() -> None:
+    portable = window_graph(dtype="float16", layers=2)
+    before = ir.serde.serialize_model(portable).SerializeToString(deterministic=True)
+    tensorrt_graph(portable, dtype="float16")
+    assert ir.serde.serialize_model(portable).SerializeToString(deterministic=True) == before

@@ -29,6 +29,7 @@ BUNDLES = [
     ("roberta", "question-answering", "float16"),
     ("mpnet", "token-classification", "float16"),
     ("mpnet", "feature-extraction", "bfloat16"),
+    ("modernbert", "text-classification", "float16"),
     ("distilbert", "feature-extraction", "float32"),
 ]
 each_bundle = pytest.mark.parametrize(("model_type", "task", "precision"), BUNDLES)
@@ -61,7 +62,9 @@ def constants(model: onnx.ModelProto) -> dict[str, np.ndarray]:
 
 
 @each_bundle
-def test_weights_are_half_but_for_normalisations(tiny_bundles, model_type: str, task: str, precision: str) -> None:
+def test_weights_are_half_but_for_normalisations_and_frequencies(
+    tiny_bundles, model_type: str, task: str, precision: str
+) -> None:
     model = tiny_bundles(model_type, task, precision).graph
     normalisations = {
         value.name for node in model.graph if node.op_type == "LayerNormalization" for value in node.inputs[1:]
@@ -72,9 +75,9 @@ def test_weights_are_half_but_for_normalisations(tiny_bundles, model_type: str, 
         if value.dtype in (ir.DataType.FLOAT, *HALF.values()) and value.const_value.size > 1
     }
     for name, dtype in floats.items():
-        kept = name in normalisations or precision == "float32"
+        kept = name in normalisations or name.endswith("_inv_freq") or precision == "float32"
         assert dtype == (ir.DataType.FLOAT if kept else HALF[precision]), name
-    assert len(floats) > 20
+    assert len(floats) >= 20
 
 
 @each_bundle
@@ -209,3 +212,23 @@ def test_a_cast_layer_normalisation_keeps_float32_weights_and_the_neighbours_typ
     assert normalised.dtype == precision.torch_dtype
     # The squares of 300 are outside float16: computed in float32 they do not matter.
     assert normalised.isfinite().all()
+
+
+def test_a_normalisation_without_bias_is_given_none() -> None:
+    model = torch.nn.Sequential(torch.nn.LayerNorm(8, bias=False))
+    cast_model(model, Precision.FLOAT16)
+    assert list(model.state_dict()) == ["0.weight"]
+    hidden_states = torch.randn(2, 8, generator=torch.Generator().manual_seed(0)).half()
+    expected = torch.nn.functional.layer_norm(hidden_states.float(), (8,), model[0].weight).half()
+    assert torch.equal(model(hidden_states), expected)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_what_is_computed_and_not_learned_keeps_its_type_and_bits(precision: Precision) -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Identity())
+    model[1].register_buffer("frequencies", torch.tensor([1 / 3, 1e-7]), persistent=False)
+    model[1].register_buffer("ids", torch.arange(3))
+    cast_model(model, precision)
+    assert model[0].weight.dtype == precision.torch_dtype
+    assert torch.equal(model[1].frequencies, torch.tensor([1 / 3, 1e-7]))
+    assert model[1].ids.dtype == torch.int64

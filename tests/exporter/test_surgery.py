@@ -10,12 +10,12 @@ import onnx_ir as ir
 import pytest
 import torch
 from safetensors.numpy import load_file
-from transformers import AutoModel
 
 import hdexport.positions
 import hdruntime
 from comparators import assert_close
 from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.positions import Scheme
 from hdexport.surgery import extend_positions, fold_positions, fold_token_types
@@ -24,12 +24,14 @@ from hdruntime.errors import InputError
 from hugging_face import ALPHA, extended_rows
 from tiny_models import BASE, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 
-PADDING_ROW_FAMILIES = ("camembert", "mpnet", "roberta", "xlm-roberta")
+LEARNED_POSITIONS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
+PADDING_ROW_FAMILIES = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
 
 
 def checkpoint_table(checkpoint: Path) -> np.ndarray:
     weights = load_file(checkpoint / "model.safetensors")
-    (table,) = (value for name, value in weights.items() if name.endswith("position_embeddings.weight"))
+    endings = ("embeddings.position_embeddings.weight", "encoder.embed_positions.weight")
+    (table,) = (value for name, value in weights.items() if name.endswith(endings))
     return table
 
 
@@ -46,7 +48,7 @@ def gathers_from(model: ir.Model, part: str) -> int:
 
 
 @pytest.mark.parametrize("precision", ["float32", "float16"])
-@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+@pytest.mark.parametrize("model_type", LEARNED_POSITIONS)
 def test_the_graphs_table_has_a_row_a_position_and_keeps_the_checkpoints(
     tiny_bundles, model_type: str, precision: str
 ) -> None:
@@ -71,7 +73,8 @@ def test_tables_are_as_wide_as_the_embeddings_not_the_hidden_states(tiny_bundles
     assert bundle.manifest.hidden_size == 32
 
 
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name not in PADDING_ROW_FAMILIES])
+# LED's graph holds lookups for its global tokens: see test_longformer.py.
+@pytest.mark.parametrize("model_type", sorted({*LEARNED_POSITIONS} - {*PADDING_ROW_FAMILIES, "led"}))
 @pytest.mark.parametrize("graph", ["graph", "cpu_graph"])
 def test_positions_that_count_from_0_are_a_slice_of_the_table(tiny_bundles, model_type: str, graph: str) -> None:
     model = getattr(tiny_bundles(model_type), graph)
@@ -203,13 +206,14 @@ def test_an_extended_model_takes_longer_input_in_pytorch(
     if form_limit is not None:
         monkeypatch.setattr(hdexport.positions, "FOLDED_LIMIT_BYTES", form_limit)
     save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
-    model = AutoModel.from_pretrained(tmp_path).eval()
+    model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
     family = family_of(model_type)
-    positions = extend_positions(model, family, max_len=200, scheme=Scheme.HIERARCHICAL, alpha=ALPHA)
-    assert model.config.max_position_embeddings == positions.first_row + 200
+    # A multiple of LED's window, to which the library pads.
+    positions = extend_positions(model, family, max_len=208, scheme=Scheme.HIERARCHICAL, alpha=ALPHA)
+    assert getattr(model.config, family.positions_key) == positions.first_row + 208
     with torch.inference_mode():
-        output = model(torch.full((1, 200), 7)).last_hidden_state
-    assert output.shape == (1, 200, 32)
+        output = model(torch.full((1, 208), 7)).last_hidden_state
+    assert output.shape == (1, 208, model.config.hidden_size)
     assert output.isfinite().all()
 
 

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["BASE", "LABELS", "PAD_TOKEN_ID", "VOCAB_SIZE", "save_sentence_modules", "save_tiny_model"]
+__all__ = [
+    "BASE",
+    "LABELS",
+    "PAD_TOKEN_ID",
+    "SEPARATOR_ID",
+    "VOCAB_SIZE",
+    "WINDOWS",
+    "save_sentence_modules",
+    "save_tiny_model",
+]
 
 import json
 from pathlib import Path
@@ -21,8 +30,12 @@ BASE = 64
 
 VOCAB_SIZE = 120
 LABELS = ("negative", "neutral", "positive")
+WINDOWS = (8, 16)
+"""Longformer's and LED's ``attention_window``, a layer each: both sides of a token together."""
+
 _SPECIAL_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 PAD_TOKEN_ID = 1
+SEPARATOR_ID = 2
 
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
@@ -44,10 +57,46 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "camembert": _ROBERTA,
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
     "electra": {"embedding_size": 16},
+    "led": {
+        "d_model": 128,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 1,
+        "decoder_ffn_dim": 8,
+        "init_std": 0.1,
+        "max_encoder_position_embeddings": BASE,
+        "max_decoder_position_embeddings": BASE,
+        "attention_window": list(WINDOWS),
+    },
+    "longformer": _ROBERTA
+    | {
+        # Heads wider than the default bound of global tokens, as real models have: see `absorbs_projections`.
+        "hidden_size": 128,
+        "initializer_range": 0.1,
+        "attention_window": list(WINDOWS),
+        "sep_token_id": SEPARATOR_ID,
+    },
+    "modernbert": {"local_attention": 16, "classifier_pooling": "mean"}
+    | dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
     "mpnet": _AFTER_PADDING_ROW,
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
+
+_NAMED_OTHERWISE: dict[str, tuple[str, ...]] = {
+    "distilbert": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    "led": (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+        "initializer_range",
+    ),
+}
+"""Sizes that a model type knows by names of its own."""
 
 
 def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any) -> transformers.PreTrainedModel:
@@ -63,8 +112,8 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
     sizes = _SIZES | _SIZES_OF_MODEL_TYPE.get(model_type, {}) | changes
     if task is Task.QUESTION_ANSWERING:
         sizes = {name: value for name, value in sizes.items() if name not in ("id2label", "label2id")}
-    if model_type == "distilbert":
-        sizes = {name: value for name, value in sizes.items() if not name.startswith(("hidden_s", "num_", "interm"))}
+    others = _NAMED_OTHERWISE.get(model_type, ())
+    sizes = {name: value for name, value in sizes.items() if name not in others}
     torch.manual_seed(len(model_type))
     config = AutoConfig.for_model(model_type, **sizes)
     model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config).eval()
@@ -107,7 +156,7 @@ def _tokenizer() -> PreTrainedTokenizerFast:
     tokenizer.post_processor = processors.TemplateProcessing(
         single="[CLS] $A [SEP]",
         pair="[CLS] $A [SEP] $B:1 [SEP]:1",
-        special_tokens=[("[CLS]", 0), ("[SEP]", 2)],
+        special_tokens=[("[CLS]", 0), ("[SEP]", SEPARATOR_ID)],
     )
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -140,7 +140,11 @@ def test_a_malformed_manifest_is_refused(bundle_path: Path, text: str) -> None:
         open_bundle(bundle_path)
 
 
-@pytest.mark.parametrize("key", [field.name for field in dataclasses.fields(Manifest)])
+FIRST_FORMAT = [field.name for field in dataclasses.fields(Manifest) if field.default is dataclasses.MISSING]
+"""The keys that every manifest has; those that came later have a default."""
+
+
+@pytest.mark.parametrize("key", FIRST_FORMAT)
 def test_a_missing_key_is_named(bundle_path: Path, key: str) -> None:
     edit_manifest(bundle_path, lambda data: data.pop(key))
     with pytest.raises(BundleCorruptError, match=rf"lacks manifest\.{key}\."):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
-_ENGINE_OPTIONS = ("profiles", "batch", "minShapes", "optShapes", "maxShapes", "sm")
+_ENGINE_OPTIONS = ("profiles", "batch", "minShapes", "optShapes", "maxShapes", "sm", "attention_impl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +51,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     positions = parser.add_argument_group("positions")
     positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)")
     add_position_arguments(positions)
+    attention = parser.add_argument_group("attention")
+    attention.add_argument(
+        "--attention",
+        metavar="SPEC",
+        help="window:W[,global:G][,dilation:D[/D...]] gives a model of BERT's kind windowed attention, with cost and "
+        "memory linear in tokens: every query sees W tokens on each side of it (Longformer's attention_window counts "
+        "both sides: its 512 is W = 256) in steps of D tokens, one D for all heads or one a head; the first G tokens "
+        "(default: 1) see all and are seen by all. Answers change, and fine-tuning is expected (default: what the "
+        "model has)",
+    )
+    attention.add_argument(
+        "--max-global",
+        metavar="N",
+        help="Longformer and LED: the most tokens of a text that global_attention_mask may mark (default: 16, for "
+        "question answering 64)",
+    )
     _add_engine_arguments(parser.add_argument_group("engines"))
 
 
@@ -79,6 +95,12 @@ def _add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
             "for each profile",
         )
     engines.add_argument(
+        "--attention-impl",
+        metavar="IMPL",
+        help="who computes windowed attention in an engine: plugin, our GPU kernels (default), or native, TensorRT "
+        "itself from standard operators",
+    )
+    engines.add_argument(
         "--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all that TensorRT-RTX supports)"
     )
 
@@ -99,10 +121,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> BuildOptions:
+    from hdexport.attention_spec import window_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.flavours import architectures_from_option
-    from hdexport.positions import check_options, scheme_from_name
+    from hdexport.lowering.tensorrt import AttentionImpl, attention_impl_from_name
+    from hdexport.positions import Scheme, check_options, scheme_from_name
     from hdexport.profiles import profiles_from_options
     from hdexport.targets import flavours_of_targets
     from hdexport.tasks import task_from_name
@@ -117,7 +141,10 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     max_len = base if options.max_len is None else whole_number("--max-len", options.max_len)
     scheme, alpha = scheme_from_name(options.positions), decimal_number("--alpha", options.alpha)
     # What a glance at the configuration can refuse is refused before PyTorch is loaded.
-    check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
+    # Positions that are computed have no table to extend: any length will do, as with tiling.
+    needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
+    check_options(scheme=needed, alpha=alpha, max_len=max_len, base=base)
+    window = None if options.attention is None else window_from_spec(options.attention)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         _refuse_engine_options(options)
@@ -129,7 +156,10 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         task=task_from_name(options.task),
         scheme=scheme,
         alpha=alpha,
+        window=window,
+        max_global=None if options.max_global is None else whole_number("--max-global", options.max_global, example=32),
         flavours=flavours,
+        attention_impl=attention_impl_from_name(options.attention_impl or AttentionImpl.PLUGIN.value),
         profiles=profiles_from_options(
             max_len,
             profiles=options.profiles,
@@ -148,7 +178,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
 
 
 def _refuse_engine_options(options: argparse.Namespace) -> None:
-    given = [f"--{name}" for name in _ENGINE_OPTIONS if getattr(options, name)]
+    given = [f"--{name.replace('_', '-')}" for name in _ENGINE_OPTIONS if getattr(options, name)]
     if given:
         why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
         raise InputError(

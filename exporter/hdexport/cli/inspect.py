@@ -151,6 +151,7 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     )
     yield "positions", _positions(manifest)
     yield "attention", _counts(manifest.attention) or "none counted"
+    yield from _windows(manifest)
     if manifest.labels:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer
@@ -169,6 +170,20 @@ def _positions(manifest: Manifest) -> str:
         f"{positions.scheme}{alpha}: {positions.base} rows of the checkpoint{first} serve {positions.rows}, "
         f"{positions.form}"
     )
+
+
+def _windows(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    if manifest.windows:
+        counts = Counter(manifest.windows)
+        layers = ", ".join(f"{tokens} in {count} layers" for tokens, count in counts.items())
+        yield "windows", f"tokens on each side: {layers}"
+    if manifest.window is not None:
+        count, steps = manifest.window.global_tokens, "/".join(map(str, manifest.window.dilation))
+        first = f"the first {count}" if count else "none"
+        yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
+    if manifest.global_attention is not None:
+        default = "the first token" if manifest.global_attention.default == "first_token" else "the question's tokens"
+        yield "global tokens", f"{default} unless given, at most {manifest.global_attention.bound}"
 
 
 def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:

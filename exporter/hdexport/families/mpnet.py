@@ -59,4 +59,10 @@ def _adapt(model: PreTrainedModel) -> None:
     encoder.compute_position_bias = functools.partial(_position_bias, encoder)
 
 
-FAMILY = Family(model_types=("mpnet",), padding_row=lambda config: _PADDING_ROW, adapt=_adapt)
+FAMILY = Family(
+    model_types=("mpnet",),
+    padding_row=lambda config: _PADDING_ROW,
+    adapt=_adapt,
+    has_sdpa=False,
+    why_not_windowed="its scores have a bias for every pair of tokens",
+)

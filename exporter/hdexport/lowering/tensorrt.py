@@ -1,4 +1,4 @@
-"""The graph that TensorRT runs fastest: dense attention becomes the standard operator that it fuses.
+"""The graph that TensorRT runs fastest: dense attention becomes an operator that it fuses, sparse attention our plugin.
 
 TensorRT's ONNX parser turns ``Attention`` (opset 23) into its attention layer, one kernel whose memory is
 linear in tokens. What that costs depends on the mask. Activations that TensorRT-RTX 1.7.1 plans for two
@@ -16,19 +16,26 @@ additive, [batch, 1, tokens, tokens]  306 MB       4446 MB
 The additive form with one row a sequence is taken: as cheap as no mask, right for any key mask (lengths alone
 would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself
 checks that a mask is broadcastable to [batch, heads, tokens, tokens].
+
+An operator with a plugin becomes its node, or keeps its body, as `AttentionImpl` says: a choice of the user's, made by
+nothing else.
 """
 
 from __future__ import annotations
 
-__all__ = ["FUSED_DTYPES", "tensorrt_graph"]
+__all__ = ["FUSED_DTYPES", "AttentionImpl", "attention_impl_from_name", "tensorrt_graph"]
 
 import logging
 from dataclasses import dataclass
+from enum import Enum
 from typing import TYPE_CHECKING
 
+from hdexport.lowering.plugin_nodes import use_plugins
 from hdexport.passes.graph_nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN
-from hdruntime.errors import ExportError
+from hdplugins.plugin_face import face_of
+from hdplugins.tensorrt import plugin_operators
+from hdruntime.errors import ExportError, InputError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
@@ -38,8 +45,12 @@ logger = logging.getLogger(__name__)
 
 _OPERATOR = "DenseAttention"
 
-FUSED_DTYPES = {_OPERATOR: ("float16", "bfloat16")}
-"""Operator -> dtypes in which this lowering maps it to a layer that TensorRT fuses; in others the body stays."""
+FUSED_DTYPES = {
+    _OPERATOR: ("float16", "bfloat16"),
+    **{operator.name: face_of(operator).DTYPES for operator in plugin_operators()},
+}
+"""Operator -> dtypes in which this lowering maps it to a layer that TensorRT fuses or to our plugin; else the body
+stays."""
 
 _KEY_MASK = 3
 """Position of that input."""
@@ -60,25 +71,54 @@ the score itself, so that the sum stays finite; exact in float16 and bfloat16.""
 _FUSED_HEAD_DIMS = range(12, 257)
 """Sizes of a head that the attention layer has a kernel for (TensorRT-RTX 1.7.1: 8 and 264 fail to build)."""
 
+_MOST_TOP_VALUES = 3840
+"""Values that TensorRT's TopK layer takes; one more fails in its parser, and a computed number is miscounted."""
 
-def tensorrt_graph(model: onnx_ir.Model, *, dtype: str) -> onnx_ir.Model:
+
+class AttentionImpl(str, Enum):
+    """Who computes the operators that have a plugin: our kernels, or TensorRT from the operator's body."""
+
+    PLUGIN = "plugin"
+    NATIVE = "native"
+
+
+def attention_impl_from_name(name: str) -> AttentionImpl:
+    """The implementation of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    try:
+        return AttentionImpl(name)
+    except ValueError:
+        raise InputError(f"--attention-impl {name} is not known. Use plugin or native.") from None
+
+
+def tensorrt_graph(
+    model: onnx_ir.Model, *, dtype: str, attention_impl: AttentionImpl = AttentionImpl.PLUGIN
+) -> onnx_ir.Model:
     """Lower a portable graph for TensorRT and TensorRT-RTX.
 
     In float32 TensorRT has no fused attention and refuses the layer: there, and for heads of a size it has no
     kernel for, nodes keep their function body, whose memory is quadratic in tokens.
 
     Args:
-        model: the portable graph, with nodes ``hdexport::DenseAttention``. It is left as it is.
+        model: the portable graph, with the nodes of our operators. It is left as it is.
         dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
+        attention_impl: of the operators that have a plugin. The others are what TensorRT fuses.
 
     Returns:
         A graph of its own that shares the weights with ``model``.
 
     Raises:
-        ExportError: the graph cannot be raised to the opset that attention needs.
+        ExportError: the graph cannot be raised to the opset that attention needs, a plugin has no kernel for a node,
+            or there are more global tokens than TensorRT can select.
     """
     require("onnx_ir")
     lowered: onnx_ir.Model = model.clone()
+    if attention_impl is AttentionImpl.PLUGIN:
+        logger.info("%d attentions are nodes of our plugins", use_plugins(lowered, dtype=dtype))
+    _check_selections(lowered)
     nodes = _fusible_nodes(lowered) if dtype in FUSED_DTYPES[_OPERATOR] else []
     if nodes:
         _raise_opset(lowered)
@@ -111,20 +151,24 @@ class _Mask:
 
 def _fusible_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
     nodes = operator_nodes(model, _OPERATOR)
-    sizes = {node: _head_dim(node) for node in nodes}
-    refused = sorted({size for size in sizes.values() if size is not None and size not in _FUSED_HEAD_DIMS})
-    if refused:
-        logger.warning(
-            "TensorRT has no fused attention for heads of %s; their memory will be quadratic in tokens.",
-            ", ".join(map(str, refused)),
-        )
-    return [node for node in nodes if sizes[node] not in refused]
+    reasons = {node: _why_not_fused(node) for node in nodes}
+    for reason in sorted({reason for reason in reasons.values() if reason is not None}):
+        logger.warning("TensorRT has no fused attention for %s; its memory will be quadratic in tokens.", reason)
+    return [node for node in nodes if reasons[node] is None]
 
 
-def _head_dim(node: onnx_ir.Node) -> int | None:
-    """Size of a head, None when the graph does not say."""
+def _why_not_fused(node: onnx_ir.Node) -> str | None:
+    heads, size = _axis(node, 1), _axis(node, 3)
+    if size is not None and size not in _FUSED_HEAD_DIMS:
+        return f"heads of {size}"
+    # TensorRT-RTX 1.7.1 builds it for 2 heads of 32 and of 64, and fails for 1.
+    return "a single head" if heads == 1 else None
+
+
+def _axis(node: onnx_ir.Node, axis: int) -> int | None:
+    """Size of an axis of the query, None when the graph does not say."""
     query = node.inputs[0]
-    size = None if query is None or query.shape is None else query.shape[-1]
+    size = None if query is None or query.shape is None else query.shape[axis]
     return size if isinstance(size, int) else None
 
 
@@ -182,6 +226,21 @@ def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, dtype: str) -> None:
     attended = attention.outputs[0]
     attended.name, attended.shape, attended.type = output.name, output.shape, output.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [*new, attention], [output], [attended])
+
+
+def _check_selections(model: onnx_ir.Model) -> None:
+    """Refuse what TensorRT's parser would refuse with no word of the reason: the selection of too many tokens."""
+    import onnx_ir as ir
+
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph:
+            count = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "TopK" else None
+            if count is not None and int(count.numpy().item()) > _MOST_TOP_VALUES:
+                raise ExportError(
+                    f"The graph selects up to {int(count.numpy().item())} global tokens of a text; TensorRT selects "
+                    f"{_MOST_TOP_VALUES} at most.\nBuild with fewer global tokens (--max-global {_MOST_TOP_VALUES} or "
+                    "less, or --attention window:W,global:G), or without an engine: --target onnx"
+                )
 
 
 def _cast(value: onnx_ir.Value, dtype: str) -> onnx_ir.Node:

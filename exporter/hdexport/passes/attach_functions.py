@@ -6,33 +6,39 @@ __all__ = ["attach_functions"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.passes.graph_nodes import operator_nodes
-from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, OPERATORS
+from hdexport.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
+    import onnx
     import onnx_ir
 
 
 def attach_functions(model: onnx_ir.Model) -> int:
-    """Attach the bodies of the operators that a graph uses, in place.
+    """Attach the bodies of the operators that a graph uses, in place; nodes take the names of their bodies.
 
     Returns:
         The number of nodes of the domain ``hdexport``.
 
     Raises:
-        ExportError: nodes of one operator differ in their number of inputs, for which a body each would be needed.
+        ExportError: two nodes need different bodies of one name.
     """
     import onnx_ir as ir
 
     nodes = operator_nodes(model)
-    arities: dict[str, set[int]] = {}
+    bodies: dict[str, onnx.FunctionProto] = {}
     for node in nodes:
-        arities.setdefault(node.op_type, set()).add(len(node.inputs))
-    for name, counts in arities.items():
-        if len(counts) > 1:
-            raise ExportError(f"The nodes {name} have {sorted(counts)} inputs; one body serves one number of inputs.")
-        body = OPERATORS[name].face("onnx_function").function_of_arity(counts.pop())
+        face = operator_of(node).face("onnx_function")
+        body = face.function_of_node(inputs=len(node.inputs), attributes=attributes_of(node))
+        if bodies.setdefault(body.name, body) != body:
+            raise ExportError(
+                f"The nodes {body.name} have {len(bodies[body.name].input)} and {len(body.input)} inputs, "
+                "for which one body cannot serve.\n"
+                "Please report the model and the versions that `hdexport doctor` prints."
+            )
+        node.op_type = body.name
+    for body in bodies.values():
         function = ir.serde.deserialize_function(body)
         model.functions[function.identifier()] = function
     model.graph.opset_imports[ONNX_DOMAIN] = ONNX_DOMAIN_VERSION

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-__all__ = ["operator_nodes"]
+__all__ = ["attributes_of", "operator_nodes", "operator_of"]
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from hdplugins import ONNX_DOMAIN
+from hdplugins import ONNX_DOMAIN, OPERATORS, Operator
 
 if TYPE_CHECKING:
     import onnx_ir
 
 
-def operator_nodes(model: onnx_ir.Model, op_type: str | None = None) -> list[onnx_ir.Node]:
+def operator_nodes(model: onnx_ir.Model, name: str | None = None) -> list[onnx_ir.Node]:
     """The nodes of the domain ``hdexport``, in graph order.
 
     Args:
         model: the model to look into; bodies of functions are not searched.
-        op_type: only nodes of this operator.
+        name: only nodes of this operator.
     """
-    return [node for node in model.graph if node.domain == ONNX_DOMAIN and (op_type is None or node.op_type == op_type)]
+    nodes = [node for node in model.graph if node.domain == ONNX_DOMAIN]
+    return nodes if name is None else [node for node in nodes if operator_of(node).name == name]
+
+
+def operator_of(node: onnx_ir.Node) -> Operator:
+    """The operator of a node of the domain ``hdexport``.
+
+    Its type is the operator's name, or, where attributes decide the body, begins with it: "Name_global16".
+    """
+    return OPERATORS[node.op_type.partition("_")[0]]
+
+
+def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
+    """A node's attributes as plain values, lists as tuples."""
+    return {name: attribute.value for name, attribute in node.attributes.items()}

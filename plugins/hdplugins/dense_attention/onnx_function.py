@@ -6,7 +6,9 @@ quadratic in tokens: this body is for runtimes without a fused attention.
 
 from __future__ import annotations
 
-__all__ = ["function_of_arity"]
+__all__ = ["function_of_arity", "function_of_node"]
+
+from collections.abc import Mapping
 
 import onnx
 import onnx.parser
@@ -40,6 +42,16 @@ DenseAttention <scale> (query, key, value, key_mask{bias_input}) => (attended)
     attended = Mul(sums, any_key_typed)
 }}
 """
+
+
+def function_of_node(*, inputs: int, attributes: Mapping[str, object]) -> onnx.FunctionProto:
+    """The body for a node of the portable graph; see `function_of_arity`.
+
+    Args:
+        inputs: of the node.
+        attributes: of the node; the body reads them itself.
+    """
+    return function_of_arity(inputs)
 
 
 def function_of_arity(inputs: int) -> onnx.FunctionProto:

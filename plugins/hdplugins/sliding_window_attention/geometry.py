@@ -9,8 +9,9 @@ __all__ = [
     "HEAD_DIMS",
     "PLAN_CHUNK",
     "SUMMARY_INTS",
+    "TRITON_TYPE",
     "Geometry",
-    "Launch",
+    "cubin_architecture",
     "geometry_for",
     "kernel_sources",
     "launches",
@@ -23,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from hdplugins.aot import KernelSource
+from hdplugins.cuda_launch import FIRST_ARCHITECTURE_OF_ITS_OWN, Launch
 
 HEAD_DIMS = (32, 64, 80, 96, 128)
 """Sizes of a head that the kernels are written for."""
@@ -39,7 +41,9 @@ _MOST_PROGRAMS = 2**16 - 1
 _MOST_INT32 = 2**31 - 1
 _LOG2_E = math.log2(math.e)
 _MODULE = "hdplugins.sliding_window_attention.triton_kernel"
-_TRITON_TYPE = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+
+TRITON_TYPE = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+"""Dtype of query, key and value -> Triton's name of it."""
 
 
 @dataclass(frozen=True)
@@ -62,21 +66,6 @@ class Geometry:
     num_warps: int
     num_stages: int
     head: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launch:
-    """One kernel to start: on a stream, after the one before it.
-
-    Attributes:
-        kernel: name of the kernel.
-        grid: programs along x, y and z.
-        scalars: the arguments that are no pointers, by name.
-    """
-
-    kernel: str
-    grid: tuple[int, int, int]
-    scalars: dict[str, int | float]
 
 
 # Where the numbers come from: of the tiles tried, the largest that `ptxas -v` of Triton 3.9 reports no register spills
@@ -129,12 +118,25 @@ def geometry_for(architecture: int, head_dim: int, dtype: str) -> Geometry:
         ValueError: the kernel is not written for that head_dim or dtype.
     """
     _check_head_dim(head_dim)
-    if dtype not in _TRITON_TYPE:
-        raise ValueError(f"The kernel has no {dtype}; it has {', '.join(_TRITON_TYPE)}.")
-    listed = [known for known in _HALF if known <= architecture]
-    if not listed:
-        raise ValueError(f"The kernel needs a GPU of compute capability 8.0 or newer, not sm_{architecture}.")
-    return (_FLOAT32 if dtype == "float32" else _HALF)[max(listed)][head_dim]
+    if dtype not in TRITON_TYPE:
+        raise ValueError(f"The kernel has no {dtype}; it has {', '.join(TRITON_TYPE)}.")
+    return (_FLOAT32 if dtype == "float32" else _HALF)[_listed_architecture(architecture)][head_dim]
+
+
+def cubin_architecture(architecture: int) -> int:
+    """What to compile for, so that a GPU is served with its tiles and no kernel is compiled twice.
+
+    sm_89 runs what was compiled for sm_86 and has the same tiles. From sm_90 on Triton compiles for one architecture
+    alone, with all its instructions, so that even sm_121 needs kernels of its own beside sm_120's.
+
+    Args:
+        architecture: compute capability as in sm_90: 90.
+
+    Raises:
+        ValueError: the kernel is not written for that GPU.
+    """
+    listed = _listed_architecture(architecture)
+    return architecture if architecture >= FIRST_ARCHITECTURE_OF_ITS_OWN else listed
 
 
 def kernel_sources(
@@ -245,6 +247,14 @@ def launches(
     return (plan, *attends)
 
 
+def _listed_architecture(architecture: int) -> int:
+    """The row of the tables that is a GPU's."""
+    listed = [known for known in _HALF if known <= architecture]
+    if not listed:
+        raise ValueError(f"The kernel needs a GPU of compute capability 8.0 or newer, not sm_{architecture}.")
+    return max(listed)
+
+
 def _check_head_dim(head_dim: int) -> None:
     if head_dim not in HEAD_DIMS:
         raise ValueError(f"The kernel has no head_dim {head_dim}; it has {', '.join(map(str, HEAD_DIMS))}.")
@@ -277,7 +287,7 @@ def _plan_source(architecture: int) -> KernelSource:
 
 
 def _attend_source(architecture: int, head_dim: int, dtype: str, tiles: Geometry) -> KernelSource:
-    tensor = "*" + _TRITON_TYPE[dtype]
+    tensor = "*" + TRITON_TYPE[dtype]
     whole = ("tokens", "left", "right", "first_head", "dilation", "global_bound")
     return KernelSource(
         module=_MODULE,

@@ -69,8 +69,8 @@ assert trt.LayerType.PLUGIN_V3 in kinds, kinds
 print("imported")
 """
 
-_OURS = "from hdexport.tensorrt_link import provide_library_link; assert provide_library_link()"
-_TOO_LATE = "import tensorrt_rtx\nfrom hdexport.tensorrt_link import provide_library_link\n" + (
+_OURS = "from hdplugins.tensorrt_link import provide_library_link; assert provide_library_link()"
+_TOO_LATE = "import tensorrt_rtx\nfrom hdplugins.tensorrt_link import provide_library_link\n" + (
     "assert not provide_library_link(); print('too late'); sys.exit()"
 )
 

@@ -1,0 +1,240 @@
+"""What the CPU benchmarks share: a process for every case, ratios within a round, and targets for the ratios.
+
+A script that calls `compare` is also what its child processes run, with ``--case NAME``; such a process prints what
+`measure` returns.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "TARGET_MISSED",
+    "Figure",
+    "Run",
+    "Target",
+    "check_answers",
+    "compare",
+    "measure",
+    "random_ids",
+    "read_options",
+    "report",
+]
+
+import argparse
+import datetime
+import importlib.metadata
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+TARGET_MISSED = 1
+"""Exit status."""
+
+_TIMED_RUNS = 3
+_VALUES_COMPARED = 16
+"""Tokens of each answer that are compared, spread over the text."""
+
+Ids = npt.NDArray[np.int64]
+Run = Callable[[Ids], npt.NDArray[np.float32]]
+"""From ids, [1, tokens], to vectors, [1, tokens, hidden]."""
+
+
+class Figure(str, Enum):
+    """What is measured of a case."""
+
+    LATENCY = "latency"
+    CPU_TIME = "CPU time"
+    MEMORY = "memory growth"
+
+
+_KEYS = {Figure.LATENCY: "latency_ms", Figure.CPU_TIME: "cpu_ms", Figure.MEMORY: "growth_bytes"}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio of two cases, and the largest that it may be.
+
+    Attributes:
+        case: whose figure is divided.
+        against: by whose.
+        figure: which one.
+        at_most: the target.
+    """
+
+    case: str
+    against: str
+    figure: Figure
+    at_most: float
+
+
+def read_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """Add the options of every benchmark, and parse."""
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="append the result to this file, as a JSON line")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--models", type=Path, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def measure(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any]:
+    """Latency, CPU time and growth of peak memory of a run, and values of its answer.
+
+    Args:
+        run: the case.
+        ids: [1, tokens], the text.
+        warm_up_tokens: length of the pieces of the text that are run first, so that what grows afterwards is the long
+            text's and not the weights'.
+    """
+    for start in range(0, ids.shape[1], warm_up_tokens):
+        run(ids[:, start : start + warm_up_tokens])
+    _reset_peak()
+    before_bytes = _memory_bytes("VmRSS")
+    answer = run(ids)  # also warms up: the first run pays for every page it touches
+    latencies_ms, cpu_ms = [], []
+    for _ in range(_TIMED_RUNS):
+        began, cpu_began = time.perf_counter(), time.process_time()
+        run(ids)
+        latencies_ms.append((time.perf_counter() - began) * 1e3)
+        cpu_ms.append((time.process_time() - cpu_began) * 1e3)
+    return {
+        "latency_ms": statistics.median(latencies_ms),
+        "cpu_ms": statistics.median(cpu_ms),
+        "growth_bytes": _memory_bytes("VmHWM") - before_bytes,
+        "answer": answer[0, :: max(1, ids.shape[1] // _VALUES_COMPARED)].ravel().tolist(),
+    }
+
+
+def compare(
+    script: str,
+    cases: Sequence[str],
+    targets: Sequence[Target],
+    *,
+    rounds: int,
+    arguments: Sequence[str],
+    same_answers: Mapping[str, tuple[str, float]],
+    **about: Any,
+) -> dict[str, Any]:
+    """Measure all cases, each once a round, so that drift of a shared machine hits them alike.
+
+    Args:
+        script: runs one case when called with ``--case``.
+        cases: their names.
+        targets: ratios to take within each round.
+        rounds: how often.
+        arguments: of the script's child processes besides the case.
+        same_answers: case -> (the case whose answer it must give, the largest difference of a value); asked in the
+            first round.
+        about: what else the result says.
+
+    Returns:
+        What is written as JSON.
+    """
+    measured: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
+    for number in range(rounds):
+        for case in cases:
+            command = [sys.executable, script, "--case", case, *arguments]
+            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+            measured[case].append(json.loads(output.splitlines()[-1]))
+            print(f"round {number + 1}/{rounds}: {case}", file=sys.stderr)
+        if number == 0:
+            check_answers({case: runs[0]["answer"] for case, runs in measured.items()}, same_answers)
+    return {
+        "benchmark": Path(script).stem,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join(["python", *sys.argv]),
+        "cpu": _cpu_name(),
+        "rounds": rounds,
+        **about,
+        "versions": _versions(),
+        "cases": {case: _medians(runs) for case, runs in measured.items()},
+        "ratios": [_ratio(measured, target) for target in targets],
+    }
+
+
+def check_answers(answers: Mapping[str, Sequence[float]], same_answers: Mapping[str, tuple[str, float]]) -> None:
+    """Exit, naming the case, where an answer differs from the one that it must equal."""
+    for case, (other, tolerance) in same_answers.items():
+        difference = float(np.abs(np.array(answers[case]) - np.array(answers[other])).max())
+        if not difference <= tolerance:
+            sys.exit(f"{case} gives a wrong answer: it differs from {other} by {difference:.3g}.")
+
+
+def report(result: Mapping[str, Any], output: Path | None) -> int:
+    """Print a result, and append it to a file; the exit status says whether every target was met."""
+    print(f"{result['command']}: {result['cpu']}, batch 1, median of {result['rounds']} rounds")
+    for case, figures in result["cases"].items():
+        print(
+            f"  {case:<20} {figures['latency_ms']:8.0f} ms  {figures['cpu_ms']:8.0f} ms of CPU time  "
+            f"{figures['growth_bytes'] / 1e6:8.0f} MB more at peak"
+        )
+    for ratio in result["ratios"]:
+        verdict = "met" if _is_met(ratio) else "MISSED"
+        print(
+            f"  {ratio['case']} / {ratio['against']}, {ratio['figure']}: {ratio['median']:.3f} "
+            f"({ratio['min']:.3f} to {ratio['max']:.3f}), target {ratio['target']}: {verdict}"
+        )
+    if output:
+        with output.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(result) + "\n")
+    return 0 if all(map(_is_met, result["ratios"])) else TARGET_MISSED
+
+
+def random_ids(tokens: int, vocab_size: int) -> Ids:
+    """[1, tokens]; the ids below 5, special tokens of most models, are left out."""
+    return np.random.default_rng(0).integers(5, vocab_size, (1, tokens))
+
+
+def _is_met(ratio: Mapping[str, Any]) -> bool:
+    return bool(ratio["median"] <= ratio["target"])
+
+
+def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {key: statistics.median(run[key] for run in runs) for key in _KEYS.values()}
+
+
+def _ratio(measured: Mapping[str, Sequence[Mapping[str, Any]]], target: Target) -> dict[str, Any]:
+    key = _KEYS[target.figure]
+    pairs = zip(measured[target.case], measured[target.against], strict=True)
+    ratios = [ours[key] / theirs[key] for ours, theirs in pairs]
+    return {
+        "case": target.case,
+        "against": target.against,
+        "figure": target.figure.value,
+        "median": statistics.median(ratios),
+        "min": min(ratios),
+        "max": max(ratios),
+        "target": target.at_most,
+    }
+
+
+def _reset_peak() -> None:
+    # proc(5): writing 5 resets the peak resident set size, VmHWM.
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+def _memory_bytes(field: str) -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1]) * 1024
+    raise AssertionError(f"/proc/self/status has no {field}")
+
+
+def _cpu_name() -> str:
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.partition(":")[2].strip()
+    return platform.processor()
+
+
+def _versions() -> dict[str, str]:
+    return {name: importlib.metadata.version(name) for name in ("hdexport", "torch", "transformers", "onnxruntime")}

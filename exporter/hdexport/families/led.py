@@ -1,0 +1,88 @@
+"""LED's encoder: Longformer's attention in BART's layers, with positions that count from row 0."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
+
+from hdexport.families.family import Family
+from hdexport.families.longformer import SelfAttention, longformer_tokens
+from hdexport.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Positions(torch.nn.Module):
+    """LED's position embedding around a table that can be exchanged, as other families have it."""
+
+    def __init__(self, original: torch.nn.Embedding) -> None:
+        super().__init__()
+        self.position_embeddings: torch.nn.Module = torch.nn.Embedding.from_pretrained(original.weight, freeze=False)
+
+    def forward(self, input_ids_shape: torch.Size) -> torch.Tensor:
+        """[1, tokens, hidden_size] for a [batch, tokens] shape; named as the library's encoder calls it."""
+        rows = torch.arange(input_ids_shape[1], device=next(self.parameters()).device)
+        embedded: torch.Tensor = self.position_embeddings(rows.unsqueeze(0))
+        return embedded
+
+
+def _encoder(model: Any) -> PreTrainedModel:
+    encoder: PreTrainedModel = model.encoder
+    encoder.embed_positions = _Positions(encoder.embed_positions)
+    return encoder
+
+
+def _forward(
+    encoder: Any,
+    max_global: int,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    global_attention_mask: torch.Tensor,
+    **_: Any,
+) -> LEDEncoderBaseModelOutput:
+    """The encoder's forward without what Hugging Face's attention needs: padding to the window, branches on the masks.
+
+    The layers are written out as well, for theirs look for infinity in float16. It is behind a normalisation, whose
+    results are far from it.
+    """
+    tokens = longformer_tokens(attention_mask, global_attention_mask, max_global)
+    hidden_states = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)
+    hidden_states = encoder.layernorm_embedding(hidden_states)
+    for layer in encoder.layers:
+        (attended,) = layer.self_attn.longformer_self_attn(hidden_states, attention_mask=tokens)
+        hidden_states = layer.self_attn_layer_norm(hidden_states + layer.self_attn.output(attended))
+        expanded = layer.activation_fn(layer.fc1(hidden_states))
+        hidden_states = layer.final_layer_norm(hidden_states + layer.fc2(expanded))
+    return LEDEncoderBaseModelOutput(last_hidden_state=hidden_states)
+
+
+def _adapt(encoder: Any, max_global: int) -> None:
+    for layer in encoder.layers:
+        attention = layer.self_attn
+        attention.longformer_self_attn = SelfAttention(attention.longformer_self_attn, max_global)
+    encoder.forward = functools.partial(_forward, encoder, max_global)
+
+
+def _padded_tokens(config: Any, tokens: int) -> int:
+    window = max(config.attention_window)
+    return -(-tokens // window) * window
+
+
+FAMILY = Family(
+    model_types=("led",),
+    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
+    encoder=_encoder,
+    embeddings=lambda encoder: encoder.embed_positions,
+    positions_key="max_encoder_position_embeddings",
+    position_table="encoder.embed_positions.weight",
+    padded_tokens=_padded_tokens,
+    adapt_global=_adapt,
+    has_sdpa=False,
+    why_not_windowed="its attention is windowed already, by attention_window of config.json",
+)

@@ -1,0 +1,160 @@
+"""Longformer: a window around every token, and global tokens with projections of their own."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY", "LongformerTokens", "SelfAttention", "longformer_tokens"]
+
+import functools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
+
+from hdexport.attention import sliding_window_node
+from hdexport.families.family import Family
+from hdexport.global_rows import (
+    GlobalRows,
+    absorbs_projections,
+    attend_through_projections,
+    attend_to_all,
+    find_global_rows,
+    overwrite_rows,
+)
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class LongformerTokens:
+    """What the layers of a model share about its tokens.
+
+    Attributes:
+        kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
+        global_rows: where the global tokens are.
+    """
+
+    kind: torch.Tensor
+    global_rows: GlobalRows
+
+
+class SelfAttention(torch.nn.Module):
+    """The projections of the original module around our operator, and the rows of the global tokens.
+
+    The rows read `key_global` and `value_global` of every token, for at most `max_global` queries. Where those are few,
+    the projections move to the queries' side; see `hdexport.global_rows.attend_through_projections`.
+
+    Args:
+        original: a ``LongformerSelfAttention``, or LED's.
+        max_global: the most global tokens of a text.
+    """
+
+    def __init__(self, original: Any, max_global: int) -> None:
+        super().__init__()
+        self.query, self.key, self.value = original.query, original.key, original.value
+        self.query_global = original.query_global
+        self.num_heads, self.head_dim = int(original.num_heads), int(original.head_dim)
+        # Hugging Face's window counts both sides of a token.
+        self.window = int(original.one_sided_attn_window_size)
+        self.max_global, self.scale = max_global, self.head_dim**-0.5
+        self.absorbs = absorbs_projections(self.head_dim, slots=max_global)
+        if self.absorbs:
+            by_head = (self.num_heads, self.head_dim, -1)
+            key, value = original.key_global.weight.detach(), original.value_global.weight.detach()
+            self.key_weight = torch.nn.Parameter(key.view(by_head))
+            self.value_weight = torch.nn.Parameter(value.view(by_head).transpose(1, 2).contiguous())
+            self.value_bias = torch.nn.Parameter(original.value_global.bias.detach().view(self.num_heads, 1, -1))
+        else:
+            self.key_global, self.value_global = original.key_global, original.value_global
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: LongformerTokens, **_: Any) -> tuple[torch.Tensor]:
+        """Attend.
+
+        Args:
+            hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
+            attention_mask: the tokens; named as the original's argument, for the layers around call it by that.
+        """
+        tokens = attention_mask
+        query, key, value = (self._split(project(hidden_states)) for project in (self.query, self.key, self.value))
+        attended = sliding_window_node(
+            query,
+            key,
+            value,
+            tokens.kind,
+            left=self.window,
+            right=self.window,
+            global_bound=self.max_global,
+            scale=self.scale,
+        )
+        rows = self._global_rows(hidden_states, tokens)
+        merged = overwrite_rows(attended.transpose(1, 2), rows.transpose(1, 2), tokens.global_rows)
+        return (merged.flatten(2),)
+
+    def _global_rows(self, hidden_states: torch.Tensor, tokens: LongformerTokens) -> torch.Tensor:
+        """[batch, heads, slots, head_dim]."""
+        query = self._split(self.query_global(tokens.global_rows.of_tokens(hidden_states)))
+        if self.absorbs:
+            return attend_through_projections(
+                query,
+                hidden_states,
+                tokens.kind,
+                key_weight=self.key_weight,
+                value_weight=self.value_weight,
+                value_bias=self.value_bias,
+                scale=self.scale,
+            )
+        key, value = (self._split(project(hidden_states)) for project in (self.key_global, self.value_global))
+        return attend_to_all(query, key, value, tokens.kind, scale=self.scale)
+
+    def _split(self, merged: torch.Tensor) -> torch.Tensor:
+        """[batch, tokens, hidden_size] as [batch, heads, tokens, head_dim]."""
+        return merged.view(*merged.shape[:-1], self.num_heads, self.head_dim).transpose(1, 2)
+
+
+def longformer_tokens(
+    attention_mask: torch.Tensor, global_attention_mask: torch.Tensor, max_global: int
+) -> LongformerTokens:
+    """Merge the two masks.
+
+    Args:
+        attention_mask: [batch, tokens], integers, 1 for real tokens.
+        global_attention_mask: [batch, tokens], integers, 1 for global tokens; ignored where there is padding.
+        max_global: the most global tokens of a text.
+    """
+    kind = (attention_mask * (global_attention_mask + 1)).to(torch.int32)
+    return LongformerTokens(kind, find_global_rows(kind, max_global))
+
+
+def _forward(
+    model: Any,
+    max_global: int,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    global_attention_mask: torch.Tensor,
+    token_type_ids: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    **_: Any,
+) -> LongformerBaseModelOutputWithPooling:
+    """The model's forward without what Hugging Face's attention needs: padding to the window, branches on the masks."""
+    tokens = longformer_tokens(attention_mask, global_attention_mask, max_global)
+    hidden_states = model.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
+    for layer in model.encoder.layer:
+        (hidden_states,) = layer(hidden_states, attention_mask=tokens)
+    return LongformerBaseModelOutputWithPooling(last_hidden_state=hidden_states)
+
+
+def _adapt(model: PreTrainedModel, max_global: int) -> None:
+    base: Any = model.base_model
+    for layer in base.encoder.layer:
+        layer.attention.self = SelfAttention(layer.attention.self, max_global)
+    base.forward = functools.partial(_forward, base, max_global)
+
+
+FAMILY = Family(
+    model_types=("longformer",),
+    padding_row=lambda config: int(config.pad_token_id),
+    adapt_global=_adapt,
+    has_sdpa=False,
+    why_not_windowed="its attention is windowed already, by attention_window of config.json",
+)

@@ -1,0 +1,71 @@
+"""ModernBERT: rotary positions, and windows around each token in most layers."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.families.family import Family
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LENGTH_DEPENDENT = ("dynamic", "longrope")
+"""Kinds of rotary positions whose frequencies change with the length of the text."""
+
+
+def _rotary_tables(
+    rotary: Any, hidden_states: torch.Tensor, position_ids: torch.Tensor, layer_type: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cosines and sines, both [1, tokens, head_dim], float32; the original rounds them to the type of the model."""
+    frequencies = getattr(rotary, f"{layer_type}_inv_freq")  # [head_dim / 2]
+    angles = position_ids[..., None].float() * frequencies  # [1, tokens, head_dim / 2]
+    scaling = getattr(rotary, f"{layer_type}_attention_scaling")
+    cosines, sines = ((table * scaling if scaling != 1 else table) for table in (angles.cos(), angles.sin()))
+    return torch.cat((cosines, cosines), dim=-1), torch.cat((sines, sines), dim=-1)
+
+
+def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    """A classifier's forward pass: its pooling in float32, and of real tokens only.
+
+    The original sums thousands of tokens in the type of the model. Of the first token it takes whatever stands at
+    index 0: with padding on the left that is no token, and its row differs from one attention implementation of
+    transformers to the other.
+    """
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    hidden_states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    pooled = attention_mask
+    if model.config.classifier_pooling == "cls":
+        pooled = attention_mask * (attention_mask.cumsum(1) == 1)
+    weights = pooled[..., None].float()  # [batch, tokens, 1]
+    mean = (hidden_states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
+    return SequenceClassifierOutput(logits=model.classifier(model.head(mean.to(hidden_states.dtype))))
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    from transformers import ModernBertForSequenceClassification
+
+    rotary = model.base_model.rotary_emb
+    refused = sorted({kind for kind in rotary.rope_type.values() if kind in _LENGTH_DEPENDENT})
+    if refused:
+        raise ModelError(
+            f"The rotary positions of kind {refused[0]!r} change with the length of a text, which no graph here does.\n"
+            "Choose a checkpoint whose rope_parameters have a fixed rope_type: default, linear, yarn or llama3."
+        )
+    rotary.forward = functools.partial(_rotary_tables, rotary)
+    if isinstance(model, ModernBertForSequenceClassification):
+        model.forward = functools.partial(_classify, model)
+
+
+FAMILY = Family(
+    model_types=("modernbert",),
+    learned_positions=False,
+    adapt=_adapt,
+    why_not_windowed="its local layers have windows already, and its global layers are there to see the whole text",
+)

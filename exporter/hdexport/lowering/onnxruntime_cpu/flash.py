@@ -1,0 +1,188 @@
+"""ONNX Runtime's fused attention for a CPU, ``com.microsoft::MultiHeadAttention``, in place of an operator's node.
+
+Without a mask it is a flash attention, its memory linear in tokens; with one it is not. So a graph holds two branches,
+and chooses by the tokens it is given.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CONTRIB_DOMAIN",
+    "SWAP_HEADS_AND_TOKENS",
+    "Insertion",
+    "choose",
+    "fused_attention",
+    "replace_by_merged",
+    "states_before_splitting",
+]
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+CONTRIB_DOMAIN = "com.microsoft"
+
+# ONNX Runtime adds this to masked scores; exp() of it is exactly 0 beside any real score.
+_MASKED_SCORE = -1.0e30
+
+SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)
+"""Permutation of axes: from [batch, tokens, heads, head_dim] to [batch, heads, tokens, head_dim], and back."""
+
+
+class Insertion:
+    """Puts nodes in front of a given one.
+
+    Args:
+        before: a node of the main graph.
+    """
+
+    def __init__(self, before: onnx_ir.Node) -> None:
+        self._before = before
+
+    def op(
+        self, op_type: str, inputs: Sequence[onnx_ir.Value | None], attributes: dict[str, object] | None = None
+    ) -> onnx_ir.Value:
+        """The output of a new node."""
+        import onnx_ir as ir
+
+        node = ir.node(op_type, inputs, attributes=attributes)
+        assert self._before.graph is not None
+        self._before.graph.insert_before(self._before, node)
+        return node.outputs[0]
+
+    def integers(self, values: Sequence[int]) -> onnx_ir.Value:
+        """A constant [len(values)], int64."""
+        return self.op("Constant", [], {"value_ints": list(values)})
+
+
+def fused_attention(
+    node: onnx_ir.Node,
+    states: Sequence[onnx_ir.Value],
+    *,
+    key_mask: onnx_ir.Value | None = None,
+    bias: onnx_ir.Value | None = None,
+) -> onnx_ir.Node:
+    """A node of the fused attention, not in any graph yet; its output is [batch, tokens, hidden].
+
+    Args:
+        node: the operator's node, for its heads and its scale.
+        states: query, [batch, tokens, hidden], and key and value, both of that shape or both [batch, heads, tokens,
+            head_dim].
+        key_mask: [batch, tokens], int32, 0 for padding; None if nothing is.
+        bias: [1 or batch, heads, tokens, tokens], added to the scores.
+    """
+    import onnx_ir as ir
+
+    assert node.inputs[0] is not None
+    assert node.inputs[0].shape is not None
+    return ir.node(
+        "MultiHeadAttention",
+        [*states, None, key_mask, bias],
+        attributes={
+            "num_heads": int(node.inputs[0].shape[1]),
+            "scale": node.attributes["scale"].as_float(),
+            "mask_filter_value": _MASKED_SCORE,
+        },
+        domain=CONTRIB_DOMAIN,
+    )
+
+
+def states_before_splitting(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+    """Query, key and value for the fused attention, which splits heads by itself.
+
+    They are taken from before the splitting where nothing lies between, and the splitting is left with a use less.
+    What does lie there, such as rotary positions, is no obstacle: keys and values may be split, queries are merged.
+
+    Args:
+        insertion: in front of the node, for what is missing.
+        node: its first inputs are query, key and value, [batch, heads, tokens, head_dim].
+    """
+    heads = [value for value in node.inputs[:3] if value is not None]
+    query, key, value = (_before_transposition(state) for state in heads)
+    if query is None:
+        query = insertion.op("Transpose", [heads[0]], {"perm": SWAP_HEADS_AND_TOKENS})
+    merged_query = _merge_heads(insertion, query)
+    if key is None or value is None:
+        return [merged_query, *heads[1:]]
+    return [merged_query, _merge_heads(insertion, key), _merge_heads(insertion, value)]
+
+
+def choose(
+    insertion: Insertion,
+    condition: onnx_ir.Value,
+    *,
+    then: Sequence[onnx_ir.Node],
+    otherwise: Sequence[onnx_ir.Node],
+    name: str,
+) -> onnx_ir.Value:
+    """The float32 output of the last node of one of two branches.
+
+    Args:
+        insertion: where to.
+        condition: [], bool.
+        then: nodes that run where it is true.
+        otherwise: nodes that run where it is not.
+        name: of the output, and the beginning of all names in the branches.
+    """
+    import onnx_ir as ir
+
+    branches = {
+        "then_branch": ir.AttrGraph("then_branch", _branch(f"{name}_then", then)),
+        "else_branch": ir.AttrGraph("else_branch", _branch(f"{name}_else", otherwise)),
+    }
+    choice = insertion.op("If", [condition], branches)
+    choice.name, choice.dtype = name, ir.DataType.FLOAT
+    return choice
+
+
+def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.Value) -> None:
+    """Let what reads a node's heads read merged ones; where it only swaps heads and tokens, nothing is swapped.
+
+    Args:
+        insertion: in front of the node.
+        node: its output is [batch, heads, tokens, head_dim].
+        merged: [batch, tokens, hidden], what takes its place.
+    """
+    import onnx_ir as ir
+
+    heads = node.outputs[0]
+    assert heads.shape is not None
+    batch, num_heads, tokens, head_dim = heads.shape
+    tokens_first = insertion.op("Reshape", [merged, insertion.integers([0, 0, int(num_heads), -1])])
+    tokens_first.dtype, tokens_first.shape = heads.dtype, ir.Shape([batch, tokens, num_heads, head_dim])
+    for user in {use.node for use in heads.uses()}:
+        if _swaps_heads_and_tokens(user):
+            ir.convenience.replace_all_uses_with(user.outputs[0], tokens_first)
+            assert user.graph is not None
+            user.graph.remove(user, safe=True)
+    if heads.uses():
+        split = insertion.op("Transpose", [tokens_first], {"perm": SWAP_HEADS_AND_TOKENS})
+        split.dtype, split.shape = heads.dtype, heads.shape
+        ir.convenience.replace_all_uses_with(heads, split)
+
+
+def _branch(name: str, nodes: Sequence[onnx_ir.Node]) -> onnx_ir.Graph:
+    import onnx_ir as ir
+
+    # A branch shares its names with the whole graph, so each needs its own.
+    for number, node in enumerate(nodes):
+        node.outputs[0].name = f"{name}_{number}"
+        node.outputs[0].dtype = ir.DataType.FLOAT
+    return ir.Graph([], [nodes[-1].outputs[0]], nodes=nodes, name=name)
+
+
+def _merge_heads(insertion: Insertion, tokens_first: onnx_ir.Value) -> onnx_ir.Value:
+    """[batch, tokens, heads, head_dim] as [batch, tokens, hidden], which copies nothing."""
+    return insertion.op("Reshape", [tokens_first, insertion.integers([0, 0, -1])])
+
+
+def _before_transposition(heads: onnx_ir.Value) -> onnx_ir.Value | None:
+    """[batch, tokens, heads, head_dim], where heads and tokens were only swapped; None where more was done."""
+    swap = heads.producer()
+    return swap.inputs[0] if swap is not None and _swaps_heads_and_tokens(swap) else None
+
+
+def _swaps_heads_and_tokens(node: onnx_ir.Node) -> bool:
+    return node.op_type == "Transpose" and node.attributes["perm"].as_ints() == SWAP_HEADS_AND_TOKENS

@@ -1,0 +1,99 @@
+"""`hdexport build --attention`: what it makes, what it says, and that bad input leaves nothing behind."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import hdruntime
+from hdexport.attention_spec import GRAMMAR
+from hdexport.tasks import Task
+from tiny_models import save_tiny_model
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def windowed(hdexport: Command, checkpoint: Path, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
+    """The tiny BERT with a window of 20 tokens on each side, and what its build printed."""
+    path = tmp_path_factory.mktemp("windowed") / "bundle"
+    options = ("--max-len", 100, "--target", "onnx", "--attention", "window:20,global:2", "-o", path)
+    return path, hdexport("build", checkpoint, *options)
+
+
+def test_a_windowed_build_says_that_answers_change_and_is_verified(windowed) -> None:
+    _, done = windowed
+    assert (done.returncode, done.stderr) == (0, "")
+    first, *checks = done.stdout.splitlines()
+    assert first.startswith("Attention is cut to windows of 20 tokens on each side, which the model was not trained")
+    assert "fine-tuning is expected" in first
+    for tokens in (20, 21, 22, 41, 100):
+        assert sum(f"batch 1, tokens {tokens}, padding none" in line for line in checks) == 2
+    assert all(line.startswith("-[x]") for line in checks[:-3])
+
+
+def test_inspect_tells_the_window(hdexport: Command, windowed) -> None:
+    lines = hdexport("inspect", windowed[0]).stdout.splitlines()
+    assert "attention      hdexport::SlidingWindowAttention x2" in lines
+    assert "windows        tokens on each side: 20 in 2 layers" in lines
+    assert "               made from dense attention; global tokens: the first 2; dilation 1" in lines
+
+
+def test_a_windowed_bundle_is_verified_and_runs(hdexport: Command, windowed, tmp_path) -> None:
+    path, _ = windowed
+    done = hdexport("verify", path)
+    assert done.returncode == 0, done.stdout
+    texts = tmp_path / "texts.txt"
+    texts.write_text("w1 w2 w3\n" + " ".join(f"w{index}" for index in range(90)) + "\n")
+    output = tmp_path / "vectors.jsonl"
+    done = hdexport("run", path, texts, "-o", output)
+    assert done.returncode == 0, done.stderr
+    assert len(output.read_text().splitlines()) == 2
+    assert hdruntime.open_bundle(path).manifest.window == hdruntime.manifest.Window(
+        tokens=20, global_tokens=2, dilation=(1,)
+    )
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("window", r"not understood at 'window'.\nIts form is window:W\[,global:G\]"),
+        ("bigbird:block=64", "not understood"),
+        ("window:0", "asks for window 0; it must be 1 or more"),
+        ("window:-1", "asks for window -1"),
+        ("window:8,global:4000", "asks for global 4000; it must be 0 to 3840"),
+        ("window:8,dilation:1/2/3", "has 3 dilations, and the model has 4 heads"),
+    ],
+)
+def test_bad_input_is_refused_and_nothing_is_written(
+    refused: Refused, checkpoint: Path, tmp_path: Path, spec: str, message: str
+) -> None:
+    refused("build", checkpoint, "--attention", spec, "--target", "onnx", "-o", tmp_path / "bundle", message=message)
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_family_that_cannot_be_windowed_is_refused(refused: Refused, tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "mpnet", "mpnet", Task.FEATURE_EXTRACTION)
+    message = "mpnet cannot be given windowed attention: its scores have a bias"
+    options = ("--attention", "window:8", "--target", "onnx", "-o", tmp_path / "bundle")
+    refused("build", tmp_path / "mpnet", *options, message=message)
+    assert [path.name for path in tmp_path.iterdir()] == ["mpnet"]
+
+
+def test_a_window_wider_than_the_longest_text_warns_and_builds(hdexport: Command, checkpoint: Path, tmp_path) -> None:
+    options = ("--attention", "window:64", "--target", "onnx", "--no-verify", "-o", tmp_path / "bundle")
+    done = hdexport("build", checkpoint, *options)
+    assert done.returncode == 0
+    assert "A window of 64 tokens on each side covers every text of up to 64 tokens: the attention is dense." in (
+        done.stderr
+    )
+
+
+def test_the_help_has_the_grammar_and_says_how_it_counts(hdexport: Command) -> None:
+    text = " ".join(hdexport("build", "--help").stdout.split())
+    assert GRAMMAR in text
+    assert "Longformer's attention_window counts both sides: its 512 is W = 256" in text

@@ -1,0 +1,83 @@
+"""What `--attention` accepts, refuses and warns of."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+
+import pytest
+
+from hdexport.attention_spec import GRAMMAR, check_window, window_from_spec
+from hdexport.families import family_of
+from hdexport.global_attention import MOST_GLOBAL_TOKENS
+from hdruntime.errors import InputError, ModelError
+from hdruntime.manifest import Window
+
+READ = {
+    "window:256": (256, 1, (1,)),
+    "window:1,global:0": (1, 0, (1,)),
+    "global:7,window:256": (256, 7, (1,)),
+    "window:64,dilation:2": (64, 1, (2,)),
+    "window:64,global:2,dilation:1/1/2/4": (64, 2, (1, 1, 2, 4)),
+    f"window:64,global:{MOST_GLOBAL_TOKENS}": (64, MOST_GLOBAL_TOKENS, (1,)),
+}
+
+
+@pytest.mark.parametrize(("spec", "expected"), READ.items())
+def test_a_specification_is_read(spec: str, expected: tuple[object, ...]) -> None:
+    assert dataclasses.astuple(window_from_spec(spec)) == expected
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "", "window", "window:", "256", "window=256", "windows:256", "window:2.5", "window:many", "global:1", "dense",
+        "window:8,window:9", "window:8,", "window:8,dilation:", "window:8,dilation:1,2", "window:8,dilation:1//2",
+        "window:8;global:1", "window:8,block:64",
+    ],
+)  # fmt: skip
+def test_what_is_no_specification_is_answered_with_the_grammar(spec: str) -> None:
+    with pytest.raises(InputError) as caught:
+        window_from_spec(spec)
+    assert str(caught.value).startswith(f"--attention {spec} is not understood at ")
+    assert GRAMMAR in str(caught.value)
+    assert "--attention window:256" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("window:0", "asks for window 0; it must be 1 or more"),
+        ("window:-3", "asks for window -3; it must be 1 or more"),
+        ("window:8,global:-1", "asks for global -1; it must be 0 to 3840"),
+        ("window:8,global:3841", "asks for global 3841; it must be 0 to 3840"),
+        ("window:8,dilation:0", "asks for dilation 0; it must be 1 or more"),
+        ("window:8,dilation:1/-2", "asks for dilation -2; it must be 1 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        window_from_spec(spec)
+
+
+def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: int = 512) -> None:
+    check_window(window, family_of(model_type), model_type=model_type, heads=heads, max_len=max_len)
+
+
+@pytest.mark.parametrize("dilation", [(1, 2), (1, 2, 3), (1, 2, 3, 4, 5)])
+def test_dilations_that_are_not_one_a_head_are_refused(dilation: tuple[int, ...]) -> None:
+    message = rf"has {len(dilation)} dilations, and the model has 4 heads in each layer.\nGive one for all heads"
+    with pytest.raises(InputError, match=message):
+        check(Window(tokens=8, global_tokens=1, dilation=dilation))
+
+
+def test_a_family_that_cannot_be_windowed_says_why_and_which_can() -> None:
+    with pytest.raises(ModelError, match=r"mpnet cannot be .*: its scores have a bias.*\n.*albert, bert, .*roberta"):
+        check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type="mpnet")
+
+
+@pytest.mark.parametrize(("tokens", "warns"), [(510, False), (511, True), (512, True), (100_000, True)])
+def test_a_window_that_covers_every_text_is_allowed_with_a_warning(caplog, tokens: int, warns: bool) -> None:
+    with caplog.at_level(logging.WARNING, logger="hdexport"):
+        check(Window(tokens=tokens, global_tokens=1, dilation=(1,)))
+    assert ("the attention is dense" in caplog.text) == warns

@@ -1,0 +1,316 @@
+"""ModernBERT's local and global layers answer as Hugging Face's, its rotary positions at any length and precision.
+
+Its tasks are compared in test_families.py, with a classifier that takes the mean of all tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import transformers
+
+from comparators import assert_close, assert_same_directions
+from hdexport.attention_spec import check_window, window_from_spec
+from hdexport.build import BuildOptions, build
+from hdexport.engine import build_engine
+from hdexport.families import family_of
+from hdexport.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.positions import Scheme
+from hdexport.precision import Precision, cast_model
+from hdexport.profiles import profiles_from_options
+from hdexport.surgery import extend_positions
+from hdexport.tasks import Task
+from hdruntime.bundle import Backend
+from hdruntime.errors import ModelError
+from test_engine import needs_rtx
+from test_families import ATOL, batches
+from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
+
+WINDOW = 8
+"""Tokens that a local layer of the tiny models sees on each side: half of their ``local_attention``."""
+
+LAYERS = {"num_hidden_layers": 4}
+"""Global, local, local, global."""
+
+# Around the window and its span, the checkpoint's 64 positions, primes, the bundle's longest.
+LENGTHS = (1, 2, 7, 8, 9, 10, 16, 17, 37, 64, 65, 131, 300)
+
+# Far from the origin a rounded frequency shows most, in a model of large weights, whose attention looks far.
+FAR = {"num_attention_heads": 2, "hidden_size": 64, "initializer_range": 0.22, "max_len": 4200}
+FAR_TOKENS = 4177
+
+
+@pytest.fixture
+def built(tiny_bundles, tmp_path: Path) -> Callable[..., Any]:
+    """Build a bundle of a tiny model with changes that no cache can tell apart, or of the checkpoint that is there."""
+
+    def make(**changes: Any) -> Any:
+        checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
+        if not checkpoint.exists():
+            save_tiny_model(checkpoint, "modernbert", Task.FEATURE_EXTRACTION, **changes)
+        manifest = build(BuildOptions(model=checkpoint, output=path, max_len=300, verify=False))
+        return dataclasses.replace(tiny_bundles("modernbert"), checkpoint=checkpoint, path=path, manifest=manifest)
+
+    return make
+
+
+def last_hidden_states(checkpoint: Path, feeds: dict[str, np.ndarray], **changes: Any) -> np.ndarray:
+    """What Hugging Face gives with a configuration that is not the checkpoint's."""
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = transformers.AutoModel.from_pretrained(checkpoint, config=config).eval()
+    with torch.inference_mode():
+        return model(**{name: torch.from_numpy(ids) for name, ids in feeds.items()}).last_hidden_state.numpy()
+
+
+def random_text(tokens: int) -> dict[str, np.ndarray]:
+    ids = np.random.default_rng(tokens).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+def assert_answers_as_hugging_face(bundle: Any, lengths: tuple[int, ...]) -> None:
+    for tokens in lengths:
+        for _, input_ids, attention_mask in batches(tokens):
+            feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+            expected = bundle.hugging_face(**feeds)["last_hidden_state"][attention_mask == 1]
+            for run in (bundle.portable, bundle.session):
+                assert_close(run(**feeds)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles, tokens: int) -> None:
+    assert_answers_as_hugging_face(tiny_bundles("modernbert", **LAYERS), (tokens,))
+
+
+VARIANTS = {
+    "every layer global": {"global_attn_every_n_layers": 1},
+    "no global layer": {"layer_types": ["sliding_attention"] * 2},
+    "layers as listed": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hidden_layers": 3,
+    },
+    "odd window": {"local_attention": 11},
+    "window of the token itself": {"local_attention": 1},
+    "window wider than any text": {"local_attention": 2000},
+    "biases and details": {
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norm_bias": True,
+        "hidden_activation": "silu",
+        "norm_eps": 1e-3,
+        "pad_token_id": VOCAB_SIZE - 1,
+    },
+    "interpolated positions": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+        }
+    },
+    "scaled cosines": {
+        "rope_parameters": {
+            "full_attention": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_variants_answer_as_hugging_face(built, changes: dict[str, Any]) -> None:
+    assert_answers_as_hugging_face(built(**changes), (1, 17, 131))
+
+
+def test_the_keys_of_older_configurations_are_read(built, tmp_path: Path) -> None:
+    """As the published checkpoints have them."""
+    checkpoint = tmp_path / "checkpoint"
+    save_tiny_model(checkpoint, "modernbert", Task.FEATURE_EXTRACTION, **LAYERS)
+    config = json.loads((checkpoint / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in ("layer_types", "rope_parameters")}
+    config |= {"global_rope_theta": 700.0, "local_rope_theta": 20.0, "global_attn_every_n_layers": 2}
+    (checkpoint / "config.json").write_text(json.dumps(config | {"position_embedding_type": "absolute"}))
+    bundle = built()
+    rope = bundle.hugging_face.model.config.rope_parameters
+    assert (rope["full_attention"]["rope_theta"], rope["sliding_attention"]["rope_theta"]) == (700.0, 20.0)
+    assert [node.op_type for node in attention_nodes(bundle)] == ["DenseAttention", "SlidingWindowAttention"] * 2
+    assert_answers_as_hugging_face(bundle, (17, 131))
+
+
+def test_each_layer_is_one_node_with_the_window_on_each_side(tiny_bundles) -> None:
+    bundle = tiny_bundles("modernbert", **LAYERS)
+    nodes = attention_nodes(bundle)
+    kinds = ["DenseAttention", "SlidingWindowAttention", "SlidingWindowAttention", "DenseAttention"]
+    assert [node.op_type for node in nodes] == kinds
+    for node in nodes[1:3]:
+        assert {name: attribute.value for name, attribute in node.attributes.items()} == {
+            "left": WINDOW,
+            "right": WINDOW,
+            "dilation": (1,),
+            "global_bound": 0,
+            "scale": pytest.approx(8**-0.5),
+        }
+    assert bundle.manifest.attention == {"hdexport::DenseAttention": 2, "hdexport::SlidingWindowAttention": 2}
+    assert bundle.manifest.windows == (WINDOW, WINDOW)
+
+
+@pytest.mark.parametrize("wrong", [WINDOW - 1, WINDOW + 1])
+@pytest.mark.parametrize("tokens", [WINDOW + 2, 300])
+def test_a_window_that_is_one_token_off_would_be_seen(tiny_bundles, tokens: int, wrong: int) -> None:
+    bundle = tiny_bundles("modernbert", **LAYERS)
+    feeds = random_text(tokens)
+    other = last_hidden_states(bundle.checkpoint, feeds, local_attention=2 * wrong)
+    assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_other_rotary_frequencies_would_be_seen(tiny_bundles, layer_type: str) -> None:
+    bundle = tiny_bundles("modernbert", **LAYERS)
+    feeds = random_text(65)
+    rope = transformers.AutoConfig.from_pretrained(bundle.checkpoint).rope_parameters
+    rope[layer_type]["rope_theta"] *= 1.5
+    other = last_hidden_states(bundle.checkpoint, feeds, rope_parameters=rope)
+    assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
+
+
+def test_nothing_outside_the_operators_has_a_value_a_pair_of_tokens(tiny_bundles) -> None:
+    graph = tiny_bundles("modernbert", **LAYERS).graph.graph
+    shapes = {value.name: value.shape for node in graph.all_nodes() for value in node.outputs}
+    assert sum(shape is not None and len(shape) == 4 for shape in shapes.values()) > 40
+    for name, shape in shapes.items():
+        axes = Counter(str(axis) for axis in shape or () if not isinstance(axis, int))
+        assert set(axes.values()) <= {1}, (name, shape)
+    assert "Softmax" not in {node.op_type for node in graph.all_nodes()}
+
+
+def test_the_tables_are_made_once_for_each_kind_of_layer(tiny_bundles) -> None:
+    operators = Counter(node.op_type for node in tiny_bundles("modernbert", **LAYERS).graph.graph.all_nodes())
+    assert (operators["Cos"], operators["Sin"], operators["Range"]) == (2, 2, 1)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_half_precision_is_right_far_from_the_origin(tiny_bundles, precision: str) -> None:
+    """4177 is no number of float16, nor is most of what a frequency is multiplied with."""
+    bundle = tiny_bundles("modernbert", precision=precision, **FAR)
+    feeds = random_text(FAR_TOKENS)
+    expected = bundle.hugging_face(**feeds)["last_hidden_state"]
+    rounded = rotary_of(bundle.hugging_face.model)
+    original = dict(rounded.named_buffers())
+    for name, frequencies in original.items():
+        setattr(rounded, name, frequencies.to(getattr(torch, precision)).float())
+    wrong = bundle.hugging_face(**feeds)["last_hidden_state"]
+    for name, frequencies in original.items():
+        setattr(rounded, name, frequencies)
+    cosine = {"float16": 0.9999, "bfloat16": 0.999}[precision]
+    # ONNX Runtime has no bfloat16 on a CPU; the lowered graph computes in float32 from bfloat16 weights.
+    for run in [bundle.session] if precision == "bfloat16" else [bundle.portable, bundle.session]:
+        assert_same_directions(run(**feeds)["last_hidden_state"], expected, cosine=cosine)
+    with pytest.raises(AssertionError, match=r"cosine|lengths"):
+        assert_same_directions(wrong, expected, cosine=cosine)
+
+
+@pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
+def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, precision: Precision) -> None:
+    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
+    frequencies = rotary_of(model).full_attention_inv_freq.double()
+    cast_model(model, precision)
+    family_of("modernbert").adapt(model)
+    positions = torch.tensor([[0, 1, 2049, 4097, 8191]])
+    hidden_states = torch.zeros(1, 5, 32, dtype=precision.torch_dtype)
+    tables = rotary_of(model)(hidden_states, positions, "full_attention")
+    angles = positions[0, :, None].double() * frequencies.repeat(2)
+    for table, exact in zip(tables, (angles.cos(), angles.sin()), strict=True):
+        assert table.dtype == torch.float32
+        # An angle of 8191 is rounded by up to 2**-12 in float32.
+        assert_close(table[0].numpy(), exact.numpy(), atol=2**-11)
+
+
+@pytest.mark.parametrize("tokens", [1, 9, 65, 300])
+def test_a_classifier_reads_the_first_real_token(tiny_bundles, tokens: int) -> None:
+    """As Hugging Face's does where that is the first of all; where padding is, it reads the padding."""
+    bundle = tiny_bundles("modernbert", "text-classification", classifier_pooling="cls")
+    for name, input_ids, attention_mask in batches(tokens):
+        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if name.startswith("padding on the left"):
+            texts = [ids[mask == 1][None] for ids, mask in zip(input_ids, attention_mask, strict=True)]
+            expected = np.concatenate([bundle.hugging_face(text, np.ones_like(text))["logits"] for text in texts])
+        else:
+            attention_mask[:, 0] = 1
+            expected = bundle.hugging_face(**feeds)["logits"]
+        for run in (bundle.portable, bundle.session):
+            assert_close(run(**feeds)["logits"], expected, atol=ATOL)
+
+
+def test_a_classifier_pools_in_float32(tiny_bundles) -> None:
+    """No sum over the tokens is ever rounded to float16, which it may not even fit."""
+    graph = tiny_bundles("modernbert", "text-classification", "float16").graph.graph
+    (mean,) = (node for node in graph if node.op_type == "Div")
+    total = mean.inputs[0].producer()
+    product = total.inputs[0].producer()
+    assert (total.op_type, product.op_type) == ("ReduceSum", "Mul")
+    assert {value.dtype for value in (*mean.inputs, *product.inputs)} == {ir.DataType.FLOAT}
+
+
+@pytest.mark.parametrize("max_len", [40, 64, 65, 300])
+def test_every_length_is_served_without_a_table(tmp_path: Path, max_len: int) -> None:
+    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
+    positions = extend_positions(model, family_of("modernbert"), max_len=max_len, scheme=Scheme.HIERARCHICAL, alpha=0.4)
+    assert (positions.scheme, positions.form, positions.base, positions.rows) == ("none", "computed", 64, max_len)
+
+
+@pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
+def test_a_build_warns_of_lengths_beyond_the_training(built, caplog, trained: int, warns: bool) -> None:
+    with caplog.at_level(logging.WARNING, logger="hdexport"):
+        built(max_position_embeddings=trained)
+    assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
+
+
+def test_frequencies_that_depend_on_the_length_are_refused(built, tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
+    with pytest.raises(ModelError, match=r"kind 'dynamic' change with the length of a text.*\n.*default, linear, yarn"):
+        built(rope_parameters={"full_attention": rope, "sliding_attention": {"rope_type": "default"}})
+    assert not (tmp_path / "bundle").exists()
+
+
+@needs_rtx
+@pytest.mark.parametrize(("impl", "plugins"), [("native", {}), ("plugin", {"SlidingWindowAttention": 1})])
+def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
+    tiny_bundles, tmp_path: Path, impl: str, plugins: dict[str, int]
+) -> None:
+    portable = tiny_bundles("modernbert", precision="float16", **FAR).graph
+    lowered = tensorrt_graph(portable, dtype="float16", attention_impl=AttentionImpl(impl))
+    assert [node.op_type for node in lowered.graph].count("Attention") == 1
+    ir.save(lowered, tmp_path / "tensorrt.onnx", external_data="weights", size_threshold_bytes=0)
+    engine = build_engine(
+        tmp_path / "tensorrt.onnx",
+        tmp_path / "modernbert.engine",
+        bundle=tmp_path,
+        flavour=Backend.TENSORRT_RTX,
+        profiles=profiles_from_options(FAR["max_len"], profiles="100,4200", batch="1:3:4"),
+        precision="float16",
+        architectures=("sm89",),
+    )
+    assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
+
+
+def test_no_window_takes_the_place_of_the_global_layers() -> None:
+    family = family_of("modernbert")
+    with pytest.raises(ModelError, match=r"modernbert cannot be given windowed attention: its local layers have"):
+        check_window(window_from_spec("window:16"), family, model_type="modernbert", heads=4, max_len=300)
+
+
+def rotary_of(model: transformers.PreTrainedModel) -> Any:
+    return model.base_model.rotary_emb
+
+
+def attention_nodes(bundle: Any) -> list[ir.Node]:
+    return [node for node in bundle.graph.graph if node.domain == "hdexport"]
