@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from measure import Figure, Run, Target, compare, measure, read_options, report
 
 CASES = ("torch-sdpa", "plain-export", "bundle-float32", "bundle-float16")

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
 from measure import Figure, Run, Target, compare, measure, random_ids, read_options, report
 
 MODELS = ("bundle", "hugging-face", "dense-sdpa")

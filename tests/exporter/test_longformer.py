@@ -10,8 +10,9 @@ import pytest
 import torch
 import transformers
 
+import hdruntime
 from comparators import assert_close
-from hdexport.attention import use_operators
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
@@ -318,24 +319,23 @@ def test_an_extended_checkpoint_answers_as_hugging_face_with_more_positions(tmp_
 def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(tmp_path: Path) -> None:
     """RoBERTa's weights, its positions over and over, global projections like the local ones (arXiv:2004.05150, 5)."""
     max_len, window = 4 * BASE, 6
-    roberta = save_tiny_model(tmp_path, "roberta", Task.FEATURE_EXTRACTION)
+    checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
+    roberta = save_tiny_model(checkpoint, "roberta", Task.FEATURE_EXTRACTION)
     longformer = _longformer_of_roberta(roberta, max_len=max_len, window=window)
-    model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
-    extend_positions(model, family_of("roberta"), max_len=max_len, scheme=Scheme.TILE, alpha=0.4)
-    use_operators(model, Window(tokens=window, global_tokens=1, dilation=(1,)))
+    asked = Window(tokens=window, global_tokens=1, dilation=(1,))
+    build(BuildOptions(model=checkpoint, output=path, max_len=max_len, scheme=Scheme.TILE, window=asked, verify=False))
+    session = hdruntime.load(path, backend="onnxruntime", threads=1)
     for tokens in (window, 65, max_len):
-        input_ids = torch.from_numpy(np.random.default_rng(tokens).integers(5, VOCAB_SIZE, (2, tokens)))
-        attention_mask = torch.ones_like(input_ids)
+        input_ids = np.random.default_rng(tokens).integers(5, VOCAB_SIZE, (2, tokens))
+        attention_mask, marks = np.ones_like(input_ids), np.zeros_like(input_ids)
         attention_mask[1, 2 * tokens // 3 :] = 0
-        marks = torch.zeros_like(input_ids)
         marks[:, 0] = 1
+        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+        got = session(**feeds)["last_hidden_state"]
         with torch.inference_mode():
-            got = model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-            expected = longformer(
-                input_ids=input_ids, attention_mask=attention_mask, global_attention_mask=marks
-            ).last_hidden_state
-        real = attention_mask == 1
-        assert_close(got[real].numpy(), expected[real].numpy(), atol=ATOL)
+            tensors = {name: torch.from_numpy(ids) for name, ids in (feeds | {"global_attention_mask": marks}).items()}
+            expected = longformer(**tensors).last_hidden_state.numpy()
+        assert_close(got[attention_mask == 1], expected[attention_mask == 1], atol=ATOL)
 
 
 def _longformer_of_roberta(
