@@ -35,6 +35,10 @@ _SCORES_LIMIT_BYTES = 512 * 2**20
 """Attention scores that a masked or portable attention may materialise in a build's checks; larger cases are reported
 as not checked, for the first touch of that memory takes seconds. When thorough, half of the free memory may be used."""
 
+_SHORT_TOKENS = 512
+"""Half of the longest text that takes PyTorch no time to speak of; checkpoints that windows come with serve 4096 tokens
+and more."""
+
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
 
@@ -131,12 +135,14 @@ def cases(
         max_len: the bundle's longest input.
         windows: tokens on each side of each windowed layer.
         longest: lengths above it are left out.
-        thorough: beyond 2 x base, too, fill every row of an unpadded batch and pad on the left. Without it only
-            one row is that long, the others are short and padded: PyTorch takes seconds for each long row.
+        thorough: at long lengths, above 2 x base or 1024, too, fill every row of an unpadded batch and pad on the
+            left. Without it only one row is that long, the others are short and padded: PyTorch takes seconds for each
+            long row.
     """
+    short = min(base, _SHORT_TOKENS)
     for tokens in grid_lengths(base, max_len, windows=windows, longest=longest):
-        is_long = tokens > 2 * base
-        part = min(base, -(-3 * tokens // 4)) if is_long else -(-3 * tokens // 4)
+        is_long = tokens > 2 * short
+        part = min(short, -(-3 * tokens // 4)) if is_long else -(-3 * tokens // 4)
         yield Case(tokens=tokens, lengths=(tokens,), padding="none")
         if not is_long or thorough:
             yield Case(tokens=tokens, lengths=(tokens,) * 3, padding="none")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 
@@ -13,6 +11,7 @@ from hdexport.tasks import Task
 from hdruntime.errors import ModelError
 from hdruntime.manifest import Manifest
 from hugging_face import HuggingFace, first_real_tokens
+from padded_batches import batches
 from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 
 # The checkpoints have 64 positions, the bundles 300; 211 is a prime.
@@ -25,27 +24,6 @@ COSINE = 0.999
 TASKS_OF_MODEL_TYPE = [
     (name, task.value) for name in SUPPORTED_MODEL_TYPES for task in Task if task in (family_of(name).tasks or Task)
 ]
-
-
-def batches(tokens: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The name, ids and mask, both int64 [batch, tokens], of every batch that is tried at a length."""
-    generator = np.random.default_rng(tokens)
-    part = -(-2 * tokens // 3)
-    for lengths in ((part,), (part, tokens, 1)):
-        ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (len(lengths), tokens))
-        index = np.arange(tokens)
-        right = np.stack([index < length for length in lengths]).astype(np.int64)
-        yield f"no padding, batch {len(lengths)}", ids, np.ones_like(ids)
-        if part == tokens:
-            continue
-        # Whatever stands in the padding must not matter: on the right ordinary ids do.
-        yield f"padding on the right, batch {len(lengths)}", ids, right
-        left = right[:, ::-1].copy()
-        # Models that number positions by what is padding do so by the ids.
-        yield f"padding on the left, batch {len(lengths)}", np.where(left == 1, ids, PAD_TOKEN_ID), left
-        holes = (generator.random(ids.shape) < 0.6).astype(np.int64)
-        holes[:, tokens // 2] = 1
-        yield f"holes, batch {len(lengths)}", ids, holes
 
 
 def real(values: np.ndarray, attention_mask: np.ndarray, *, has_tokens_axis: bool) -> np.ndarray:

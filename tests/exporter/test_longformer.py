@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,7 @@ from hdexport.tasks import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.manifest import GlobalAttention, Window
 from hugging_face import HuggingFace
+from padded_batches import batches
 from tiny_models import BASE, PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE, WINDOWS, save_tiny_model
 
 # Five times the largest error measured, 4e-6, and a fifth of what is promised.
@@ -41,21 +41,6 @@ def bundle_of(tiny_bundles, model_type: str, bound: int):
     return tiny_bundles(model_type, max_global=None if bound == FEW else bound)
 
 
-def batches(tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids and masks, int64 [batch, tokens]: whole, padded on the right, on the left, with holes."""
-    generator = np.random.default_rng(tokens)
-    part, index = -(-2 * tokens // 3), np.arange(tokens)
-    for lengths in ((part,), (part, tokens, 1)):
-        ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (len(lengths), tokens))
-        right = np.stack([index < length for length in lengths]).astype(np.int64)
-        holes = (generator.random(ids.shape) < 0.6).astype(np.int64)
-        holes[:, tokens // 2] = 1
-        yield ids, np.ones_like(ids)
-        yield ids, right
-        yield np.where(right[:, ::-1] == 1, ids, PAD_TOKEN_ID), right[:, ::-1].copy()
-        yield ids, holes
-
-
 def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
     """int64 [batch, tokens]: up to `count` real tokens a row are marked, fewer by one in each row, and all padding."""
     generator = np.random.default_rng(count)
@@ -70,7 +55,7 @@ def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
 def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound: int, tokens: int) -> None:
     bundle = bundle_of(tiny_bundles, model_type, bound)
-    for input_ids, attention_mask in batches(tokens):
+    for _, input_ids, attention_mask in batches(tokens):
         for count in (0, 1, 5) if bound == FEW else (0, 40):
             inputs = {
                 "input_ids": input_ids,
@@ -98,7 +83,7 @@ def test_one_window_for_all_layers_and_wider_than_the_texts_answers_as_hugging_f
     bundle = tiny_bundles("longformer", attention_window=512)
     assert bundle.manifest.windows == (256, 256)
     for tokens in (17, 211, 300):
-        for input_ids, attention_mask in batches(tokens):
+        for _, input_ids, attention_mask in batches(tokens):
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
             expected = bundle.hugging_face(**inputs)["last_hidden_state"]
             got = bundle.session(**inputs)["last_hidden_state"]
@@ -126,7 +111,7 @@ def test_what_stands_in_the_padding_does_not_change_the_answer(tiny_bundles, bou
 def test_one_mark_fewer_or_elsewhere_is_seen(tiny_bundles, model_type: str, bound: int) -> None:
     """Could these tests not tell one mask from another, they would prove nothing."""
     bundle = bundle_of(tiny_bundles, model_type, bound)
-    input_ids, attention_mask = next(batches(65))
+    _, input_ids, attention_mask = next(batches(65))
     right = np.zeros_like(input_ids)
     right[:, [0, 40]] = 1
     expected = bundle.hugging_face(input_ids, attention_mask, global_attention_mask=right)["last_hidden_state"]

@@ -32,8 +32,9 @@ from hdexport.surgery import extend_positions
 from hdexport.tasks import Task
 from hdruntime.bundle import Backend
 from hdruntime.errors import ModelError
+from padded_batches import batches
 from test_engine import needs_rtx
-from test_families import ATOL, batches
+from test_families import ATOL
 from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 
 WINDOW = 8

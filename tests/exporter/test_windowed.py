@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
-from collections.abc import Iterator
 
 import numpy as np
 import onnx_ir as ir
@@ -18,7 +17,8 @@ from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.pytorch_reference import reference_of
 from hdexport.verify import verify_bundle
 from hdruntime.bundle import open_bundle, seal
-from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+from padded_batches import batches
+from tiny_models import PAD_TOKEN_ID
 
 ATOL = 2e-5
 WINDOW = 16
@@ -37,22 +37,6 @@ SPECS = {
     "one token": "window:1,global:0",
     "wider than any text": "window:1000",
 }
-
-
-def batches(tokens: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Ids and masks, int64 [batch, tokens]: whole, padded on the right, on the left, with holes."""
-    generator = np.random.default_rng(tokens)
-    part = -(-2 * tokens // 3)
-    index = np.arange(tokens)
-    for lengths in ((part,), (part, tokens, 1)):
-        ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (len(lengths), tokens))
-        right = np.stack([index < length for length in lengths]).astype(np.int64)
-        holes = (generator.random(ids.shape) < 0.6).astype(np.int64)
-        holes[:, tokens // 2] = 1
-        yield ids, np.ones_like(ids)
-        yield ids, right
-        yield np.where(right[:, ::-1] == 1, ids, PAD_TOKEN_ID), right[:, ::-1].copy()
-        yield ids, holes
 
 
 def pair_mask(attention_mask: np.ndarray, spec: str, *, heads: int = 4) -> np.ndarray:
@@ -91,7 +75,7 @@ def expected_states(bundle, input_ids: np.ndarray, attention_mask: np.ndarray, s
 @pytest.mark.parametrize("model_type", WINDOWED_TYPES)
 def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, model_type: str, tokens: int) -> None:
     bundle = tiny_bundles(model_type, attention=SPECS["default"])
-    for input_ids, attention_mask in batches(tokens):
+    for _, input_ids, attention_mask in batches(tokens):
         expected = expected_states(bundle, input_ids, attention_mask, SPECS["default"])
         for run in (bundle.portable, bundle.session):
             inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
@@ -103,7 +87,7 @@ def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, 
 @pytest.mark.parametrize("spec", [spec for name, spec in SPECS.items() if name != "default"])
 def test_every_kind_of_window_is_what_was_asked_for(tiny_bundles, spec: str, tokens: int) -> None:
     bundle = tiny_bundles("roberta", attention=spec)
-    for input_ids, attention_mask in batches(tokens):
+    for _, input_ids, attention_mask in batches(tokens):
         expected = expected_states(bundle, input_ids, attention_mask, spec)
         for run in (bundle.portable, bundle.session):
             got = run(input_ids=input_ids, attention_mask=attention_mask)["last_hidden_state"]
@@ -113,7 +97,7 @@ def test_every_kind_of_window_is_what_was_asked_for(tiny_bundles, spec: str, tok
 @pytest.mark.parametrize("wrong", ["window:15", "window:17", "window:16,global:0", "window:16,global:2", "window:300"])
 def test_the_comparison_sees_a_wrong_mask(tiny_bundles, wrong: str) -> None:
     bundle = tiny_bundles("bert", attention=SPECS["default"])
-    input_ids, attention_mask = next(batches(211))
+    _, input_ids, attention_mask = next(batches(211))
     got = bundle.session(input_ids=input_ids, attention_mask=attention_mask)["last_hidden_state"]
     difference = np.abs(got[attention_mask == 1] - expected_states(bundle, input_ids, attention_mask, wrong)).max()
     assert difference > 100 * ATOL
@@ -121,7 +105,7 @@ def test_the_comparison_sees_a_wrong_mask(tiny_bundles, wrong: str) -> None:
 
 def test_a_window_wider_than_any_text_is_dense_attention(tiny_bundles) -> None:
     windowed, dense = (tiny_bundles("bert", attention=spec) for spec in (SPECS["wider than any text"], None))
-    for input_ids, attention_mask in batches(211):
+    for _, input_ids, attention_mask in batches(211):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         pair = (bundle.session(**inputs)["last_hidden_state"] for bundle in (windowed, dense))
         assert_close(*(states[attention_mask == 1] for states in pair), atol=ATOL)
@@ -131,7 +115,7 @@ def test_a_window_wider_than_any_text_is_dense_attention(tiny_bundles) -> None:
 def test_half_precision_keeps_directions(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type, precision="float16", attention=SPECS["several globals"])
     for tokens in (1, 17, 33, 300):
-        for input_ids, attention_mask in batches(tokens):
+        for _, input_ids, attention_mask in batches(tokens):
             inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
             inputs |= {"input_ids": input_ids, "attention_mask": attention_mask}
             expected = expected_states(bundle, input_ids, attention_mask, SPECS["several globals"])

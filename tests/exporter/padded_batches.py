@@ -1,0 +1,32 @@
+"""Batches of every kind of padding, for comparing a bundle with what it was built from."""
+
+from __future__ import annotations
+
+__all__ = ["batches"]
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+
+
+def batches(tokens: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The name, ids and mask, both int64 [batch, tokens], of every batch that is tried at a length."""
+    generator = np.random.default_rng(tokens)
+    part = -(-2 * tokens // 3)
+    for lengths in ((part,), (part, tokens, 1)):
+        ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (len(lengths), tokens))
+        index = np.arange(tokens)
+        right = np.stack([index < length for length in lengths]).astype(np.int64)
+        yield f"no padding, batch {len(lengths)}", ids, np.ones_like(ids)
+        if part == tokens:
+            continue
+        # Whatever stands in the padding must not matter: on the right ordinary ids do.
+        yield f"padding on the right, batch {len(lengths)}", ids, right
+        left = right[:, ::-1].copy()
+        # Models that number positions by what is padding do so by the ids.
+        yield f"padding on the left, batch {len(lengths)}", np.where(left == 1, ids, PAD_TOKEN_ID), left
+        holes = (generator.random(ids.shape) < 0.6).astype(np.int64)
+        holes[:, tokens // 2] = 1
+        yield f"holes, batch {len(lengths)}", ids, holes
