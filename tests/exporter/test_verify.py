@@ -15,7 +15,8 @@ import pytest
 from hdexport.checkpoint import find_checkpoint
 from hdexport.comparison import compare
 from hdexport.pytorch_reference import reference_of
-from hdexport.verify import Check, cases, grid_lengths, summary, verify_bundle
+from hdexport.verify import Check, summary, verify_bundle
+from hdexport.verify_grid import cases, grid_lengths
 from hdruntime.bundle import open_bundle, seal
 from hdruntime.errors import ModelError
 
@@ -138,6 +139,20 @@ def test_every_case_has_a_real_token_in_every_row_and_one_full_row(thorough: boo
         assert all(1 <= length <= case.tokens for length in case.lengths)
         assert case.padding != "none" or set(case.lengths) == {case.tokens}
         assert case.batch == 1 or case.tokens in case.lengths
+
+
+@pytest.mark.parametrize("base", [64, 512, 4096])
+def test_a_builds_grid_has_one_long_row_a_batch_whatever_the_checkpoint_serves(base: int) -> None:
+    batches = [case.lengths for case in cases(base, 4096, windows=(256,), thorough=False) if case.tokens > 1024]
+    assert batches
+    for lengths in batches:
+        assert sum(length > 512 for length in lengths) <= 1
+
+
+def test_the_grid_surrounds_every_window() -> None:
+    lengths = grid_lengths(4096, 4096, windows=(32, 256, 32))
+    assert {32, 33, 34, 65, 256, 257, 258, 513} <= set(lengths)
+    assert lengths == sorted(set(lengths))
 
 
 def test_a_thorough_grid_fills_long_batches() -> None:

@@ -48,7 +48,8 @@ def run(options: argparse.Namespace) -> int:
         progress.step("Loading PyTorch's model")
         from hdexport.checkpoint import find_checkpoint
         from hdexport.pytorch_reference import reference_of
-        from hdexport.verify import LONGEST_CHECKED, summary, verify_bundle
+        from hdexport.verify import summary, verify_bundle
+        from hdexport.verify_grid import LONGEST_CHECKED
 
         longest = LONGEST_CHECKED if options.longest is None else whole_number("--longest", options.longest)
         reference = reference_of(bundle, find_checkpoint(model), allow_pickle=options.allow_pickle)
