@@ -90,6 +90,37 @@ def test_what_stands_in_the_padding_does_not_change_the_answer(tiny_bundles, mod
     np.testing.assert_array_equal(answers[0], answers[2])
 
 
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+def test_a_row_of_nothing_but_padding_disturbs_no_other(tiny_bundles, model_type: str, padding: str) -> None:
+    check_a_row_of_padding(tiny_bundles(model_type), padding)
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_a_row_of_nothing_but_padding_disturbs_no_other_in_windows(tiny_bundles, precision: str, padding: str) -> None:
+    check_a_row_of_padding(tiny_bundles("bert", precision=precision, attention="window:16,global:5"), padding)
+
+
+def check_a_row_of_padding(bundle, padding: str) -> None:
+    """Rows beside one without any real token answer as they do alone, and nothing is NaN."""
+    real = np.arange(129) < 65 if padding == "right" else np.arange(129) >= 64
+    attention_mask = np.stack([np.zeros(129, bool), real]).astype(np.int64)
+    ids = np.random.default_rng(3).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, attention_mask.shape)
+    input_ids = np.where(attention_mask == 1, ids, PAD_TOKEN_ID)
+    for run in (bundle.portable, bundle.session):
+        both, alone = (
+            run(**inputs, **other_inputs(bundle.manifest, inputs["input_ids"], inputs["attention_mask"]))
+            for inputs in (
+                {"input_ids": input_ids, "attention_mask": attention_mask},
+                {"input_ids": input_ids[1:], "attention_mask": attention_mask[1:]},
+            )
+        )
+        assert np.isfinite(both["last_hidden_state"]).all()
+        atol = ATOL if bundle.manifest.dtype == "float32" else 1e-2
+        assert_close(both["last_hidden_state"][1, real], alone["last_hidden_state"][0, real], atol=atol)
+
+
 @pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
 def test_a_row_answers_the_same_in_any_batch(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)

@@ -10,11 +10,13 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
+from hdexport.engine import target_architectures
 from hdexport.kernels import write_kernels
 from hdexport.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdplugins.aot import KernelError, read_kernel
 from hdplugins.cuda_launch import find_kernels
 from hdplugins.sliding_window_attention import tensorrt_plugin as face
+from hdruntime.bundle import Backend
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from window_graphs import window_graph
 
@@ -42,6 +44,16 @@ def test_a_bundle_gets_the_kernels_of_its_engines_each_once(lowered: ir.Model, t
         ("attend", 86), ("attend", 120), ("plan_keys", 86), ("plan_keys", 120),
     ]  # fmt: skip
     assert said == ["Preparing 4 GPU kernels for sm86, sm120"]
+
+
+@needs_triton
+def test_the_kernels_of_a_default_engine_keep_all_in_registers(lowered: ir.Model, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX, which says what it builds for, is not installed")
+    architectures = target_architectures(Backend.TENSORRT_RTX)
+    files = write_kernels(lowered, tmp_path, dtype="float16", architectures=architectures)
+    kernels = [read_kernel(tmp_path / file) for file in files if file.endswith(".json")]
+    assert {kernel.architecture for kernel in kernels} >= {80, 86, 120, 121}
+    assert {kernel.spilled_bytes for kernel in kernels} == {0}
 
 
 @needs_triton

@@ -414,8 +414,8 @@ def test_layers_of_different_windows_and_dilations_share_a_model(order: BlockOrd
     exact = {name: feed.astype(np.float64) if name in STATES else feed for name, feed in feeds.items()}
     for layer in layers:
         exact["query"] = by_definition(exact, torch.float64, layer.attributes)
-    # Three layers add up their errors; each alone is below 4e-6.
-    assert_close(got, exact["query"], atol=1.5e-5)
+    # Measured 1.7e-6: three layers hold what one holds.
+    assert_close(got, exact["query"], atol=4e-6)
     assert len(model_of(layers, order).functions) == 2
 
 
