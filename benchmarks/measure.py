@@ -17,6 +17,8 @@ __all__ = [
     "random_ids",
     "read_options",
     "report",
+    "timed",
+    "with_growth",
 ]
 
 import argparse
@@ -32,7 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +47,7 @@ _VALUES_COMPARED = 16
 """Tokens of each answer that are compared, spread over the text."""
 
 Ids = npt.NDArray[np.int64]
+Result = TypeVar("Result")
 Run = Callable[[Ids], npt.NDArray[np.float32]]
 """From ids, [1, tokens], to vectors, [1, tokens, hidden]."""
 
@@ -55,24 +58,31 @@ class Figure(str, Enum):
     LATENCY = "latency"
     CPU_TIME = "CPU time"
     MEMORY = "memory growth"
+    OVERHEAD = "overhead"
+    """A ratio that a case takes itself, of calls that take turns: processes differ by more than it."""
 
 
-_KEYS = {Figure.LATENCY: "latency_ms", Figure.CPU_TIME: "cpu_ms", Figure.MEMORY: "growth_bytes"}
+_KEYS = {
+    Figure.LATENCY: "latency_ms",
+    Figure.CPU_TIME: "cpu_ms",
+    Figure.MEMORY: "growth_bytes",
+    Figure.OVERHEAD: "overhead",
+}
 
 
 @dataclass(frozen=True)
 class Target:
-    """A ratio of two cases, and the largest that it may be.
+    """A ratio of two cases, or a figure of one, and the largest that it may be.
 
     Attributes:
         case: whose figure is divided.
-        against: by whose.
+        against: by whose; None where the figure itself is the target's.
         figure: which one.
         at_most: the target.
     """
 
     case: str
-    against: str
+    against: str | None
     figure: Figure
     at_most: float
 
@@ -97,21 +107,29 @@ def measure(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any]:
     """
     for start in range(0, ids.shape[1], warm_up_tokens):
         run(ids[:, start : start + warm_up_tokens])
-    _reset_peak()
-    before_bytes = _memory_bytes("VmRSS")
-    answer = run(ids)  # also warms up: the first run pays for every page it touches
-    latencies_ms, cpu_ms = [], []
-    for _ in range(_TIMED_RUNS):
-        began, cpu_began = time.perf_counter(), time.process_time()
-        run(ids)
-        latencies_ms.append((time.perf_counter() - began) * 1e3)
-        cpu_ms.append((time.process_time() - cpu_began) * 1e3)
+    answer, growth_bytes = with_growth(lambda: run(ids))  # also warms up: the first run pays for every page it touches
+    runs = [timed(lambda: run(ids)) for _ in range(_TIMED_RUNS)]
     return {
-        "latency_ms": statistics.median(latencies_ms),
-        "cpu_ms": statistics.median(cpu_ms),
-        "growth_bytes": _memory_bytes("VmHWM") - before_bytes,
+        "latency_ms": statistics.median(latency_ms for _, latency_ms, _ in runs),
+        "cpu_ms": statistics.median(cpu_ms for _, _, cpu_ms in runs),
+        "growth_bytes": growth_bytes,
         "answer": answer[0, :: max(1, ids.shape[1] // _VALUES_COMPARED)].ravel().tolist(),
     }
+
+
+def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
+    """What a call returns, its latency and its CPU time, both in milliseconds."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    result = call()
+    return result, (time.perf_counter() - began) * 1e3, (time.process_time() - cpu_began) * 1e3
+
+
+def with_growth(call: Callable[[], Result]) -> tuple[Result, int]:
+    """What a call returns, and the bytes by which the peak of the process's memory grew."""
+    _reset_peak()
+    before_bytes = _memory_bytes("VmRSS")
+    result = call()
+    return result, _memory_bytes("VmHWM") - before_bytes
 
 
 def compare(
@@ -129,7 +147,7 @@ def compare(
     Args:
         script: runs one case when called with ``--case``.
         cases: their names.
-        targets: ratios to take within each round.
+        targets: ratios to take within each round, and figures.
         rounds: how often.
         arguments: of the script's child processes besides the case.
         same_answers: case -> (the case whose answer it must give, the largest difference of a value); asked in the
@@ -147,7 +165,8 @@ def compare(
             measured[case].append(json.loads(output.splitlines()[-1]))
             print(f"round {number + 1}/{rounds}: {case}", file=sys.stderr)
         if number == 0:
-            check_answers({case: runs[0]["answer"] for case, runs in measured.items()}, same_answers)
+            answers = {case: runs[0]["answer"] for case, runs in measured.items() if "answer" in runs[0]}
+            check_answers(answers, same_answers)
     return {
         "benchmark": Path(script).stem,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -171,7 +190,7 @@ def check_answers(answers: Mapping[str, Sequence[float]], same_answers: Mapping[
 
 def report(result: Mapping[str, Any], output: Path | None) -> int:
     """Print a result, and append it to a file; the exit status says whether every target was met."""
-    print(f"{result['command']}: {result['cpu']}, batch 1, median of {result['rounds']} rounds")
+    print(f"{result['command']}: {result['cpu']}, median of {result['rounds']} rounds")
     for case, figures in result["cases"].items():
         print(
             f"  {case:<20} {figures['latency_ms']:8.0f} ms  {figures['cpu_ms']:8.0f} ms of CPU time  "
@@ -179,9 +198,10 @@ def report(result: Mapping[str, Any], output: Path | None) -> int:
         )
     for ratio in result["ratios"]:
         verdict = "met" if _is_met(ratio) else "MISSED"
+        compared = f"{ratio['case']} / {ratio['against']}" if ratio["against"] else ratio["case"]
         print(
-            f"  {ratio['case']} / {ratio['against']}, {ratio['figure']}: {ratio['median']:.3f} "
-            f"({ratio['min']:.3f} to {ratio['max']:.3f}), target {ratio['target']}: {verdict}"
+            f"  {compared}, {ratio['figure']}: {ratio['median']:.3f} "
+            f"({ratio['min']:.3f} to {ratio['max']:.3f}), target {ratio['target']:.4g}: {verdict}"
         )
     if output:
         with output.open("a", encoding="utf-8") as file:
@@ -199,13 +219,14 @@ def _is_met(ratio: Mapping[str, Any]) -> bool:
 
 
 def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {key: statistics.median(run[key] for run in runs) for key in _KEYS.values()}
+    return {key: statistics.median(run[key] for run in runs) for key in _KEYS.values() if key in runs[0]}
 
 
 def _ratio(measured: Mapping[str, Sequence[Mapping[str, Any]]], target: Target) -> dict[str, Any]:
     key = _KEYS[target.figure]
-    pairs = zip(measured[target.case], measured[target.against], strict=True)
-    ratios = [ours[key] / theirs[key] for ours, theirs in pairs]
+    ratios = [run[key] for run in measured[target.case]]
+    if target.against is not None:
+        ratios = [ours / theirs[key] for ours, theirs in zip(ratios, measured[target.against], strict=True)]
     return {
         "case": target.case,
         "against": target.against,

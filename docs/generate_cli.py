@@ -20,7 +20,8 @@ _HEAD = """\
 Written by `python docs/generate_cli.py` from the help of the commands; change that instead.
 
 Results go to stdout, progress and errors to stderr; progress shows on a terminal only. The exit code is 0 when all is
-done, 1 after an error, 2 when `hdexport run` is done but rows have failed, and 130 when it was interrupted.
+done, 1 after an error, 2 when `hdexport run` is done but rows have failed, 130 when it was interrupted and 143 when
+it was terminated.
 """
 
 

@@ -12,28 +12,25 @@ import platform
 import shutil
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.attention_spec import check_window
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.engines import EngineOptions, build_engines, check_engine_options
 from hdexport.global_attention import global_attention_of
-from hdexport.lowering.tensorrt import AttentionImpl
 from hdexport.positions import DEFAULT_ALPHA, Scheme
 from hdexport.progress import Progress
 from hdexport.tasks import Task
 from hdexport.tokenizer_files import write_tokenizer
 from hdruntime.bundle import (
     FORMAT_VERSION,
-    Backend,
     Bundle,
-    EngineFile,
     GlobalAttention,
     GraphFile,
     Manifest,
     Positions,
-    ProfileShape,
     TensorSpec,
     Window,
     seal,
@@ -53,7 +50,6 @@ logger = logging.getLogger(__name__)
 _PORTABLE_FILE = "model.onnx"
 _WEIGHTS_FILE = "model.onnx.data"
 _CPU_FILE = "onnxruntime_cpu.onnx"
-_TENSORRT_FILE = "tensorrt.onnx"
 
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
@@ -74,10 +70,7 @@ class BuildOptions:
         window: what takes the place of dense attention; None leaves the model's attention as it is.
         max_global: the most global tokens that a caller may mark in a text, for models with such an input; None for 16,
             in question answering 64.
-        flavours: TensorRT flavours to build an engine for.
-        attention_impl: who computes windowed attention in an engine, our plugin or TensorRT itself.
-        profiles: optimisation profiles of the engines.
-        architectures: GPU architectures of the engines, e.g. ``("sm86", "sm89")``; none for the flavour's default.
+        engines: which engines beside the ONNX graphs.
         verify: compare the bundle with PyTorch before it is put in place.
         force: replace a bundle that is at `output`.
         allow_pickle: also read weights that are stored as a pickle.
@@ -93,10 +86,7 @@ class BuildOptions:
     alpha: float = DEFAULT_ALPHA
     window: Window | None = None
     max_global: int | None = None
-    flavours: tuple[Backend, ...] = ()
-    attention_impl: AttentionImpl = AttentionImpl.PLUGIN
-    profiles: tuple[ProfileShape, ...] = ()
-    architectures: tuple[str, ...] = ()
+    engines: EngineOptions = field(default_factory=EngineOptions)
     verify: bool = True
     force: bool = False
     allow_pickle: bool = False
@@ -116,7 +106,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         HdexportError: of the kind that says what went wrong; see `hdruntime.errors`.
     """
     progress = progress or Progress()
-    _check_targets(options)
+    check_engine_options(options.engines)
     with staged_bundle(options.output, force=options.force) as directory:
         progress.step("Reading the checkpoint")
         checkpoint = find_checkpoint(options.model)
@@ -130,7 +120,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         portable = _export(module, directory, options)
         progress.step("Lowering for ONNX Runtime on a CPU")
         _lower_for_cpu(portable, directory)
-        engines = _build_engines(portable, directory, options, progress)
+        engines = build_engines(portable, directory, options.engines, dtype=options.precision, progress=progress)
         manifest = dataclasses.replace(
             _describe(portable, module, checkpoint, task, positions, options),
             engines=engines,
@@ -144,15 +134,6 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             manifest = _verify(Bundle(directory, manifest), checkpoint, options, progress.result)
         progress.step("Writing the bundle")
     return manifest
-
-
-def _check_targets(options: BuildOptions) -> None:
-    """Refuse what cannot be built here before anything is."""
-    if options.flavours:
-        from hdexport.engine import check_target
-
-        for flavour in options.flavours:
-            check_target(flavour, architectures=options.architectures)
 
 
 def _check_window(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> None:
@@ -254,52 +235,6 @@ def _lower_for_cpu(portable: onnx_ir.Model, directory: Path) -> None:
     from hdexport.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 
     ir.save(lower_for_onnxruntime_cpu(portable.clone()), directory / _CPU_FILE)
-
-
-def _build_engines(
-    portable: onnx_ir.Model, directory: Path, options: BuildOptions, progress: Progress
-) -> tuple[EngineFile, ...]:
-    if not options.flavours:
-        return ()
-    import onnx_ir as ir
-
-    from hdexport.engine import build_engine, target_architectures
-    from hdexport.kernels import KERNELS_FOLDER, write_kernels
-    from hdexport.lowering.tensorrt import tensorrt_graph
-
-    graph = tensorrt_graph(portable, dtype=options.precision, attention_impl=options.attention_impl)
-    architectures = sorted(
-        {
-            name
-            for flavour in options.flavours
-            for name in target_architectures(flavour, architectures=options.architectures)
-        }
-    )
-    kernels = write_kernels(
-        graph, directory, dtype=options.precision, architectures=architectures, progress=progress.step
-    )
-    # Beside the weights, which it shares; TensorRT reads it once and the bundle has no use for it.
-    lowered = directory / _TENSORRT_FILE
-    ir.save(graph, lowered)
-    (directory / "engines").mkdir()
-    engines = []
-    for flavour in options.flavours:
-        progress.step(f"Building the {flavour.value} engine, {len(options.profiles)} profiles")
-        engines.append(
-            build_engine(
-                lowered,
-                directory / "engines" / f"{flavour.value}.engine",
-                bundle=directory,
-                kernels=directory / KERNELS_FOLDER if kernels else None,
-                flavour=flavour,
-                profiles=options.profiles,
-                precision=options.precision,
-                architectures=options.architectures,
-                progress=progress.detail,
-            )
-        )
-    lowered.unlink()
-    return tuple(engines)
 
 
 def _describe(

@@ -1,8 +1,8 @@
-"""What happens while TensorRT builds: its messages, its progress, and Ctrl-C."""
+"""What happens while TensorRT builds: its progress, and Ctrl-C."""
 
 from __future__ import annotations
 
-__all__ = ["BuildLog", "BuildWatch", "Progress"]
+__all__ = ["BuildWatch", "Progress"]
 
 import logging
 import signal
@@ -19,44 +19,6 @@ Progress = Callable[[str, int, int], None]
 
 Phases nest, and how long a step takes differs by orders of magnitude: no honest percentage follows from them.
 """
-
-_BENIGN_WARNINGS = ("has Int64 binding", "already exists, the output tensors of this new instance")
-"""Said of every graph with int64 inputs, and of every function body that more than one node uses."""
-
-
-class BuildLog:
-    """Keeps TensorRT's errors for the exception to come and hands the rest to :mod:`logging`."""
-
-    def __init__(self) -> None:
-        self.errors: list[str] = []
-
-    def write(self, severity: str, message: str) -> None:
-        """Take one message.
-
-        Args:
-            severity: TensorRT's name of it: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` ...
-            message: as TensorRT wrote it.
-        """
-        if severity in ("INTERNAL_ERROR", "ERROR"):
-            self.errors.append(message)
-            logger.info("error: %s", message)
-        elif severity == "WARNING" and not any(words in message for words in _BENIGN_WARNINGS):
-            logger.warning("%s", message)
-        elif severity != "VERBOSE":
-            logger.debug("%s", message)
-
-    def as_tensorrt_logger(self, trt: ModuleType) -> Any:
-        """This log as TensorRT wants it. It must outlive everything that is made with it."""
-        write = self.write
-
-        class Logger(trt.ILogger):  # type: ignore[name-defined]
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                write(severity.name, message)
-
-        return Logger()
 
 
 class BuildWatch:

@@ -15,17 +15,28 @@ from enum import Enum
 from importlib import metadata
 
 from hdexport import __version__
-from hdexport.gpu import Gpu, driver_version, gpus
+from hdruntime.gpu import Gpu, driver_version, gpus
 
 _EXPORT_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors")
 _RUNTIME_PACKAGES = ("numpy", "tokenizers", "pyarrow", "rich")
 
+_OPTIONAL_PACKAGES = {
+    "triton": (
+        "compiles the attention kernels of engines; those of --attention-impl native need none",
+        "pip install triton (on Linux)",
+    ),
+    "cuda-bindings": ("runs engines on a GPU, and our attention kernels in them", "pip install cuda-bindings"),
+    "nvidia-ml-py": ("shows a job's GPU memory", "pip install nvidia-ml-py"),
+    "ray": ("runs jobs on many machines", "pip install 'hdexport[ray]'"),
+}
+"""Package -> what it does for us, and what installs it."""
+
 _FLAVOURS = {
     "tensorrt": ("TensorRT", "pip install 'hdexport[tensorrt]'"),
     "tensorrt_rtx": ("TensorRT-RTX", "pip install 'hdexport[rtx]'"),
-    "tensorrt_lean": ("TensorRT lean runtime", None),
+    "tensorrt_lean": ("TensorRT lean runtime", "pip install 'hdexport[lean]'"),
 }
-"""Import name -> what to call it, and what installs it where hdexport wants it."""
+"""Import name -> what to call it, and what installs it."""
 
 _LOAD_TIMEOUT_S = 60
 """A native library that takes longer to load is called broken."""
@@ -78,8 +89,7 @@ def diagnose() -> tuple[Finding, ...]:
         _gpu(found),
         *(_runtime_package(name) for name in _RUNTIME_PACKAGES),
         *(_export_package(name) for name in _EXPORT_PACKAGES),
-        _kernel_package("triton", "compiles the attention kernels of engines", "pip install triton (on Linux)"),
-        _kernel_package("cuda-bindings", "launches the attention kernels of engines", "pip install cuda-bindings"),
+        *(_optional_package(name, purpose, fix) for name, (purpose, fix) in _OPTIONAL_PACKAGES.items()),
     ]
     loaded = {name: process.result() for name, process in loading.items()}
     findings.append(_onnxruntime(loaded.get("onnxruntime"), has_gpu=bool(found)))
@@ -158,10 +168,10 @@ def _export_package(name: str) -> Finding:
     return Finding(name, Status.OK, version)
 
 
-def _kernel_package(name: str, purpose: str, fix: str) -> Finding:
+def _optional_package(name: str, purpose: str, fix: str) -> Finding:
     version = _version(name)
     if version is None:
-        return Finding(name, Status.MISSING, f"{purpose}; those of --attention-impl native need none", fix)
+        return Finding(name, Status.MISSING, purpose, fix)
     return Finding(name, Status.OK, version)
 
 
@@ -190,11 +200,12 @@ def _flavour(name: str, loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
     if loaded is None:
         if name == "tensorrt" and not has_gpu:
             return Finding(part, Status.INFO, "not installed; it needs a GPU")
-        status = Status.INFO if fix is None else Status.MISSING
+        # Few need it: only where bundles hold version-compatible engines.
+        status = Status.INFO if name == "tensorrt_lean" else Status.MISSING
         return Finding(part, status, "not installed", fix)
     if loaded.error is not None:
         return Finding(part, Status.BROKEN, loaded.error, fix)
-    if fix is not None and _version("polygraphy") is None:
+    if name != "tensorrt_lean" and _version("polygraphy") is None:
         return Finding(part, Status.MISSING, f"{loaded.version}; building engines needs polygraphy", fix)
     if has_gpu or name != "tensorrt_rtx":
         return Finding(part, Status.OK, loaded.version)

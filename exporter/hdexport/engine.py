@@ -4,7 +4,6 @@ from __future__ import annotations
 
 __all__ = ["build_engine", "check_target", "target_architectures"]
 
-import functools
 import hashlib
 import logging
 import os
@@ -16,14 +15,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from hdexport.build_watch import BuildLog, BuildWatch, Progress
+from hdexport.build_watch import BuildWatch, Progress
 from hdexport.flavours import default_architectures, load_flavour, load_polygraphy, supported_architectures
-from hdexport.gpu import gpus
-from hdexport.passport import Passport, built_here, onnx_hashes, write_passport
+from hdexport.passport import built_here, onnx_hashes, write_passport
 from hdplugins.tensorrt import plugins_with_kernels, take_plugin_errors
 from hdplugins.tensorrt_link import provide_library_link
+from hdruntime.backends.tensorrt.log import log_of
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError
+from hdruntime.gpu import gpus
+from hdruntime.passport import Passport
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ def build_engine(
     profiles: Sequence[ProfileShape],
     precision: str,
     architectures: Sequence[str] = (),
+    version_compatible: bool = False,
     kernels: Path | None = None,
     timing_cache: Path | None = None,
     progress: Progress | None = None,
@@ -90,6 +92,8 @@ def build_engine(
             typed.
         architectures: GPU architectures to restrict a TensorRT-RTX engine to, e.g. ``("sm86", "sm89")``;
             without any it runs on all since Ampere.
+        version_compatible: make a TensorRT engine that later versions run too, and TensorRT's lean runtime. The
+            lean runtime is not put into the engine: code from a bundle is never run.
         kernels: the bundle's folder of kernels, None where the graph needs no plugin. TensorRT runs plugins while it
             builds; TensorRT-RTX does not.
         timing_cache: file in which TensorRT remembers its measurements from build to build; made when
@@ -107,8 +111,9 @@ def build_engine(
     _check_architectures(trt, flavour, architectures)
     if not onnx_path.is_file():
         raise EngineError(f"There is no ONNX file at {onnx_path}.\nExport it first: hdexport build")
-    log, watch = _log_of(flavour), BuildWatch(progress)
-    log.errors.clear()
+    watch = BuildWatch(progress)
+    # What an earlier build left.
+    log_of(trt)[0].take_errors()
     take_plugin_errors()
     with watch.guard():
         serialized, plugins = _serialize(
@@ -117,6 +122,7 @@ def build_engine(
             kernels=kernels,
             profiles=profiles,
             architectures=architectures,
+            version_compatible=version_compatible,
             timing_cache=timing_cache,
             monitor=watch.as_monitor(trt),
         )
@@ -130,6 +136,7 @@ def build_engine(
         engine_sha256=hashlib.sha256(serialized).hexdigest(),
         onnx_sha256=onnx_hashes(onnx_path),
         built_on=built_here(),
+        version_compatible=version_compatible,
     )
     _write_whole(serialized, destination)
     write_passport(passport, destination.with_suffix(".json"))
@@ -141,18 +148,8 @@ def build_engine(
         precision=precision,
         architectures=passport.architectures,
         profiles=passport.profiles,
+        version_compatible=version_compatible,
     )
-
-
-@functools.cache
-def _log_of(flavour: Backend) -> BuildLog:
-    """The log of a flavour. TensorRT keeps the first logger of a process for good, so there is one."""
-    return BuildLog()
-
-
-@functools.cache
-def _tensorrt_logger(flavour: Backend) -> Any:
-    return _log_of(flavour).as_tensorrt_logger(load_flavour(flavour))
 
 
 def _check_architectures(trt: ModuleType, flavour: Backend, architectures: Sequence[str]) -> None:
@@ -183,6 +180,7 @@ def _serialize(
     kernels: Path | None,
     profiles: Sequence[ProfileShape],
     architectures: Sequence[str],
+    version_compatible: bool,
     timing_cache: Path | None,
     monitor: Any,
 ) -> tuple[Any, dict[str, int]]:
@@ -201,6 +199,7 @@ def _serialize(
             flavour,
             profiles=[_polygraphy_profile(backend, network[1], profile) for profile in profiles],
             architectures=architectures,
+            version_compatible=version_compatible,
             # Polygraphy warns about a cache that is not there yet.
             load_timing_cache=cache if cache is not None and Path(cache).exists() else None,
             progress_monitor=monitor,
@@ -210,7 +209,8 @@ def _serialize(
         return backend.engine_bytes_from_network(network, config=config, save_timing_cache=cache), plugins
     except (PolygraphyException, TypeError) as error:
         # TypeError is how the bindings say that TensorRT could not make an object, e.g. without CUDA.
-        raise _translated(error, [*take_plugin_errors(), *_log_of(flavour).errors], profiles) from error
+        messages = [*take_plugin_errors(), *log_of(load_flavour(flavour))[0].take_errors()]
+        raise _translated(error, messages, profiles) from error
 
 
 def _plugins(flavour: Backend, kernels: Path | None) -> AbstractContextManager[None]:
@@ -240,7 +240,7 @@ def _send_messages_to_logging(backend: ModuleType, flavour: Backend) -> None:
     from polygraphy.logger import G_LOGGER
 
     # Polygraphy has no option for the logger it gives to TensorRT; its own prints to stdout.
-    backend.util.TRT_LOGGER = _tensorrt_logger(flavour)
+    backend.util.TRT_LOGGER = log_of(load_flavour(flavour))[1]
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.colors = False
     G_LOGGER.module_severity = G_LOGGER.WARNING
@@ -260,8 +260,12 @@ def _polygraphy_profile(backend: ModuleType, network: Any, shape: ProfileShape) 
     return profile
 
 
-def _config_loader(backend: ModuleType, flavour: Backend, *, architectures: Sequence[str], **options: Any) -> Any:
+def _config_loader(
+    backend: ModuleType, flavour: Backend, *, architectures: Sequence[str], version_compatible: bool, **options: Any
+) -> Any:
     if flavour is Backend.TENSORRT:
+        if version_compatible:
+            options |= {"version_compatible": True, "exclude_lean_runtime": True}
         return backend.CreateConfig(**options)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 

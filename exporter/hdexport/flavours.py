@@ -18,10 +18,10 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from hdexport.gpu import driver_version, gpus
 from hdplugins.tensorrt_link import provide_library_link
 from hdruntime.bundle import Backend
 from hdruntime.errors import EngineError, HdexportError, InputError
+from hdruntime.gpu import driver_version, gpus
 from hdruntime.optional import require
 
 logger = logging.getLogger(__name__)

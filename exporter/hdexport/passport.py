@@ -1,63 +1,22 @@
-"""An engine's passport: what it is, what it was made from and where, as JSON beside it."""
+"""An engine's passport, filled in and written beside it; `hdruntime.passport` says what is in it."""
 
 from __future__ import annotations
 
-__all__ = ["PASSPORT_VERSION", "BuiltOn", "Passport", "built_here", "onnx_hashes", "write_passport"]
+__all__ = ["built_here", "onnx_hashes", "write_passport"]
 
 import dataclasses
 import hashlib
 import json
 import os
 import platform
-from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
-from hdexport.gpu import driver_version, gpus
-from hdruntime.bundle import ProfileShape
+from hdruntime.gpu import driver_version, gpus
 from hdruntime.optional import require
-
-PASSPORT_VERSION = 2
-"""Version of the JSON's keys."""
+from hdruntime.passport import PASSPORT_VERSION, BuiltOn, Passport
 
 _READ_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class BuiltOn:
-    """The machine that built an engine; ``driver`` and ``gpu`` are None where there was none."""
-
-    platform: str
-    driver: str | None
-    gpu: str | None
-    date: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Passport:
-    """What must agree for an engine to be usable, and where it comes from.
-
-    Attributes:
-        flavour: ``tensorrt`` or ``tensorrt_rtx``.
-        version: of that package; an engine runs with the version that built it.
-        precision: of the graph's weights.
-        architectures: GPU architectures it runs on, e.g. ``sm89``.
-        profiles: the shapes it takes.
-        plugins: operators that the runtime must provide -> layers of each.
-        engine_sha256: of the engine itself.
-        onnx_sha256: SHA-256 of each file of the graph it was built from, by name.
-        built_on: the machine that built it.
-    """
-
-    flavour: str
-    version: str
-    precision: str
-    architectures: tuple[str, ...]
-    profiles: tuple[ProfileShape, ...]
-    plugins: dict[str, int]
-    engine_sha256: str
-    onnx_sha256: dict[str, str]
-    built_on: BuiltOn
 
 
 def built_here() -> BuiltOn:

@@ -24,13 +24,16 @@ __all__ = [
     "Encoding",
     "EngineError",
     "ExportError",
+    "GpuOptions",
     "HdexportError",
     "InputError",
     "Manifest",
     "MissingDependencyError",
     "ModelError",
     "NonFiniteOutputError",
+    "OutOfMemoryError",
     "OutputExistsError",
+    "SentenceEncoder",
     "Session",
     "VerificationError",
     "load",
@@ -54,12 +57,15 @@ from hdruntime.errors import (
     MissingDependencyError,
     ModelError,
     NonFiniteOutputError,
+    OutOfMemoryError,
     OutputExistsError,
     VerificationError,
 )
 
 if TYPE_CHECKING:
     from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
+    from hdruntime.gpu_options import GpuOptions
+    from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
     from hdruntime.tokenization import Encoding
 
@@ -67,7 +73,9 @@ _MODULE_OF_NAME = {
     "Backend": "hdruntime.bundle",
     "Bundle": "hdruntime.bundle",
     "Encoding": "hdruntime.tokenization",
+    "GpuOptions": "hdruntime.gpu_options",
     "Manifest": "hdruntime.bundle",
+    "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
     "load": "hdruntime.session",
     "open_bundle": "hdruntime.bundle",

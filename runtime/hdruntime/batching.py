@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["equal_length_groups", "pack_by_tokens", "padded"]
+__all__ = ["equal_length_groups", "pack_by_tokens", "padded", "right_padded_rows"]
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +12,13 @@ import numpy.typing as npt
 from hdruntime.errors import InputError
 
 
-def pack_by_tokens(lengths: Sequence[int], *, batch_tokens: int, equal_length: bool = False) -> list[list[int]]:
+def pack_by_tokens(
+    lengths: Sequence[int],
+    *,
+    batch_tokens: int,
+    equal_length: bool = False,
+    most_rows: Callable[[int], int] | None = None,
+) -> list[list[int]]:
     """Sort rows by length and cut them into batches of at most ``batch_tokens`` tokens, padding included.
 
     Args:
@@ -20,6 +26,7 @@ def pack_by_tokens(lengths: Sequence[int], *, batch_tokens: int, equal_length: b
         batch_tokens: most tokens a batch may have: its rows times its longest row. A row that is longer goes
             alone.
         equal_length: put only rows of one length into a batch, so that none is padded.
+        most_rows: tokens of a batch's longest row -> most rows that it may have; None for any number.
 
     Returns:
         the batches, longest rows first, each a list of indices into ``lengths``. The longest come first so
@@ -31,11 +38,15 @@ def pack_by_tokens(lengths: Sequence[int], *, batch_tokens: int, equal_length: b
     if batch_tokens < 1:
         raise InputError(f"batch_tokens is {batch_tokens}; it must be 1 or more, for example 16384.")
     batches: list[list[int]] = []
+    longest = most = 0
     for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        longest = lengths[batches[-1][0]] if batches else 0
-        full = not batches or (len(batches[-1]) + 1) * longest > batch_tokens
+        full = not batches or len(batches[-1]) == most
         if full or (equal_length and lengths[row] != longest):
             batches.append([])
+            longest = lengths[row]
+            most = max(1, batch_tokens // longest)
+            if most_rows is not None:
+                most = min(most, most_rows(longest))
         batches[-1].append(row)
     return batches
 
@@ -65,9 +76,14 @@ def equal_length_groups(
         mask is another (padding on the left, holes, nothing but padding) and None.
     """
     lengths = attention_mask.sum(axis=1)
-    # Ones, then zeros: the mask never rises along a row, and starts with a one.
-    right_padded = (np.diff(attention_mask, axis=1) <= 0).all(axis=1) & (lengths > 0)
+    right_padded = right_padded_rows(attention_mask)
     for length in np.unique(lengths[right_padded]):
         yield np.flatnonzero(right_padded & (lengths == length)), int(length)
     if not right_padded.all():
         yield np.flatnonzero(~right_padded), None
+
+
+def right_padded_rows(attention_mask: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """[batch], which rows have real tokens first, at least one, and padding after them, if any."""
+    # The mask never rises along such a row, and starts with a one.
+    return (np.diff(attention_mask, axis=1) <= 0).all(axis=1) & (attention_mask[:, 0] == 1)

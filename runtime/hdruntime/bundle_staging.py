@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from hdruntime.constants import MANIFEST_FILE
+from hdruntime.constants import MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
 from hdruntime.staging import DirectoryKind, staged_directory
 
 
@@ -50,7 +50,7 @@ def _manifest_files(directory: Path) -> dict[str, object] | None:
 def _unlisted_files(directory: Path) -> list[str]:
     listed = {MANIFEST_FILE, *(_manifest_files(directory) or {})}
     found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    return sorted(path for path in found if path not in listed)
+    return sorted(path for path in found if path not in listed and not path.endswith(RUNTIME_CACHE_SUFFIX))
 
 
 _BUNDLE = DirectoryKind(

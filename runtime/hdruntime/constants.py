@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["CPU_LOWERING", "FORMAT_VERSION", "MANIFEST_FILE", "PORTABLE_LOWERING"]
+__all__ = ["CPU_LOWERING", "FORMAT_VERSION", "MANIFEST_FILE", "PORTABLE_LOWERING", "RUNTIME_CACHE_SUFFIX"]
 
 FORMAT_VERSION = 1
 """Version of the bundle's layout and manifest; raised when an older runtime could misread a bundle."""
@@ -15,3 +15,6 @@ PORTABLE_LOWERING = "portable"
 
 CPU_LOWERING = "onnxruntime_cpu"
 """``GraphFile.lowering`` of the graph made for ONNX Runtime on a CPU."""
+
+RUNTIME_CACHE_SUFFIX = ".runtime_cache"
+"""End of the names of files that the runtime leaves in a bundle: no part of it, and of no loss."""

@@ -11,7 +11,8 @@
     ├── OutputExistsError           the output is there already
     ├── BackendError                a backend cannot run what was asked of it
     │   ├── BackendUnavailableError the backend, its package or its hardware is not here
-    │   └── NonFiniteOutputError    a result holds NaN or infinity
+    │   ├── NonFiniteOutputError    a result holds NaN or infinity
+    │   └── OutOfMemoryError        the batch is too large for the memory that is free
     ├── MissingDependencyError      an optional package is not installed
     ├── ModelError                  a checkpoint cannot be read, or is of no supported family
     ├── ExportError                 a checkpoint could not be turned into a graph
@@ -35,6 +36,7 @@ __all__ = [
     "MissingDependencyError",
     "ModelError",
     "NonFiniteOutputError",
+    "OutOfMemoryError",
     "OutputExistsError",
     "VerificationError",
 ]
@@ -78,6 +80,10 @@ class BackendUnavailableError(BackendError):
 
 class NonFiniteOutputError(BackendError):
     """A result holds NaN or infinity."""
+
+
+class OutOfMemoryError(BackendError):
+    """The batch is too large for the memory that is free; a smaller one may run."""
 
 
 class MissingDependencyError(HdexportError, ImportError):

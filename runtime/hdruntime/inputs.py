@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["check_text_lengths", "checked_inputs"]
+__all__ = ["check_text_lengths", "checked_choice", "checked_inputs"]
 
 from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,15 +21,19 @@ _MASKS = ("attention_mask", "global_attention_mask")
 _INT64_MAX = np.iinfo(np.int64).max
 
 IntArray = npt.NDArray[np.int64]
+Choice = TypeVar("Choice", bound=Enum)
 
 
-def checked_inputs(given: Mapping[str, object], manifest: Manifest) -> dict[str, IntArray]:
+def checked_inputs(
+    given: Mapping[str, object], manifest: Manifest, *, max_len: int | None = None
+) -> dict[str, IntArray]:
     """The inputs of the bundle's graphs as int64 arrays [batch, tokens], defaults filled in.
 
     Args:
         given: name -> array, tensor or nested list of integers; masks may be boolean. ``attention_mask`` defaults to
             ones, ``token_type_ids`` to zeros, ``global_attention_mask`` to what the manifest says.
         manifest: what the bundle accepts.
+        max_len: most tokens, where what runs the bundle takes fewer than the manifest says.
 
     Raises:
         InputError: a name, shape, type, id or length does not fit; the message says which and what would.
@@ -39,17 +45,19 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest) -> dict[str,
     if given.get("input_ids") is None:
         raise InputError("input_ids is missing; give it as integers of shape [batch, tokens].")
     input_ids = _integers("input_ids", given["input_ids"])
-    tokens = input_ids.shape[1]
-    if not 1 <= tokens <= manifest.max_len:
-        raise _length_error("Input", tokens, manifest.max_len, "Truncate it")
-    inputs = {name: _default(name, input_ids) for name in accepted} | {"input_ids": input_ids}
-    for name, value in given.items():
-        if name != "input_ids" and value is not None:
-            inputs[name] = _integers(name, value)
+    tokens, most = input_ids.shape[1], max_len or manifest.max_len
+    if not 1 <= tokens <= most:
+        raise _length_error("Input", tokens, most, "Truncate it")
+    inputs = {"input_ids": input_ids}
+    for name in accepted:
+        if name != "input_ids":
+            value = given.get(name)
+            inputs[name] = _default(name, input_ids) if value is None else _integers(name, value)
     _check_shapes(inputs)
     _check_ids(input_ids, manifest.vocab_size)
-    _check_range("attention_mask", inputs["attention_mask"], 1, "1 for real tokens and 0 for padding")
-    if "token_type_ids" in inputs:
+    if given.get("attention_mask") is not None:
+        _check_range("attention_mask", inputs["attention_mask"], 1, "1 for real tokens and 0 for padding")
+    if given.get("token_type_ids") is not None:
         _check_range("token_type_ids", inputs["token_type_ids"], None, "0 or more")
     _fill_or_check_global_tokens(given, inputs, manifest)
     return inputs
@@ -69,6 +77,19 @@ def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
         if not 1 <= tokens <= max_len:
             what = "The text" if len(lengths) == 1 else f"Text {index}"
             raise _length_error(what, tokens, max_len, "Truncate it with --overflow truncate")
+
+
+def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:
+    """The member of an enumeration that an option names.
+
+    Raises:
+        InputError: it names none.
+    """
+    try:
+        return choices(value)
+    except ValueError:
+        valid = ", ".join(repr(choice.value) for choice in choices)
+        raise InputError(f"{option} is {value!r}; it must be one of {valid}.") from None
 
 
 def _length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
@@ -128,9 +149,9 @@ def _check_shapes(inputs: dict[str, IntArray]) -> None:
 
 
 def _check_ids(input_ids: IntArray, vocab_size: int) -> None:
-    wrong = (input_ids < 0) | (input_ids >= vocab_size)
-    if wrong.any():
-        row, token = map(int, np.argwhere(wrong)[0])
+    # What is negative is enormous without a sign, so one look at each id will do.
+    if input_ids.view(np.uint64).max() >= vocab_size:
+        row, token = map(int, np.argwhere((input_ids < 0) | (input_ids >= vocab_size))[0])
         raise InputError(
             f"input_ids[{row}, {token}] is {input_ids[row, token]}; "
             f"the vocabulary has {vocab_size} ids, 0 to {vocab_size - 1}.\n"
@@ -139,7 +160,7 @@ def _check_ids(input_ids: IntArray, vocab_size: int) -> None:
 
 
 def _check_range(name: str, array: IntArray, highest: int | None, meaning: str) -> None:
-    wrong = array < 0 if highest is None else (array < 0) | (array > highest)
-    if wrong.any():
-        row, token = map(int, np.argwhere(wrong)[0])
+    most = _INT64_MAX if highest is None else highest
+    if array.view(np.uint64).max() > most:
+        row, token = map(int, np.argwhere((array < 0) | (array > most))[0])
         raise InputError(f"{name}[{row}, {token}] is {array[row, token]}; it must be {meaning}.")

@@ -1,10 +1,19 @@
-"""Batch jobs: files of texts in, a file of results out, in order, in bounded memory, bad rows marked."""
+"""Batch jobs: files of texts in, a file of results out, in order, in bounded memory, bad rows marked.
+
+A job may be stopped at any moment, and the same job run again goes on where it was: see :mod:`hdruntime.job_folder`.
+
+::
+
+    job = plan_job(bundle, [Path("texts.jsonl")], Path("vectors.parquet"))
+    with hdruntime.load(bundle) as session:
+        done = run_job(job, LocalPool(session, job.task, options=job.options))
+"""
 
 from __future__ import annotations
 
-__all__ = ["Job", "JobOptions", "JobProgress", "plan_job", "run_job"]
+__all__ = ["Job", "JobOptions", "plan_job", "run_job"]
 
-import time
+import importlib.metadata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,59 +22,72 @@ import pyarrow as pa
 
 from hdruntime.bundle import Bundle
 from hdruntime.errors import InputError
+from hdruntime.input_files import InputFile, find_inputs, integer_ids
+from hdruntime.job_files import job_folder_path
+from hdruntime.job_folder import (
+    JobFolder,
+    check_job_folder,
+    opened_job_folder,
+    tidy_job_folder,
+    was_published,
+)
+from hdruntime.job_identity import Identity, identity_of_bundle, identity_of_inputs
+from hdruntime.job_progress import JobProgress, JobState, ProgressMeter
+from hdruntime.job_receipt import has_receipt, receipt_of
+from hdruntime.job_saved import Saved
 from hdruntime.results import Pairs, TaskResults, results_of_bundle
-from hdruntime.rows import Columns, find_inputs, integer_ids, read_rows
-from hdruntime.session import Session
+from hdruntime.row_reader import read_rows
+from hdruntime.rows import Columns
 from hdruntime.tokenization import Overflow
-from hdruntime.windows import Item, WindowRunner
-from hdruntime.writers import check_output, staged_results
+from hdruntime.windows import WindowOptions, WindowPool, cut_windows
+from hdruntime.writers import ResultEncoding, check_output, encoding_of_output
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobOptions:
+class JobOptions(WindowOptions):
     """How a job reads, batches and writes.
 
     Attributes:
         columns: where the rows' parts are.
-        max_batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
-            backend.
-        overflow: whether a row of too many tokens fails or is cut.
         force: replace the output if it exists.
+        restart: throw away what an unfinished job has kept, instead of going on with it.
     """
 
     columns: Columns = field(default_factory=Columns)
-    max_batch_tokens: int | None = None
-    overflow: Overflow = Overflow.ERROR
     force: bool = False
+    restart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job that was found possible, made by `plan_job`."""
+    """A job that was found possible, made by `plan_job`.
 
-    files: tuple[Path, ...]
+    Attributes:
+        files: its inputs, in order.
+        output: what it writes.
+        options: how.
+        task: what it writes of a row.
+        fields: the output's columns: id, the task's, tokens, error.
+        identity: what another run has to have in common with it to go on with it.
+        done: what it did, if it is done already: its output is there.
+    """
+
+    files: tuple[InputFile, ...]
     output: Path
     options: JobOptions
     task: TaskResults
+    fields: tuple[pa.Field, ...]
+    identity: Identity
+    done: Saved | None
 
-
-@dataclass(kw_only=True)
-class JobProgress:
-    """How far a job is; at its end, what it did.
-
-    Attributes:
-        rows: rows done, failed ones included.
-        failed_rows: rows with an error.
-        tokens: tokens of the rows that did not fail.
-        seconds: time since the job began.
-        first_error: id and error of a row that failed, the first that was noticed.
-    """
-
-    rows: int = 0
-    failed_rows: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
-    first_error: str | None = None
+    def done_already(self) -> JobProgress | None:
+        """What the job did, if it is done already."""
+        if self.done is None:
+            return None
+        meter = ProgressMeter(
+            self.files, counts=self.done.counts, position=self.done.position, seconds=self.done.seconds
+        )
+        return meter.progress(JobState.FINISHING, self.done.counts, self.done.position)
 
 
 def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: JobOptions | None = None) -> Job:
@@ -78,85 +100,140 @@ def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: J
         options: how; default `JobOptions()`.
 
     Raises:
-        InputError: an input, a column or an option does not fit the bundle's task.
-        OutputExistsError: the output is there and may not be replaced.
+        InputError: an input, a column or an option does not fit the bundle's task, or an unfinished job of other
+            inputs or options is kept for this output.
+        OutputExistsError: the output is there and may not be replaced, or another process is writing it.
     """
     options = options or JobOptions()
-    if options.max_batch_tokens is not None and options.max_batch_tokens < 1:
-        raise InputError(
-            f"--max-batch-tokens {options.max_batch_tokens} is too small.\n"
-            "Use 1 or more, or leave it out for what suits the backend."
-        )
-    check_output(output, force=options.force)
-    task = results_of_bundle(bundle)
-    _check_pairs(bundle.manifest.task, task.pairs, options.columns)
+    options.check()
+    tidy_job_folder(output)
+    # What this very job may have put there is looked at below, when it is known which job it is.
+    has_folder = job_folder_path(output).is_dir()
+    check_output(output, force=options.force or has_folder or has_receipt(output))
+    task = results_of_bundle(bundle, tokenized=options.columns.input_ids is not None)
+    _check_options(bundle.manifest.task, task, options)
     files = find_inputs(inputs, columns=options.columns)
-    if any(file.resolve() == output.resolve() for file in files):
+    if any(file.path.resolve() == output.resolve() for file in files):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
-    return Job(files=tuple(files), output=output, options=options, task=task)
+    fields = _fields(task, files, options.columns)
+    identity = _identity(bundle, files, fields, options)
+    done = None if options.force or options.restart or has_folder else receipt_of(output, identity)
+    if options.restart or not (done or was_published(output, identity)):
+        check_output(output, force=options.force)
+    if not options.restart:
+        check_job_folder(output, identity)
+    return Job(
+        files=tuple(files), output=output, options=options, task=task, fields=fields, identity=identity, done=done
+    )
 
 
-def run_job(job: Job, session: Session, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
-    """Run a job: a row in, a row out, in order.
+def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
+    """Run a job, or go on with it: a row in, a row out, in order.
 
     The columns are ``id``, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or run
     has the reason in ``error`` and no values, and the job goes on.
 
     Args:
         job: what `plan_job` made.
-        session: of the bundle that the job was planned for.
-        on_progress: called after every batch with the one object that is returned at last.
+        pool: sessions of the bundle that the job was planned for.
+        on_progress: called when the job begins or goes on, after every window, and when all rows are done.
+
+    Returns:
+        what the job did, the rows that were done before it went on included; also where it was done already, and there
+        is nothing to do.
 
     Raises:
-        InputError: a file cannot be read on, or has no rows.
+        InputError: a file cannot be read on, or has no rows; or as `plan_job`.
+        OutputExistsError: the output appeared meanwhile, or another process is writing it.
         BackendError: the backend fails on rows that it had run before, so it is not the rows' fault.
         HdexportError: the output cannot be written.
-        Whatever is raised, there is no output then, or the one that was there before.
+        Whatever is raised, there is no output then, or the one that was there before; the rows that are done are kept,
+        and the same job goes on after them.
     """
-    options = job.options
-    began = time.monotonic()
-    progress = JobProgress()
-    runner = WindowRunner(session, job.task, max_batch_tokens=options.max_batch_tokens, overflow=options.overflow)
-    integers = integer_ids(job.files, columns=options.columns)
-    fields = [
-        pa.field("id", pa.int64() if integers else pa.string()),
-        *job.task.fields,
-        pa.field("tokens", pa.int32()),
-        pa.field("error", pa.string()),
-    ]
-    with staged_results(job.output, fields=fields, force=options.force) as writer:
-        for window in runner.windows(read_rows(job.files, columns=options.columns)):
-            for done in runner.infer(window):
-                _count(done, progress)
-                progress.seconds = time.monotonic() - began
-                if on_progress is not None:
-                    on_progress(progress)
-            writer.write([_result(item, job.task) for item in window])
-    progress.seconds = time.monotonic() - began
-    return progress
+    done = job.done_already()
+    if done is not None:
+        return done
+    encoding = encoding_of_output(job.output, job.fields)
+    report = on_progress or _ignore
+    with opened_job_folder(job.output, job.identity, restart=job.options.restart) as folder:
+        saved = folder.saved
+        meter = ProgressMeter(job.files, counts=saved.counts, position=saved.position, seconds=saved.seconds)
+        if not saved.complete:
+            report(meter.progress(JobState.RUNNING, saved.counts, saved.position))
+            _run_windows(job, pool, folder, encoding, meter, report)
+            folder.complete()
+        saved = folder.saved
+        report(meter.progress(JobState.FINISHING, saved.counts, saved.position))
+        folder.publish(encoding, force=job.options.force)
+    return meter.progress(JobState.FINISHING, saved.counts, saved.position)
 
 
-def _check_pairs(task: str, pairs: Pairs, columns: Columns) -> None:
-    if pairs is Pairs.REQUIRED and columns.text_pair is None:
+def _run_windows(
+    job: Job,
+    pool: WindowPool,
+    folder: JobFolder,
+    encoding: ResultEncoding,
+    meter: ProgressMeter,
+    report: Callable[[JobProgress], None],
+) -> None:
+    rows = read_rows(job.files, columns=job.options.columns, start=folder.saved.position)
+    for window, result in pool.map(cut_windows(rows, characters=pool.window_characters)):
+        data = encoding.encode(result.results)
+        if not folder.saved.result_bytes:
+            data = encoding.begin() + data
+        counts = folder.saved.counts + result.counts
+        folder.append(data, position=window.end, counts=counts, seconds=meter.seconds)
+        folder.commit_if_due()
+        report(meter.progress(JobState.RUNNING, counts, window.end))
+
+
+def _check_options(task: str, results: TaskResults, options: JobOptions) -> None:
+    columns = options.columns
+    if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
+        raise InputError(
+            "Rows of ids are not split: which of them every piece needs is unknown.\n"
+            "Give texts, split them yourself, or cut them: --overflow truncate"
+        )
+    if options.overflow is Overflow.SPLIT and not results.splits:
+        raise InputError(f"The bundle's task is {task}, whose texts are not split.\nCut them: --overflow truncate")
+    if columns.input_ids is not None and columns.text_pair is not None:
+        raise InputError("A row has texts or --input-ids-column, not both.\nLeave out --text-pair-column.")
+    if columns.input_ids is not None:
+        return
+    if results.pairs is Pairs.REQUIRED and columns.text_pair is None:
         raise InputError(
             f"The bundle's task is {task}: a row needs two texts, a question and its context.\n"
             "Name their columns: --text-column question --text-pair-column context"
         )
-    if pairs is Pairs.REFUSED and columns.text_pair is not None:
+    if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
         raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out --text-pair-column.")
 
 
-def _result(item: Item, task: TaskResults) -> dict[str, object]:
-    values = item.values or dict.fromkeys(column.name for column in task.fields)
-    tokens = None if item.encoding is None else len(item.encoding)
-    return {"id": item.row.id, **values, "tokens": tokens, "error": item.error}
+def _fields(task: TaskResults, files: Sequence[InputFile], columns: Columns) -> tuple[pa.Field, ...]:
+    return (
+        pa.field("id", pa.int64() if integer_ids(files, columns=columns) else pa.string()),
+        *task.fields,
+        pa.field("tokens", pa.int32()),
+        pa.field("error", pa.string()),
+    )
 
 
-def _count(items: Sequence[Item], progress: JobProgress) -> None:
-    progress.rows += len(items)
-    for item in items:
-        if item.encoding is not None and item.error is None:
-            progress.tokens += len(item.encoding)
-        else:
-            progress.failed_rows += 1
-            progress.first_error = progress.first_error or f"row {item.row.id}: {item.error}"
+def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions) -> Identity:
+    columns = options.columns
+    return {
+        "the version of hdexport": importlib.metadata.version("hdexport"),
+        "bundle": identity_of_bundle(bundle.manifest),
+        "--text-column": columns.text,
+        "--text-pair-column": columns.text_pair,
+        "--id-column": columns.id,
+        "--input-ids-column": columns.input_ids,
+        "--overflow": options.overflow.value,
+        "--stride": options.stride,
+        "--split-pooling": options.split_pooling.value,
+        "inputs": identity_of_inputs(files),
+        "columns of the output": [str(field) for field in fields],
+    }
+
+
+def _ignore(progress: JobProgress) -> None:
+    del progress

@@ -36,6 +36,7 @@ class Backend(str, Enum):
     ONNXRUNTIME = "onnxruntime"
     TENSORRT = "tensorrt"
     TENSORRT_RTX = "tensorrt_rtx"
+    TENSORRT_LEAN = "tensorrt_lean"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +119,14 @@ class ProfileShape:
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFile:
-    """A TensorRT engine; ``passport`` is the path of a JSON file beside it."""
+    """A TensorRT engine; `hdruntime.passport` has what these mean.
+
+    Attributes:
+        file: the engine.
+        passport: a JSON file beside it.
+        flavour: ``tensorrt`` or ``tensorrt_rtx``, which built it.
+        version_compatible: whether later versions run it too, and TensorRT's lean runtime.
+    """
 
     file: str
     passport: str
@@ -127,6 +135,7 @@ class EngineFile:
     precision: str
     architectures: tuple[str, ...]
     profiles: tuple[ProfileShape, ...]
+    version_compatible: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

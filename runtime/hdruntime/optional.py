@@ -10,13 +10,16 @@ from types import ModuleType
 from hdruntime.errors import MissingDependencyError
 
 _EXTRA_OF_PACKAGE = {
+    "cuda": "tensorrt",
     "huggingface_hub": "export",
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
     "polygraphy": "rtx",
+    "ray": "ray",
     "safetensors": "export",
     "tensorrt": "tensorrt",
+    "tensorrt_lean": "lean",
     "tensorrt_rtx": "rtx",
     "torch": "export",
     "transformers": "export",

@@ -41,53 +41,64 @@ class TaskResults:
         outputs: names of the outputs that are read.
         pairs: whether a row has a second text.
         fields: result columns, Arrow fields.
-        values: (one row's outputs without their batch axis, its encoding, the row) -> a value for each field;
+        of_piece: outputs of a row, or of a piece of one that was split, without their batch axis -> what is needed of
+            them, which is kept until all pieces have run.
+        values: (what was kept, of all pieces together; the encoding of the row; the row) -> a value for each field;
             raises InputError for a row that the task cannot be done on.
+        splits: whether what is kept of a row's pieces is small enough to be put together.
     """
 
     outputs: tuple[str, ...]
     pairs: Pairs
     fields: tuple[pa.Field, ...]
     values: Callable[[Outputs, Encoding, Row], Values]
+    of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
+    splits: bool = True
 
 
-def results_of_bundle(bundle: Bundle) -> TaskResults:
+def results_of_bundle(bundle: Bundle, *, tokenized: bool = False) -> TaskResults:
     """The columns of the bundle's task.
 
+    Args:
+        bundle: what will run.
+        tokenized: rows are ids, without a text.
+
     Raises:
-        InputError: the bundle has no tokenizer, no mask token where the task needs one, or an unknown task.
+        InputError: the bundle has no tokenizer or no mask token where the task needs one, the task needs a text, or it
+            is unknown.
     """
-    if bundle.manifest.tokenizer is None:
-        raise InputError(
-            f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
-            "Rebuild it from a checkpoint with a tokenizer.json."
-        )
     task = bundle.manifest.task
     if task not in _RESULTS_OF_TASK:
         raise InputError(
             f"The bundle's task is {task!r}; jobs are run for {', '.join(_RESULTS_OF_TASK)}.\n"
             "Use it from Python instead: hdruntime.load(bundle)."
         )
+    if tokenized and task in _TASKS_ON_TEXT:
+        raise InputError(f"The bundle's task is {task}, whose results are places in a text.\nGive it text columns.")
+    if not tokenized and bundle.manifest.tokenizer is None:
+        raise InputError(
+            f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
+            "Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column."
+        )
     return _RESULTS_OF_TASK[task](bundle)
 
 
 def _feature_extraction(bundle: Bundle) -> TaskResults:
-    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+    def of_piece(outputs: Outputs) -> Outputs:
         hidden_states = outputs["last_hidden_state"][np.newaxis]
-        mask = np.ones(hidden_states.shape[:2], np.int64)
-        return {"embedding": mean_over_tokens(hidden_states, mask)[0]}
+        return {"sentence_embedding": mean_over_tokens(hidden_states, np.ones(hidden_states.shape[:2], np.int64))[0]}
 
-    return _embedding(bundle, "last_hidden_state", values)
+    return dataclasses.replace(_embedding(bundle, "last_hidden_state"), of_piece=of_piece)
 
 
 def _sentence_similarity(bundle: Bundle) -> TaskResults:
+    return _embedding(bundle, "sentence_embedding")
+
+
+def _embedding(bundle: Bundle, output: str) -> TaskResults:
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
         return {"embedding": outputs["sentence_embedding"]}
 
-    return _embedding(bundle, "sentence_embedding", values)
-
-
-def _embedding(bundle: Bundle, output: str, values: Callable[[Outputs, Encoding, Row], Values]) -> TaskResults:
     width = _last_axis(bundle, output)
     kind = pa.list_(pa.float32(), -1 if width is None else width)
     fields = (pa.field("embedding", kind),)
@@ -157,7 +168,8 @@ def _fill_mask(bundle: Bundle) -> TaskResults:
 
     filling = pa.struct([("token", pa.string()), ("token_id", pa.int32()), ("score", pa.float32())])
     fields = (pa.field("masks", pa.list_(pa.list_(filling))),)
-    return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values)
+    # Logits for the whole vocabulary at every token of a long text would fill the memory.
+    return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values, splits=False)
 
 
 _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
@@ -168,6 +180,9 @@ _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
     "question-answering": _question_answering,
     "fill-mask": _fill_mask,
 }
+
+_TASKS_ON_TEXT = ("token-classification", "question-answering")
+"""What they find has its characters, which ids do not tell."""
 
 
 def _last_axis(bundle: Bundle, output: str) -> int | None:

@@ -4,21 +4,31 @@ from __future__ import annotations
 
 __all__ = ["Encoding", "Session", "load"]
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends import Runner, open_runner
-from hdruntime.batching import pack_by_tokens, padded
+from hdruntime.backends import DeviceRunner, Runner
+from hdruntime.backends.choice import open_runner
+from hdruntime.batching import padded
 from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.global_attention import check_questions
-from hdruntime.inputs import check_text_lengths, checked_inputs
-from hdruntime.pooling import mean_over_tokens
+from hdruntime.gpu_options import GpuOptions
+from hdruntime.inputs import check_text_lengths, checked_choice, checked_inputs
+from hdruntime.manifest import TensorSpec
+from hdruntime.pooling import embedding_output, embedding_size, mean_over_tokens
+from hdruntime.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
+from hdruntime.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
 from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
+
+if TYPE_CHECKING:
+    from hdruntime.device_arrays import DeviceArray
 
 _MOST_THREADS = 1024
 """More than any one machine has cores; a backend would try to start as many as it is told."""
@@ -26,14 +36,24 @@ _MOST_THREADS = 1024
 FloatArray = npt.NDArray[np.float32]
 
 
-def load(bundle: Path | str | Bundle, backend: Backend | str = "auto", *, threads: int | None = None) -> Session:
+def load(
+    bundle: Path | str | Bundle,
+    backend: Backend | str = "auto",
+    *,
+    threads: int | None = None,
+    rebuild: bool = False,
+    gpu: GpuOptions | None = None,
+) -> Session:
     """Load a bundle.
 
     Args:
         bundle: its directory, or what :func:`open_bundle` returned.
-        backend: ``onnxruntime``, ``tensorrt`` or ``tensorrt_rtx``, which runs or raises; ``auto`` takes the
-            first that can run here and logs which and why.
+        backend: ``onnxruntime``, ``tensorrt``, ``tensorrt_rtx`` or ``tensorrt_lean``, which runs or raises; ``auto``
+            takes the first that can run here and logs which and why.
         threads: CPU threads of one run; None leaves it to the backend.
+        rebuild: where there is a GPU that no engine of the bundle runs on, build one in place first: minutes, and the
+            packages that building takes.
+        gpu: how engines are run, by default ``GpuOptions()``.
 
     Raises:
         BundleError: there is no bundle, or it is damaged or too new.
@@ -45,18 +65,23 @@ def load(bundle: Path | str | Bundle, backend: Backend | str = "auto", *, thread
             f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for what suits the backend."
         )
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
-    return Session(opened, open_runner(opened, backend, threads=threads))
+    return Session(*open_runner(opened, backend, threads=threads, rebuild=rebuild, gpu=gpu))
 
 
 class Session:
-    """A loaded bundle, made by :func:`load`. Safe to call from several threads; also a context manager."""
+    """A loaded bundle, made by :func:`load`; also a context manager.
+
+    Safe to use from several threads. Where one closes it, the others get their results or a BackendError.
+    """
 
     def __init__(self, bundle: Bundle, runner: Runner) -> None:
         self._bundle = bundle
-        self._runner: Runner | None = runner
+        self._output_names = [spec.name for spec in bundle.manifest.outputs]
+        self._scheduler = Scheduler(runner, non_finite_error=self._non_finite_error)
         self._backend = runner.backend
         info = bundle.manifest.tokenizer
-        self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=bundle.manifest.max_len) if info else None
+        self._max_len = min(bundle.manifest.max_len, runner.max_len)
+        self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=self._max_len) if info else None
 
     @property
     def manifest(self) -> Manifest:
@@ -69,13 +94,23 @@ class Session:
         return self._backend
 
     @property
+    def max_len(self) -> int:
+        """Most tokens of a text: the manifest's, or fewer where an engine was built for fewer."""
+        return self._max_len
+
+    @property
     def batch_tokens(self) -> int:
         """Tokens of a batch, padding included, that suit the backend: :meth:`embed` and :meth:`infer` default to it.
 
         Raises:
             BackendError: the session is closed.
         """
-        return self._open_runner().batch_tokens
+        return self._scheduler.runner.batch_tokens
+
+    @property
+    def padding(self) -> PaddingCount:
+        """Tokens that were computed since the bundle was loaded, and padding among them."""
+        return self._scheduler.padding
 
     def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
         """Run one batch as it is given.
@@ -96,7 +131,37 @@ class Session:
             NonFiniteOutputError: a real token's output is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        return self._run(checked_inputs(inputs, self.manifest), self._output_names)
+        arrays = checked_inputs(inputs, self.manifest, max_len=self._max_len)
+        result = self._scheduler.run_batch(arrays, outputs=self._output_names)
+        self._require_good(result, result.rows)
+        return result.outputs
+
+    def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
+        """Run one batch that is in the memory of the GPU, and leave its results there; nothing is copied to the CPU.
+
+        What only values tell is not checked, for that would take a copy: ids outside of the vocabulary, masks that are
+        neither 0 nor 1, NaN in results.
+
+        Args:
+            outputs: names of the outputs wanted, default all.
+            inputs: every input of the manifest, [batch, tokens], contiguous int64 or int32, with ``__dlpack__`` or
+                ``__cuda_array_interface__`` (PyTorch's and CuPy's have both). They have been read when this returns.
+
+        Returns:
+            output name -> array of the shape in the manifest, which may still be computed: PyTorch takes it by
+            ``torch.from_dlpack``, and waits where it has to. Padded positions hold 0.
+
+        Raises:
+            InputError: an input does not fit, or is not on the engine's GPU.
+            BackendError: the backend runs on the CPU, it failed, or the session is closed.
+        """
+        runner = self._scheduler.runner
+        if not isinstance(runner, DeviceRunner):
+            raise BackendError(
+                f"The backend {self._backend.value} runs on the CPU, so it takes no arrays on a GPU.\n"
+                "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
+            )
+        return runner.start_on_device(inputs, self._checked_output_names(outputs))
 
     def tokenize(
         self,
@@ -108,11 +173,35 @@ class Session:
         """Encode texts, or pairs, with the bundle's tokenizer; see :meth:`TextTokenizer.encode`.
 
         Raises:
-            InputError: the bundle has no tokenizer, or a text does not fit.
+            InputError: the bundle has no tokenizer, a text does not fit, or ``overflow`` is ``split``, which gives more
+                than one encoding a text: :meth:`split` does that.
         """
-        if self._tokenizer is None:
-            raise InputError(f"The bundle {self._bundle.path} has no tokenizer; give it input_ids.")
-        return self._tokenizer.encode(texts, pairs, overflow=overflow)
+        if overflow == Overflow.SPLIT:
+            raise InputError(
+                "tokenize gives one encoding a text, so it cannot split.\n"
+                "Use session.split(texts, stride=...), or session.embed(texts, overflow='split')."
+            )
+        return self._text_tokenizer.encode(texts, pairs, overflow=overflow)
+
+    def split(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0
+    ) -> list[SplitEncoding]:
+        """Encode texts, or pairs, of any number of tokens; those that are too long are cut into pieces.
+
+        Args:
+            texts: may be empty strings.
+            pairs: the second text of each pair, as many as ``texts``. It is what is cut; every piece has the whole
+                first text.
+            stride: tokens that a piece repeats of the one before it.
+
+        Returns:
+            a text each, in the order given; :func:`hdruntime.splitting.merged` puts its pieces' outputs together.
+
+        Raises:
+            InputError: the bundle has no tokenizer, or a piece would have no token that the one before it has not.
+        """
+        encodings = self._text_tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT)
+        return split_encodings(encodings, max_len=self._max_len, stride=stride, is_pair=pairs is not None)
 
     def infer(
         self,
@@ -140,12 +229,50 @@ class Session:
         """
         names = self._checked_output_names(outputs)
         results: list[dict[str, FloatArray]] = [{} for _ in encodings]
-        for rows, _, batch in self._batches(encodings, batch_tokens, names):
-            for index, row in enumerate(rows):
+        for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=names):
+            self._require_good(result, range(len(encodings)))
+            for index, row in enumerate(result.rows):
                 length = len(encodings[row])
-                for name, values in batch.items():
+                for name, values in result.outputs.items():
                     results[row][name] = values[index, :length] if self._has_tokens_axis(name) else values[index]
         return results
+
+    def run_batches(
+        self,
+        encodings: Sequence[Encoding],
+        *,
+        batch_tokens: int | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> Iterator[BatchResult]:
+        """Run texts of different lengths as :meth:`infer` does, and hand out each batch when it is done.
+
+        The longest texts come first. A batch that gets no memory is halved, and texts of such lengths go in smaller
+        batches as long as the session lives. A row whose result is NaN or infinite, or that the backend does not run
+        even alone, has its error, and the others of its batch have their results.
+
+        Args:
+            encodings: what :meth:`tokenize` returned.
+            batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
+            outputs: names of the outputs wanted, default all.
+
+        Returns:
+            an iterator; each text is in one of its results.
+
+        Raises:
+            InputError: as :meth:`infer`. Only an id that is not in the vocabulary shows as late as its batch's turn.
+            OutOfMemoryError: no text ever fitted in the memory, or one no longer does of a length that did.
+            BackendError: the session is closed.
+        """
+        lengths = [len(encoding) for encoding in encodings]
+        check_text_lengths(lengths, self._max_len)
+        if self.manifest.global_attention is not None:
+            check_questions([encoding.input_ids for encoding in encodings], self.manifest.global_attention)
+        return self._scheduler.run(
+            lengths,
+            lambda rows: self._inputs([encodings[row] for row in rows]),
+            outputs=self._checked_output_names(outputs),
+            batch_tokens=batch_tokens,
+        )
 
     def embed(
         self,
@@ -153,13 +280,19 @@ class Session:
         *,
         batch_tokens: int | None = None,
         overflow: Overflow | str = Overflow.ERROR,
+        stride: int = 0,
+        split_pooling: SplitPooling | str = SplitPooling.MEAN,
     ) -> FloatArray:
         """One vector a text: the bundle's ``sentence_embedding``, else the mean of its token vectors.
 
         Args:
             texts: an empty string is a text, too.
             batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
-            overflow: what to do with a text of too many tokens, ``error`` or ``truncate``.
+            overflow: what to do with a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it
+                in pieces.
+            stride: tokens that a piece of a split text repeats of the one before it.
+            split_pooling: what is made of the pieces' vectors: their ``mean``, weighted by tokens, or their ``max``. If
+                they all have length 1, so has the result.
 
         Returns:
             float32 [texts, dimensions], in the order given.
@@ -169,23 +302,23 @@ class Session:
             NonFiniteOutputError: an embedding is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        name = self._embedding_output()
-        encodings = self.tokenize(texts, overflow=overflow)
-        embeddings: FloatArray | None = None
-        for rows, attention_mask, batch in self._batches(encodings, batch_tokens, [name]):
-            values = batch[name]
-            if self._has_tokens_axis(name):
-                values = mean_over_tokens(values, attention_mask)
-            if embeddings is None:
-                embeddings = np.empty((len(texts), values.shape[1]), dtype=np.float32)
-            embeddings[rows] = values
-        if embeddings is None:
-            return np.empty((0, self._embedding_size(name)), dtype=np.float32)
-        return embeddings
+        output = embedding_output(self.manifest)
+        pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")
+        if overflow != Overflow.SPLIT:
+            if stride:
+                raise InputError(f"stride is {stride}, but only overflow='split' has a stride.")
+            encodings = self.tokenize(texts, overflow=overflow)
+            return self._vectors(output, encodings, range(len(texts)), batch_tokens)
+        splits = self.split(texts, stride=stride)
+        text_of_piece = [text for text, split in enumerate(splits) for _ in split.pieces]
+        pieces = [piece for split in splits for piece in split.pieces]
+        of_pieces = iter(self._vectors(output, pieces, text_of_piece, batch_tokens))
+        vectors = [pooled_embedding(split, list(islice(of_pieces, len(split.pieces))), pooling) for split in splits]
+        return np.stack(vectors) if vectors else self._no_vectors()
 
     def close(self) -> None:
-        """Free the backend's memory; what is called afterwards raises BackendError."""
-        self._runner = None
+        """Free the backend's memory; what is called afterwards, or under way in other threads, raises BackendError."""
+        self._scheduler.close()
 
     def __enter__(self) -> Session:
         return self
@@ -199,8 +332,10 @@ class Session:
         self.close()
 
     @property
-    def _output_names(self) -> list[str]:
-        return [spec.name for spec in self.manifest.outputs]
+    def _text_tokenizer(self) -> TextTokenizer:
+        if self._tokenizer is None:
+            raise InputError(f"The bundle {self._bundle.path} has no tokenizer; give it input_ids.")
+        return self._tokenizer
 
     def _checked_output_names(self, names: Sequence[str] | None) -> list[str]:
         for name in names or ():
@@ -211,36 +346,23 @@ class Session:
     def _has_tokens_axis(self, name: str) -> bool:
         return any(spec.name == name and spec.shape[1:2] == ("tokens",) for spec in self.manifest.outputs)
 
-    def _embedding_output(self) -> str:
-        for name in ("sentence_embedding", "last_hidden_state"):
-            if name in self._output_names:
-                return name
-        raise InputError(
-            f"This bundle's task is {self.manifest.task}, which gives no embeddings.\n"
-            "Rebuild it with --task feature-extraction or --task sentence-similarity."
-        )
+    def _vectors(
+        self, output: TensorSpec, encodings: Sequence[Encoding], numbers: Sequence[int], batch_tokens: int | None
+    ) -> FloatArray:
+        """[encodings, dimensions], one vector an encoding; errors name them by their ``numbers``."""
+        vectors: FloatArray | None = None
+        for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=[output.name]):
+            self._require_good(result, numbers)
+            values = result.outputs[output.name]
+            if "tokens" in output.shape:
+                values = mean_over_tokens(values, result.attention_mask)
+            if vectors is None:
+                vectors = np.empty((len(encodings), values.shape[1]), dtype=np.float32)
+            vectors[result.rows] = values
+        return self._no_vectors() if vectors is None else vectors
 
-    def _embedding_size(self, name: str) -> int:
-        size = next(spec.shape[-1] for spec in self.manifest.outputs if spec.name == name)
-        return size if isinstance(size, int) else self.manifest.hidden_size
-
-    def _batches(
-        self, encodings: Sequence[Encoding], batch_tokens: int | None, outputs: Sequence[str]
-    ) -> Iterator[tuple[list[int], npt.NDArray[np.int64], dict[str, FloatArray]]]:
-        """Run encodings batch by batch: yields indices of rows, their mask [batch, tokens], their outputs."""
-        lengths = [len(encoding) for encoding in encodings]
-        check_text_lengths(lengths, self.manifest.max_len)
-        if self.manifest.global_attention is not None:
-            check_questions([encoding.input_ids for encoding in encodings], self.manifest.global_attention)
-        runner = self._open_runner()
-        batches = pack_by_tokens(
-            lengths,
-            batch_tokens=self.batch_tokens if batch_tokens is None else batch_tokens,
-            equal_length=runner.prefers_equal_lengths,
-        )
-        for rows in batches:
-            inputs = self._inputs([encodings[row] for row in rows])
-            yield rows, inputs["attention_mask"], self._run(inputs, outputs, rows if len(encodings) > 1 else None)
+    def _no_vectors(self) -> FloatArray:
+        return np.empty((0, embedding_size(self.manifest)), dtype=np.float32)
 
     def _inputs(self, encodings: Sequence[Encoding]) -> dict[str, npt.NDArray[np.int64]]:
         tokenizer = self.manifest.tokenizer
@@ -253,28 +375,16 @@ class Session:
             "token_type_ids": padded([encoding.token_type_ids for encoding in encodings], value=0),
         }
         accepted = {spec.name for spec in self.manifest.inputs}
-        return checked_inputs({k: v for k, v in values.items() if k in accepted}, self.manifest)
+        return checked_inputs({k: v for k, v in values.items() if k in accepted}, self.manifest, max_len=self._max_len)
 
-    def _open_runner(self) -> Runner:
-        runner = self._runner
-        if runner is None:
-            raise BackendError("The session is closed; load the bundle again.")
-        return runner
-
-    def _run(
-        self,
-        inputs: Mapping[str, npt.NDArray[np.int64]],
-        outputs: Sequence[str],
-        rows: Sequence[int] | None = None,
-    ) -> dict[str, FloatArray]:
-        results = self._open_runner().run(inputs, outputs)
-        for name, values in results.items():
-            # Padded positions hold 0 whatever the model made of them, so this sees real tokens only.
-            wrong = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
-            if wrong:
-                numbers = [rows[row] for row in wrong] if rows else wrong
-                raise self._non_finite_error(name, numbers if rows or len(values) > 1 else [])
-        return results
+    def _require_good(self, result: BatchResult, numbers: Sequence[int]) -> None:
+        """Raise for a batch with failed rows; the caller knows them by their numbers, if there is more than one."""
+        if not result.errors:
+            return
+        for name, wrong in non_finite_rows(result.outputs).items():
+            named = sorted({numbers[result.rows[index]] for index in wrong}) if numbers[-1] > 0 else []
+            raise self._non_finite_error(name, named)
+        raise next(iter(result.errors.values()))
 
     def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
         shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")

@@ -39,12 +39,14 @@ class DirectoryKind:
         marker: the file without which a directory is none.
         is_one: whether an existing directory is one.
         foreign_files: the files in one that do not belong to it, which replacing it would delete.
+        elsewhere: how the user names another place, for messages.
     """
 
     name: str
     marker: str
     is_one: Callable[[Path], bool]
     foreign_files: Callable[[Path], list[str]]
+    elsewhere: str = "choose another place with -o"
 
 
 @contextlib.contextmanager
@@ -69,12 +71,12 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
     """
     destination = Path(destination).resolve()
     _require_replaceable(destination, kind, force=force)
-    with _parent_made(destination.parent):
+    with _parent_made(destination.parent, kind):
         _remove_stale(destination)
         partial = _sibling(destination, "partial")
         try:
-            _make(partial)
-            with _full_disk_explained(destination), _locked(partial):
+            _make(partial, kind)
+            with _full_disk_explained(destination, kind), _locked(partial):
                 yield partial
                 assert (partial / kind.marker).is_file(), f"the staged directory has no {kind.marker}"
                 _sync(partial)
@@ -92,21 +94,21 @@ def _require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool)
     if not (destination.is_dir() and kind.is_one(destination)):
         raise OutputExistsError(
             f"{destination} exists and is no {kind.name}, so --force does not replace it either.\n"
-            "Remove it yourself, or choose another place with -o."
+            f"Remove it yourself, or {kind.elsewhere}."
         )
     if not force:
-        raise OutputExistsError(f"{destination} exists.\nReplace it with --force, or choose another place with -o.")
+        raise OutputExistsError(f"{destination} exists.\nReplace it with --force, or {kind.elsewhere}.")
     foreign = kind.foreign_files(destination)
     if foreign:
         shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise OutputExistsError(
             f"{destination} holds what is no part of a {kind.name} ({shown}), which --force would delete.\n"
-            "Move that away, or choose another place with -o."
+            f"Move that away, or {kind.elsewhere}."
         )
 
 
 @contextlib.contextmanager
-def _full_disk_explained(destination: Path) -> Iterator[None]:
+def _full_disk_explained(destination: Path, kind: DirectoryKind) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -115,17 +117,16 @@ def _full_disk_explained(destination: Path) -> Iterator[None]:
         if error.errno not in _NO_SPACE and not unexplained:
             raise
         raise HdexportError(
-            f"The disk is full: {error}; {destination} was not written.\n"
-            "Free some space there, or choose another place with -o."
+            f"The disk is full: {error}; {destination} was not written.\nFree some space there, or {kind.elsewhere}."
         ) from error
 
 
 @contextlib.contextmanager
-def _parent_made(parent: Path) -> Iterator[None]:
+def _parent_made(parent: Path, kind: DirectoryKind) -> Iterator[None]:
     """Make the directory and those above it; if the block raises, remove those that were made."""
     missing = [path for path in (parent, *parent.parents) if not path.exists()]
     try:
-        _make(parent, parents=True, exist_ok=True)
+        _make(parent, kind, parents=True, exist_ok=True)
         yield
     except BaseException:
         for path in missing:
@@ -134,12 +135,12 @@ def _parent_made(parent: Path) -> Iterator[None]:
         raise
 
 
-def _make(directory: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
+def _make(directory: Path, kind: DirectoryKind, *, parents: bool = False, exist_ok: bool = False) -> None:
     try:
         directory.mkdir(parents=parents, exist_ok=exist_ok)
     except OSError as error:
         raise HdexportError(
-            f"The directory {directory} cannot be made: {error.strerror}.\nChoose another place with -o."
+            f"The directory {directory} cannot be made: {error.strerror}.\nMake it yourself, or {kind.elsewhere}."
         ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Encoding", "Overflow", "TextTokenizer"]
 
 import functools
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -12,14 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from hdruntime.errors import BundleCorruptError, InputError
-from hdruntime.inputs import check_text_lengths
+from hdruntime.inputs import check_text_lengths, checked_choice
 
 
 class Overflow(str, Enum):
     """What happens to a text of more tokens than the bundle accepts."""
 
     ERROR = "error"
+    """It is refused."""
     TRUNCATE = "truncate"
+    """Its end is cut off, of a pair that of the longer text."""
+    SPLIT = "split"
+    """It is run in pieces, whose results are put together; see :mod:`hdruntime.splitting`."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +76,13 @@ class TextTokenizer:
             texts: may be empty strings: those become special tokens only.
             pairs: the second text of each pair, as many as ``texts``.
             overflow: ``truncate`` cuts the end of a text, or of the longer of a pair, and keeps the special
-                tokens.
+                tokens. ``split`` gives the whole text, however long it is.
 
         Raises:
             InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
                 or it has too many and ``overflow`` is ``error``.
         """
-        try:
-            truncate = Overflow(overflow) is Overflow.TRUNCATE
-        except ValueError:
-            raise InputError(f"overflow is {overflow!r}; it must be 'error' or 'truncate'.") from None
+        choice = checked_choice(Overflow, overflow, option="overflow")
         _check_texts(texts, "texts")
         if pairs is None:
             batch: list[Any] = list(texts)
@@ -89,9 +91,10 @@ class TextTokenizer:
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
             batch = list(zip(texts, pairs, strict=True))
-        encoded = (self._truncating if truncate else self._whole).encode_batch(batch)
+        encoded = (self._truncating if choice is Overflow.TRUNCATE else self._whole).encode_batch(batch)
         encodings = [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in encoded]
-        check_text_lengths([len(encoding) for encoding in encodings], self._max_len)
+        most = sys.maxsize if choice is Overflow.SPLIT else self._max_len
+        check_text_lengths([len(encoding) for encoding in encodings], most)
         return encodings
 
     # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between

@@ -1,187 +1,314 @@
-"""Rows of a batch job, run a window at a time; bad rows are told from a broken session."""
+"""Rows of a job, a window at a time: a piece of work that any process can do that has a session."""
 
 from __future__ import annotations
 
-__all__ = ["Item", "WindowRunner"]
+__all__ = [
+    "WINDOW_CHARACTERS",
+    "LocalPool",
+    "Window",
+    "WindowInference",
+    "WindowOptions",
+    "WindowPool",
+    "WindowResult",
+    "cut_windows",
+]
 
-import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
-from hdruntime.batching import pack_by_tokens
-from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError
+from hdruntime.job_progress import RowCounts
 from hdruntime.manifest import Manifest
 from hdruntime.results import TaskResults
-from hdruntime.rows import Row
+from hdruntime.row_encoding import RowEncoder, size_of_row
+from hdruntime.rows import ErrorKind, Position, Row
+from hdruntime.scheduling import BatchResult, PaddingCount
 from hdruntime.session import Session
+from hdruntime.splitting import SplitEncoding, SplitPooling, merged
 from hdruntime.tokenization import Encoding, Overflow
 
-logger = logging.getLogger(__name__)
+WINDOW_CHARACTERS = 2**17
+"""A window ends at this many characters, where nothing says how large a batch is: about 32768 tokens. Within a window,
+rows are sorted by length; and a window is what is lost when a job is killed."""
 
-_WINDOW_ROWS = 4096
-"""Most rows looked at together, to be sorted by length."""
+_CHARACTERS_PER_TOKEN = 4
+"""Of English; only the size of windows depends on it."""
 
 _WINDOW_BATCHES = 8
-"""A window ends at this many batches' tokens, too: enough for full batches of rows of about one length."""
+"""Batches of a window: enough for full ones of rows of about one length."""
 
-_CHUNK_ROWS = 64
-"""Rows tokenised together."""
+_MOST_CHARACTERS = 2**22
+"""Of a window, however large batches are: while it is done, a token takes about 200 bytes."""
 
-_CHUNK_CHARACTERS = 2**20
-"""A chunk ends here, too; the window's bound in tokens is only known after tokenising."""
+_WINDOW_ROWS = 4096
+"""Most rows of a window, however short they are."""
 
 _OUTPUT_BYTES = 128 * 2**20
 """Outputs held at a time. For fill-mask that is few tokens: each has a logit for the whole vocabulary."""
 
+Outputs = Mapping[str, npt.NDArray[np.float32]]
 
-@dataclass(kw_only=True)
-class Item:
-    """A row on its way.
+
+@dataclass(frozen=True, kw_only=True)
+class WindowOptions:
+    """How windows are done.
 
     Attributes:
-        row: as it was read.
-        encoding: its tokens, unless it could not be read or tokenised.
-        values: the task's columns, once it has run.
-        error: why there are no values, if it failed.
+        max_batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
+            backend.
+        overflow: what becomes of a row of too many tokens. Of a row of ids, the last are cut off; it cannot be split.
+        stride: tokens that a piece of a split text repeats of the one before it.
+        split_pooling: what is made of the pieces' vectors, or of their logits where a text has one row of them.
     """
 
-    row: Row
-    encoding: Encoding | None = None
-    values: dict[str, object] | None = None
-    error: str | None = None
+    max_batch_tokens: int | None = None
+    overflow: Overflow = Overflow.ERROR
+    stride: int = 0
+    split_pooling: SplitPooling = SplitPooling.MEAN
+
+    def check(self) -> None:
+        """Refuse what no session can do.
+
+        Raises:
+            InputError: an option's value does not fit.
+        """
+        if self.max_batch_tokens is not None and self.max_batch_tokens < 1:
+            raise InputError(
+                f"--max-batch-tokens {self.max_batch_tokens} is too small.\n"
+                "Use 1 or more, or leave it out for what suits the backend."
+            )
+        if self.stride < 0:
+            raise InputError(f"--stride {self.stride} is negative.\nUse 0 or more tokens.")
+        if self.stride and self.overflow is not Overflow.SPLIT:
+            raise InputError("--stride is for texts that are split.\nAdd --overflow split, or leave it out.")
 
 
-class WindowRunner:
-    """Runs rows through a session, and remembers whether the session has ever worked.
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """Rows that follow each other; where a window ends depends on nothing but the rows."""
+
+    rows: list[Row]
+
+    @property
+    def end(self) -> Position:
+        """Where the next window begins."""
+        return self.rows[-1].end
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowResult:
+    """What became of a window; it can be pickled.
+
+    Attributes:
+        results: a dict a row, in order: ``id``, the task's columns, ``tokens`` and ``error``.
+        counts: their sum.
+    """
+
+    results: list[dict[str, object]]
+    counts: RowCounts
+
+
+class WindowPool(Protocol):
+    """One process or many that do windows.
+
+    Attributes:
+        window_characters: what a window should have for it, about.
+    """
+
+    window_characters: int
+
+    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+        """Do every window once; they come back in the order they were given.
+
+        Raises:
+            BackendError: it is not the rows' fault.
+        """
+
+
+def cut_windows(rows: Iterable[Row], *, characters: int = WINDOW_CHARACTERS) -> Iterator[Window]:
+    """Rows in groups that bound the memory and are large enough to be sorted by length.
+
+    Args:
+        rows: in order.
+        characters: of a window's texts; the row that reaches them is its last. A token id counts as four.
+    """
+    window: list[Row] = []
+    size = 0
+    for row in rows:
+        window.append(row)
+        size += size_of_row(row)
+        if len(window) >= _WINDOW_ROWS or size >= characters:
+            yield Window(rows=window)
+            window, size = [], 0
+    if window:
+        yield Window(rows=window)
+
+
+class LocalPool:
+    """Does windows in this process, one after the other.
 
     Args:
         session: what runs them.
         task: what is read from the session's outputs.
-        max_batch_tokens: most tokens of a batch, padding included; fewer where outputs would fill the memory.
-            None: what suits the session's backend.
-        overflow: whether a row of too many tokens fails or is cut.
+        options: how; default `WindowOptions()`.
     """
 
-    def __init__(
-        self, session: Session, task: TaskResults, *, max_batch_tokens: int | None, overflow: Overflow
-    ) -> None:
+    def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
+        options = options or WindowOptions()
+        batch_tokens = options.max_batch_tokens or session.batch_tokens
+        self.window_characters = min(_WINDOW_BATCHES * batch_tokens * _CHARACTERS_PER_TOKEN, _MOST_CHARACTERS)
+        self._infer = WindowInference(session, task, options=options)
+
+    def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
+        """Do every window; see `WindowPool`."""
+        for window in windows:
+            yield window, self._infer(window.rows)
+
+
+@dataclass(kw_only=True)
+class _Item:
+    """A row on its way: it gets an encoding, the outputs of its pieces, and values; or, at any step, an error."""
+
+    row: Row
+    encoding: SplitEncoding | None = None
+    outputs: dict[int, Outputs] = field(default_factory=dict)
+    values: Mapping[str, object] | None = None
+    error: str | None = None
+    error_kind: ErrorKind = ErrorKind.INPUT
+
+    def fail(self, error: HdexportError) -> None:
+        """Note why the row has no values."""
+        self.error = str(error)
+        self.error_kind = ErrorKind.INPUT
+        if isinstance(error, NonFiniteOutputError):
+            self.error_kind = ErrorKind.NOT_FINITE
+        elif isinstance(error, BackendError):
+            self.error_kind = ErrorKind.BACKEND
+
+
+@dataclass(frozen=True)
+class _Piece:
+    item: _Item
+    number: int
+    encoding: Encoding
+
+
+class WindowInference:
+    """Does windows with a session, and remembers whether the session has ever worked.
+
+    Args:
+        session: what runs them.
+        task: what is read from the session's outputs.
+        options: how; default `WindowOptions()`. Batches are smaller where their outputs would fill the memory.
+    """
+
+    def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
+        options = options or WindowOptions()
         self._session = session
         self._task = task
-        self._overflow = overflow
-        batch_tokens = session.batch_tokens if max_batch_tokens is None else max_batch_tokens
-        self._window_tokens = _WINDOW_BATCHES * batch_tokens
+        self._pooling = options.split_pooling
+        self._encoder = RowEncoder(session, overflow=options.overflow, stride=options.stride)
+        batch_tokens = options.max_batch_tokens or session.batch_tokens
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))
+        self._with_tokens = {spec.name for spec in session.manifest.outputs if spec.shape[1:2] == ("tokens",)}
         self._known_good: Encoding | None = None
 
-    def windows(self, rows: Iterable[Row]) -> Iterator[list[Item]]:
-        """Rows, tokenised, in groups that bound the memory and are large enough to be sorted by length."""
-        window: list[Item] = []
-        tokens = 0
-        for chunk in _chunks(rows):
-            items = self._tokenized(chunk)
-            window += items
-            tokens += sum(_lengths(items))
-            if len(window) >= _WINDOW_ROWS or tokens >= self._window_tokens:
-                yield window
-                window, tokens = [], 0
-        if window:
-            yield window
-
-    def infer(self, window: Sequence[Item]) -> Iterator[list[Item]]:
-        """Give every item of a window its values or its error.
-
-        Yields:
-            the items that are done, batch by batch, in any order.
+    def __call__(self, rows: Sequence[Row]) -> WindowResult:
+        """Tokenise rows, run them, and make the task's values of what comes out.
 
         Raises:
             BackendError: every row failed and so does one that ran before: it is the session that is broken.
         """
-        waiting = [item for item in window if item.encoding is not None]
-        yield [item for item in window if item.encoding is None]
-        failures: list[BackendError] = []
-        for batch in pack_by_tokens(_lengths(waiting), batch_tokens=self._batch_tokens):
-            items = [waiting[index] for index in batch]
-            failures += self._infer_batch(items)
-            yield items
-        if failures and len(failures) == len(waiting):
-            self._require_working_session(failures[0])
+        before = self._session.padding
+        items = [_Item(row=row, error=row.error, error_kind=row.error_kind) for row in rows]
+        self._encode([item for item in items if item.error is None])
+        self._infer([item for item in items if item.encoding is not None])
+        counts = _counts(items, before, self._session.padding)
+        return WindowResult(results=[self._result(item) for item in items], counts=counts)
 
-    def _tokenized(self, rows: list[Row]) -> list[Item]:
-        items = [Item(row=row, error=row.error) for row in rows]
-        readable = [item for item in items if item.error is None]
+    def _encode(self, items: list[_Item]) -> None:
+        for item, encoded in zip(items, self._encoder.encode([item.row for item in items]), strict=True):
+            if isinstance(encoded, SplitEncoding):
+                item.encoding = encoded
+            else:
+                item.fail(encoded)
+
+    def _infer(self, items: list[_Item]) -> None:
+        pieces = [
+            _Piece(item, number, piece)
+            for item in items
+            if item.encoding is not None
+            for number, piece in enumerate(item.encoding.pieces)
+        ]
+        failure: BackendError | None = None
+        has_worked = False
+        for batch in self._run([piece.encoding for piece in pieces]):
+            for index, number in enumerate(batch.rows):
+                piece, error = pieces[number], batch.errors.get(number)
+                if error is None:
+                    self._known_good = piece.encoding
+                    self._take(piece, self._outputs_of_row(batch, index, len(piece.encoding)))
+                else:
+                    piece.item.fail(error)
+                if not isinstance(error, BackendError) or isinstance(error, NonFiniteOutputError):
+                    has_worked = True
+                else:
+                    failure = failure or error
+        if failure is not None and not has_worked:
+            self._require_working_session(failure)
+
+    def _run(self, encodings: list[Encoding]) -> Iterator[BatchResult]:
+        return self._session.run_batches(encodings, batch_tokens=self._batch_tokens, outputs=self._task.outputs)
+
+    def _outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> Outputs:
+        """A row's outputs without their batch axis and without padding."""
+        return {
+            name: values[index, :tokens] if name in self._with_tokens else values[index]
+            for name, values in batch.outputs.items()
+        }
+
+    def _take(self, piece: _Piece, outputs: Outputs) -> None:
+        """Keep what is needed of a piece's outputs; with the last piece the row gets its values."""
+        item = piece.item
+        assert item.encoding is not None, "what has pieces has an encoding"
+        item.outputs[piece.number] = self._task.of_piece(outputs)
+        if len(item.outputs) < len(item.encoding.pieces):
+            return
+        in_order = [item.outputs[number] for number in range(len(item.outputs))]
+        item.outputs = {}
+        whole = merged(item.encoding, in_order, specs=self._session.manifest.outputs, pooling=self._pooling)
         try:
-            self._tokenize(readable)
-        except InputError:
-            # One of them does not fit; only by itself does each tell whether it is the one.
-            for item in readable:
-                try:
-                    self._tokenize([item])
-                except InputError as error:
-                    item.error = str(error)
-        return items
-
-    def _tokenize(self, items: list[Item]) -> None:
-        texts = [item.row.text for item in items]
-        pairs = [item.row.text_pair for item in items if item.row.text_pair is not None]
-        encodings = self._session.tokenize(texts, pairs or None, overflow=self._overflow)
-        for item, encoding in zip(items, encodings, strict=True):
-            item.encoding = encoding
-
-    def _infer_batch(self, items: list[Item]) -> list[BackendError]:
-        """The errors that may be the session's rather than a row's."""
-        try:
-            self._infer_items(items)
-        except (BackendError, InputError) as error:
-            logger.info("a batch of %d rows failed, running them one by one: %s", len(items), error)
-        else:
-            return []
-        failures: list[BackendError] = []
-        for item in items:
-            try:
-                self._infer_items([item])
-            except (NonFiniteOutputError, InputError) as error:
-                item.error = str(error)
-            except BackendError as error:
-                item.error = str(error)
-                failures.append(error)
-        return failures
-
-    def _infer_items(self, items: list[Item]) -> None:
-        encodings = [item.encoding for item in items if item.encoding is not None]
-        results = self._session.infer(encodings, batch_tokens=self._batch_tokens, outputs=self._task.outputs)
-        self._known_good = encodings[-1]
-        for item, encoding, outputs in zip(items, encodings, results, strict=True):
-            try:
-                item.values = self._task.values(outputs, encoding, item.row)
-            except InputError as error:
-                item.error = str(error)
+            item.values = self._task.values(whole, item.encoding.whole, item.row)
+        except InputError as error:
+            item.fail(error)
 
     def _require_working_session(self, failure: BackendError) -> None:
         """Raise the failure if the session does not run what it ran before, or never ran anything."""
-        if self._known_good is None:
+        if self._known_good is None or any(batch.errors for batch in self._run([self._known_good])):
             raise failure
-        try:
-            self._session.infer([self._known_good], outputs=self._task.outputs)
-        except BackendError:
-            raise failure from None
+
+    def _result(self, item: _Item) -> dict[str, object]:
+        values = item.values or dict.fromkeys(column.name for column in self._task.fields)
+        tokens = None if item.encoding is None else len(item.encoding.whole)
+        return {"id": item.row.id, **values, "tokens": tokens, "error": item.error}
 
 
-def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
-    chunk: list[Row] = []
-    characters = 0
-    for row in rows:
-        chunk.append(row)
-        characters += len(row.text) + len(row.text_pair or "")
-        if len(chunk) == _CHUNK_ROWS or characters >= _CHUNK_CHARACTERS:
-            yield chunk
-            chunk, characters = [], 0
-    if chunk:
-        yield chunk
-
-
-def _lengths(items: Sequence[Item]) -> list[int]:
-    return [len(item.encoding) for item in items if item.encoding is not None]
+def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -> RowCounts:
+    failed = [item for item in items if item.error is not None]
+    return RowCounts(
+        rows=len(items),
+        tokens=sum(len(item.encoding.whole) for item in items if item.encoding is not None and item.error is None),
+        computed_tokens=after.tokens - before.tokens,
+        padded_tokens=after.padded_tokens - before.padded_tokens,
+        errors=dict(Counter(item.error_kind.value for item in failed)),
+        first_error=f"row {failed[0].row.id}: {failed[0].error}" if failed else None,
+    )
 
 
 def _tokens_that_fit(manifest: Manifest, task: TaskResults) -> int:

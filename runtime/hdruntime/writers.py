@@ -1,13 +1,13 @@
-"""Results of a batch job as JSON Lines or Parquet, in a file that appears whole or not at all."""
+"""Results of a batch job as bytes that can be appended to, and the JSON Lines or Parquet file that they become."""
 
 from __future__ import annotations
 
-__all__ = ["ResultFormat", "ResultWriter", "check_output", "staged_results"]
+__all__ = ["ResultEncoding", "ResultFormat", "check_output", "disk_errors_explained", "encoding_of_output"]
 
 import contextlib
+import errno
 import json
 import os
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -25,6 +25,10 @@ _GROUP_ROWS = 4096
 _GROUP_BYTES = 64 * 2**20
 """A row group is written when its columns reach this, however few its rows."""
 
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Results = Sequence[Mapping[str, object]]
+
 
 class ResultFormat(str, Enum):
     """How a file holds results; told by the ending of its name, which is the value."""
@@ -33,17 +37,22 @@ class ResultFormat(str, Enum):
     PARQUET = ".parquet"
 
 
-class ResultWriter(Protocol):
-    """Takes results row by row, a value for each column, and writes them in that order."""
+class ResultEncoding(Protocol):
+    """How results are kept while the job runs: bytes to which more can be appended after any call of `encode`."""
 
-    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
-        """Take some rows; None stands for no value."""
+    def begin(self) -> bytes:
+        """What comes before all rows."""
 
-    def finish(self) -> None:
-        """Write what is still held."""
+    def encode(self, rows: Results) -> bytes:
+        """Some rows, each a value for every column, None for no value."""
 
-    def abandon(self) -> None:
-        """Let go of the file, which will be removed."""
+    def finish(self, encoded: Path, finished: Path) -> None:
+        """Make the output of all that was encoded: it appears whole, and stays. `encoded` may be gone then.
+
+        Args:
+            encoded: on the disk.
+            finished: in the same directory.
+        """
 
 
 def check_output(output: Path, *, force: bool) -> None:
@@ -63,45 +72,34 @@ def check_output(output: Path, *, force: bool) -> None:
 
 
 @contextlib.contextmanager
-def staged_results(output: Path, *, fields: Sequence[pa.Field], force: bool) -> Iterator[ResultWriter]:
-    """A writer into a temporary sibling that is renamed to `output` when the block ends cleanly.
-
-    If the block raises, the temporary file is removed and what was at `output` stays. A link is followed.
-
-    Args:
-        output: the file; its ending chooses the format.
-        fields: the columns.
-        force: replace a file that is there.
+def disk_errors_explained(output: Path) -> Iterator[None]:
+    """Say of an error of the disk what it means for the output and what to do.
 
     Raises:
-        InputError, OutputExistsError: see `check_output`.
-        HdexportError: the file cannot be written, for instance because the disk is full.
+        HdexportError: in place of an OSError.
     """
-    check_output(output, force=force)
-    kind = _format_of(output)
-    target = output.resolve()
-    partial = target.with_name(f".{target.name}.partial-{os.getpid()}-{secrets.token_hex(4)}")
     try:
-        with partial.open("xb") as file:
-            writer: ResultWriter = _JsonlWriter(file) if kind is ResultFormat.JSONL else _ParquetWriter(file, fields)
-            try:
-                yield writer
-                writer.finish()
-            except BaseException:
-                writer.abandon()
-                raise
-            file.flush()
-            os.fsync(file.fileno())
-        # Somebody else may have put a file there meanwhile.
-        check_output(output, force=force)
-        partial.replace(target)
+        yield
     except OSError as error:
-        raise HdexportError(
-            f"{output} could not be written: {error.strerror or error}.\n"
-            "Free some space there, or choose another place with -o."
-        ) from error
-    finally:
-        partial.unlink(missing_ok=True)
+        advice = (
+            "Free some space there; then the same command continues."
+            if error.errno in _NO_SPACE
+            else "Check who may write there, or choose another place with -o."
+        )
+        raise HdexportError(f"{output} could not be written: {error.strerror or error}.\n{advice}") from error
+
+
+def encoding_of_output(output: Path, fields: Sequence[pa.Field]) -> ResultEncoding:
+    """What suits the output's ending.
+
+    Args:
+        output: the file.
+        fields: its columns.
+
+    Raises:
+        InputError: the ending is no format's.
+    """
+    return _JsonLines() if _format_of(output) is ResultFormat.JSONL else _Parquet(pa.schema(list(fields)))
 
 
 def _format_of(output: Path) -> ResultFormat:
@@ -115,20 +113,22 @@ def _format_of(output: Path) -> ResultFormat:
         ) from None
 
 
-class _JsonlWriter:
-    def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+class _JsonLines:
+    """Lines are kept as they will be."""
 
-    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
-        for row in rows:
-            members = (f"{json.dumps(name)}: {_json_from_value(value)}" for name, value in row.items())
-            self._file.write(f"{{{', '.join(members)}}}\n".encode())
+    def begin(self) -> bytes:
+        return b""
 
-    def finish(self) -> None:
-        pass  # the file's own buffer is all there is
+    def encode(self, rows: Results) -> bytes:
+        return "".join(map(_line_from_row, rows)).encode()
 
-    def abandon(self) -> None:
-        pass
+    def finish(self, encoded: Path, finished: Path) -> None:
+        encoded.replace(finished)
+
+
+def _line_from_row(row: Mapping[str, object]) -> str:
+    members = (f"{json.dumps(name)}: {_json_from_value(value)}" for name, value in row.items())
+    return f"{{{', '.join(members)}}}\n"
 
 
 def _json_from_value(value: object) -> str:
@@ -138,36 +138,48 @@ def _json_from_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False)
 
 
-class _ParquetWriter:
-    def __init__(self, file: BinaryIO, fields: Sequence[pa.Field]) -> None:
-        self._schema = pa.schema(list(fields))
-        self._writer = pa.parquet.ParquetWriter(file, self._schema)
-        self._held: list[pa.Table] = []
+class _Parquet:
+    """A Parquet file ends with its table of contents, so nothing can be added to one; kept are Arrow record batches.
 
-    def write(self, rows: Sequence[Mapping[str, object]]) -> None:
+    Args:
+        schema: of the output.
+    """
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    def begin(self) -> bytes:
+        return bytes(self._schema.serialize())
+
+    def encode(self, rows: Results) -> bytes:
         columns = [pa.array(_cells(rows, field), type=field.type) for field in self._schema]
-        # Arrow's form at once: rows as Python objects would take several times the memory.
-        self._held.append(pa.Table.from_arrays(columns, schema=self._schema))
-        rows_held = sum(table.num_rows for table in self._held)
-        if rows_held >= _GROUP_ROWS or sum(table.nbytes for table in self._held) >= _GROUP_BYTES:
-            self._write_held()
+        return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
-    def finish(self) -> None:
-        self._write_held()
-        self._writer.close()
+    def finish(self, encoded: Path, finished: Path) -> None:
+        partial = finished.with_name(f"{finished.name}.partial")
+        with partial.open("wb") as file:
+            self._write_groups(encoded, file)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(finished)
 
-    def abandon(self) -> None:
-        # Otherwise pyarrow closes it when it is collected, and complains that the file is gone.
-        with contextlib.suppress(OSError):
-            self._writer.close()
+    def _write_groups(self, encoded: Path, file: BinaryIO) -> None:
+        with (
+            pa.OSFile(str(encoded)) as source,
+            pa.ipc.open_stream(source) as batches,
+            pa.parquet.ParquetWriter(file, self._schema) as writer,
+        ):
+            held: list[pa.RecordBatch] = []
+            for batch in batches:
+                held.append(batch)
+                if sum(len(part) for part in held) >= _GROUP_ROWS or sum(part.nbytes for part in held) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(held))
+                    held = []
+            if held:
+                writer.write_table(pa.Table.from_batches(held))
 
-    def _write_held(self) -> None:
-        if self._held:
-            self._writer.write_table(pa.concat_tables(self._held))
-            self._held = []
 
-
-def _cells(rows: Sequence[Mapping[str, object]], field: pa.Field) -> list[object]:
+def _cells(rows: Results, field: pa.Field) -> list[object]:
     cells = [row[field.name] for row in rows]
     if pa.types.is_string(field.type):
         # Ids may be strings here and integers there; a Parquet column has one type.

@@ -20,7 +20,7 @@ import sys
 
 class Blocker:
     names = {"huggingface_hub", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "polygraphy", "pyarrow",
-             "safetensors", "tensorrt", "tensorrt_rtx", "tokenizers", "torch", "transformers"}
+             "ray", "safetensors", "tensorrt", "tensorrt_rtx", "tokenizers", "torch", "transformers"}
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
@@ -95,7 +95,7 @@ def test_the_reference_is_what_the_commands_say(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         ([], "error: the following arguments are required: COMMAND\nSee: hdexport --help\n"),
-        (["convert"], "error: argument COMMAND: invalid choice: 'convert' (choose from 'build', 'extend', 'inspect',"),
+        (["convert"], "error: argument COMMAND: invalid choice: 'convert' (choose from 'build', 'rebuild',"),
     ],
 )
 def test_a_wrong_command_is_explained(arguments: list[str], message: str) -> None:

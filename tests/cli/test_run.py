@@ -82,7 +82,10 @@ def test_failed_rows_are_counted_and_give_exit_code_2(bundle: Path, tmp_path: Pa
     done = hdexport(bundle, rows, "-o", tmp_path / "out.jsonl")
     assert done.returncode == 2
     assert done.stdout.startswith("5 rows, 4 failed, 3 tokens in ")
-    assert done.stderr.startswith("4 of 5 rows failed; the column `error` says why. One of them is row ")
+    assert done.stderr.startswith(
+        "4 of 5 rows failed: 1 without a usable value in a column; 1 unreadable; 1 with NaN or infinity; "
+        "1 not fit for the bundle.\nThe column `error` says why. The first of them is row 1: The row has no column"
+    )
     assert [row["error"] is None for row in lines_of(tmp_path / "out.jsonl")] == [True] + [False] * 4
 
 
@@ -99,6 +102,12 @@ def test_failed_rows_are_counted_and_give_exit_code_2(bundle: Path, tmp_path: Pa
         (b'{"text": null}', r"Column 'text' is null; a string is needed\."),
         (b'{"text": 5}', r"Column 'text' holds int where a string is needed\."),
         (b'{"text": "\\ud800"}', r"holds half of a surrogate pair"),
+        (b'{"text": "\\u0000\\u0007"}', r"The text in column 'text' holds nothing but control characters\."),
+        (b'{"text": "' + b"long " * 2_100_000 + b'"}', r"The text has 2100002 tokens; this bundle accepts 1 to 16\."),
+        (
+            b'{"text": "' + b"x" * 17_000_000 + b'"}',
+            r"Line 2 has more than 16777216 bytes, the most that is read of a line",
+        ),
         (b'{"text": "\xff"}', r"Line 2 is not valid UTF-8: byte 11 of it"),
         (b'{"text": "long', r"Line 2 is not valid JSON"),
         (b'["long"]', r"Line 2 holds a JSON list; an object with columns is needed\."),
@@ -164,6 +173,24 @@ def test_columns_are_named_by_options(bundle: Path, tmp_path: Path) -> None:
     assert (row["id"], row["tokens"]) == ("k", 5)
 
 
+def test_ids_are_read_from_their_column(bundle: Path, tmp_path: Path) -> None:
+    table = pyarrow.table({"ids": [[2, 4, 3], [2, 11, 3]], "key": ["a", "b"]})
+    pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
+    columns = ["--input-ids-column", "ids", "--id-column", "key"]
+    assert hdexport(bundle, tmp_path / "rows.parquet", "-o", tmp_path / "out.jsonl", *columns).returncode == 2
+    good, bad = lines_of(tmp_path / "out.jsonl")
+    assert (good["id"], good["tokens"], good["error"]) == ("a", 3, None)
+    assert str(bad["error"]).startswith("input_ids[0, 1] is 11; the vocabulary has 11 ids, 0 to 10.")
+
+
+def test_a_long_text_is_split_when_asked(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("long " * 100)
+    options = ["--overflow", "split", "--stride", 2, "--split-pooling", "max"]
+    assert hdexport(bundle, tmp_path / "rows.txt", "-o", tmp_path / "out.jsonl", *options).returncode == 0
+    (row,) = lines_of(tmp_path / "out.jsonl")
+    assert (row["tokens"], row["error"]) == (102, None)
+
+
 def test_batching_options_do_not_change_the_result(bundle: Path, rows: Path, tmp_path: Path) -> None:
     hdexport(bundle, rows, "-o", tmp_path / "one.jsonl")
     options = ["--max-batch-tokens", 1, "--threads", 1, "--backend", "onnxruntime"]
@@ -201,6 +228,17 @@ def test_an_output_that_exists_needs_force(bundle: Path, rows: Path, tmp_path: P
             ["{bundle}", "{rows}", "--threads", "0"],
             "error: --threads 0 is not above zero.\nGive a number like --threads 2",
         ),
+        (["{bundle}", "{rows}", "--stride", "-2"], "error: --stride -2 is not above zero"),
+        (["{bundle}", "{rows}", "--stride", "4"], "error: --stride is for texts that are split.\nAdd --overflow split"),
+        (
+            ["{bundle}", "{rows}", "--input-ids-column", "ids", "--overflow", "split"],
+            "error: Rows of ids are not split",
+        ),
+        (
+            ["{bundle}", "{rows}", "--progress", "bar"],
+            "error: --progress bar needs a terminal on stderr.\nUse --progress",
+        ),
+        (["{bundle}", "{rows}", "--progress", "all"], "error: argument --progress: invalid choice"),
         (["{bundle}", "{rows}", "--threads", "9" * 30], f"error: threads is {'9' * 30}; it must be 1 to 1024.\nLeave"),
         (["{bundle}"], "error: the following arguments are required: INPUT"),
     ],

@@ -10,6 +10,7 @@ import transformers
 
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
+from hdexport.engines import EngineOptions
 from hdexport.profiles import profiles_from_options
 from hdexport.targets import flavours_of_targets
 from hdruntime.bundle import Manifest
@@ -47,8 +48,10 @@ def test_weights_and_engine_hold_one_layer(checkpoint, tmp_path, precision: str,
             output=tmp_path / "bundle",
             max_len=MAX_LEN,
             precision=precision,
-            flavours=flavours_of_targets(["tensorrt-rtx"]),
-            profiles=profiles_from_options(MAX_LEN, one_profile=family.shares_layers),
+            engines=EngineOptions(
+                flavours=flavours_of_targets(["tensorrt-rtx"]),
+                profiles=profiles_from_options(MAX_LEN, one_profile=family.shares_layers),
+            ),
             verify=False,
         )
     )

@@ -14,6 +14,7 @@ import pytest
 import hdruntime
 from comparators import assert_close
 from hdexport.build import BuildOptions, build
+from hdexport.engines import EngineOptions
 from hdexport.progress import Progress
 from hdexport.tasks import Task
 from hdruntime.bundle import Backend, open_bundle
@@ -97,8 +98,9 @@ def test_an_engine_that_cannot_be_built_here_is_said_before_anything_is_done(che
     steps: list[str] = []
     progress = Progress()
     progress.step = steps.append  # type: ignore[method-assign]
+    engines = EngineOptions(flavours=(Backend.TENSORRT,))
     with pytest.raises(HdexportError, match=r"hdexport\[tensorrt\]|GPU"):
-        build(options_for(checkpoint, tmp_path / "bundle", flavours=(Backend.TENSORRT,)), progress)
+        build(options_for(checkpoint, tmp_path / "bundle", engines=engines), progress)
     assert steps == []
     assert list(tmp_path.iterdir()) == []
 

@@ -20,12 +20,12 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from hdexport import gpu
 from hdexport.engine import build_engine, check_target, target_architectures
 from hdexport.flavours import architectures_from_option, buildable_flavours, load_flavour, load_polygraphy
 from hdexport.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdexport.passes.attach_functions import attach_functions
 from hdexport.profiles import profiles_from_options
+from hdruntime import gpu
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError, MissingDependencyError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdruntime.batching import equal_length_groups, pack_by_tokens, padded
+from hdruntime.batching import equal_length_groups, pack_by_tokens, padded, right_padded_rows
 from hdruntime.errors import InputError
 from hdruntime.pooling import mean_over_tokens
 
@@ -57,6 +57,18 @@ def test_batches_are_filled(lengths: list[int], batch_tokens: int) -> None:
         assert (len(batch) + 1) * lengths[batch[0]] > batch_tokens, (batch, following)
 
 
+@given(lengths=LENGTHS, batch_tokens=BUDGETS, equal_length=st.booleans(), rows_of_70=st.integers(1, 4))
+def test_a_batch_has_no_more_rows_than_its_longest_allows(
+    lengths: list[int], batch_tokens: int, equal_length: bool, rows_of_70: int
+) -> None:
+    def most_rows(tokens: int) -> int:
+        return rows_of_70 * 70 // tokens
+
+    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, equal_length=equal_length, most_rows=most_rows)
+    assert sorted(itertools.chain.from_iterable(batches)) == list(range(len(lengths)))
+    assert all(len(rows) <= most_rows(lengths[rows[0]]) for rows in batches)
+
+
 @pytest.mark.parametrize("batch_tokens", [0, -5])
 def test_an_impossible_budget_is_refused(batch_tokens: int) -> None:
     with pytest.raises(InputError, match=f"batch_tokens is {batch_tokens}; it must be 1 or more"):
@@ -87,6 +99,7 @@ def test_groups_hold_each_row_once_and_only_right_padded_ones_have_a_length(mask
             real = sum(mask[row])
             right_padded = real > 0 and mask[row] == [1] * real + [0] * (len(mask[row]) - real)
             assert length == (real if right_padded else None)
+            assert right_padded_rows(np.array(mask))[row] == right_padded
 
 
 def test_a_mean_ignores_what_padding_holds() -> None:

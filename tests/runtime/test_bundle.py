@@ -7,6 +7,7 @@ import dataclasses
 import errno
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime import staging
+import hdruntime
+from hdruntime import bundle, staging
 from hdruntime.bundle import FORMAT_VERSION, Manifest, open_bundle, seal, staged_bundle, write_manifest
 from hdruntime.errors import (
     BundleCorruptError,
@@ -79,6 +81,33 @@ def test_a_changed_byte_is_refused(bundle_path: Path, file: str) -> None:
     with pytest.raises(BundleCorruptError, match=rf"{file} .* has changed: expected sha256 {expected}, found") as e:
         open_bundle(bundle_path)
     assert "Rebuild or copy the bundle again" in str(e.value)
+
+
+def test_files_are_hashed_side_by_side(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each of the first two waits for the other."""
+    both = threading.Barrier(2, timeout=10)
+    sha256 = bundle._sha256
+
+    def hash_together(path: Path) -> str:
+        if path.name in ("tokenizer.json", "model.onnx"):
+            both.wait()
+        return sha256(path)
+
+    monkeypatch.setattr(bundle, "_sha256", hash_together)
+    opened = open_bundle(bundle_path)
+    assert seal(bundle_path, opened.manifest) == opened.manifest
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "tokenizer.json"])
+def test_no_backend_sees_a_bundle_before_all_of_it_is_checked(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)  # Importing it raises.
+    with pytest.raises(ImportError):
+        hdruntime.load(bundle_path, "onnxruntime")
+    (bundle_path / file).write_bytes((bundle_path / file).read_bytes().swapcase())
+    with pytest.raises(BundleCorruptError, match=f"{file} .* has changed"):
+        hdruntime.load(bundle_path, "onnxruntime")
 
 
 @pytest.mark.parametrize("check_files", [True, False])
@@ -363,7 +392,7 @@ def test_what_appears_during_the_build_is_not_replaced(tmp_path: Path, manifest:
 def test_a_file_in_the_place_of_a_parent_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(HdexportError, match="Choose another place"),
+        pytest.raises(HdexportError, match="choose another place"),
         staged_bundle(tmp_path / "file" / "bundle", force=False),
     ):
         pytest.fail("the block ran")
@@ -415,7 +444,8 @@ KILLED = """
 import sys
 from pathlib import Path
 from hdruntime.bundle import open_bundle, staged_bundle
-from hdruntime import staging
+import hdruntime
+from hdruntime import bundle, staging
 destination, source, when = sys.argv[1:]
 manifest = open_bundle(Path(source)).manifest
 
@@ -489,3 +519,13 @@ def test_the_only_copy_of_an_old_bundle_is_never_taken_for_a_leftover(bundle_pat
     with pytest.raises(KeyError):
         failing_build(kept.with_name("out"), manifest, KeyError())
     open_bundle(kept)
+
+
+def test_what_the_runtime_leaves_in_a_bundle_is_no_part_of_it(bundle_path: Path) -> None:
+    (bundle_path / "engines").mkdir()
+    (bundle_path / "engines" / "tensorrt_rtx-0123456789abcdef.runtime_cache").write_bytes(b"kernels of this machine")
+    before = open_bundle(bundle_path).manifest
+    assert seal(bundle_path, before).files == before.files
+    with staged_bundle(bundle_path, force=True) as directory:
+        shutil.copytree(bundle_path, directory, dirs_exist_ok=True)
+        seal(directory, before)

@@ -51,8 +51,10 @@ sys.modules.update(dict.fromkeys({blocked!r}))  # None: importing one raises
 import hdruntime
 with hdruntime.load({str(bundle_path)!r}) as session:
     print(session.embed(["long documents"]).shape)
+with hdruntime.SentenceEncoder({str(bundle_path)!r}) as encoder:
+    print(encoder.encode("long documents", show_progress_bar=True).shape)
 """
-    assert run(code) == "(1, 4)\n"
+    assert run(code) == "(1, 4)\n(4,)\n"
 
 
 def test_importing_the_runtime_takes_less_than_half_a_second_more_than_numpy() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from pathlib import Path
 
@@ -9,8 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from hdruntime import lines
 from hdruntime.errors import InputError
-from hdruntime.rows import Columns, Row, find_inputs, integer_ids, read_rows
+from hdruntime.input_files import find_inputs, integer_ids
+from hdruntime.row_reader import read_rows
+from hdruntime.rows import Columns, Row
 
 TEXT = Columns()
 
@@ -91,7 +95,7 @@ def test_a_directory_gives_its_readable_files_and_names_the_others(
         write(tmp_path / name, "x")
     (tmp_path / "sub.txt").mkdir()
     with caplog.at_level(logging.WARNING):
-        assert find_inputs([tmp_path], columns=TEXT) == [tmp_path / "b.TXT"]
+        assert [file.path for file in find_inputs([tmp_path], columns=TEXT)] == [tmp_path / "b.TXT"]
     assert "table.csv is left out" in caplog.text
     assert "_SUCCESS" not in caplog.text
 
@@ -220,18 +224,118 @@ def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path, columns: C
         find_inputs([file], columns=columns)
 
 
-@pytest.mark.parametrize("columns", [Columns(text_pair="other"), Columns(id="other")])
+@pytest.mark.parametrize("columns", [Columns(text_pair="other"), Columns(id="other"), Columns(input_ids="other")])
 def test_plain_text_has_no_columns(tmp_path: Path, columns: Columns) -> None:
     with pytest.raises(InputError, match=r"is plain text, so it has no column 'other'.\nUse .jsonl or .parquet"):
         find_inputs([write(tmp_path / "a.txt", "x")], columns=columns)
 
 
 def test_ids_are_integers_only_where_that_is_certain(tmp_path: Path) -> None:
-    numbers = write_parquet(tmp_path / "n.parquet", text=["a"], key=[1])
-    large = write_parquet(tmp_path / "u.parquet", text=["a"], key=pa.array([1], pa.uint64()))
-    words = write_parquet(tmp_path / "w.parquet", text=["a"], key=["k"])
-    lines = write(tmp_path / "a.jsonl", '{"text": "a", "key": 1}')
     keyed = Columns(id="key")
+    write_parquet(tmp_path / "n.parquet", text=["a"], key=[1])
+    write_parquet(tmp_path / "u.parquet", text=["a"], key=pa.array([1], pa.uint64()))
+    write_parquet(tmp_path / "w.parquet", text=["a"], key=["k"])
+    write(tmp_path / "a.jsonl", '{"text": "a", "key": 1}')
+    numbers, large, words, lines = find_inputs(
+        [tmp_path / name for name in ("n.parquet", "u.parquet", "w.parquet", "a.jsonl")], columns=keyed
+    )
     assert integer_ids([lines], columns=TEXT)
     assert integer_ids([numbers], columns=keyed)
     assert not any(integer_ids([numbers, other], columns=keyed) for other in (large, words, lines))
+
+
+LINES = (
+    b'\xef\xbb\xbf{"text": "a"}\n\n{"text": "zw\xc3\xb6lf"}\r\n{"text": "\xff"}\n\n\n{"text": 1}\n{"text": "z"}\n \n'
+)
+
+
+@pytest.mark.parametrize("group_rows", [1, 100, 300, 1000])
+def test_reading_goes_on_after_any_row_with_what_comes_next(tmp_path: Path, group_rows: int) -> None:
+    write(tmp_path / "a.jsonl", LINES)
+    table = pa.table({"text": [str(number) for number in range(600)]})
+    pa.parquet.write_table(table, tmp_path / "b.parquet", row_group_size=group_rows)
+    write(tmp_path / "c.txt", b"\xef\xbb\xbfone\n\n\xc3\nlast")
+    files = find_inputs([tmp_path], columns=TEXT)
+    rows = list(read_rows(files, columns=TEXT))
+    assert [row.end.row for row in rows] == list(range(1, 5 + 600 + 4 + 1))
+    for number in [*range(8), 103, 104, 105, 255 + 5, 256 + 5, 400, *range(602, 609)]:
+        rest = list(read_rows(files, columns=TEXT, start=rows[number].end))
+        assert rest == rows[number + 1 :]
+        assert [row.end for row in rest] == [row.end for row in rows[number + 1 :]]
+
+
+def test_what_was_read_is_not_read_again(tmp_path: Path) -> None:
+    files = find_inputs([write(tmp_path / "a.jsonl", LINES)], columns=TEXT)
+    rows = list(read_rows(files, columns=TEXT))
+    # Were it read, it would change what comes.
+    write(tmp_path / "a.jsonl", b"\n" * rows[1].end.offset + LINES[rows[1].end.offset :])
+    assert list(read_rows(files, columns=TEXT, start=rows[1].end)) == rows[2:]
+
+
+def test_no_row_group_is_read_that_was_read_before(tmp_path: Path) -> None:
+    file = tmp_path / "a.parquet"
+    pa.parquet.write_table(pa.table({"text": [str(i) * 50 for i in range(200)]}), file, row_group_size=100)
+    files = find_inputs([file], columns=TEXT)
+    rows = list(read_rows(files, columns=TEXT))
+    content = bytearray(file.read_bytes())
+    content[10:200] = bytes(190)
+    file.write_bytes(content)
+    with pytest.raises(InputError, match="cannot be read on"):
+        list(read_rows(files, columns=TEXT))
+    assert list(read_rows(files, columns=TEXT, start=rows[99].end)) == rows[100:]
+
+
+@pytest.mark.parametrize(("name", "shown"), [("a.jsonl", '{"text": "after"}'), ("a.txt", "after")])
+@pytest.mark.parametrize("extra", [-1, 0, 1, 3 * 2**20])
+def test_a_line_beyond_the_limit_is_a_bad_row_and_one_below_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shown: str, extra: int
+) -> None:
+    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+    before, after = ('{"text": "', '"}') if name == "a.jsonl" else ("", "")
+    text = "x" * (1000 - len(before + after) + extra)
+    file = write(tmp_path / name, f"{before}{text}{after}\n{shown}")
+    first, second = rows_of(file)
+    # The line's end is not counted where it makes the difference.
+    if extra <= 0:
+        assert first.text == text
+    else:
+        assert (
+            first.error
+            == "Line 1 has more than 1000 bytes, the most that is read of a line.\nCut its text into several rows."
+        )
+    assert (second.text, second.id, second.end.offset) == ("after", 1, file.stat().st_size)
+
+
+@pytest.mark.parametrize("text", ["\x00", " \x01\x1b \n\x7f", "\u200b\u200e", "\x85\x9f", "\t\x00\t"])
+def test_a_text_of_nothing_but_control_characters_is_a_bad_row(tmp_path: Path, text: str) -> None:
+    (row,) = rows_of(write(tmp_path / "a.jsonl", json.dumps({"text": text})))
+    assert row.error == "The text in column 'text' holds nothing but control characters."
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t\r\n", "\x00a", "\x00.", "\u200bא", "\U0001f600"])
+def test_a_text_with_anything_else_is_a_good_one(tmp_path: Path, text: str) -> None:
+    assert rows_of(write(tmp_path / "a.jsonl", json.dumps({"text": text}))) == [Row(id=0, text=text)]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.int32()), pa.large_list(pa.int64()), pa.list_(pa.uint16(), 2), pa.null()],
+    ids=str,
+)
+def test_lists_of_integers_are_read_as_ids(tmp_path: Path, kind: pa.DataType) -> None:
+    columns = Columns(input_ids="ids")
+    values = [None, None] if kind == pa.null() else [[1, 2], None]
+    file = write_parquet(tmp_path / "a.parquet", ids=pa.array(values, kind))
+    first, second = rows_of(file, columns)
+    assert first.input_ids == values[0]
+    assert second.error == "Column 'ids' is null; a list of integers is needed."
+
+
+@pytest.mark.parametrize(("values", "kind"), [([1], "int64"), ([[1.5]], "list<.*double>"), (["a"], "string")])
+def test_a_parquet_column_of_anything_but_lists_of_integers_is_refused_as_ids(
+    tmp_path: Path, values: list[object], kind: str
+) -> None:
+    file = write_parquet(tmp_path / "a.parquet", ids=values)
+    message = rf"Column 'ids' of .* holds {kind}, not lists of integers.\nName another one with --input-ids-column"
+    with pytest.raises(InputError, match=message):
+        find_inputs([file], columns=Columns(input_ids="ids"))

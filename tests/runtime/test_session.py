@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
+import gc
+import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,10 +15,10 @@ import onnxruntime
 import pytest
 
 import hdruntime
-from hdruntime.bundle import EngineFile, open_bundle, seal
+from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.bundle import open_bundle, seal
 from hdruntime.errors import (
     BackendError,
-    BackendUnavailableError,
     BundleCorruptError,
     InputError,
     NonFiniteOutputError,
@@ -278,8 +279,6 @@ def test_infer_trims_each_result_to_its_text(new_bundle: Callable[..., Path], mo
 def test_infer_works_as_well_when_a_backend_wants_padded_batches(
     bundle_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-
     monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
     session = hdruntime.load(bundle_path)
     encodings = session.tokenize(TEXTS)
@@ -304,44 +303,6 @@ def test_infer_refuses_too_long_an_encoding(new_bundle: Callable[..., Path], ses
 
 
 # Backends and life
-
-
-def test_auto_says_what_it_chose_and_why(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="hdruntime"):
-        session = hdruntime.load(bundle_path)
-    assert session.backend is hdruntime.Backend.ONNXRUNTIME
-    assert "chose onnxruntime; the bundle has no TensorRT engine" in caplog.text
-    assert "onnxruntime runs model.onnx on the CPU" in caplog.text
-
-
-def test_auto_says_why_it_did_not_choose_an_engine(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    engine = EngineFile(
-        file="model.engine",
-        passport="model.json",
-        flavour="tensorrt_rtx",
-        version="1.7.1",
-        precision="float16",
-        architectures=("sm89",),
-        profiles=(),
-    )
-    for name in (engine.file, engine.passport):
-        (bundle_path / name).write_text("{}")
-    seal(bundle_path, dataclasses.replace(open_bundle(bundle_path).manifest, engines=(engine,)))
-    with caplog.at_level(logging.INFO, logger="hdruntime"):
-        session = hdruntime.load(bundle_path)
-    assert session.backend is hdruntime.Backend.ONNXRUNTIME
-    assert "chose onnxruntime; not tensorrt_rtx, because this version" in caplog.text
-
-
-@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_rtx", hdruntime.Backend.TENSORRT])
-def test_a_requested_backend_runs_or_raises(bundle_path: Path, backend: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=r"tensorrt.* is not in this version .*\n.*onnxruntime"):
-        hdruntime.load(bundle_path, backend)
-
-
-def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
-    with pytest.raises(InputError, match=r"'cuda'; valid are auto, onnxruntime, tensorrt, tensorrt_rtx"):
-        hdruntime.load(bundle_path, "cuda")
 
 
 @pytest.mark.parametrize("threads", [0, -1, 1025])
@@ -406,15 +367,58 @@ def test_a_manifest_of_other_outputs_than_the_graphs_is_refused(
 
 
 def test_threads_share_a_session(new_bundle: Callable[..., Path]) -> None:
+    """Real runs at a time: tokenisers, batches and counts are shared."""
     session = hdruntime.load(new_bundle(cpu_graph=True))
     expected = session.embed(TEXTS)
+    long_text = " ".join(TEXTS)
+    of_long_text = session.embed([long_text], overflow="split", stride=3)
+    hidden = [result["last_hidden_state"] for result in session.infer(session.tokenize(TEXTS))]
+    before = session.padding
 
-    def embed(first: int) -> bool:
+    def embed(first: int) -> None:
         texts = TEXTS[first:] + TEXTS[:first]
-        return np.allclose(session.embed(texts), np.roll(expected, -first, axis=0), atol=1e-6)
+        np.testing.assert_allclose(session.embed(texts), np.roll(expected, -first, axis=0), atol=1e-6)
 
+    def split(stride: int) -> None:
+        same = session.embed([long_text], overflow="split", stride=3)
+        np.testing.assert_array_equal(same, of_long_text)
+        session.split([long_text], stride=stride)
+
+    def call(row: int) -> None:
+        (encoding,) = session.tokenize([TEXTS[row]], overflow="truncate")
+        (output,) = session(input_ids=[encoding.input_ids])["last_hidden_state"]
+        np.testing.assert_allclose(output, hidden[row], atol=1e-6)
+
+    calls = [(embed, split, call)[task % 3] for task in range(180)]
     with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(embed, [i % len(TEXTS) for i in range(120)]))
+        list(pool.map(lambda function, task: function(task % len(TEXTS)), calls, range(len(calls))))
+    tokens = sum(map(len, hidden))
+    of_split = sum(len(piece) for piece in session.split([long_text], stride=3)[0].pieces)
+    called = sum(len(hidden[task % len(TEXTS)]) for task in range(180) if task % 3 == 2)
+    assert session.padding.tokens - before.tokens == 60 * (tokens + of_split) + called
+
+
+def test_a_session_that_is_closed_while_others_use_it_raises_in_them(new_bundle: Callable[..., Path]) -> None:
+    """Every call gives the right answer or says that the session is closed."""
+    path = new_bundle(cpu_graph=True)
+    with hdruntime.load(path) as session:
+        expected = session.embed(TEXTS)
+
+    def use(session: Session) -> bool:
+        try:
+            while True:
+                np.testing.assert_allclose(session.embed(TEXTS), expected, atol=1e-6)
+        except BackendError as error:
+            return "session is closed" in str(error)
+
+    for _ in range(5):
+        session = hdruntime.load(path)
+        with ThreadPoolExecutor(4) as pool:
+            users = [pool.submit(use, session) for _ in range(4)]
+            while session.padding.tokens < 500:
+                time.sleep(0.001)
+            session.close()
+            assert all(user.result(timeout=30) for user in users)
 
 
 def test_a_session_knows_what_batches_suit_its_backend(session: Session) -> None:
@@ -422,6 +426,29 @@ def test_a_session_knows_what_batches_suit_its_backend(session: Session) -> None
     session.close()
     with pytest.raises(BackendError, match="session is closed"):
         _ = session.batch_tokens
+
+
+def test_closing_frees_the_backend(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[onnxruntime.InferenceSession]] = []
+    real = onnxruntime.InferenceSession
+
+    def recorded(*arguments: Any, **options: Any) -> onnxruntime.InferenceSession:
+        session = real(*arguments, **options)
+        made.append(weakref.ref(session))
+        return session
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
+    bundle = open_bundle(bundle_path)
+    runner = OnnxRuntimeRunner(bundle)
+    session = Session(bundle, runner)
+    session.embed(["long"])
+    (backend,) = made
+    assert backend() is not None
+    session.close()
+    gc.collect()
+    assert backend() is None
+    with pytest.raises(BackendError, match="session is closed"):
+        runner.start({name: np.ones((1, 1), np.int64) for name in ("input_ids", "attention_mask")}, [])()
 
 
 def test_a_closed_session_says_so(bundle_path: Path) -> None:

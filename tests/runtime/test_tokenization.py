@@ -63,7 +63,7 @@ def test_a_pair_has_types_and_its_own_offsets(tokenizer: TextTokenizer) -> None:
     assert encoding.offsets == [(0, 0), (0, 4), (0, 0), (0, 9), (10, 13), (0, 0)]
 
 
-@pytest.mark.parametrize("overflow", list(Overflow))
+@pytest.mark.parametrize("overflow", Overflow)
 def test_a_text_that_just_fits_is_kept_whole(tokenizer: TextTokenizer, overflow: Overflow) -> None:
     (encoding,) = tokenizer.encode([words(14)], overflow=overflow)
     assert len(encoding) == 16
@@ -72,6 +72,10 @@ def test_a_text_that_just_fits_is_kept_whole(tokenizer: TextTokenizer, overflow:
 def test_too_long_a_text_is_refused_with_its_length(tokenizer: TextTokenizer) -> None:
     with pytest.raises(InputError, match=r"Text 1 has 17 tokens; .* 1 to 16\.\n.*--max-len 17"):
         tokenizer.encode(["long", words(15)])
+
+
+def test_a_text_to_be_split_is_whole_first(tokenizer: TextTokenizer) -> None:
+    assert [len(item) for item in tokenizer.encode([words(500), ""], overflow="split")] == [502, 2]
 
 
 def test_truncation_keeps_the_special_tokens(tokenizer: TextTokenizer) -> None:
@@ -128,7 +132,7 @@ def test_what_is_no_list_of_texts_is_refused(
 
 
 def test_an_unknown_overflow_is_refused(tokenizer: TextTokenizer) -> None:
-    with pytest.raises(InputError, match="overflow is 'drop'; it must be 'error' or 'truncate'"):
+    with pytest.raises(InputError, match="overflow is 'drop'; it must be one of 'error', 'truncate', 'split'"):
         tokenizer.encode(["long"], overflow="drop")
 
 

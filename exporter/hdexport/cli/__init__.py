@@ -14,7 +14,7 @@ from typing import NoReturn
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.optional import missing_dependency
 
-COMMANDS = ("build", "extend", "inspect", "verify", "run", "doctor")
+COMMANDS = ("build", "rebuild", "extend", "inspect", "verify", "run", "package", "doctor")
 """Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows ``hdexport`` on the command line; default ``sys.argv[1:]``.
 
     Returns:
-        The exit code: 0 done, 1 a known error, 2 done but rows failed, 130 interrupted.
+        The exit code: 0 done, 1 a known error, 2 done but rows failed, 130 interrupted, 143 terminated.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments

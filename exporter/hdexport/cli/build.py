@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import add_pickle_argument, add_position_arguments, decimal_number, whole_number
-from hdruntime.errors import InputError
+from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
 
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from hdruntime.bundle import Manifest
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
-
-_ENGINE_OPTIONS = ("profiles", "batch", "minShapes", "optShapes", "maxShapes", "sm", "attention_impl")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,41 +65,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Longformer and LED: the most tokens of a text that global_attention_mask may mark (default: 16, for "
         "question answering 64)",
     )
-    _add_engine_arguments(parser.add_argument_group("engines"))
-
-
-def _add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
+    engines = parser.add_argument_group("engines")
+    add_engine_arguments(engines)
     engines.add_argument(
         "--target",
         action="append",
         metavar="TARGET",
         help="auto (default), onnx, tensorrt or tensorrt-rtx; may be repeated. The ONNX graphs are always built; auto "
         "adds an engine for each TensorRT that is installed and can build here",
-    )
-    engines.add_argument(
-        "--profiles",
-        metavar="N,N,...",
-        help="longest input of each profile (default: 128,512,1024,2048,... max_len; for ALBERT, whose engine would "
-        "double, max_len alone)",
-    )
-    engines.add_argument("--batch", metavar="MIN:OPT:MAX", help="batch sizes of every profile (default: 1:1:8)")
-    for bound in ("min", "opt", "max"):
-        engines.add_argument(
-            f"--{bound}Shapes",
-            action="append",
-            default=[],
-            metavar="SHAPES",
-            help=f"a profile's {bound} shapes as trtexec takes them, e.g. input_ids:1x128,attention_mask:1x128; once "
-            "for each profile",
-        )
-    engines.add_argument(
-        "--attention-impl",
-        metavar="IMPL",
-        help="who computes windowed attention in an engine: plugin, our GPU kernels (default), or native, TensorRT "
-        "itself from standard operators",
-    )
-    engines.add_argument(
-        "--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all that TensorRT-RTX supports)"
     )
 
 
@@ -124,10 +95,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.attention_spec import window_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
-    from hdexport.flavours import architectures_from_option
-    from hdexport.lowering.tensorrt import AttentionImpl, attention_impl_from_name
     from hdexport.positions import Scheme, check_options, scheme_from_name
-    from hdexport.profiles import profiles_from_options
     from hdexport.targets import flavours_of_targets
     from hdexport.tasks import task_from_name
 
@@ -147,7 +115,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     window = None if options.attention is None else window_from_spec(options.attention)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
-        _refuse_engine_options(options)
+        why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
+        refuse_engine_options(options, why=why)
     return BuildOptions(
         model=model,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
@@ -158,33 +127,14 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         alpha=alpha,
         window=window,
         max_global=None if options.max_global is None else whole_number("--max-global", options.max_global, example=32),
-        flavours=flavours,
-        attention_impl=attention_impl_from_name(options.attention_impl or AttentionImpl.PLUGIN.value),
-        profiles=profiles_from_options(
-            max_len,
-            profiles=options.profiles,
-            batch=options.batch,
-            min_shapes=options.minShapes,
-            opt_shapes=options.optShapes,
-            max_shapes=options.maxShapes,
-            one_profile=checkpoint.family.shares_layers,
+        engines=engine_options(
+            options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),
-        architectures=architectures_from_option(options.sm),
         verify=not options.no_verify,
         force=options.force,
         allow_pickle=options.allow_pickle,
         command=shlex.join(["hdexport", *sys.argv[1:]]),
     )
-
-
-def _refuse_engine_options(options: argparse.Namespace) -> None:
-    given = [f"--{name.replace('_', '-')}" for name in _ENGINE_OPTIONS if getattr(options, name)]
-    if given:
-        why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
-        raise InputError(
-            f"{', '.join(given)} describes an engine, and none is built: {why}.\n"
-            "Leave it out, or ask for an engine: --target tensorrt-rtx"
-        )
 
 
 def _print_summary(output: Path, manifest: Manifest) -> None:

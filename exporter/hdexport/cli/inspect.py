@@ -28,7 +28,7 @@ _PIPED_WIDTH = 240
 
 _SHOWN_OF_SHA256 = 12
 
-_MADE_BY_KEYS = ("command", "date", "source")
+_MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
 """Of ``made_by``, those with a line of their own; the rest are versions of packages."""
 
 

@@ -15,9 +15,12 @@ class StatusLine:
     """One line at the end of stderr that says what is going on and for how long; nothing where that is no terminal.
 
     A context manager: the line is gone when the block ends.
+
+    Args:
+        hidden: show nothing on a terminal either.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, hidden: bool = False) -> None:
         from rich.console import Console
         from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
@@ -26,7 +29,7 @@ class StatusLine:
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
             console=Console(stderr=True),
-            disable=not sys.stderr.isatty(),
+            disable=hidden or not sys.stderr.isatty(),
             transient=True,
             # What is printed on the same terminal has to go above the line; what goes to a file or a pipe has not.
             redirect_stdout=sys.stdout.isatty(),

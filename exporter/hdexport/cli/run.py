@@ -3,25 +3,45 @@
 Inputs are .jsonl, .parquet and .txt files (of .txt, every line is a text) and directories of such files; the
 output is .jsonl or .parquet. It has the columns id, those of the bundle's task (an embedding, a label, ...),
 tokens and error. A row that cannot be used has its error there; the job goes on, and the exit code is 2. The
-output appears when it is complete, or not at all.
+output appears when it is complete, or not at all. A job that was stopped or killed keeps what is done in a folder
+.OUT.job beside the output, and the same command goes on after it. See docs/batch_jobs.md.
 """
 
 from __future__ import annotations
 
 import argparse
-import sys
+import contextlib
+import signal
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from hdexport.cli.arguments import whole_number
+from hdruntime.errors import HdexportError, InputError
 
 if TYPE_CHECKING:
-    from hdruntime.jobs import JobProgress
+    from hdexport.cli.job_report import JobReport
+    from hdruntime.bundle import Bundle
+    from hdruntime.job_progress import JobProgress
+    from hdruntime.jobs import Job, JobOptions
+    from hdruntime.windows import WindowPool
 
 SUMMARY = "run a bundle over files of texts"
 
 _ROWS_FAILED = 2
 """Exit code of a job that was done, but not for every row."""
+
+_SIGNALLED = 128
+"""Exit code of a job that a signal stopped, less the signal's number: what shells make of such a process."""
+
+_FAILED = {
+    "unreadable": "unreadable",
+    "column": "without a usable value in a column",
+    "input": "not fit for the bundle",
+    "not_finite": "with NaN or infinity",
+    "backend": "failed in the backend",
+}
+"""Kind of a row's error, see `hdruntime.rows.ErrorKind` -> what such rows are called."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,12 +55,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=".jsonl, .parquet or .txt file, or directory of them",
     )
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=".jsonl or .parquet file")
-    parser.add_argument("--backend", default="auto", help="onnxruntime, tensorrt, tensorrt_rtx or auto (default: auto)")
+    parser.add_argument(
+        "--backend", default="auto", help="onnxruntime, tensorrt, tensorrt_rtx, tensorrt_lean or auto (default: auto)"
+    )
+    parser.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="build an engine in the bundle first, where there is a GPU and none of the bundle's engines runs on it",
+    )
     parser.add_argument("--text-column", metavar="NAME", default="text", help="column of the text (default: text)")
     parser.add_argument(
         "--text-pair-column",
         metavar="NAME",
         help="column of the second text, for tasks on pairs; for question-answering, the context",
+    )
+    parser.add_argument(
+        "--input-ids-column",
+        metavar="NAME",
+        help="column of lists of token ids, special tokens included, in place of texts",
     )
     parser.add_argument(
         "--id-column", metavar="NAME", help="column of the row's id (default: rows are numbered from 0)"
@@ -53,60 +85,159 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--overflow",
-        choices=["error", "truncate"],
+        choices=["error", "truncate", "split"],
         default="error",
-        help="what happens to a text of more tokens than the bundle accepts (default: error)",
+        help="what happens to a text of more tokens than the bundle accepts: its row fails (default), its end is cut "
+        "off, or it is run in pieces",
+    )
+    parser.add_argument(
+        "--stride",
+        metavar="N",
+        default="0",
+        help="tokens that a piece of a split text repeats of the one before it (default: 0)",
+    )
+    parser.add_argument(
+        "--split-pooling",
+        choices=["mean", "max"],
+        default="mean",
+        help="what is made of the pieces' vectors: their mean, weighted by tokens (default), or their largest values",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
+    parser.add_argument(
+        "--restart", action="store_true", help="throw away what an unfinished job has kept, and start over"
+    )
     parser.add_argument("--threads", metavar="N", help="CPU threads (default: the backend's choice)")
+    parser.add_argument(
+        "--ray",
+        metavar="ADDRESS",
+        nargs="?",
+        const="",
+        help="run on the Ray cluster at ADDRESS (host:port, or auto); without ADDRESS, on one of this machine alone",
+    )
+    parser.add_argument(
+        "--progress",
+        choices=["auto", "bar", "json", "none"],
+        default="auto",
+        help="bar: a line on the terminal; json: an object a line on stderr, see docs/batch_jobs.md; none (default: "
+        "bar on a terminal, else none)",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     import hdruntime
-    from hdexport.cli.progress import StatusLine
-    from hdruntime.jobs import JobOptions, plan_job, run_job
-    from hdruntime.rows import Columns
-    from hdruntime.tokenization import Overflow
+    from hdexport.cli.job_report import job_report
+    from hdruntime.jobs import plan_job, run_job
 
-    max_batch_tokens = _optional_number("--max-batch-tokens", options.max_batch_tokens, example=4096)
+    job_options = _job_options(options)
     threads = _optional_number("--threads", options.threads, example=2)
-    columns = Columns(text=options.text_column, text_pair=options.text_pair_column, id=options.id_column)
-    job_options = JobOptions(
-        columns=columns,
-        max_batch_tokens=max_batch_tokens,
-        overflow=Overflow(options.overflow),
-        force=options.force,
-    )
-    bundle = hdruntime.open_bundle(options.bundle)
-    job = plan_job(bundle, options.inputs, options.output, options=job_options)
-    with StatusLine() as line:
-        line.begin("Loading the bundle")
-        with hdruntime.load(bundle, options.backend, threads=threads) as session:
-            line.begin("Reading")
-            done = run_job(job, session, on_progress=lambda progress: line.show(_progress_text(progress)))
+    with job_report(options.progress) as report, _terminated_like_interrupted():
+        bundle = hdruntime.open_bundle(options.bundle)
+        job = plan_job(bundle, options.inputs, options.output, options=job_options)
+        try:
+            done = job.done_already()
+            if done is None:
+                with _pool(bundle, job, options, threads, report) as pool:
+                    done = run_job(job, pool, on_progress=report.progress)
+            else:
+                report.done_already(done)
+        except KeyboardInterrupt as stop:
+            report.ended("stopped", f"stopped{_kept(job)}")
+            return _SIGNALLED + (stop.args[0] if stop.args else signal.SIGINT)
+        except HdexportError as error:
+            explained = type(error)(f"{error}{_kept(job)}")
+            report.ended("failed", str(explained))
+            raise explained from error
+        report.ended("done", _failures(done))
+    padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
     print(
         f"{done.rows} rows, {done.failed_rows} failed, {done.tokens} tokens in {done.seconds:.1f} s "
-        f"({_tokens_per_second(done):.0f} tokens/s): {options.output}"
+        f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}"
     )
-    if done.failed_rows:
-        print(
-            f"{done.failed_rows} of {done.rows} rows failed; the column `error` says why. "
-            f"One of them is {done.first_error}",
-            file=sys.stderr,
-        )
-        return _ROWS_FAILED
-    return 0
+    return _ROWS_FAILED if done.failed_rows else 0
+
+
+def _job_options(options: argparse.Namespace) -> JobOptions:
+    from hdruntime.jobs import JobOptions
+    from hdruntime.rows import Columns
+    from hdruntime.splitting import SplitPooling
+    from hdruntime.tokenization import Overflow
+
+    return JobOptions(
+        columns=Columns(
+            text=options.text_column,
+            text_pair=options.text_pair_column,
+            id=options.id_column,
+            input_ids=options.input_ids_column,
+        ),
+        max_batch_tokens=_optional_number("--max-batch-tokens", options.max_batch_tokens, example=4096),
+        overflow=Overflow(options.overflow),
+        stride=0 if options.stride == "0" else whole_number("--stride", options.stride, example=64),
+        split_pooling=SplitPooling(options.split_pooling),
+        force=options.force,
+        restart=options.restart,
+    )
+
+
+@contextlib.contextmanager
+def _pool(
+    bundle: Bundle, job: Job, options: argparse.Namespace, threads: int | None, report: JobReport
+) -> Iterator[WindowPool]:
+    import hdruntime
+    from hdruntime.bundle import Backend
+    from hdruntime.windows import LocalPool
+
+    if options.ray is not None:
+        if options.rebuild:
+            raise InputError(
+                "--rebuild is for one machine; with --ray every worker would build.\n"
+                f"Build the engine before: hdexport rebuild {bundle.path}"
+            )
+        from hdruntime.ray import RayPool
+
+        address = options.ray or None
+        with RayPool(bundle.path, job, backend=options.backend, threads=threads, address=address) as pool:
+            report.loaded(has_gpu=False)
+            yield pool
+        return
+    with hdruntime.load(bundle, options.backend, threads=threads, rebuild=options.rebuild) as session:
+        report.loaded(has_gpu=session.backend is not Backend.ONNXRUNTIME)
+        yield LocalPool(session, job.task, options=job.options)
+
+
+@contextlib.contextmanager
+def _terminated_like_interrupted() -> Iterator[None]:
+    """SIGTERM raises KeyboardInterrupt, too, with its number, so that the job is put down as carefully."""
+
+    def interrupt(number: int, frame: object) -> NoReturn:
+        raise KeyboardInterrupt(number)
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _kept(job: Job) -> str:
+    from hdruntime.job_files import job_folder_path
+    from hdruntime.job_folder import kept_rows
+
+    rows = kept_rows(job.output)
+    if not rows:
+        return ""
+    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command goes on after them."
+
+
+def _failures(done: JobProgress) -> str | None:
+    if not done.failed_rows:
+        return None
+    kinds = "; ".join(f"{count} {_FAILED[kind]}" for kind, count in done.errors.items())
+    return (
+        f"{done.failed_rows} of {done.rows} rows failed: {kinds}.\n"
+        f"The column `error` says why. The first of them is {done.first_error}"
+    )
 
 
 def _optional_number(option: str, text: str | None, *, example: int) -> int | None:
     return None if text is None else whole_number(option, text, example=example)
-
-
-def _progress_text(done: JobProgress) -> str:
-    failed = f", {done.failed_rows} failed" if done.failed_rows else ""
-    return f"{done.rows} rows{failed}, {_tokens_per_second(done):.0f} tokens/s"
-
-
-def _tokens_per_second(done: JobProgress) -> float:
-    return done.tokens / done.seconds if done.seconds else 0.0

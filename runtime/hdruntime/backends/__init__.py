@@ -2,91 +2,69 @@
 
 from __future__ import annotations
 
-__all__ = ["Runner", "open_runner"]
+__all__ = ["DeviceRunner", "Runner"]
 
-import logging
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle import Backend, Bundle
-from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.manifest import Backend
 
-logger = logging.getLogger(__name__)
-
-_AUTO = "auto"
-_TENSORRT_BACKENDS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
+if TYPE_CHECKING:
+    from hdruntime.device_arrays import DeviceArray
 
 
 class Runner(Protocol):
-    """A graph or engine, loaded and ready. Safe to use from several threads.
+    """A graph or engine, loaded and ready. Safe to use from several threads, :meth:`close` included.
 
     Attributes:
         backend: which one this is.
-        prefers_equal_lengths: batches without any padding run faster than padded ones of the same size.
+        prefers_equal_lengths: batches without any padding run faster than padded ones of the same size, and padding on
+            the right of a row is cut off before it is computed.
         batch_tokens: tokens of a batch, padding included, beyond which throughput gains nothing.
+        most_in_flight: batches that one caller has under way at a time, so that one is copied while another is
+            computed. Several callers may together start more: the runner then finishes the oldest to make room, and
+            never waits for a caller.
+        max_len: most tokens of a row; an engine's profiles may serve fewer than the manifest says.
     """
 
     backend: Backend
     prefers_equal_lengths: bool
     batch_tokens: int
+    most_in_flight: int
+    max_len: int
 
-    def run(
+    def most_rows(self, tokens: int) -> int:
+        """Rows that a batch padded to so many tokens may have; ``sys.maxsize`` where nothing limits them."""
+
+    def start(
         self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
-    ) -> dict[str, npt.NDArray[np.float32]]:
-        """Run one batch.
+    ) -> Callable[[], dict[str, npt.NDArray[np.float32]]]:
+        """Begin a batch.
 
         Args:
-            inputs: every input of the manifest, checked, int64 [batch, tokens].
+            inputs: every input of the manifest, checked, int64 [batch, tokens], unchanged until the results are there.
             outputs: names of the outputs wanted.
 
         Returns:
-            name -> float32 array of the shape in the manifest. Padded positions of a tokens axis hold 0.
+            what waits for the results and gives them. Every caller calls it once for each batch, in the order in which
+            it started them. Name -> float32 array of the shape in the manifest, the caller's own; padded positions of
+            a tokens axis hold 0.
 
         Raises:
-            BackendError: the backend failed.
+            BackendError: the backend failed, or is closed. Raised here or by what is returned.
+            OutOfMemoryError: memory was short, and a smaller batch may fit. Likewise.
         """
 
-
-def open_runner(bundle: Bundle, backend: Backend | str, *, threads: int | None) -> Runner:
-    """Load what ``backend`` runs of the bundle.
-
-    Args:
-        bundle: an opened bundle.
-        backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here,
-            TensorRT engines first; what was chosen and why is logged.
-        threads: CPU threads of one run; None leaves it to the backend.
-
-    Raises:
-        InputError: no backend of that name.
-        BackendUnavailableError: the backend that was asked for cannot run here.
-    """
-    if backend == _AUTO:
-        chosen = Backend.ONNXRUNTIME
-        logger.info("backend auto: chose %s; %s", chosen.value, _why_not_tensorrt(bundle))
-    else:
-        chosen = _backend_of_name(backend)
-    if chosen in _TENSORRT_BACKENDS:
-        raise BackendUnavailableError(
-            f"The backend {chosen.value} is not in this version of hdexport, which builds engines but does "
-            "not run them.\nUse the backend onnxruntime (or auto)."
-        )
-    from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-
-    return OnnxRuntimeRunner(bundle, threads=threads)
+    def close(self) -> None:
+        """Free memory. What is started, or asked for its results, afterwards raises BackendError. May be repeated."""
 
 
-def _backend_of_name(name: str) -> Backend:
-    try:
-        return Backend(name)
-    except ValueError:
-        valid = ", ".join([_AUTO, *(backend.value for backend in Backend)])
-        raise InputError(f"Unknown backend {name!r}; valid are {valid}.") from None
+@runtime_checkable
+class DeviceRunner(Runner, Protocol):
+    """A runner that takes and gives arrays in the memory of a GPU."""
 
-
-def _why_not_tensorrt(bundle: Bundle) -> str:
-    if not bundle.manifest.engines:
-        return "the bundle has no TensorRT engine"
-    return f"not {bundle.manifest.engines[0].flavour}, because this version of hdexport does not run engines"
+    def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
+        """Begin a batch whose inputs are on the GPU and whose results stay there; see `Session.run_on_device`."""

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 __all__ = ["OnnxRuntimeRunner"]
 
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import numpy.typing as npt
 from hdruntime.batching import equal_length_groups
 from hdruntime.bundle import Backend, Bundle, GraphFile
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
-from hdruntime.errors import BackendError, BundleCorruptError
+from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
 
 logger = logging.getLogger(__name__)
 
@@ -24,6 +26,12 @@ _ERRORS_ONLY = 3
 _SLOW_FUSIONS = ["BiasGeluFusion", "SkipLayerNormFusion"]
 """Fused kernels that lose to the plain ones on long inputs, which work in place: the sample model at 4096 tokens on two
 AMD EPYC cores took 690 ms and grew by 164 MB with both fusions, 660 ms and 136 MB without (ONNX Runtime 1.31.1)."""
+
+_OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc")
+"""What ONNX Runtime's errors say where its arena, or C++, got no memory; they have no class of their own."""
+
+Inputs = Mapping[str, npt.NDArray[np.int64]]
+Outputs = dict[str, npt.NDArray[np.float32]]
 
 
 class OnnxRuntimeRunner:
@@ -45,25 +53,38 @@ class OnnxRuntimeRunner:
     prefers_equal_lengths = True
     batch_tokens = 4096
     """Two cores, all-MiniLM-L6-v2: 16384 tokens gained nothing and took 791 MB instead of 376."""
+    most_in_flight = 1
+    """A run uses the cores of its own accord; a second one would only take turns with it."""
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
         manifest = bundle.manifest
         graph = _graph(bundle)
         self._has_tokens_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
-        self._session = _session(bundle, graph, threads)
-        _check_names(bundle, graph, "inputs", {item.name for item in self._session.get_inputs()})
-        _check_names(bundle, graph, "outputs", {item.name for item in self._session.get_outputs()})
+        self.max_len = manifest.max_len
+        session = _session(bundle, graph, threads)
+        _check_names(bundle, graph, "inputs", {item.name for item in session.get_inputs()})
+        _check_names(bundle, graph, "outputs", {item.name for item in session.get_outputs()})
+        self._session: Any = session
         logger.info("onnxruntime runs %s on the CPU", graph.file)
 
-    def run(
-        self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
-    ) -> dict[str, npt.NDArray[np.float32]]:
-        """Run one batch; see :class:`hdruntime.backends.Runner`."""
+    def most_rows(self, tokens: int) -> int:
+        """Any number; see :class:`hdruntime.backends.Runner`."""
+        return sys.maxsize
+
+    def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
+        """The run of a batch, which begins when its results are asked for; see :class:`hdruntime.backends.Runner`."""
+        return functools.partial(self._run, inputs, outputs)
+
+    def close(self) -> None:
+        """Free memory, as soon as no other thread is amid a run; see :class:`hdruntime.backends.Runner`."""
+        self._session = None
+
+    def _run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         attention_mask = inputs["attention_mask"]
         if attention_mask.all():
             return self._run_as_given(inputs, outputs)
         batch, tokens = attention_mask.shape
-        whole: dict[str, npt.NDArray[np.float32]] = {}
+        whole: Outputs = {}
         for rows, length in equal_length_groups(attention_mask):
             part = self._run_as_given(
                 {name: np.ascontiguousarray(array[rows, :length]) for name, array in inputs.items()}, outputs
@@ -79,18 +100,28 @@ class OnnxRuntimeRunner:
                 whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
         return whole
 
-    def _run_as_given(
-        self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
-    ) -> dict[str, npt.NDArray[np.float32]]:
-        batch, tokens = inputs["input_ids"].shape
+    def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        session = self._session
+        if session is None:
+            raise BackendError("The ONNX Runtime session is closed; load the bundle again.")
         try:
-            arrays = self._session.run(list(outputs), dict(inputs))
+            arrays = session.run(list(outputs), dict(inputs))
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-            raise BackendError(
-                f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}\n"
-                "If memory was short, use smaller batches: --max-batch-tokens, in Python batch_tokens."
-            ) from error
+            raise _run_error(error, *inputs["input_ids"].shape) from error
         return dict(zip(outputs, arrays, strict=True))
+
+
+def _run_error(error: Exception, batch: int, tokens: int) -> BackendError:
+    if isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY):
+        advice = (
+            "Use smaller batches: --max-batch-tokens, in Python batch_tokens."
+            if batch > 1
+            else "Free memory, or cut the text into shorter ones."
+        )
+        return OutOfMemoryError(
+            f"ONNX Runtime got no memory for a batch of {batch} x {tokens} tokens: {error}\n{advice}"
+        )
+    return BackendError(f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}")
 
 
 def _graph(bundle: Bundle) -> GraphFile:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hdexport import gpu
-from hdexport.gpu import Gpu, driver_version, gpus
+from hdruntime import gpu
+from hdruntime.gpu import Gpu, driver_version, gpus
 
 
 class _Cuda:

@@ -1,0 +1,165 @@
+"""A job's progress on stderr: a line on a terminal, or JSON for programs."""
+
+from __future__ import annotations
+
+__all__ = ["JobReport", "job_report"]
+
+import contextlib
+import json
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+from hdexport.cli.gpu_memory import GpuMemory, gpu_memory
+from hdexport.cli.progress import StatusLine
+from hdruntime.errors import InputError
+from hdruntime.job_progress import JobProgress
+
+_LINE_SECONDS = 0.2
+_JSON_SECONDS = 1.0
+"""Least time between two reports, while nothing but numbers change."""
+
+
+class JobReport(ABC):
+    """Shows how a job goes.
+
+    Args:
+        pause_seconds: least time between two reports, while nothing but numbers change.
+    """
+
+    def __init__(self, *, pause_seconds: float) -> None:
+        self._pause_seconds = pause_seconds
+        self._has_gpu = False
+        self._latest: JobProgress | None = None
+        self._reported_at = 0.0
+
+    def loaded(self, *, has_gpu: bool) -> None:
+        """The bundle is loaded; its rows will run on a GPU of this machine, or elsewhere."""
+        self._has_gpu = has_gpu
+
+    def progress(self, progress: JobProgress) -> None:
+        """The job has come so far."""
+        is_new = self._latest is None or self._latest.state is not progress.state
+        self._latest = progress
+        if is_new or time.monotonic() - self._reported_at >= self._pause_seconds:
+            self._report(progress)
+            self._reported_at = time.monotonic()
+
+    def done_already(self, progress: JobProgress) -> None:
+        """There is nothing to do: the output is that of the same job."""
+        self._latest = progress
+
+    @abstractmethod
+    def ended(self, state: str, message: str | None) -> None:
+        """The job is ``done``, was ``stopped``, or has ``failed``; the message of a failure is printed elsewhere."""
+
+    @abstractmethod
+    def _report(self, progress: JobProgress) -> None: ...
+
+    def _gpu_memory(self) -> GpuMemory | None:
+        return gpu_memory() if self._has_gpu else None
+
+
+@contextlib.contextmanager
+def job_report(choice: str) -> Iterator[JobReport]:
+    """What shows progress.
+
+    Args:
+        choice: ``bar``, ``json``, ``none``, or ``auto``, which is ``bar`` on a terminal, else ``none``.
+
+    Raises:
+        InputError: a bar, but no terminal.
+    """
+    if choice == "bar" and not sys.stderr.isatty():
+        raise InputError("--progress bar needs a terminal on stderr.\nUse --progress json, or leave it out.")
+    if choice == "json":
+        yield _JsonReport()
+        return
+    with StatusLine(hidden=choice == "none") as line:
+        line.begin("Loading the bundle")
+        yield _LineReport(line)
+
+
+class _LineReport(JobReport):
+    def __init__(self, line: StatusLine) -> None:
+        super().__init__(pause_seconds=_LINE_SECONDS)
+        self._line = line
+
+    def loaded(self, *, has_gpu: bool) -> None:
+        super().loaded(has_gpu=has_gpu)
+        self._line.begin("Reading")
+
+    def progress(self, progress: JobProgress) -> None:
+        if progress.resumed_rows and self._latest is None:
+            print(f"continuing at row {progress.resumed_rows}", file=sys.stderr)
+        super().progress(progress)
+
+    def done_already(self, progress: JobProgress) -> None:
+        print("this job is done already, and its output has not changed: nothing to do", file=sys.stderr)
+
+    def ended(self, state: str, message: str | None) -> None:
+        if message is not None and state != "failed":
+            print(message, file=sys.stderr)
+
+    def _report(self, progress: JobProgress) -> None:
+        self._line.show(_text(progress, self._gpu_memory()))
+
+
+class _JsonReport(JobReport):
+    def __init__(self) -> None:
+        super().__init__(pause_seconds=_JSON_SECONDS)
+
+    def ended(self, state: str, message: str | None) -> None:
+        values = {} if self._latest is None else _values(self._latest, self._gpu_memory())
+        self._write({**values, "state": state, "message": message})
+
+    def _report(self, progress: JobProgress) -> None:
+        self._write(_values(progress, self._gpu_memory()))
+
+    def _write(self, values: dict[str, object]) -> None:
+        # Whoever watched may have gone; the job goes on.
+        with contextlib.suppress(BrokenPipeError):
+            print(json.dumps(values), file=sys.stderr, flush=True)
+
+
+def _text(progress: JobProgress, memory: GpuMemory | None) -> str:
+    total = "" if progress.rows_total is None else f" of {progress.rows_total}"
+    parts = [f"{progress.rows}{total} rows"]
+    if progress.failed_rows:
+        parts.append(f"{progress.failed_rows} failed")
+    parts.append(f"{progress.tokens_per_second:.0f} tokens/s")
+    if progress.padded_tokens:
+        parts.append(f"{progress.padding_waste:.0%} padding")
+    if memory is not None:
+        parts.append(f"GPU {memory.used_bytes / 1e9:.1f} of {memory.total_bytes / 1e9:.1f} GB")
+    if progress.eta_seconds is not None:
+        parts.append(f"{progress.bytes_read / progress.bytes_total:.0%}, {_duration(progress.eta_seconds)} to go")
+    return ", ".join(parts)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def _values(progress: JobProgress, memory: GpuMemory | None) -> dict[str, object]:
+    values: dict[str, object] = {
+        "state": progress.state.value,
+        "rows": progress.rows,
+        "rows_total": progress.rows_total,
+        "resumed_rows": progress.resumed_rows,
+        "failed_rows": progress.failed_rows,
+        "errors": dict(progress.errors),
+        "tokens": progress.tokens,
+        "tokens_per_second": round(progress.tokens_per_second, 1),
+        "seconds": round(progress.seconds, 3),
+        "eta_seconds": None if progress.eta_seconds is None else round(progress.eta_seconds, 1),
+        "bytes_read": progress.bytes_read,
+        "bytes_total": progress.bytes_total,
+        "padding_waste": round(progress.padding_waste, 4),
+    }
+    if memory is not None:
+        values |= {"gpu_used_bytes": memory.used_bytes, "gpu_total_bytes": memory.total_bytes}
+    return values

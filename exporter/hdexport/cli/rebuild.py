@@ -1,0 +1,84 @@
+"""Build the engines of a bundle anew, for this machine's GPU and TensorRT; the checkpoint is not needed.
+
+What is left out is as the bundle's engine was built. The bundle is replaced when the engines are complete, or stays as
+it was.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.cli.engine_arguments import add_engine_arguments, engine_options
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from hdruntime.bundle import Backend, Bundle
+
+SUMMARY = "build a bundle's engines anew, for another GPU or TensorRT"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("bundle", metavar="BUNDLE", type=Path, help="the bundle's directory")
+    parser.add_argument(
+        "-o", "--output", metavar="OUT", type=Path, help="where to write the new bundle (default: it replaces BUNDLE)"
+    )
+    parser.add_argument("--force", action="store_true", help="replace the bundle that is at OUT")
+    parser.add_argument(
+        "--target",
+        action="append",
+        metavar="TARGET",
+        help="tensorrt, tensorrt-rtx or auto; may be repeated (default: the engines that the bundle has; auto if none)",
+    )
+    add_engine_arguments(parser.add_argument_group("engines"))
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from hdexport.cli.progress import TerminalProgress
+
+    with TerminalProgress() as progress:
+        progress.step("Starting")
+        from hdexport.rebuild import RebuildOptions, previous_engines, rebuild
+        from hdruntime.bundle import open_bundle
+
+        bundle = open_bundle(options.bundle, check_files=False)
+        flavours = _flavours(options.target, bundle)
+        output = options.output or options.bundle
+        manifest = rebuild(
+            RebuildOptions(
+                bundle=options.bundle,
+                output=output,
+                engines=engine_options(
+                    options,
+                    flavours,
+                    max_len=bundle.manifest.max_len,
+                    one_profile=False,
+                    previous=previous_engines(bundle, flavours),
+                ),
+                force=options.force,
+                command=shlex.join(["hdexport", *sys.argv[1:]]),
+            ),
+            progress,
+        )
+    for engine in manifest.engines:
+        print(f"{output / engine.file}: {engine.flavour} {engine.version}, {', '.join(engine.architectures)}")
+    return 0
+
+
+def _flavours(targets: list[str] | None, bundle: Bundle) -> tuple[Backend, ...]:
+    from hdexport.targets import flavours_of_targets
+
+    if targets is None:
+        targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
+    flavours = flavours_of_targets(targets)
+    if not flavours:
+        raise InputError(
+            "No engine would be built: no TensorRT can build here, or --target asks for none.\n"
+            "See what is missing: hdexport doctor"
+        )
+    return flavours

@@ -1,0 +1,129 @@
+"""Engines anew for a bundle that is there: for another GPU or another TensorRT, without the checkpoint."""
+
+from __future__ import annotations
+
+__all__ = ["RebuildOptions", "previous_engines", "rebuild"]
+
+import dataclasses
+import datetime
+import logging
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from hdexport.engines import EngineOptions, build_engines, check_engine_options
+from hdexport.kernels import KERNELS_FOLDER
+from hdexport.lowering.tensorrt import AttentionImpl
+from hdexport.progress import Progress
+from hdruntime.bundle import Backend, Bundle, EngineFile, Manifest, open_bundle, seal, staged_bundle
+from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.errors import BundleCorruptError
+from hdruntime.optional import require
+from hdruntime.passport import read_passport
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildOptions:
+    """What to rebuild.
+
+    Attributes:
+        bundle: a bundle's directory.
+        output: where the bundle with the new engines shall be; the same directory replaces it.
+        engines: which engines. Those of other flavours that the bundle has are kept.
+        force: replace a bundle that is at `output`, if that is another directory.
+        command: the command line, for the record.
+    """
+
+    bundle: Path
+    output: Path
+    engines: EngineOptions
+    force: bool = False
+    command: str = ""
+
+
+def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manifest:
+    """Build engines from a bundle's portable graph; its graphs, tokenizer and verification stay what they are.
+
+    Nothing changes before all is built. A process that has the old bundle open goes on with it.
+
+    Returns:
+        The manifest of the bundle with the new engines.
+
+    Raises:
+        BundleError: there is no bundle, or it is damaged.
+        HdexportError: an engine cannot be built here, or the bundle cannot be written.
+    """
+    progress = progress or Progress()
+    check_engine_options(options.engines)
+    in_place = options.output.resolve() == options.bundle.resolve()
+    progress.step("Reading the bundle")
+    bundle = open_bundle(options.bundle)
+    with staged_bundle(options.output, force=options.force or in_place) as directory:
+        kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
+        _copy(bundle, directory, _files_to_keep(bundle, kept))
+        manifest = bundle.manifest
+        portable = _portable_graph(bundle, directory)
+        built = build_engines(portable, directory, options.engines, dtype=manifest.dtype, progress=progress)
+        progress.step("Writing the bundle")
+        date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}
+        return seal(directory, dataclasses.replace(manifest, engines=(*kept, *built), made_by=made_by))
+
+
+def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptions | None:
+    """How the bundle's engine of one of these flavours was built, else its first engine; None where it has none.
+
+    GPU architectures are left to the default: another GPU is what engines are rebuilt for.
+    """
+    engines = bundle.manifest.engines
+    if not engines:
+        return None
+    engine = next((engine for engine in engines if engine.flavour in flavours), engines[0])
+    has_plugins = bool(read_passport(bundle, engine).plugins)
+    native = bool(bundle.manifest.windows) and not has_plugins
+    return EngineOptions(
+        attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.PLUGIN,
+        profiles=engine.profiles,
+        version_compatible=engine.version_compatible and Backend.TENSORRT in flavours,
+    )
+
+
+def _portable_graph(bundle: Bundle, directory: Path) -> onnx_ir.Model:
+    ir = require("onnx_ir")
+    files = [graph.file for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING]
+    if not files:
+        raise BundleCorruptError(f"{bundle.path} has no portable graph to build engines from.\nBuild the bundle again.")
+    try:
+        return cast("onnx_ir.Model", ir.load(directory / files[0]))
+    except Exception as error:  # onnx raises what protobuf does
+        raise BundleCorruptError(
+            f"The graph {files[0]} of {bundle.path} cannot be read: {error}.\nBuild the bundle again."
+        ) from error
+
+
+def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile]) -> list[str]:
+    """All but the engines that are replaced, their passports, and kernels that no engine is left for."""
+    dropped = {
+        name for engine in bundle.manifest.engines if engine not in kept for name in (engine.file, engine.passport)
+    }
+    return [
+        name
+        for name in bundle.manifest.files
+        if name not in dropped and (kept or not name.startswith(f"{KERNELS_FOLDER}/"))
+    ]
+
+
+def _copy(bundle: Bundle, directory: Path, names: Sequence[str]) -> None:
+    for name in names:
+        destination = directory / name
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        # No hard links: what is written over a copy must not reach the bundle that is still in use.
+        shutil.copyfile(bundle.file(name), destination)
+    logger.info("%d files of %s are kept", len(names), bundle.path)

@@ -1,0 +1,222 @@
+"""Which backend runs a bundle here: the one that is asked for, or the first that can; engines rebuilt on request."""
+
+from __future__ import annotations
+
+__all__ = ["open_runner"]
+
+import dataclasses
+import fcntl
+import logging
+import os
+import subprocess
+import sys
+
+from hdruntime.backends import Runner
+from hdruntime.bundle import Backend, Bundle, EngineFile, open_bundle
+from hdruntime.errors import BackendError, BackendUnavailableError, InputError
+from hdruntime.gpu_options import GpuOptions
+from hdruntime.passport import ThisMachine, differences, older_driver, read_passport, this_machine
+
+logger = logging.getLogger(__name__)
+
+_AUTO = "auto"
+
+_FLAVOUR = {
+    Backend.TENSORRT: Backend.TENSORRT,
+    Backend.TENSORRT_RTX: Backend.TENSORRT_RTX,
+    # What the lean runtime runs, TensorRT builds.
+    Backend.TENSORRT_LEAN: Backend.TENSORRT,
+}
+"""Backend that runs engines -> flavour of these engines, in the order that ``auto`` tries."""
+
+_INSTALL = {
+    Backend.TENSORRT: "pip install 'hdexport[tensorrt]'",
+    Backend.TENSORRT_RTX: "pip install 'hdexport[rtx]'",
+    Backend.TENSORRT_LEAN: "pip install 'hdexport[lean]'",
+}
+
+_REBUILD = "import sys; from hdexport.cli import main; sys.exit(main(sys.argv[1:]))"
+"""The command line, by the Python that runs this. A process of its own: what a build needs is gone when it ends."""
+
+_ERROR_LINES = 20
+"""Of a rebuild that failed; the reason is at the end."""
+
+
+def open_runner(
+    bundle: Bundle,
+    backend: Backend | str,
+    *,
+    threads: int | None,
+    rebuild: bool = False,
+    gpu: GpuOptions | None = None,
+    machine: ThisMachine | None = None,
+) -> tuple[Bundle, Runner]:
+    """Load what ``backend`` runs of the bundle.
+
+    Args:
+        bundle: an opened bundle.
+        backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here,
+            TensorRT engines first; what was chosen and why is logged.
+        threads: CPU threads of one run; None leaves it to the backend.
+        rebuild: build an engine anew where the bundle has none that runs on this machine's GPU.
+        gpu: how engines are run, by default ``GpuOptions()``.
+        machine: where it shall run, by default here.
+
+    Returns:
+        the bundle, opened again if it was rebuilt, and what runs it.
+
+    Raises:
+        InputError: no backend of that name.
+        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
+        BackendError: it could not load the bundle, or a rebuild failed.
+    """
+    chosen = None if backend == _AUTO else _backend_of_name(backend)
+    if chosen is Backend.ONNXRUNTIME:
+        return bundle, _onnxruntime(bundle, threads)
+    gpu = gpu or GpuOptions()
+    machine = machine or this_machine(gpu.device)
+    if rebuild and machine.gpu is not None:
+        bundle = _rebuilt_where_needed(bundle, list(_FLAVOUR) if chosen is None else [chosen], machine)
+    if chosen is not None:
+        return bundle, _engine_runner(bundle, chosen, machine, gpu)
+    return bundle, _first_that_runs(bundle, machine, threads, gpu)
+
+
+def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, gpu: GpuOptions) -> Runner:
+    if not bundle.manifest.engines:
+        logger.info("backend auto: chose onnxruntime; the bundle has no TensorRT engine")
+    for backend in _FLAVOUR:
+        if not _engines(bundle, backend):
+            continue
+        _, reasons = _best_engine(bundle, backend, machine)
+        if reasons:
+            logger.info("backend auto: not %s; of its engine: %s", backend.value, "; ".join(reasons))
+            continue
+        try:
+            runner = _engine_runner(bundle, backend, machine, gpu)
+        except BackendError as error:
+            # Nothing spoke against it: that is worth more than a line that nobody reads.
+            logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
+            continue
+        logger.info("backend auto: chose %s; nothing speaks against its engine", backend.value)
+        return runner
+    runner = _onnxruntime(bundle, threads)
+    if bundle.manifest.engines:
+        logger.info("backend auto: chose onnxruntime; no engine of the bundle runs here")
+    return runner
+
+
+def _onnxruntime(bundle: Bundle, threads: int | None) -> Runner:
+    from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+
+    return OnnxRuntimeRunner(bundle, threads=threads)
+
+
+def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions) -> Runner:
+    engine, reasons = _best_engine(bundle, backend, machine)
+    if engine is None or reasons:
+        what = f"The engine {engine.file} of {bundle.path}" if engine else f"{backend.value} with {bundle.path}"
+        raise BackendUnavailableError(
+            f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
+        )
+    remark = older_driver(read_passport(bundle, engine), machine)
+    if remark is not None:
+        logger.warning("%s: %s", engine.file, remark)
+    from hdruntime.backends.tensorrt import TensorRtRunner
+
+    return TensorRtRunner(bundle, engine, backend=backend, **dataclasses.asdict(gpu))
+
+
+def _engines(bundle: Bundle, backend: Backend) -> list[EngineFile]:
+    return [engine for engine in bundle.manifest.engines if engine.flavour == _FLAVOUR[backend].value]
+
+
+def _best_engine(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tuple[EngineFile | None, tuple[str, ...]]:
+    """The engine that the least speaks against, and what that is."""
+    engines = _engines(bundle, backend)
+    if not engines:
+        return None, (f"the bundle has no {_FLAVOUR[backend].value} engine",)
+    reasons = {engine: differences(engine, backend, machine) for engine in engines}
+    best = min(engines, key=lambda engine: len(reasons[engine]))
+    return best, reasons[best]
+
+
+def _advice(bundle: Bundle, backend: Backend, machine: ThisMachine) -> str:
+    if machine.gpu is None or machine.driver is None:
+        return "Use the backend onnxruntime (or auto), which needs no GPU. See: hdexport doctor"
+    if backend not in machine.versions:
+        return f"Install it with: {_INSTALL[backend]}"
+    compatible = " --version-compatible" if backend is Backend.TENSORRT_LEAN else ""
+    target = _FLAVOUR[backend].value.replace("_", "-")
+    return (
+        f"Rebuild the engine on this machine: hdexport rebuild {bundle.path} --target {target}{compatible}\n"
+        f"or load the bundle with rebuild=True, on the command line --rebuild."
+    )
+
+
+def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: ThisMachine) -> Bundle:
+    """The bundle with an engine that runs here, built unless it has one."""
+    if _runs_on_any(bundle, backends, machine):
+        return bundle
+    flavours = [backend for backend in backends if backend in (Backend.TENSORRT, Backend.TENSORRT_RTX)]
+    buildable = [flavour for flavour in flavours if flavour in machine.versions]
+    if not buildable:
+        wanted = " or ".join(_FLAVOUR[backend].value for backend in backends if backend in _FLAVOUR.values())
+        raise BackendUnavailableError(
+            f"An engine cannot be rebuilt here: {wanted or 'what builds it, tensorrt,'} is not installed.\n"
+            f"Install it with: {_INSTALL[(flavours or [Backend.TENSORRT])[0]]}"
+        )
+    with _BundleLock(bundle):
+        # Another process may have done it while this one waited.
+        bundle = open_bundle(bundle.path)
+        if not _runs_on_any(bundle, backends, machine):
+            _run_rebuild(bundle, buildable[0])
+            bundle = open_bundle(bundle.path)
+            # Left to the usual choice, this would cost minutes at each start.
+            _, reasons = _best_engine(bundle, buildable[0], machine)
+            if reasons:
+                raise BackendUnavailableError(
+                    f"The engine of {bundle.path} was rebuilt and still cannot run here: {'; '.join(reasons)}.\n"
+                    "Load the bundle without rebuild, with the backend onnxruntime."
+                )
+    return bundle
+
+
+def _runs_on_any(bundle: Bundle, backends: list[Backend], machine: ThisMachine) -> bool:
+    return any(not _best_engine(bundle, backend, machine)[1] for backend in backends)
+
+
+def _run_rebuild(bundle: Bundle, flavour: Backend) -> None:
+    target = flavour.value.replace("_", "-")
+    command = [sys.executable, "-c", _REBUILD, "rebuild", str(bundle.path), "--target", target]
+    logger.warning("no engine of %s runs on this GPU: building one for %s", bundle.path, flavour.value)
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines()[-_ERROR_LINES:]
+        raise BackendError(f"Rebuilding the engine of {bundle.path} for {target} failed:\n" + "\n".join(lines))
+
+
+class _BundleLock:
+    """One rebuild of a bundle at a time. The lock is on the directory that is replaced, so that it goes with it."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        self._path = bundle.path
+
+    def __enter__(self) -> None:
+        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        except OSError as error:
+            # A file system without locks: two rebuilds are a waste and no harm.
+            logger.debug("no lock on %s: %s", self._path, error)
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+
+def _backend_of_name(name: str) -> Backend:
+    try:
+        return Backend(name)
+    except ValueError:
+        valid = ", ".join([_AUTO, *(backend.value for backend in Backend)])
+        raise InputError(f"Unknown backend {name!r}; valid are {valid}.") from None

@@ -1,0 +1,9 @@
+"""TensorRT, TensorRT-RTX and TensorRT's lean runtime on an NVIDIA GPU. How it works: docs/tensorrt_runtime.md."""
+
+from __future__ import annotations
+
+__all__ = ["GraphMode", "KernelSpecialization", "TensorRtRunner"]
+
+from hdruntime.backends.tensorrt.engine import KernelSpecialization
+from hdruntime.backends.tensorrt.graph_policy import GraphMode
+from hdruntime.backends.tensorrt.runner import TensorRtRunner

@@ -1,0 +1,133 @@
+"""The CUDA driver on one GPU: its calls through cuda-python, with their errors translated once."""
+
+from __future__ import annotations
+
+__all__ = ["Device", "open_device"]
+
+import contextlib
+import importlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hdruntime.errors import BackendError, BackendUnavailableError, OutOfMemoryError
+
+_OUT_OF_MEMORY = 2
+"""``CUDA_ERROR_OUT_OF_MEMORY``, of device memory and of pinned host memory."""
+
+_devices: dict[tuple[int, int], Device] = {}
+_devices_lock = threading.Lock()
+
+
+def open_device(ordinal: int) -> Device:
+    """The GPU of that number among those that CUDA offers this process, in its primary context.
+
+    TensorRT and PyTorch work in that context too. It is kept until the process ends: kernels of our plugins are loaded
+    into it once.
+
+    Raises:
+        BackendUnavailableError: cuda-python is not installed, or there is no driver or no such GPU.
+    """
+    driver = _load_driver()
+    with _devices_lock:
+        key = (id(driver), ordinal)
+        if key not in _devices:
+            _devices[key] = Device(driver, ordinal)
+        return _devices[key]
+
+
+class Device:
+    """A GPU. Every call needs its context, so make them within :meth:`current`.
+
+    Args:
+        driver: the module ``cuda.bindings.driver``.
+        ordinal: number of the GPU.
+
+    Attributes:
+        driver: as given.
+        ordinal: as given.
+    """
+
+    def __init__(self, driver: Any, ordinal: int) -> None:
+        self.driver, self.ordinal = driver, ordinal
+        self._garbage: deque[Callable[[], None]] = deque()
+        self._capturing_thread: int | None = None
+        try:
+            self.call("cuInit", 0)
+            self._context = self.call("cuDevicePrimaryCtxRetain", self.call("cuDeviceGet", ordinal))
+        except Exception as error:  # without a driver cuda-python raises what its loader raises
+            raise BackendUnavailableError(
+                f"CUDA does not offer GPU {ordinal} here: {error}\n"
+                "Check it with nvidia-smi, or use the backend onnxruntime."
+            ) from error
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """Call a function of the driver.
+
+        Returns:
+            what it answers besides the error code: nothing, a value, or a tuple of values.
+
+        Raises:
+            OutOfMemoryError: memory was short.
+            BackendError: the driver refused the call, or reports that work before it failed.
+        """
+        code, *values = getattr(self.driver, name)(*arguments)
+        if code:
+            raise self._error(code, name)
+        return values[0] if len(values) == 1 else tuple(values) or None
+
+    @contextlib.contextmanager
+    def current(self) -> Iterator[None]:
+        """This GPU is the calling thread's meanwhile; afterwards that is again what it was before."""
+        self.call("cuCtxPushCurrent", self._context)
+        try:
+            self._free_garbage()
+            yield
+        finally:
+            self.call("cuCtxPopCurrent")
+
+    @contextlib.contextmanager
+    def capturing(self) -> Iterator[None]:
+        """Nothing that :meth:`discard` was given is freed by this thread meanwhile: it would break the capture."""
+        self._capturing_thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            self._capturing_thread = None
+
+    def discard(self, free: Callable[[], None]) -> None:
+        """Free something as soon as that is possible; for finalizers, which run at any time and in any thread."""
+        self._garbage.append(free)
+        with self.current():
+            pass  # which frees it, but for a capture
+
+    def _free_garbage(self) -> None:
+        if self._capturing_thread == threading.get_ident():
+            return
+        with contextlib.suppress(IndexError):
+            while True:
+                self._garbage.popleft()()
+
+    def _error(self, code: Any, name: str) -> BackendError:
+        found, text = self.driver.cuGetErrorString(code)
+        explained = "no explanation" if found or not text else text.decode()
+        if int(code) == _OUT_OF_MEMORY:
+            return OutOfMemoryError(
+                f"The GPU has too little free memory ({name}: {explained}).\n"
+                "Use smaller batches: --max-batch-tokens, in Python batch_tokens."
+            )
+        return BackendError(
+            f"CUDA error {int(code)} at {name}: {explained}.\n"
+            "If it stays, start a new process: after some errors CUDA refuses everything in the old one."
+        )
+
+
+def _load_driver() -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(
+            f"Running TensorRT engines needs the package 'cuda-bindings', which is not installed ({error}).\n"
+            "Install it with: pip install 'hdexport[tensorrt]'"
+        ) from None

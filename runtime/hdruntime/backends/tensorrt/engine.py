@@ -1,0 +1,196 @@
+"""An engine of a bundle, deserialised by its flavour of TensorRT and checked against the bundle's manifest."""
+
+from __future__ import annotations
+
+__all__ = ["KernelSpecialization", "LoadedEngine", "error_of", "load_engine"]
+
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from hdplugins.tensorrt import plugins_with_kernels, take_plugin_errors
+from hdplugins.tensorrt_link import provide_library_link
+from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
+from hdruntime.bundle import Backend, Bundle, EngineFile
+from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, HdexportError, OutOfMemoryError
+from hdruntime.manifest import TensorSpec
+from hdruntime.optional import require
+
+logger = logging.getLogger(__name__)
+
+_OUT_OF_MEMORY = re.compile(r"out ?of ?memory|memoryallocation|bad_alloc", re.IGNORECASE)
+"""How TensorRT says in its log that memory was short; what its calls return says only that they failed."""
+
+_DTYPES: dict[str, np.dtype] = {"INT64": np.dtype(np.int64), "INT32": np.dtype(np.int32), "FLOAT": np.dtype(np.float32)}
+"""TensorRT's name of a type that inputs and outputs may have -> NumPy's."""
+
+
+class KernelSpecialization(str, Enum):
+    """When TensorRT-RTX compiles kernels for a batch's very shape.
+
+    ``lazy``, its own default, does so in the background and runs general ones meanwhile; ``eager`` waits for them at
+    the first batch of each shape; ``none`` always runs general ones.
+    """
+
+    LAZY = "lazy"
+    EAGER = "eager"
+    NONE = "none"
+
+
+@dataclass(kw_only=True)
+class LoadedEngine:
+    """An engine that execution contexts can be made of.
+
+    Attributes:
+        trt: the flavour's module.
+        engine: TensorRT's own object.
+        config: what execution contexts are made with.
+        cache: TensorRT-RTX's runtime cache, else None.
+        inputs: name -> axes, and the type that the engine wants.
+        outputs: name -> axes, and the type: float32.
+        log: what TensorRT says.
+        keep: TensorRT's objects that must outlive the engine.
+    """
+
+    trt: ModuleType
+    engine: Any
+    config: Any
+    cache: Any
+    inputs: Mapping[str, tuple[TensorSpec, np.dtype]]
+    outputs: Mapping[str, tuple[TensorSpec, np.dtype]]
+    log: TensorRtLog
+    keep: tuple[Any, ...]
+
+    def close(self) -> None:
+        """Let go of TensorRT's objects, whoever still holds this one (an error's traceback does)."""
+        self.engine = self.config = self.cache = None
+        self.keep = ()
+
+    def error(self, doing: str) -> BackendError:
+        """Why TensorRT failed, in its own words and those of our plugins; it itself answers just that it did."""
+        return error_of(self.log, doing)
+
+    def plugin_errors(self, doing: str) -> BackendError | None:
+        """What our plugins complained about though TensorRT answered that all went well."""
+        complaints = take_plugin_errors()
+        return _error(doing, complaints) if complaints else None
+
+
+def load_engine(
+    bundle: Bundle, file: EngineFile, backend: Backend, *, specialization: KernelSpecialization, cached: bytes | None
+) -> LoadedEngine:
+    """Deserialise an engine, in the calling thread's CUDA context.
+
+    Args:
+        bundle: its folder of kernels is what our plugins launch.
+        file: the engine.
+        backend: the flavour that runs it.
+        specialization: for TensorRT-RTX.
+        cached: content of TensorRT-RTX's runtime cache.
+
+    Raises:
+        MissingDependencyError: the flavour's package is not installed.
+        BackendUnavailableError: it does not load.
+        BackendError: TensorRT refuses the engine.
+        OutOfMemoryError: there is too little memory for it.
+        BundleCorruptError: the engine is not what the manifest says.
+    """
+    trt = _load_flavour(backend)
+    log, trt_logger = log_of(trt)
+    log.take_errors()
+    take_plugin_errors()
+    doing = f"{backend.value} {trt.__version__} cannot load {bundle.file(file.file)}"
+    runtime = trt.Runtime(trt_logger)
+    # Code that an engine may carry stays switched off (`engine_host_code_allowed`): a bundle is data.
+    with plugins_with_kernels(trt, bundle.path / "kernels"):
+        engine = runtime.deserialize_cuda_engine(bundle.file(file.file).read_bytes())
+    if engine is None:
+        raise error_of(log, doing)
+    _check_profiles(bundle, file, engine, [spec.name for spec in bundle.manifest.inputs])
+    config, cache = _runtime_config(trt, engine, backend, specialization, cached)
+    return LoadedEngine(
+        trt=trt,
+        engine=engine,
+        config=config,
+        cache=cache,
+        inputs=_tensors(bundle, engine, trt.TensorIOMode.INPUT, bundle.manifest.inputs, ("INT64", "INT32")),
+        outputs=_tensors(bundle, engine, trt.TensorIOMode.OUTPUT, bundle.manifest.outputs, ("FLOAT",)),
+        log=log,
+        keep=(runtime, trt_logger),
+    )
+
+
+def error_of(log: TensorRtLog, doing: str) -> BackendError:
+    """As :meth:`LoadedEngine.error`, before there is an engine."""
+    return _error(doing, (*take_plugin_errors(), *log.take_errors()))
+
+
+def _error(doing: str, messages: tuple[str, ...]) -> BackendError:
+    text = "\n".join(messages) or "it does not say why; its log may (logging, level INFO)."
+    if _OUT_OF_MEMORY.search(text):
+        return OutOfMemoryError(f"{doing}, for want of memory: {text}\nUse smaller batches, or free GPU memory.")
+    return BackendError(f"{doing}: {text}\nRebuild the engine for this machine, or use the backend onnxruntime.")
+
+
+def _load_flavour(backend: Backend) -> ModuleType:
+    if backend is Backend.TENSORRT_RTX:
+        provide_library_link()
+    try:
+        return require(backend.value)
+    except HdexportError:
+        raise
+    except (ImportError, OSError) as error:
+        raise BackendUnavailableError(
+            f"The package {backend.value} is installed but does not load: {error}\nSee: hdexport doctor"
+        ) from error
+
+
+def _runtime_config(
+    trt: ModuleType, engine: Any, backend: Backend, specialization: KernelSpecialization, cached: bytes | None
+) -> tuple[Any, Any]:
+    config = engine.create_runtime_config()
+    config.set_execution_context_allocation_strategy(trt.ExecutionContextAllocationStrategy.USER_MANAGED)
+    if backend is not Backend.TENSORRT_RTX:
+        return config, None
+    strategies = trt.DynamicShapesKernelSpecializationStrategy
+    config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, specialization.name)
+    # Its own graphs are captured anew whenever an address changes, as ours do from batch to batch; see `graphs`.
+    config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
+    cache = config.create_runtime_cache()
+    if cached is not None and not cache.deserialize(cached):
+        logger.warning("TensorRT-RTX does not take its runtime cache from disk; kernels are compiled anew")
+    config.set_runtime_cache(cache)
+    return config, cache
+
+
+def _tensors(
+    bundle: Bundle, engine: Any, mode: Any, specs: tuple[TensorSpec, ...], types: tuple[str, ...]
+) -> dict[str, tuple[TensorSpec, np.dtype]]:
+    names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
+    found = {name: engine.get_tensor_dtype(name).name for name in names if engine.get_tensor_mode(name) == mode}
+    if set(found) != {spec.name for spec in specs} or not set(found.values()) <= set(types):
+        raise _differs(bundle, f"tensors {found}", f"{[spec.name for spec in specs]} of {' or '.join(types)}")
+    return {spec.name: (spec, _DTYPES[found[spec.name]]) for spec in specs}
+
+
+def _check_profiles(bundle: Bundle, file: EngineFile, engine: Any, inputs: list[str]) -> None:
+    wanted = [tuple(zip(profile.batch, profile.tokens, strict=True)) for profile in file.profiles]
+    for name in inputs:
+        found = [
+            tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, index))
+            for index in range(engine.num_optimization_profiles)
+        ]
+        if found != wanted:
+            raise _differs(bundle, f"the profiles {found} of {name}", str(wanted))
+
+
+def _differs(bundle: Bundle, found: str, listed: str) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"The engine has {found}, but the manifest of {bundle.path} lists {listed}.\nRebuild the bundle."
+    )

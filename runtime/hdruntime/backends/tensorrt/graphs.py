@@ -1,0 +1,137 @@
+"""CUDA graphs of batches: captured in an execution context of their own, and checked before they are trusted.
+
+TensorRT-RTX can capture graphs by itself. It captures anew whenever an address changes, and input and output buffers
+alternate from batch to batch here; nor can its graphs be counted, bounded, or compared with a run without them. So all
+flavours get these. TensorRT-RTX that compiles kernels lazily replaces them between runs, and gets none.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BatchGraph", "CaptureError"]
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.backends.tensorrt.contexts import ExecutionContext
+from hdruntime.backends.tensorrt.cuda import Device
+from hdruntime.backends.tensorrt.graph_policy import same_answers
+from hdruntime.backends.tensorrt.layout import Layout
+from hdruntime.backends.tensorrt.memory import Block
+from hdruntime.backends.tensorrt.shapes import Choice
+from hdruntime.errors import BackendError, OutOfMemoryError
+
+_NAN_BYTE = 0xFF
+"""Floating-point numbers of nothing but such bytes are NaN."""
+
+
+class CaptureError(Exception):
+    """The stream cannot be captured, or a replay answers something else; graphs are no use then."""
+
+
+class BatchGraph:
+    """A batch of one shape, as a graph that owns the buffers it reads and writes.
+
+    A graph depends on the state of the context that it was captured from (TensorRT, Best Practices, CUDA Graphs), so it
+    has one of its own that nothing else changes. It holds the address of the scratch memory, too: once the arena moved
+    the graph is worthless.
+
+    Args:
+        device: the GPU.
+        stream: what is captured, and what the graph runs on.
+        context: new, of the shape's profile.
+        choice: the shape.
+        inputs: layout of the inputs.
+        outputs: layout of the outputs.
+    """
+
+    def __init__(
+        self, device: Device, stream: Any, context: ExecutionContext, choice: Choice, inputs: Layout, outputs: Layout
+    ) -> None:
+        self._device, self._stream, self._context, self._choice = device, stream, context, choice
+        self._layouts = inputs, outputs
+        self._inputs, self._outputs = (Block(device, wait=self._wait) for _ in range(2))
+        self._executable: Any = None
+
+    def check(self, inputs: int, staging: Block) -> None:
+        """Run a batch without a graph, capture it, replay it and compare the two.
+
+        Args:
+            inputs: address of the batch's inputs on the device, laid out as the graph's; the stream may read them.
+            staging: pinned memory for the outputs, which nothing uses meanwhile.
+
+        Raises:
+            CaptureError: no graph could be had, or it answers something else.
+            OutOfMemoryError: there is too little memory.
+        """
+        sizes = [layout.size for layout in self._layouts]
+        self._inputs.ensure(sizes[0])
+        self._outputs.ensure(sizes[1])
+        places = [self._inputs.addresses(self._layouts[0]), self._outputs.addresses(self._layouts[1])]
+        self._device.call("cuMemcpyDtoDAsync", self._inputs.address, inputs, sizes[0], self._stream)
+        self._context.enqueue(self._choice, places[0] | places[1])
+        eager = self._downloaded(staging)
+        self._capture()
+        self._device.call("cuMemsetD8Async", self._outputs.address, _NAN_BYTE, sizes[1], self._stream)
+        self._device.call("cuGraphLaunch", self._executable, self._stream)
+        replayed = self._downloaded(staging)
+        for name, values in eager.items():
+            if not same_answers(values, replayed[name]):
+                raise CaptureError(f"for {self._choice} the output {name} of a graph differs from a run without one.")
+
+    def start(self, inputs: int, outputs: Mapping[str, int]) -> None:
+        """Copy a batch in, replay it, and copy the results out, all on the stream.
+
+        Args:
+            inputs: address of the batch's inputs on the device, laid out as the graph's.
+            outputs: name of an output -> address on the device that it goes to.
+        """
+        self._device.call("cuMemcpyDtoDAsync", self._inputs.address, inputs, self._layouts[0].size, self._stream)
+        self._device.call("cuGraphLaunch", self._executable, self._stream)
+        for name, address in outputs.items():
+            place = self._layouts[1].places[name]
+            source = self._outputs.address + place.offset
+            self._device.call("cuMemcpyDtoDAsync", address, source, place.size, self._stream)
+
+    def close(self) -> None:
+        """Free the graph, its buffers and its context, once the GPU is through with them."""
+        self._wait()
+        if self._executable is not None:
+            executable, self._executable = self._executable, None
+            self._device.call("cuGraphExecDestroy", executable)
+        self._inputs.release()
+        self._outputs.release()
+        self._context.close()
+
+    def _capture(self) -> None:
+        if not self._context.is_capturable():
+            raise CaptureError("TensorRT-RTX cannot be captured with this engine.")
+        graph = None
+        mode = self._device.driver.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        try:
+            with self._device.capturing():
+                self._device.call("cuStreamBeginCapture", self._stream, mode)
+                try:
+                    self._context.enqueue_again(self._choice)
+                finally:
+                    # A capture that failed has to be ended as well, or the stream stays unusable.
+                    graph = self._device.call("cuStreamEndCapture", self._stream)
+            self._executable = self._device.call("cuGraphInstantiate", graph, 0)
+        except OutOfMemoryError:
+            raise
+        except BackendError as error:
+            raise CaptureError(f"a batch cannot be captured: {error}") from error
+        finally:
+            if graph is not None and int(graph):
+                self._device.call("cuGraphDestroy", graph)
+
+    def _downloaded(self, staging: Block) -> dict[str, npt.NDArray[np.float32]]:
+        layout = self._layouts[1]
+        self._device.call("cuMemcpyDtoHAsync", staging.address, self._outputs.address, layout.size, self._stream)
+        self._wait()
+        return {name: values.copy() for name, values in staging.arrays(layout).items()}
+
+    def _wait(self) -> None:
+        self._device.call("cuStreamSynchronize", self._stream)

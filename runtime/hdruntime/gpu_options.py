@@ -1,0 +1,26 @@
+"""How engines are run on a GPU."""
+
+from __future__ import annotations
+
+__all__ = ["GpuOptions"]
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuOptions:
+    """What :func:`hdruntime.load` passes on to the backends that run engines; the others have no use for it.
+
+    Attributes:
+        device: number of the GPU among those that CUDA offers this process (``CUDA_VISIBLE_DEVICES``).
+        graphs: CUDA graphs, which save the time of enqueueing a step that was run before in the same shape: ``auto``
+            uses them where that time counts, ``on`` and ``off`` always and never.
+        most_graphs: shapes that graphs are kept of; the one that was not used for longest goes first.
+        kernel_specialization: when TensorRT-RTX makes kernels for the shapes it meets: ``lazy`` in the background,
+            ``eager`` at once, ``none`` never; None leaves it to TensorRT-RTX. Other flavours refuse it.
+    """
+
+    device: int = 0
+    graphs: str = "auto"
+    most_graphs: int = 32
+    kernel_specialization: str | None = None

@@ -1,0 +1,59 @@
+"""What makes two runs of a job the same one, so that the second may continue the first."""
+
+from __future__ import annotations
+
+__all__ = ["Identity", "difference", "identity_of_bundle", "identity_of_inputs"]
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping, Sequence
+
+from hdruntime.input_files import InputFile
+from hdruntime.manifest import Manifest, json_from_manifest
+
+Identity = Mapping[str, object]
+"""What a person calls it -> its value, as JSON gives it back."""
+
+_UNSPEAKABLE = ("bundle", "columns of the output")
+"""What has changed is said, from what to what is not: that would tell a person nothing."""
+
+
+def identity_of_bundle(manifest: Manifest) -> str:
+    """A checksum of what the bundle computes: its graphs, weights and tokenizer.
+
+    Its engines are left out. They compute the same, and are rebuilt for another machine, perhaps the one that goes
+    on with the job.
+    """
+    engine_files = {name for engine in manifest.engines for name in (engine.file, engine.passport)}
+    files = {name: record for name, record in manifest.files.items() if name not in engine_files}
+    rest = dataclasses.replace(manifest, files=files, engines=(), verification=None)
+    return hashlib.sha256(json_from_manifest(rest).encode()).hexdigest()
+
+
+def identity_of_inputs(files: Sequence[InputFile]) -> list[list[object]]:
+    """Path, size in bytes and time of the last change in nanoseconds, of each file in order."""
+    return [[str(file.path.resolve()), file.size_bytes, file.modified_ns] for file in files]
+
+
+def difference(old: Identity, new: Identity) -> str | None:
+    """In words, the first thing in which two identities differ; None where they are the same."""
+    for name in new:
+        before, now = old.get(name), new[name]
+        if before == now:
+            continue
+        if isinstance(before, list) and isinstance(now, list):
+            return _different_inputs(before, now)
+        return f"the {name} has changed" if name in _UNSPEAKABLE else f"{name} was {before}, and is {now}"
+    return None
+
+
+def _different_inputs(old: list[list[object]], new: list[list[object]]) -> str:
+    before, now = [file[0] for file in old], [file[0] for file in new]
+    for path in now:
+        if path not in before:
+            return f"{path} was not among its inputs"
+    for path in before:
+        if path not in now:
+            return f"its input {path} is missing"
+    changed = [path for path, file, was in zip(now, new, old, strict=False) if file != was and path == was[0]]
+    return f"its input {changed[0]} has changed since" if changed else "its inputs were in another order"

@@ -1,0 +1,139 @@
+"""Many machines, by Ray: a bundle in ``ray.data.Dataset.map_batches``, and a batch job over a cluster's workers."""
+
+from __future__ import annotations
+
+__all__ = ["BundleMapper", "RayPool"]
+
+from pathlib import Path
+
+import pyarrow as pa
+
+from hdruntime.bundle import open_bundle
+from hdruntime.errors import InputError
+from hdruntime.ray_pool import RayPool
+from hdruntime.ray_worker import session_in_worker
+from hdruntime.results import Pairs, TaskResults, results_of_bundle
+from hdruntime.row_reader import row_from_values
+from hdruntime.rows import Columns, Position, Row
+from hdruntime.tokenization import Overflow
+from hdruntime.windows import WindowInference, WindowOptions
+
+
+class BundleMapper:
+    """Adds a bundle's results to the rows of a ``ray.data.Dataset``: one session an actor.
+
+    ::
+
+        import ray
+        import hdruntime.ray
+
+        texts = ray.data.read_parquet("texts/")  # a column "text"
+        results = texts.map_batches(
+            hdruntime.ray.BundleMapper,
+            fn_constructor_kwargs={"bundle": "/shared/bundle"},
+            batch_format="pyarrow",
+            batch_size=1024,
+            compute=ray.data.ActorPoolStrategy(size=2),
+            num_gpus=1,  # of each actor; leave it out for CPUs, and give num_cpus
+        )
+        results.write_parquet("results/")
+
+    The columns of the task (an embedding, a label, ...), ``tokens`` and ``error`` are added, of the types that
+    ``hdexport run`` writes. A row that cannot be done has its error there, and the others go on.
+
+    Rows of a batch are sorted by length among themselves, so large batches waste less; ``batch_size=1024`` is a good
+    start. An actor uses the GPU that ``num_gpus`` got it, else as many cores as ``num_cpus`` says, by default one.
+
+    Args:
+        bundle: its directory, at that path on every node: on a shared file system, or copied there.
+        text_column: column of the text.
+        text_pair_column: column of the second text, for tasks on pairs; for question answering, the context.
+        input_ids_column: column of lists of token ids, which take the text's place.
+        backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only where ``num_gpus`` is given.
+        threads: CPU threads of an actor; None for the cores that Ray gave it.
+        options: how rows are run, for example ``WindowOptions(overflow=Overflow.TRUNCATE)``.
+
+    Raises:
+        BundleError: a node has no bundle at that path, or a damaged one.
+        BackendError: the backend cannot run there, or needs a GPU that Ray did not give.
+        InputError: an option does not fit the bundle's task.
+    """
+
+    def __init__(
+        self,
+        bundle: str | Path,
+        *,
+        text_column: str = "text",
+        text_pair_column: str | None = None,
+        input_ids_column: str | None = None,
+        backend: str = "auto",
+        threads: int | None = None,
+        options: WindowOptions | None = None,
+    ) -> None:
+        self._columns = Columns(text=text_column, text_pair=text_pair_column, input_ids=input_ids_column)
+        options = options or WindowOptions()
+        options.check()
+        session = session_in_worker(Path(bundle), backend=backend, threads=threads)
+        opened = open_bundle(Path(bundle), check_files=False)
+        task = results_of_bundle(opened, tokenized=input_ids_column is not None)
+        _check_columns(opened.manifest.task, task, self._columns)
+        if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
+            raise InputError(
+                "Rows of ids, or of this task, are not split.\nCut them: WindowOptions(overflow=Overflow.TRUNCATE)"
+            )
+        self._fields = (*task.fields, pa.field("tokens", pa.int32()), pa.field("error", pa.string()))
+        self._infer = WindowInference(session, task, options=options)
+
+    def __call__(self, batch: pa.Table) -> pa.Table:
+        """The rows with their results.
+
+        Args:
+            batch: what ``batch_format="pyarrow"`` gives.
+
+        Raises:
+            InputError: it is no Arrow table, lacks a column of the texts, or has one that a result would be called.
+            BackendError: it is not the rows' fault.
+        """
+        if not isinstance(batch, pa.Table):
+            raise InputError(
+                f"BundleMapper was given a {type(batch).__name__}; it needs Arrow tables.\n"
+                'Call map_batches(..., batch_format="pyarrow").'
+            )
+        self._check_names(batch)
+        results = self._infer(self._rows(batch)).results
+        for field in self._fields:
+            batch = batch.append_column(field, pa.array([result[field.name] for result in results], type=field.type))
+        return batch
+
+    def _check_names(self, batch: pa.Table) -> None:
+        found = ", ".join(batch.column_names)
+        for name in self._columns.content:
+            if name not in batch.column_names:
+                raise InputError(
+                    f"The dataset has no column {name!r}; its columns are {found}.\n"
+                    'Name the texts\' column: fn_constructor_kwargs={"text_column": ...}'
+                )
+        taken = [field.name for field in self._fields if field.name in batch.column_names]
+        if taken:
+            raise InputError(
+                f"The dataset has columns {', '.join(map(repr, taken))}, as the results are called.\n"
+                "Rename them: dataset.rename_columns({...})"
+            )
+
+    def _rows(self, batch: pa.Table) -> list[Row]:
+        values = batch.select(list(self._columns.content)).to_pylist()
+        return [
+            row_from_values(row, self._columns, end=Position(row=number)) for number, row in enumerate(values, start=1)
+        ]
+
+
+def _check_columns(task: str, results: TaskResults, columns: Columns) -> None:
+    if columns.input_ids is not None and columns.text_pair is not None:
+        raise InputError("A row has texts or ids, not both.\nLeave out text_pair_column or input_ids_column.")
+    if columns.input_ids is None and results.pairs is Pairs.REQUIRED and columns.text_pair is None:
+        raise InputError(
+            f"The bundle's task is {task}: a row needs two texts, a question and its context.\n"
+            "Name their columns: text_column and text_pair_column"
+        )
+    if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
+        raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out text_pair_column.")

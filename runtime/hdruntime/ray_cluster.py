@@ -1,0 +1,160 @@
+"""A Ray cluster: joining one or starting one, and how many workers it has place for."""
+
+from __future__ import annotations
+
+__all__ = ["Places", "connected", "places"]
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hdruntime.bundle import Backend, Bundle
+from hdruntime.errors import BackendUnavailableError, InputError
+from hdruntime.optional import require
+
+_AUTO = "auto"
+_LOCAL = "local"
+"""What Ray calls a cluster of this machine, started for one program."""
+
+_KNOCK_SECONDS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """How many workers a cluster has place for, and what each of them takes of its node.
+
+    Attributes:
+        workers: one session each.
+        cpus: CPU cores of a worker, which are its threads.
+        gpus: GPUs of a worker, 0 or 1.
+    """
+
+    workers: int
+    cpus: int
+    gpus: int
+
+
+@contextlib.contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """The module ``ray``, connected to a cluster; what this started ends with the block, and nothing else.
+
+    Args:
+        address: ``auto`` for the cluster that this machine is a node of, or ``host:port`` of its head; None or "" for
+            one of this machine alone, started for the block. Where the process is connected already, that cluster is
+            used, and no other may be named.
+
+    Raises:
+        MissingDependencyError: Ray is not installed.
+        BackendUnavailableError: there is no cluster at that address, or none can be started.
+        InputError: an address was given and the process is connected already.
+    """
+    # Before Ray is imported, and only where the user has not said otherwise.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    ray = require("ray")
+    if ray.is_initialized():
+        if address:
+            raise InputError(f"This process is connected to Ray already.\nLeave the address {address} out.")
+        yield ray
+        return
+    with _quiet(ray):
+        try:
+            _connect(ray, address or _LOCAL)
+            yield ray
+        finally:
+            ray.shutdown()
+
+
+def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str, threads: int | None) -> Places:
+    """How a cluster is divided into workers.
+
+    A worker of a TensorRT engine takes a GPU; any other takes ``threads`` cores, by default one: where there are rows
+    for all of them, many workers of one thread get more done than one worker of many.
+
+    Args:
+        nodes: what each living node has: ``CPU``, ``GPU``.
+        bundle: what will run.
+        backend: as :func:`hdruntime.load` takes it; with ``auto`` GPUs are taken if the bundle has an engine.
+        threads: CPU cores of a worker.
+
+    Raises:
+        BackendUnavailableError: the backend needs GPUs and the cluster has none.
+        InputError: no node has so many cores.
+    """
+    cpus = threads or 1
+    with_gpu = sum(int(min(node.get("GPU", 0), node.get("CPU", 0) // cpus)) for node in nodes)
+    if backend == _AUTO:
+        wants_gpu = bool(bundle.manifest.engines) and with_gpu > 0
+    else:
+        wants_gpu = backend != Backend.ONNXRUNTIME.value
+    workers = with_gpu if wants_gpu else sum(int(node.get("CPU", 0) // cpus) for node in nodes)
+    if workers:
+        return Places(workers=workers, cpus=cpus, gpus=int(wants_gpu))
+    if wants_gpu and not any(node.get("GPU", 0) for node in nodes):
+        raise BackendUnavailableError(
+            f"The backend {backend} needs a GPU, and the Ray cluster has none.\n"
+            "Use --backend onnxruntime, or add nodes with GPUs: ray start --address HOST:PORT"
+        )
+    most = int(max((node.get("CPU", 0) for node in nodes), default=0))
+    raise InputError(
+        f"A worker of {cpus} threads needs a node with as many cores, and the largest of the Ray cluster has {most}.\n"
+        "Give fewer --threads."
+    )
+
+
+def _connect(ray: Any, address: str) -> None:
+    local = {"include_dashboard": False} if address == _LOCAL else {}
+    try:
+        _knock(os.environ.get("RAY_ADDRESS", "") if address == _AUTO else address)
+        with _own_signal_handler():
+            ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, **local)
+    except (ConnectionError, RuntimeError, ValueError, OSError) as error:
+        if address == _LOCAL:
+            raise BackendUnavailableError(f"Ray cannot start on this machine: {error}") from error
+        raise BackendUnavailableError(
+            f"There is no Ray cluster to join at {address}: {error}\n"
+            "Start one: ray start --head; or leave the address out for a cluster of this machine alone."
+        ) from error
+
+
+@contextlib.contextmanager
+def _own_signal_handler() -> Iterator[None]:
+    """Undo that Ray takes SIGTERM for itself: what it means is for the program to say."""
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        # Elsewhere neither Ray nor we may.
+        if handler is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, handler)
+
+
+def _knock(address: str) -> None:
+    """Find out in seconds whether anybody is there; Ray (2.60) tries for more than ten minutes.
+
+    Raises:
+        OSError: nobody is.
+    """
+    host, colon, port = address.rpartition(":")
+    if colon and port.isdecimal() and "/" not in host:
+        socket.create_connection((host, int(port)), timeout=_KNOCK_SECONDS).close()
+
+
+@contextlib.contextmanager
+def _quiet(ray: Any) -> Iterator[None]:
+    """Keep Ray's threads from printing on stdout, where a command's results are; what matters we log ourselves.
+
+    ``log_to_driver=False`` is not enough: a worker's death is printed all the same. Ray's own debugger sets this flag.
+    """
+    worker = ray._private.worker
+    before = worker._worker_logs_enabled
+    worker._worker_logs_enabled = False
+    try:
+        yield
+    finally:
+        worker._worker_logs_enabled = before

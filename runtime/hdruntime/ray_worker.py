@@ -1,0 +1,99 @@
+"""What runs in the processes of a Ray cluster: a session with what Ray gave the process, and the worker of a job."""
+
+from __future__ import annotations
+
+__all__ = ["Loaded", "WindowWorker", "session_in_worker"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdruntime.bundle import Backend, open_bundle
+from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
+from hdruntime.job_identity import identity_of_bundle
+from hdruntime.optional import require
+from hdruntime.results import results_of_bundle
+from hdruntime.rows import Row
+from hdruntime.session import Session, load
+from hdruntime.windows import LocalPool, Window, WindowOptions, WindowResult
+
+_AUTO = "auto"
+
+
+def session_in_worker(path: Path, *, backend: str, threads: int | None, identity: str | None = None) -> Session:
+    """Load a bundle in a process of Ray's, with the cores and the GPU that Ray gave it and no others.
+
+    Ray shows a process its own GPUs only, by ``CUDA_VISIBLE_DEVICES``, so the first one is the process's.
+
+    Args:
+        path: of the bundle, on this node.
+        backend: as :func:`hdruntime.load` takes it; ``auto`` leaves GPUs alone unless Ray gave the process one.
+        threads: CPU threads; None for the cores that Ray gave the process.
+        identity: of the bundle that there should be, by `identity_of_bundle`; None where nobody knows.
+
+    Raises:
+        BundleNotFoundError: the node has no bundle at that path.
+        BundleError: it has another one.
+        BackendUnavailableError: the backend needs a GPU, and Ray gave the process none.
+        HdexportError: as :func:`hdruntime.load` does.
+    """
+    ray = require("ray")
+    given = ray.get_runtime_context().get_assigned_resources()
+    if not given.get("GPU"):
+        if backend not in (_AUTO, Backend.ONNXRUNTIME.value):
+            raise BackendUnavailableError(
+                f"The backend {backend} needs a GPU, and Ray gave this worker none.\n"
+                "Ask for one: map_batches(..., num_gpus=1)"
+            )
+        backend = Backend.ONNXRUNTIME.value
+    try:
+        bundle = open_bundle(path)
+    except BundleNotFoundError as error:
+        raise BundleNotFoundError(
+            f"Node {ray.util.get_node_ip_address()} of the Ray cluster: {error}\n"
+            "Every node needs the bundle at the same path: put it on a shared file system, or copy it there."
+        ) from None
+    if identity is not None and identity_of_bundle(bundle.manifest) != identity:
+        raise BundleError(
+            f"Node {ray.util.get_node_ip_address()} of the Ray cluster has another bundle at {path} than the machine "
+            "that runs the job.\nCopy the bundle there again, or put it on a shared file system."
+        )
+    return load(bundle, backend, threads=threads or max(1, int(given.get("CPU", 1))))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Loaded:
+    """What a worker says when it is ready.
+
+    Attributes:
+        node: address of its node.
+        backend: what runs the bundle there.
+        window_characters: what a window should have for it, about.
+    """
+
+    node: str
+    backend: Backend
+    window_characters: int
+
+
+class WindowWorker:
+    """An actor: does the windows of a job on its node."""
+
+    def load(
+        self, path: Path, options: WindowOptions, *, tokenized: bool, backend: str, threads: int, identity: str
+    ) -> Loaded:
+        """Load the bundle. It is no constructor, whose errors Ray would not hand on as they are."""
+        session = session_in_worker(path, backend=backend, threads=threads, identity=identity)
+        # Not sent along: a task's functions do not travel.
+        task = results_of_bundle(open_bundle(path, check_files=False), tokenized=tokenized)
+        self._pool = LocalPool(session, task, options=options)
+        return Loaded(
+            node=str(require("ray").util.get_node_ip_address()),
+            backend=session.backend,
+            window_characters=self._pool.window_characters,
+        )
+
+    def infer(self, rows: Sequence[Row]) -> WindowResult:
+        """Do a window of these rows."""
+        ((_, result),) = self._pool.map(iter([Window(rows=list(rows))]))
+        return result

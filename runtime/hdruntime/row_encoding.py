@@ -1,0 +1,105 @@
+"""Rows to ids: tokenised or checked, many at a time, each with its own error where it does not fit."""
+
+from __future__ import annotations
+
+__all__ = ["RowEncoder", "size_of_row"]
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from hdruntime.errors import InputError
+from hdruntime.global_attention import check_questions
+from hdruntime.inputs import check_text_lengths, checked_inputs
+from hdruntime.rows import Row
+from hdruntime.session import Session
+from hdruntime.splitting import SplitEncoding
+from hdruntime.tokenization import Encoding, Overflow
+
+_CHARACTERS_PER_TOKEN = 4
+"""Of English; only how many rows are taken together depends on it."""
+
+_CHUNK_ROWS = 64
+"""Rows tokenised together."""
+
+_CHUNK_CHARACTERS = 2**20
+"""A chunk ends here, too."""
+
+
+def size_of_row(row: Row) -> int:
+    """Characters of a row's texts; ids count for about as many as they may stand for."""
+    if row.input_ids is not None:
+        return _CHARACTERS_PER_TOKEN * len(row.input_ids)
+    return len(row.text) + len(row.text_pair or "")
+
+
+class RowEncoder:
+    """Encodes rows as a session takes them.
+
+    Args:
+        session: its tokenizer and its limits.
+        overflow: what becomes of a row of too many tokens. Of a row of ids, the last are cut off; it is not split.
+        stride: tokens that a piece of a split text repeats of the one before it.
+    """
+
+    def __init__(self, session: Session, *, overflow: Overflow, stride: int) -> None:
+        self._session = session
+        self._overflow = overflow
+        self._stride = stride
+
+    def encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
+        """What each row is, in order: its pieces, of which there is one unless it was split, or why it does not fit."""
+        return [encoded for chunk in _chunks(rows) for encoded in self._encode(chunk)]
+
+    def _encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
+        try:
+            return [*self._encoded(rows)]
+        except InputError as error:
+            if len(rows) == 1:
+                return [error]
+        # One of them does not fit; only by itself does each tell whether it is the one.
+        return [self._encode([row])[0] for row in rows]
+
+    def _encoded(self, rows: Sequence[Row]) -> list[SplitEncoding]:
+        texts = [row.text for row in rows]
+        pairs = [row.text_pair for row in rows if row.text_pair is not None] or None
+        if rows[0].input_ids is not None:
+            split = [_in_one_piece(self._from_ids(row.input_ids or [])) for row in rows]
+        elif self._overflow is Overflow.SPLIT:
+            split = self._session.split(texts, pairs, stride=self._stride)
+        else:
+            split = [_in_one_piece(item) for item in self._session.tokenize(texts, pairs, overflow=self._overflow)]
+        for text in split:
+            for piece in text.pieces:
+                self._check(piece.input_ids)
+        return split
+
+    def _from_ids(self, ids: list[int]) -> Encoding:
+        if self._overflow is Overflow.TRUNCATE:
+            ids = ids[: self._session.max_len]
+        check_text_lengths([len(ids)], self._session.max_len)
+        return Encoding(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
+
+    def _check(self, ids: Sequence[int]) -> None:
+        """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where that is marked."""
+        manifest = self._session.manifest
+        if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
+            checked_inputs({"input_ids": [ids]}, manifest)
+        if manifest.global_attention is not None:
+            check_questions([ids], manifest.global_attention)
+
+
+def _in_one_piece(encoding: Encoding) -> SplitEncoding:
+    return SplitEncoding(whole=encoding, pieces=[encoding], step=1, cuts=[0, len(encoding)])
+
+
+def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    chunk: list[Row] = []
+    size = 0
+    for row in rows:
+        # A very long text goes alone: that it is too long costs nobody else a second time.
+        if chunk and (len(chunk) == _CHUNK_ROWS or size + size_of_row(row) > _CHUNK_CHARACTERS):
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(row)
+        size += size_of_row(row)
+    if chunk:
+        yield chunk

@@ -1,0 +1,119 @@
+"""`hdexport rebuild`: engines anew from the bundle alone, through the installed command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hdexport.engines import EngineOptions
+from hdexport.lowering.tensorrt import AttentionImpl
+from hdexport.rebuild import previous_engines
+from hdexport.tasks import Task
+from hdruntime.bundle import Backend, Manifest, open_bundle
+from tiny_models import save_tiny_model
+
+pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
+
+Command = Callable[..., object]
+
+
+@pytest.fixture(scope="module")
+def windowed(hdexport, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with an engine of one architecture that holds our plugin. Not to be changed: copy it."""
+    checkpoint, output = (tmp_path_factory.mktemp("windowed") / name for name in ("wide-bert", "bundle"))
+    # Heads of 32: the plugin has no kernel for smaller ones.
+    save_tiny_model(checkpoint, "bert", Task.FEATURE_EXTRACTION, num_attention_heads=1)
+    done = hdexport(
+        "build", checkpoint, "--max-len", 100, "--attention", "window:8", "--fp16", "--target", "tensorrt-rtx",
+        "--sm", 86, "--profiles", "40,100", "--batch", "1:2:4", "--no-verify", "-o", output,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return output
+
+
+@pytest.fixture
+def copy(windowed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(windowed, tmp_path / "bundle"))
+
+
+def manifest_of(path: Path) -> Manifest:
+    """The manifest of a bundle whose every file is as it says."""
+    return open_bundle(path).manifest
+
+
+def kernels_of(path: Path) -> set[str]:
+    return {found[1] for name in manifest_of(path).files if (found := re.match(r"kernels/.*-(sm\d+)-.*cubin", name))}
+
+
+def test_an_engine_is_rebuilt_for_another_gpu_without_the_checkpoint(hdexport, copy: Path) -> None:
+    before = manifest_of(copy)
+    assert before.engines[0].architectures == ("sm86",)
+    done = hdexport("rebuild", copy, "--sm", "89,120")
+    assert (done.returncode, done.stderr) == (0, "")
+    after = manifest_of(copy)
+    version = after.engines[0].version
+    assert done.stdout == f"{copy / 'engines/tensorrt_rtx.engine'}: tensorrt_rtx {version}, sm89, sm120\n"
+    assert after.engines[0].architectures == ("sm89", "sm120")
+    assert after.engines[0].profiles == before.engines[0].profiles
+    passport = json.loads((copy / after.engines[0].passport).read_text())
+    assert passport["plugins"] == {"SlidingWindowAttention": 2}
+    assert "sm120" in kernels_of(copy)
+    assert after.made_by["rebuilt by"] == f"hdexport rebuild {copy} --sm 89,120"
+    unchanged = ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx", "tokenizer.json", "config.json")
+    assert {name: after.files[name] for name in unchanged} == {name: before.files[name] for name in unchanged}
+    assert "rebuilt by" in hdexport("inspect", copy).stdout
+
+
+def test_what_is_given_replaces_what_the_engine_had(hdexport, copy: Path, tmp_path: Path) -> None:
+    done = hdexport(
+        "rebuild", copy, "--attention-impl", "native", "--profiles", 100, "--sm", 86, "-o", tmp_path / "other"
+    )
+    assert done.returncode == 0, done.stderr
+    engine = manifest_of(tmp_path / "other").engines[0]
+    assert [profile.tokens for profile in engine.profiles] == [(1, 100, 100)]
+    assert json.loads((tmp_path / "other" / engine.passport).read_text())["plugins"] == {}
+    assert kernels_of(tmp_path / "other") == set(), "kernels that no engine is left for"
+    assert kernels_of(copy) != set(), "the bundle itself stays as it was"
+    # What it had is where the next rebuild starts from.
+    kept = previous_engines(open_bundle(tmp_path / "other"), [Backend.TENSORRT_RTX])
+    assert kept == EngineOptions(attention_impl=AttentionImpl.NATIVE, profiles=engine.profiles)
+
+
+def test_a_bundle_without_engines_gets_one(hdexport, bundle: Path, tmp_path: Path) -> None:
+    done = hdexport("rebuild", bundle, "--target", "tensorrt-rtx", "--sm", 86, "-o", tmp_path / "other")
+    assert done.returncode == 0, done.stderr
+    assert [engine.flavour for engine in manifest_of(tmp_path / "other").engines] == ["tensorrt_rtx"]
+    assert manifest_of(tmp_path / "other").verification == manifest_of(bundle).verification is not None
+    assert manifest_of(bundle).engines == ()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--target", "onnx"], "No engine would be built"),
+        (["--target", "tensorrt"], r"hdexport\[tensorrt\]|GPU"),
+        (["--sm", "86,90"], "does not build for sm90"),
+        (["--profiles", "40,200"], "the model is built for 100"),
+        (["--version-compatible"], "--version-compatible is for TensorRT engines"),
+        (["-o", "{tmp}/taken"], "taken exists"),
+    ],
+)
+def test_what_cannot_be_rebuilt_is_said_and_nothing_changes(
+    refused, copy: Path, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    (tmp_path / "taken").mkdir()
+    before = (copy / "manifest.json").read_bytes()
+    refused("rebuild", copy, *(argument.format(tmp=tmp_path) for argument in arguments), message=message)
+    assert (copy / "manifest.json").read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "taken"]
+
+
+def test_a_damaged_bundle_is_not_rebuilt(refused, copy: Path) -> None:
+    with (copy / "model.onnx.data").open("r+b") as file:
+        file.write(b"\0\1\2\3")
+    refused("rebuild", copy, message="model.onnx.data .* has changed")

@@ -1,0 +1,193 @@
+"""What `hdexport run` says while it runs, to people and to programs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from hdexport.cli.gpu_memory import GpuMemory, gpu_memory
+from hdexport.cli.job_report import job_report
+from hdruntime.input_files import find_inputs
+from hdruntime.job_progress import JobState, ProgressMeter, RowCounts
+from hdruntime.rows import Columns, Position
+
+HDEXPORT = Path(sys.executable).with_name("hdexport")
+TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
+
+KEYS = [
+    "state",
+    "rows",
+    "rows_total",
+    "resumed_rows",
+    "failed_rows",
+    "errors",
+    "tokens",
+    "tokens_per_second",
+    "seconds",
+    "eta_seconds",
+    "bytes_read",
+    "bytes_total",
+    "padding_waste",
+]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    made: Path = runpy.run_path(str(TINY_BUNDLES))["make_bundle"](tmp_path / "bundle")
+    return made
+
+
+def hdexport(*arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(HDEXPORT), "run", *map(str, arguments)], capture_output=True, text=True, timeout=60)
+
+
+def test_json_progress_is_an_object_a_line_and_ends_with_what_was_done(bundle: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "long documents"}\n' * 9000 + '{"text": "nan"}\n{}\n')
+    done = hdexport(bundle, rows, "-o", tmp_path / "out.jsonl", "--progress", "json")
+    assert done.returncode == 2
+    lines = [json.loads(line) for line in done.stderr.splitlines()]
+    assert [list(line) for line in lines[:-1]] == [KEYS] * (len(lines) - 1)
+    assert list(lines[-1]) == [*KEYS, "message"]
+    assert [line["state"] for line in (lines[0], *lines[-2:])] == ["running", "finishing", "done"]
+    counts = [line["rows"] for line in lines]
+    assert (counts, counts[0]) == (sorted(counts), 0)
+    last = lines[-1]
+    assert (last["rows"], last["failed_rows"], last["errors"]) == (9002, 2, {"not_finite": 1, "column": 1})
+    assert (last["tokens"], last["rows_total"], last["resumed_rows"]) == (9000 * 4, None, 0)
+    assert last["bytes_read"] == last["bytes_total"] == rows.stat().st_size
+    assert last["message"].startswith("2 of 9002 rows failed: ")
+
+
+def test_the_rows_of_parquet_are_known_beforehand(bundle: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        pyarrow.parquet.write_table(pyarrow.table({"text": ["long"] * 10}), tmp_path / f"{name}.parquet")
+    inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
+    done = hdexport(bundle, *inputs, "-o", tmp_path / "out.jsonl", "--progress", "json")
+    assert json.loads(done.stderr.splitlines()[0])["rows_total"] == 20
+
+
+def test_a_job_that_fails_says_so_last(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("\n \n")
+    done = hdexport(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", "--progress", "json")
+    assert done.returncode == 1
+    last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")][-1]
+    assert last["state"] == "failed"
+    assert "rows.jsonl holds no rows" in last["message"]
+
+
+def test_no_progress_is_shown_on_a_terminal_when_not_wanted(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("long\n")
+    ours, theirs = pty.openpty()
+    command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.txt"), "-o", str(tmp_path / "out.jsonl")]
+    subprocess.run([*command, "--progress", "none"], stdout=subprocess.PIPE, stderr=theirs, timeout=60, check=True)
+    os.set_blocking(ours, False)
+    with pytest.raises(BlockingIOError):
+        os.read(ours, 1)
+    os.close(theirs)
+    os.close(ours)
+
+
+def test_a_watcher_that_goes_does_not_end_the_job(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.txt").write_text("long\n" * 20_000)
+    command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.txt"), "-o", str(tmp_path / "out.jsonl")]
+    process = subprocess.Popen([*command, "--progress", "json"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    assert process.stderr is not None
+    process.stderr.readline()
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 20_000
+
+
+def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.txt").write_text("x" * 99 + "\n")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"] * 10}), tmp_path / "b.parquet")
+    text, parquet = find_inputs([tmp_path], columns=Columns())
+    clock = [0.0]
+    monkeypatch.setattr("time.monotonic", lambda: clock[0])
+    before = RowCounts(rows=5, tokens=1000)
+    meter = ProgressMeter([text, parquet], counts=before, position=Position(offset=50, row=5), seconds=7.0)
+    assert meter.progress(JobState.RUNNING, before, Position(offset=50, row=5)).eta_seconds is None
+    clock[0] = 2.0
+    now = meter.progress(JobState.RUNNING, RowCounts(rows=8, tokens=1600), Position(file=1, offset=5, row=8))
+    half = round(parquet.size_bytes / 2)
+    assert (now.bytes_read, now.bytes_total) == (100 + half, 100 + parquet.size_bytes)
+    assert now.eta_seconds == pytest.approx(2.0 * (parquet.size_bytes - half) / (50 + half))
+    assert (now.tokens_per_second, now.seconds, now.resumed_rows) == (300, 9.0, 5)
+
+
+class Nvml(SimpleNamespace):
+    """What nvidia-ml-py answers on a machine with two GPUs; there is none here."""
+
+    NVMLError = RuntimeError
+
+    def __init__(self) -> None:
+        super().__init__(asked=[], running=0)
+
+    def nvmlInit(self) -> None:  # noqa: N802
+        self.running += 1
+
+    def nvmlShutdown(self) -> None:  # noqa: N802
+        self.running -= 1
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802
+        if index > 1:
+            raise self.NVMLError("no such device")
+        self.asked.append(index)
+        return index
+
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> object:  # noqa: N802
+        self.asked.append(name)
+        return name
+
+    def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:  # noqa: N802
+        return SimpleNamespace(used=5, total=9)
+
+
+@pytest.mark.parametrize(
+    ("visible", "asked"), [(None, 0), ("", 0), ("1,0", 1), ("GPU-12ab,GPU-34cd", "GPU-12ab"), ("7", None)]
+)
+def test_gpu_memory_is_that_of_the_first_visible_device(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: object
+) -> None:
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    expected = None if asked is None else GpuMemory(used_bytes=5, total_bytes=9)
+    assert (gpu_memory(), nvml.asked, nvml.running) == (expected, [] if asked is None else [asked], 0)
+
+
+def test_gpu_memory_is_left_out_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert gpu_memory() is None
+
+
+def test_gpu_memory_is_reported_where_the_rows_run_on_one(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("long\n")
+    meter = ProgressMeter(
+        find_inputs([tmp_path], columns=Columns()), counts=RowCounts(), position=Position(), seconds=0
+    )
+    monkeypatch.setattr("hdexport.cli.job_report.gpu_memory", lambda: GpuMemory(used_bytes=5, total_bytes=9))
+    for has_gpu in (True, False):
+        with job_report("json") as report:
+            report.loaded(has_gpu=has_gpu)
+            report.progress(meter.progress(JobState.RUNNING, RowCounts(), Position()))
+        (line,) = capsys.readouterr().err.splitlines()
+        expected = {"gpu_used_bytes": 5, "gpu_total_bytes": 9} if has_gpu else {}
+        assert {key: value for key, value in json.loads(line).items() if key not in KEYS} == expected

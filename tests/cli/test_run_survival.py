@@ -1,0 +1,277 @@
+"""`hdexport run` killed, stopped, run twice, and without space: real processes of the installed command."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+HDEXPORT = Path(sys.executable).with_name("hdexport")
+TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
+WORDS = ("long", "documents", "are", "read", "whole", ".")
+ROWS = 20_000
+KILLS = 10
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made: Path = runpy.run_path(str(TINY_BUNDLES))["make_bundle"](tmp_path_factory.mktemp("bundles") / "tiny")
+    return made
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows for some seconds; one of a thousand is not a number, one of a thousand no row."""
+    path = tmp_path_factory.mktemp("rows") / "rows.jsonl"
+    chosen = random.Random(4)
+    texts = (" ".join(chosen.choices(WORDS, k=chosen.randint(0, 14))) for _ in range(ROWS))
+    lines = [json.dumps({"text": text}) for text in texts]
+    lines[::1000] = [json.dumps({"text": "nan"})] * len(lines[::1000])
+    lines[1::1000] = ["{"] * len(lines[1::1000])
+    path.write_text("\n".join(lines))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(bundle: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what jobs write that nobody disturbs."""
+    directory = tmp_path_factory.mktemp("whole")
+    for ending in ("jsonl", "parquet"):
+        assert finished(bundle, rows, "-o", directory / f"out.{ending}").returncode == 2
+    return directory
+
+
+def command(*arguments: object) -> list[str]:
+    return [str(HDEXPORT), "run", *map(str, arguments)]
+
+
+def finished(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=100, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def started(*arguments: object) -> tuple[subprocess.Popen[str], str]:
+    """The job, when it has said that it reads rows or is done already, and the line in which it said so."""
+    process = subprocess.Popen(
+        command(*arguments, "--progress", "json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    line = process.stderr.readline()
+    assert line.startswith('{"state": '), line + process.stderr.read()
+    return process, line
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_killed_at_ten_random_moments_it_writes_what_it_would_have(
+    bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str
+) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")  # shown when the test fails
+    chosen = random.Random(seed)
+    output = tmp_path / f"out.{ending}"
+    kept = []
+    kills = 0
+    while True:
+        process, first = started(bundle, rows, "-o", output)
+        if kills < KILLS:
+            # Every other time at any moment, else when more was committed: on a slow machine, too, the job gets on.
+            if kills % 2:
+                wait_for(has_committed_more(output, process))
+            time.sleep(chosen.uniform(0, 0.7))
+            process.kill()
+        _, errors = process.communicate(timeout=100)
+        if process.returncode == -signal.SIGKILL:
+            kills += 1
+            kept.append(kept_rows(output))
+            continue
+        # Done: here, or because the machine is a fast one; then the other kills hit a job of their own.
+        assert (process.returncode, output.read_bytes()) == (2, (whole / output.name).read_bytes())
+        done = json.loads((first + errors).splitlines()[-1])
+        assert (done["state"], done["rows"], done["failed_rows"]) == ("done", ROWS, ROWS // 500)
+        if kills == KILLS:
+            break
+        output.unlink()
+    assert os.listdir(tmp_path) == [output.name]
+    assert max(kept) > 0
+
+
+def has_committed_more(output: Path, process: subprocess.Popen[str]) -> Callable[[], bool]:
+    before = kept_rows(output)
+    return lambda: kept_rows(output) != before or process.poll() is not None
+
+
+def kept_rows(output: Path) -> int:
+    try:
+        saved = json.loads((output.parent / f".{output.name}.job" / "progress.json").read_text())
+    except FileNotFoundError:
+        return 0
+    rows: int = saved["counts"]["rows"]
+    return rows
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
+    bundle: Path, rows: Path, whole: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    output = tmp_path / "out.jsonl"
+    process = subprocess.Popen(command(bundle, rows, "-o", output), stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: results_of(output) > 0)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    said = re.fullmatch(r"stopped\n(\d+) rows are kept in (.*): the same command goes on after them\.\n", errors)
+    assert said, errors
+    assert (int(said[1]), said[2]) == (kept_rows(output), str(tmp_path / ".out.jsonl.job"))
+    assert not output.exists()
+    done = finished(bundle, rows, "-o", output)
+    assert done.stderr.startswith(f"continuing at row {said[1]}\n{ROWS // 500} of {ROWS} rows failed")
+    assert output.read_bytes() == (whole / output.name).read_bytes()
+
+
+def results_of(output: Path) -> int:
+    """Bytes of results that are written, kept or not."""
+    results = output.parent / f".{output.name}.job" / "results"
+    return results.stat().st_size if results.exists() else 0
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline, "waited for 30 seconds"
+        time.sleep(0.01)
+
+
+def test_a_second_job_on_one_output_is_refused_and_the_first_goes_on(
+    bundle: Path, rows: Path, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    first, _ = started(bundle, rows, "-o", output)
+    first.send_signal(signal.SIGSTOP)
+    try:
+        for option in ([], ["--force"], ["--restart"]):
+            second = finished(bundle, rows, "-o", output, *option)
+            assert (second.returncode, second.stdout) == (1, "")
+            assert re.match(
+                rf"error: Another job is writing {output}: process {first.pid} on \S+\.\nWait for its end, or",
+                second.stderr,
+            ), second.stderr
+        # What it may not write it may not forbid to others.
+        assert finished(bundle, rows, "-o", tmp_path / "other.jsonl").returncode == 2
+    finally:
+        first.send_signal(signal.SIGCONT)
+    first.communicate(timeout=100)
+    assert first.returncode == 2
+    assert output.read_bytes() == (whole / output.name).read_bytes()
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_full_disk_stops_the_job_and_what_is_done_is_kept(
+    bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str
+) -> None:
+    """A limit on the size of files fails a write in its middle, as a full disk does."""
+    size = (whole / f"out.{ending}").stat().st_size
+    output = tmp_path / f"out.{ending}"
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
+
+    full = finished(bundle, rows, "-o", output, preexec_fn=limit)
+    assert (full.returncode, full.stdout) == (1, "")
+    assert re.search(
+        rf"^error: {output} could not be written: File too large\.\n"
+        rf"Free some space there; then the same command continues\.\n"
+        rf"\d+ rows are kept in {tmp_path}/\.out\.{ending}\.job: the same command goes on after them\.\n",
+        full.stderr,
+    ), full.stderr
+    kept = kept_rows(output)
+    assert kept > 0
+    done = finished(bundle, rows, "-o", output)
+    assert done.stderr.startswith(f"continuing at row {kept}\n")
+    assert output.read_bytes() == (whole / output.name).read_bytes()
+
+
+CAN_MOUNT = (
+    shutil.which("unshare") is not None
+    and subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True
+    ).returncode
+    == 0
+)
+
+
+@pytest.mark.skipif(not CAN_MOUNT, reason="needs a mount namespace of its own, for a disk that is full")
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+def test_a_disk_that_is_really_full_loses_nothing(
+    bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str
+) -> None:
+    size = (whole / f"out.{ending}").stat().st_size
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    output = disk / f"out.{ending}"
+    script = f"""
+mount -t tmpfs -o size={size * 2 // 3} tmpfs {disk} || exit 99
+"$@"; echo "exit code $?"
+mount -o remount,size={size * 10} {disk}
+"$@"; echo "exit code $?"
+cp {output} {tmp_path} && ls -A {disk}
+"""
+    job = command(bundle, rows, "-o", output)
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *job],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert re.findall(r"exit code \d+", done.stdout) == ["exit code 1", "exit code 2"], done.stderr
+    assert "could not be written: No space left on device.\nFree some space there" in done.stderr
+    assert int(re.search(r"continuing at row (\d+)", done.stderr)[1]) > 0  # type: ignore[index]
+    assert done.stdout.endswith(f"\n{output.name}\n")
+    assert (tmp_path / output.name).read_bytes() == (whole / output.name).read_bytes()
+
+
+def test_a_job_with_force_that_was_killed_goes_on_and_keeps_the_old_output_until_its_end(
+    bundle: Path, rows: Path, whole: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "out.jsonl"
+    output.write_text("old")
+    process, _ = started(bundle, rows, "-o", output, "--force")
+    wait_for(lambda: kept_rows(output) > 0)
+    process.kill()
+    process.communicate()
+    assert output.read_text() == "old"
+    refused = finished(bundle, rows, "-o", output)
+    assert refused.stderr.startswith(f"error: {output} exists.\nReplace it with --force")
+    done = finished(bundle, rows, "-o", output, "--force")
+    assert done.stderr.startswith("continuing at row ")
+    assert output.read_bytes() == (whole / output.name).read_bytes()
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
+def test_memory_does_not_grow_with_the_input(bundle: Path, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.txt"
+    rows.write_text("long documents\n" * 200_000)
+    small = tmp_path / "small.txt"
+    small.write_text("long documents\n" * 10_000)
+    peaks = []
+    for inputs in (small, rows):
+        script = (
+            "import re, sys; from hdexport.cli import main; code = main(); "
+            "print(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]); sys.exit(code)"
+        )
+        arguments = ["run", str(bundle), str(inputs), "-o", str(inputs.with_suffix(".parquet")), "--threads", "1"]
+        done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, done.stderr
+        peaks.append(int(done.stdout.splitlines()[-1]))
+    # Measured: 5 MiB. To hold the rows alone would take 90.
+    assert peaks[1] - peaks[0] < 24 * 1024, peaks

@@ -1,0 +1,124 @@
+"""Batch jobs run in this process, on tiny bundles whose answers are easy to tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pyarrow as pa
+import pyarrow.parquet
+from onnx import TensorProto, helper, numpy_helper
+
+import hdruntime
+from hdruntime.bundle import TensorSpec, open_bundle, seal
+from hdruntime.job_progress import JobProgress
+from hdruntime.jobs import JobOptions, plan_job, run_job
+from hdruntime.windows import LocalPool
+
+WORDS = ("long", "documents", "are", "read", "whole", ".")
+VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
+"""Of the tiny bundles, in the order of the ids."""
+
+MAX_WORDS = 14
+"""The tiny bundles accept 16 tokens, of which two are special."""
+
+
+def run(
+    bundle: Path,
+    inputs: Path,
+    output: Path,
+    *,
+    on_progress: Callable[[JobProgress], None] | None = None,
+    **options: object,
+) -> JobProgress:
+    opened = open_bundle(bundle)
+    job = plan_job(opened, [inputs], output, options=JobOptions(**options))  # type: ignore[arg-type]
+    with hdruntime.load(opened) as session:
+        return run_job(job, LocalPool(session, job.task, options=job.options), on_progress=on_progress)
+
+
+def write_rows(path: Path, texts: list[object]) -> Path:
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return path
+
+
+def read(path: Path) -> list[dict[str, object]]:
+    if path.suffix == ".parquet":
+        rows: list[dict[str, object]] = pa.parquet.read_table(path).to_pylist()
+        return rows
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def random_texts(count: int) -> list[str]:
+    chosen = random.Random(count)
+    return [" ".join(chosen.choices(WORDS, k=chosen.randint(0, MAX_WORDS))) for _ in range(count)]
+
+
+def embeddings(bundle: Path, texts: list[str]) -> np.ndarray:
+    """One text at a time, so that nothing of batching is in the expected values."""
+    with hdruntime.load(bundle) as session:
+        return np.concatenate([session.embed([text]) for text in texts])
+
+
+def gather_bundle(
+    bundle: Path,
+    task: str,
+    tables: dict[str, np.ndarray],
+    *,
+    labels: tuple[str, ...] = (),
+    config: dict[str, object] | None = None,
+    mask_token_id: int | None = None,
+) -> Path:
+    """Turn a tiny bundle into one whose outputs are rows of tables, looked up by token id.
+
+    A table of shape [ids] gives an output [batch, tokens], one of [ids, n] gives [batch, tokens, n]; for
+    text-classification the output is the row of the second token, the text's first.
+    """
+    of_second_token = task == "text-classification"
+    nodes = []
+    outputs = []
+    constants = [numpy_helper.from_array(np.array(1), "second")]
+    for name, table in tables.items():
+        shape = ["batch", *table.shape[1:]] if of_second_token else ["batch", "tokens", *table.shape[1:]]
+        looked_up = f"{name}_of_tokens" if of_second_token else name
+        constants.append(numpy_helper.from_array(table.astype(np.float32), f"{name}_table"))
+        nodes.append(helper.make_node("Gather", [f"{name}_table", "input_ids"], [looked_up]))
+        if of_second_token:
+            nodes.append(helper.make_node("Gather", [looked_up, "second"], [name], axis=1))
+        outputs.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, shape))
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"])
+        for name in ("input_ids", "attention_mask")
+    ]
+    graph = helper.make_graph(nodes, "gather", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    manifest = open_bundle(bundle).manifest
+    assert manifest.tokenizer is not None
+    onnx.save(model, bundle / "model.onnx")
+    (bundle / "config.json").write_text(json.dumps(config or {}))
+    specs = [
+        TensorSpec(
+            name=output.name,
+            dtype="float32",
+            shape=tuple(size.dim_param or size.dim_value for size in output.type.tensor_type.shape.dim),
+        )
+        for output in outputs
+    ]
+    changed = dataclasses.replace(
+        manifest,
+        task=task,
+        outputs=tuple(specs),
+        labels=labels,
+        tokenizer=dataclasses.replace(manifest.tokenizer, mask_token_id=mask_token_id),
+    )
+    seal(bundle, changed)
+    return bundle
+
+
+def left_in(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())

@@ -1,0 +1,89 @@
+"""A session on the TensorRT backend: texts in any order and number, in the memory there is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from comparators import assert_close
+from hdruntime.backends import DeviceRunner
+from hdruntime.errors import NonFiniteOutputError, OutOfMemoryError
+from hdruntime.session import Encoding, Session
+
+HIDDEN = "last_hidden_state"
+
+
+def encodings(lengths: Sequence[int], seed: int = 0) -> list[Encoding]:
+    generator = np.random.default_rng(seed)
+    return [
+        Encoding(
+            input_ids=generator.integers(0, 9, length).tolist(),
+            token_type_ids=[0] * length,
+            offsets=[(0, 0)] * length,
+            sequence_ids=[0] * length,
+        )
+        for length in lengths
+    ]
+
+
+def check(machine: Any, given: Sequence[Encoding], results: Sequence[dict[str, np.ndarray]]) -> None:
+    assert len(given) == len(results)
+    for encoding, result in zip(given, results, strict=True):
+        expected = machine.model(np.array([encoding.input_ids]))[0]
+        assert_close(result[HIDDEN], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_texts_of_all_lengths_get_their_answers_in_order(graphs: str, seed: int, new_machine: Any) -> None:
+    machine = new_machine(seed)
+    session = Session(machine.bundle, machine.runner(graphs=graphs))
+    given = encodings(np.random.default_rng(seed).integers(1, 201, 60).tolist(), seed)
+    check(machine, given, session.infer(given, batch_tokens=400))
+    assert session.max_len == 200
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_are_halved_until_they_fit(seed: int, new_machine: Any) -> None:
+    machine = new_machine(seed)
+    machine.trt.scratch_bytes = 2000
+    session = Session(machine.bundle, machine.runner())
+    # Two rows of 200 tokens fit, four do not.
+    machine.device.free_bytes = 1_300_000
+    given = encodings([200] * 7 + [150] * 5 + [20] * 9, seed)
+    check(machine, given, session.infer(given, batch_tokens=800))
+    assert (2, 200) in machine.trt.shapes_run
+    assert (4, 200) not in machine.trt.shapes_run
+
+
+def test_a_text_that_never_fits_is_told(new_machine: Any) -> None:
+    machine = new_machine()
+    machine.trt.scratch_bytes = 2000
+    session = Session(machine.bundle, machine.runner())
+    machine.device.free_bytes = 200_000
+    with pytest.raises(OutOfMemoryError):
+        session.infer(encodings([200]))
+    given = encodings([9, 20])
+    check(machine, given, session.infer(given))
+
+
+def test_a_batch_of_more_rows_than_any_profile_takes_is_run_in_parts(machine: Any) -> None:
+    session = Session(machine.bundle, machine.runner())
+    ids = np.random.default_rng(0).integers(0, 9, (19, 30))
+    machine.check({"input_ids": ids, "attention_mask": np.ones_like(ids)}, session(input_ids=ids))
+    assert max(batch for batch, _ in machine.trt.shapes_run) == 8
+
+
+def test_a_text_whose_answer_is_nan_is_named(machine: Any) -> None:
+    session = Session(machine.bundle, machine.runner())
+    given = encodings([20, 30, 25])
+    given[1].input_ids[3] = 9
+    with pytest.raises(NonFiniteOutputError, match="in rows 1"):
+        session.infer(given)
+
+
+def test_a_session_runs_arrays_on_the_gpu_by_it(machine: Any) -> None:
+    assert isinstance(machine.runner(), DeviceRunner)

@@ -1,0 +1,361 @@
+"""What a job keeps while it runs: killed between any two steps it goes on, and only the same job does."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import hdruntime
+from hdruntime import job_folder, windows
+from hdruntime.bundle import open_bundle, write_manifest
+from hdruntime.errors import HdexportError, InputError, OutputExistsError
+from hdruntime.job_files import job_folder_path
+from hdruntime.job_folder import kept_rows
+from hdruntime.job_progress import JobProgress
+from hdruntime.job_receipt import has_receipt
+from hdruntime.jobs import JobOptions, plan_job, run_job
+from hdruntime.rows import Columns
+from hdruntime.tokenization import Overflow
+from hdruntime.windows import LocalPool
+from job_runs import left_in, random_texts, read, run, write_rows
+
+TESTS = Path(__file__).parents[1]
+
+
+class StoppedError(Exception):
+    """Stands for whatever ends a job in the middle."""
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
+
+
+def run_until(rows: int, bundle: Path, inputs: list[Path], output: Path, **options: object) -> None:
+    """Run a job that is stopped when so many rows are done."""
+
+    def stop(progress: JobProgress) -> None:
+        if progress.rows >= rows:
+            raise StoppedError
+
+    opened = open_bundle(bundle)
+    job = plan_job(opened, inputs, output, options=JobOptions(**options))  # type: ignore[arg-type]
+    with hdruntime.load(opened) as session, pytest.raises(StoppedError):
+        run_job(job, LocalPool(session, job.task, options=job.options), on_progress=stop)
+
+
+KILLED_AT_EVERY_STEP = """
+import os, sys
+from pathlib import Path
+
+# Once, before the forks, what takes a while to import; pyarrow imports pandas when it first needs it.
+import onnxruntime, pyarrow, tokenizers
+pyarrow.array([None])
+
+from hdruntime import job_folder, windows
+from hdruntime.errors import OutputExistsError
+from hdruntime.job_files import job_folder_path
+from job_runs import run
+
+bundle, inputs, output = map(Path, sys.argv[1:4])
+windows._WINDOW_ROWS = 10
+job_folder._COMMIT_SECONDS = job_folder._COMMIT_SHARE = 0
+STEPS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "rmdir", "mkdir")
+
+
+def die_at(step):
+    left = [step]
+
+    def dying(function):
+        def call(*arguments, **options):
+            left[0] -= 1
+            if left[0] == 0:
+                if function is originals["write"]:
+                    function(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
+                os._exit(9)
+            return function(*arguments, **options)
+        return call
+
+    originals = {name: getattr(os, name) for name in STEPS}
+    for name, function in originals.items():
+        setattr(os, name, dying(function))
+
+
+def killed(step):
+    # In a child, which starts its own threads: this process has none.
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            die_at(step)
+            run(bundle, inputs, output)
+            code = 0
+        except OutputExistsError:
+            # Killed so late that nothing but its output is left of the job, without a note of which it is.
+            code = 0 if not has_attributes and not job_folder_path(output).exists() else 1
+        finally:
+            os._exit(code)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert status in (0, 9), status
+    return status == 9
+
+
+try:
+    os.setxattr(inputs, "user.test", b"")
+    has_attributes = True
+except (AttributeError, OSError):
+    has_attributes = False
+step = 0
+while killed(step := step + 1):
+    if step % 3 == 0:
+        killed(1 + step * 7 % 23)  # going on, too
+    assert not killed(sys.maxsize)
+    print(step, output.read_bytes().hex(), sorted(path.name for path in output.parent.iterdir()))
+    output.unlink()
+"""
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_windows: None, ending: str
+) -> None:
+    inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(8), "nan", None, *random_texts(9)])
+    run(bundle_path, inputs, tmp_path / f"whole{ending}")
+    output = tmp_path / f"out{ending}"
+    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(bundle_path), str(inputs), str(output)]
+    paths = os.pathsep.join([str(TESTS), str(TESTS / "exporter"), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": paths})
+    assert done.returncode == 0, done.stderr
+    steps = [line.split(maxsplit=2) for line in done.stdout.splitlines()]
+    assert len(steps) > 40
+    expected = [
+        (tmp_path / f"whole{ending}").read_bytes().hex(),
+        str(["bundle", "in.jsonl", f"out{ending}", f"whole{ending}"]),
+    ]
+    assert [step for step, *found in steps if found != expected] == []
+
+
+def test_rows_that_are_done_are_neither_read_nor_run_again(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_windows: None
+) -> None:
+    inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(30), None, *random_texts(14)])
+    output = tmp_path / "out.jsonl"
+    run_until(20, bundle_path, [inputs], output)
+    assert kept_rows(output) == 20
+    seen: list[JobProgress] = []
+    tokenized: list[str] = []
+    tokenize = hdruntime.Session.tokenize
+
+    def spy(session: hdruntime.Session, texts: list[str], *arguments: object, **options: object) -> object:
+        tokenized.extend(texts)
+        return tokenize(session, texts, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(hdruntime.Session, "tokenize", spy)
+    done = run(bundle_path, inputs, output, on_progress=seen.append)
+    assert len(tokenized) == 45 - 20 - 1
+    assert (seen[0].rows, seen[0].resumed_rows, seen[0].bytes_read > 0) == (20, 20, True)
+    assert (done.rows, done.resumed_rows, done.failed_rows, done.errors) == (45, 20, 1, {"column": 1})
+    assert [row["id"] for row in read(output)] == list(range(45))
+
+
+def test_counts_and_errors_of_before_are_part_of_the_sum(
+    bundle_path: Path, tmp_path: Path, small_windows: None
+) -> None:
+    texts = [*["long"] * 9, "nan", *["read"] * 10, None, "nan"]
+    inputs = write_rows(tmp_path / "in.jsonl", texts)
+    run_until(20, bundle_path, [inputs], tmp_path / "out.jsonl")
+    stopped = run(bundle_path, inputs, tmp_path / "out.jsonl")
+    whole = run(bundle_path, inputs, tmp_path / "whole.jsonl")
+    for field in ("rows", "tokens", "errors", "first_error", "computed_tokens", "failed_rows", "bytes_read"):
+        assert getattr(stopped, field) == getattr(whole, field), field
+    assert stopped.errors == {"not_finite": 2, "column": 1}
+
+
+@pytest.fixture
+def unfinished(bundle_path: Path, tmp_path: Path, small_windows: None) -> Path:
+    """The output of a job over in.jsonl that was stopped after 10 of 25 rows."""
+    write_rows(tmp_path / "in.jsonl", list(random_texts(25)))
+    run_until(10, bundle_path, [tmp_path / "in.jsonl"], tmp_path / "out.jsonl")
+    return tmp_path / "out.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"columns": Columns(text="body")}, "--text-column was text, and is body"),
+        ({"columns": Columns(id="text")}, "--id-column was None, and is text"),
+        ({"overflow": Overflow.TRUNCATE}, "--overflow was error, and is truncate"),
+    ],
+)
+def test_a_job_of_other_options_is_refused_and_told_what_differs(
+    bundle_path: Path, tmp_path: Path, unfinished: Path, options: dict[str, object], what: str
+) -> None:
+    inputs = tmp_path / "in.jsonl"
+    with pytest.raises(InputError, match=rf"10 rows of which are in .*/\.out.jsonl.job; .*: {what}\.\n.* --restart"):
+        plan_job(open_bundle(bundle_path), [inputs], unfinished, options=JobOptions(**options))  # type: ignore[arg-type]
+    assert kept_rows(unfinished) == 10
+    done = run(bundle_path, inputs, unfinished, restart=True, **options)
+    assert (done.rows, done.resumed_rows) == (25, 0)
+    assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
+
+
+def test_a_job_of_other_inputs_is_refused_and_told_which(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+    inputs = tmp_path / "in.jsonl"
+    bundle = open_bundle(bundle_path)
+    more = write_rows(tmp_path / "more.jsonl", ["read"])
+    with pytest.raises(InputError, match=rf"{more} was not among its inputs"):
+        plan_job(bundle, [inputs, more], unfinished)
+    status = inputs.stat()
+    os.utime(inputs, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(InputError, match=rf"its input {inputs} has changed since"):
+        plan_job(bundle, [inputs], unfinished)
+
+
+def test_inputs_in_another_order_or_fewer_are_another_job(
+    bundle_path: Path, tmp_path: Path, small_windows: None
+) -> None:
+    files = [write_rows(tmp_path / name, list(random_texts(15))) for name in ("a.jsonl", "b.jsonl")]
+    run_until(20, bundle_path, files, tmp_path / "out.jsonl")
+    bundle = open_bundle(bundle_path)
+    with pytest.raises(InputError, match="its inputs were in another order"):
+        plan_job(bundle, files[::-1], tmp_path / "out.jsonl")
+    with pytest.raises(InputError, match=rf"its input {files[0]} is missing"):
+        plan_job(bundle, files[1:], tmp_path / "out.jsonl")
+
+
+def test_a_job_of_another_bundle_is_refused_but_a_verified_one_is_the_same(
+    bundle_path: Path, tmp_path: Path, unfinished: Path, new_bundle: object
+) -> None:
+    manifest = open_bundle(bundle_path).manifest
+    write_manifest(bundle_path, dataclasses.replace(manifest, verification={"passed": True}))
+    plan_job(open_bundle(bundle_path), [tmp_path / "in.jsonl"], unfinished)
+    other = new_bundle("other", task="sentence-similarity")  # type: ignore[operator]
+    with pytest.raises(InputError, match="the bundle has changed"):
+        plan_job(open_bundle(other), [tmp_path / "in.jsonl"], unfinished)
+
+
+def test_another_version_does_not_go_on(
+    bundle_path: Path, tmp_path: Path, unfinished: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
+    with pytest.raises(InputError, match=r"the version of hdexport was \S+, and is 99.0"):
+        plan_job(open_bundle(bundle_path), [tmp_path / "in.jsonl"], unfinished)
+
+
+def test_how_fast_a_job_runs_may_change_on_the_way(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+    done = run(bundle_path, tmp_path / "in.jsonl", unfinished, max_batch_tokens=20)
+    assert (done.rows, done.resumed_rows) == (25, 10)
+
+
+def test_what_keeps_no_row_stands_in_nobodys_way(bundle_path: Path, tmp_path: Path) -> None:
+    # As a job leaves it that was killed before its first row was done.
+    folder = job_folder_path(tmp_path / "out.jsonl")
+    folder.mkdir()
+    (folder / "job.json").write_text('{"bundle": "another"}')
+    (folder / "results").write_text("half a li")
+    inputs = write_rows(tmp_path / "in.jsonl", ["long"])
+    assert run(bundle_path, inputs, tmp_path / "out.jsonl").rows == 1
+    assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("results", "", "results are missing"),
+        ("progress.json", "{", "progress.json: "),
+        ("progress.json", '{"rows": 3}', "progress.json: "),
+        ("progress.json", "[]", "progress.json: "),
+    ],
+)
+def test_a_damaged_folder_is_refused_until_told_to_start_over(
+    bundle_path: Path, tmp_path: Path, unfinished: Path, name: str, content: str, reason: str
+) -> None:
+    (job_folder_path(unfinished) / name).write_text(content)
+    with pytest.raises(HdexportError, match=rf"is damaged: {reason}.*\nStart over with --restart"):
+        run(bundle_path, tmp_path / "in.jsonl", unfinished)
+    assert run(bundle_path, tmp_path / "in.jsonl", unfinished, restart=True).rows == 25
+
+
+def test_what_others_put_into_the_folder_stays(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+    (job_folder_path(unfinished) / "notes.txt").write_text("mine")
+    run(bundle_path, tmp_path / "in.jsonl", unfinished)
+    assert len(read(unfinished)) == 25
+    assert left_in(job_folder_path(unfinished)) == ["notes.txt"]
+
+
+def test_an_output_that_is_another_jobs_is_not_taken_for_ones_own(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder of a finished job is left beside its output, as a kill between the two last steps leaves it."""
+    inputs = write_rows(tmp_path / "in.jsonl", ["long"])
+    output = tmp_path / "out.jsonl"
+    with monkeypatch.context() as patched:
+        patched.setattr(job_folder, "remove_files", lambda *arguments, **options: None)
+        run(bundle_path, inputs, output)
+    assert left_in(tmp_path) == [".out.jsonl.job", "bundle", "in.jsonl", "out.jsonl"]
+    with pytest.raises(OutputExistsError, match="Replace it with --force"):
+        plan_job(open_bundle(bundle_path), [inputs], output, options=JobOptions(overflow=Overflow.TRUNCATE))
+    assert run(bundle_path, inputs, output).resumed_rows == 1
+    assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
+    assert len(read(output)) == 1
+
+
+def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = write_rows(tmp_path / "in.jsonl", ["long", None])
+    output = tmp_path / "out.jsonl"
+    done = run(bundle_path, inputs, output)
+    if not has_receipt(output):
+        pytest.skip("the file system has no extended attributes")
+    monkeypatch.setattr(hdruntime.Session, "run_batches", None)
+    again = run(bundle_path, inputs, output)
+    assert (again.rows, again.errors, again.first_error) == (done.rows, done.errors, done.first_error)
+    monkeypatch.undo()
+    bundle = open_bundle(bundle_path)
+    with pytest.raises(OutputExistsError):
+        plan_job(bundle, [inputs], output, options=JobOptions(overflow=Overflow.TRUNCATE))
+    assert run(bundle_path, inputs, output, force=True).resumed_rows == 0
+    with output.open("a") as file:
+        file.write("{}\n")
+    with pytest.raises(OutputExistsError):
+        plan_job(bundle, [inputs], output)
+
+
+def test_a_finished_job_whose_output_was_removed_runs_again(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = write_rows(tmp_path / "in.jsonl", ["long"])
+    with monkeypatch.context() as patched:
+        patched.setattr(job_folder, "remove_files", lambda *arguments, **options: None)
+        run(bundle_path, inputs, tmp_path / "out.jsonl")
+    (tmp_path / "out.jsonl").unlink()
+    assert run(bundle_path, inputs, tmp_path / "out.jsonl").resumed_rows == 0
+    assert len(read(tmp_path / "out.jsonl")) == 1
+
+
+def test_commits_take_a_bounded_share_of_the_time(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_windows: None
+) -> None:
+    """On a disk that takes its time to sync, there is one commit at the start and one at the end."""
+    synced = []
+
+    def slow(descriptor: int) -> None:
+        synced.append(descriptor)
+        time.sleep(0.05)
+
+    monkeypatch.setattr(os, "fsync", slow)
+    monkeypatch.setattr(job_folder, "_COMMIT_SECONDS", 0)
+    run(bundle_path, write_rows(tmp_path / "in.jsonl", list(random_texts(300))), tmp_path / "out.jsonl")
+    # job.json; results and note of two commits; the folder; the output's directory.
+    assert len(synced) == 1 + 2 * 2 + 2
+
+
+def test_a_file_where_the_folder_would_be_is_said(bundle_path: Path, tmp_path: Path) -> None:
+    (tmp_path / ".out.jsonl.job").write_text("")
+    with pytest.raises(HdexportError, match=r"out.jsonl could not be written: File exists.\nCheck who may write there"):
+        run(bundle_path, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.jsonl")

@@ -1,0 +1,138 @@
+"""What a job writes for each task, and how values and ids survive the file formats."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hdruntime.rows import Columns
+from job_runs import VOCABULARY, embeddings, gather_bundle, read, run, write_rows
+
+BundleMaker = Callable[..., Path]
+
+
+def test_jsonl_embeddings_read_back_as_the_same_float32(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    bundle = new_bundle(task="sentence-similarity")
+    inputs = write_rows(tmp_path / "in.jsonl", ["long documents"])
+    run(bundle, inputs, tmp_path / "out.jsonl")
+    (row,) = read(tmp_path / "out.jsonl")
+    assert np.array(row["embedding"], np.float32).tobytes() == embeddings(bundle, ["long documents"]).tobytes()
+
+
+def test_parquet_embeddings_are_fixed_size_lists_of_float32(bundle_path: Path, tmp_path: Path) -> None:
+    run(bundle_path, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.parquet")
+    schema = pa.parquet.read_schema(tmp_path / "out.parquet")
+    assert schema.names == ["id", "embedding", "tokens", "error"]
+    assert schema.field("embedding").type == pa.list_(pa.float32(), 4)
+    assert schema.field("id").type == pa.int64()
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_ids_are_passed_through(bundle_path: Path, tmp_path: Path, ending: str) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"key": "b", "text": "long"}\n{"key": 12345678901234567890123, "text": "read"}\n{"text": "."}')
+    run(bundle_path, inputs, tmp_path / f"out{ending}", columns=Columns(id="key"))
+    ids = [row["id"] for row in read(tmp_path / f"out{ending}")]
+    # One Parquet column cannot hold strings and integers.
+    large: object = 12345678901234567890123
+    assert ids == ["b", str(large) if ending == ".parquet" else large, None]
+
+
+def test_integer_ids_of_parquet_stay_integers(bundle_path: Path, tmp_path: Path) -> None:
+    table = pa.table({"key": pa.array([7, 5], pa.int32()), "text": ["long", "read"]})
+    pa.parquet.write_table(table, tmp_path / "in.parquet")
+    run(bundle_path, tmp_path / "in.parquet", tmp_path / "out.parquet", columns=Columns(id="key"))
+    assert pa.parquet.read_table(tmp_path / "out.parquet").column("id").to_pylist() == [7, 5]
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_class_has_its_label_and_every_score(new_bundle: BundleMaker, tmp_path: Path, ending: str) -> None:
+    logits = np.zeros((len(VOCABULARY), 2))
+    logits[VOCABULARY.index("long")] = [0, np.log(3)]
+    bundle = gather_bundle(new_bundle(), "text-classification", {"logits": logits}, labels=("no", "yes"))
+    run(bundle, write_rows(tmp_path / "in.jsonl", ["long", None]), tmp_path / f"out{ending}")
+    row, failed = read(tmp_path / f"out{ending}")
+    assert list(row) == ["id", "label", "score", "scores", "tokens", "error"]
+    assert row["label"] == "yes"
+    assert row["score"] == pytest.approx(0.75, rel=1e-6)
+    assert row["scores"] == pytest.approx({"no": 0.25, "yes": 0.75}, rel=1e-6)
+    assert (failed["label"], failed["scores"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("config", "classes", "scores"),
+    [
+        ({}, 2, [0.25, 0.75]),
+        ({"problem_type": "multi_label_classification"}, 2, [0.5, 0.75]),
+        ({"problem_type": "regression"}, 2, [0.0, np.log(3)]),
+        ({}, 1, [0.5]),
+    ],
+)
+def test_scores_follow_the_problem_type_of_the_checkpoint(
+    new_bundle: BundleMaker, tmp_path: Path, config: dict[str, object], classes: int, scores: list[float]
+) -> None:
+    logits = np.tile([0, np.log(3)], (len(VOCABULARY), 1))[:, :classes]
+    bundle = gather_bundle(new_bundle(), "text-classification", {"logits": logits}, config=config)
+    run(bundle, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.jsonl")
+    (row,) = read(tmp_path / "out.jsonl")
+    # Classes without a name have the one that transformers gives them.
+    expected = {f"LABEL_{index}": score for index, score in enumerate(scores)}
+    assert row["scores"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_entities_are_listed_with_their_characters(new_bundle: BundleMaker, tmp_path: Path, ending: str) -> None:
+    logits = np.tile([9.0, 0.0], (len(VOCABULARY), 1))
+    logits[VOCABULARY.index("documents")] = [0, np.log(3)]
+    bundle = gather_bundle(new_bundle(), "token-classification", {"logits": logits}, labels=("O", "THING"))
+    run(bundle, write_rows(tmp_path / "in.jsonl", ["Long Documents", "", None]), tmp_path / f"out{ending}")
+    one, none, failed = read(tmp_path / f"out{ending}")
+    (entity,) = one["entities"]  # type: ignore[misc]
+    assert {**entity, "score": pytest.approx(entity["score"])} == {
+        "start": 5,
+        "end": 14,
+        "text": "Documents",
+        "label": "THING",
+        "score": 0.75,
+    }
+    assert none["entities"] == []
+    assert failed["entities"] is None
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_questions_are_answered_from_their_context(new_bundle: BundleMaker, tmp_path: Path, ending: str) -> None:
+    start, end = np.zeros(len(VOCABULARY)), np.zeros(len(VOCABULARY))
+    start[VOCABULARY.index("documents")] = end[VOCABULARY.index("read")] = 9
+    bundle = gather_bundle(new_bundle(), "question-answering", {"start_logits": start, "end_logits": end})
+    rows = [
+        {"q": "documents read long?", "c": "Long documents are read whole."},
+        {"q": "long", "c": ""},
+        {"q": " ", "c": "documents"},
+    ]
+    (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = Columns(text="q", text_pair="c")
+    run(bundle, tmp_path / "in.jsonl", tmp_path / f"out{ending}", columns=columns)
+    found, empty, asked_nothing = read(tmp_path / f"out{ending}")
+    assert (found["answer"], found["start"], found["end"]) == ("documents are read", 5, 23)
+    assert (empty["answer"], empty["score"], empty["error"]) == ("", 0, None)
+    assert asked_nothing["error"] == "The question has no tokens."
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_masks_are_filled(new_bundle: BundleMaker, tmp_path: Path, ending: str) -> None:
+    mask = VOCABULARY.index("whole")
+    logits = np.zeros((len(VOCABULARY), len(VOCABULARY)))
+    logits[mask, VOCABULARY.index("read")] = 9
+    bundle = gather_bundle(new_bundle(), "fill-mask", {"logits": logits}, mask_token_id=mask)
+    run(bundle, write_rows(tmp_path / "in.jsonl", ["long whole whole", "long"]), tmp_path / f"out{ending}")
+    two, none = read(tmp_path / f"out{ending}")
+    masks: list[list[dict[str, object]]] = two["masks"]  # type: ignore[assignment]
+    assert [len(mask) for mask in masks] == [5, 5]
+    assert [mask[0]["token"] for mask in masks] == ["read", "read"]
+    assert "The text has no mask to fill.\nWrite whole where a word is wanted." in str(none["error"])

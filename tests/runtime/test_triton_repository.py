@@ -1,0 +1,289 @@
+"""A bundle becomes a model that Triton Inference Server takes; config.pbtxt is read by Triton's own protobuf."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+from google.protobuf import text_format
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tritonclient.grpc import model_config_pb2
+
+from hdruntime.bundle import Bundle, EngineFile, ProfileShape, TensorSpec, open_bundle, seal
+from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputError, OutputExistsError
+from hdruntime.protobuf_text import Message, protobuf_text
+from hdruntime.triton_config import most_rows, triton_config
+from hdruntime.triton_repository import package_for_triton
+
+ENGINE = b"a plan that only TensorRT can read"
+
+
+def profile(batch: tuple[int, int, int], tokens: tuple[int, int, int] = (1, 16, 16)) -> ProfileShape:
+    return ProfileShape(batch=batch, tokens=tokens)
+
+
+def engine_of(*profiles: ProfileShape, flavour: str = "tensorrt") -> EngineFile:
+    return EngineFile(
+        file=f"engines/{flavour}.engine",
+        passport=f"engines/{flavour}.json",
+        flavour=flavour,
+        version="11.4.0.106",
+        precision="float16",
+        architectures=("sm89",),
+        profiles=profiles,
+    )
+
+
+def with_engine(path: Path, engine: EngineFile, plugins: dict[str, int]) -> Bundle:
+    """The bundle, with an engine that nobody here could run, and its passport."""
+    (path / "engines").mkdir()
+    (path / engine.file).write_bytes(ENGINE)
+    built_on = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
+    passport = {"plugins": plugins, "engine_sha256": "0", "onnx_sha256": {}, "built_on": built_on}
+    (path / engine.passport).write_text(json.dumps(passport))
+    manifest = open_bundle(path).manifest
+    seal(path, dataclasses.replace(manifest, engines=(engine,)))
+    return open_bundle(path)
+
+
+@pytest.fixture
+def bundle(new_bundle: Callable[..., Path]) -> Bundle:
+    """A graph for CPUs that reads token types, and no engine."""
+    return open_bundle(new_bundle(cpu_graph=True, token_types=True))
+
+
+@pytest.fixture
+def engine_bundle(new_bundle: Callable[..., Path]) -> Bundle:
+    """The same with an engine of three profiles."""
+    profiles = (profile((1, 4, 8), (1, 4, 4)), profile((1, 4, 8), (1, 8, 8)), profile((1, 1, 2), (1, 16, 16)))
+    return with_engine(new_bundle("with-engine", cpu_graph=True), engine_of(*profiles), {})
+
+
+def config_at(model: Path) -> model_config_pb2.ModelConfig:
+    return text_format.Parse((model / "config.pbtxt").read_text(), model_config_pb2.ModelConfig())
+
+
+def parsed(message: Message) -> model_config_pb2.ModelConfig:
+    return text_format.Parse(protobuf_text(message), model_config_pb2.ModelConfig())
+
+
+def files_below(directory: Path) -> set[str]:
+    return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_graph_is_served_on_a_cpu_with_the_bundles_inputs_and_outputs(bundle: Bundle, tmp_path: Path) -> None:
+    model = package_for_triton(bundle, tmp_path / "models")
+    assert files_below(tmp_path / "models") == {"tiny/config.pbtxt", "tiny/1/model.onnx", "tiny/tokenizer.json"}
+    config = config_at(model.path)
+    assert (config.name, config.platform, config.backend) == ("tiny", "onnxruntime_onnx", "onnxruntime")
+    assert config.default_model_filename == "model.onnx"
+    assert config.max_batch_size == model.max_batch_size == 8
+    int64, float32 = model_config_pb2.TYPE_INT64, model_config_pb2.TYPE_FP32
+    assert [(item.name, item.data_type, list(item.dims)) for item in config.input] == [
+        (name, int64, [-1]) for name in ("input_ids", "attention_mask", "token_type_ids")
+    ]
+    assert [(item.name, item.data_type, list(item.dims)) for item in config.output] == [
+        ("last_hidden_state", float32, [-1, 4])
+    ]
+    assert [group.kind for group in config.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_CPU]
+    assert not config.instance_group[0].profile
+    assert config.parameters["enable_mem_pattern"].string_value == "0"
+    assert list(config.dynamic_batching.preferred_batch_size) == [8]
+
+
+def test_onnx_runtime_loads_the_packaged_graph_and_computes_what_the_bundle_does(
+    bundle: Bundle, tmp_path: Path, model: Callable[..., np.ndarray]
+) -> None:
+    packaged = package_for_triton(bundle, tmp_path / "models").path
+    session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
+    config = config_at(packaged)
+    assert [item.name for item in session.get_inputs()] == [item.name for item in config.input]
+    assert [item.name for item in session.get_outputs()] == [item.name for item in config.output]
+    ids = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    np.testing.assert_allclose(session.run(None, feeds)[0], model(ids), rtol=1e-6)
+
+
+def test_a_pooled_output_has_no_tokens_axis(new_bundle: Callable[..., Path]) -> None:
+    bundle = open_bundle(new_bundle(task="sentence-similarity", cpu_graph=True))
+    config = parsed(triton_config(bundle, None, name="tiny", file="model.onnx"))
+    assert [list(item.dims) for item in config.output] == [[-1, 4], [4]]
+
+
+def test_an_engine_is_served_on_gpus_with_all_its_profiles(engine_bundle: Bundle, tmp_path: Path) -> None:
+    model = package_for_triton(engine_bundle, tmp_path, name="encoder")
+    assert model.engine == engine_bundle.manifest.engines[0]
+    assert files_below(tmp_path / "encoder") == {"config.pbtxt", "1/model.plan", "tokenizer.json"}
+    assert (tmp_path / "encoder" / "1" / "model.plan").read_bytes() == ENGINE
+    config = config_at(tmp_path / "encoder")
+    assert (config.name, config.platform, config.backend) == ("encoder", "tensorrt_plan", "tensorrt")
+    assert config.default_model_filename == "model.plan"
+    # The longest texts have a profile for two rows only, and a batch that fits no profile fails.
+    assert config.max_batch_size == 2
+    assert list(config.dynamic_batching.preferred_batch_size) == [2]
+    assert [group.kind for group in config.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_GPU]
+    assert list(config.instance_group[0].profile) == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("profiles", "preferred"),
+    [
+        ([profile((1, 1, 8))], [8]),
+        ([profile((1, 4, 8))], [4, 8]),
+        ([profile((1, 8, 8))], [8]),
+        ([profile((1, 2, 8)), profile((1, 4, 8), (1, 8, 8))], [2, 4, 8]),
+        ([profile((1, 1, 1))], [1]),
+        ([profile((1, 64, 64), (1, 4, 4)), profile((1, 2, 4))], [2, 4]),
+    ],
+    ids=["single", "tuned", "largest", "several", "one row", "tuned for more than all take"],
+)
+def test_batches_that_profiles_are_tuned_for_are_preferred(
+    new_bundle: Callable[..., Path], profiles: list[ProfileShape], preferred: list[int]
+) -> None:
+    bundle = open_bundle(new_bundle())
+    config = parsed(triton_config(bundle, engine_of(*profiles), name="tiny", file="model.plan"))
+    assert list(config.dynamic_batching.preferred_batch_size) == preferred
+    assert max(preferred) == config.max_batch_size
+
+
+profiles_of_any_shape = st.lists(
+    st.builds(
+        lambda batch, tokens: ProfileShape(batch=tuple(sorted(batch)), tokens=tuple(sorted(tokens))),
+        st.tuples(*[st.integers(1, 6)] * 3),
+        st.tuples(*[st.integers(1, 9)] * 3),
+    ),
+    min_size=1,
+    max_size=4,
+)
+
+
+def rows_by_trying(profiles: Sequence[ProfileShape]) -> int:
+    """What `most_rows` says, by trying every batch and length."""
+
+    def served(rows: int, tokens: int) -> bool:
+        return any(p.batch[0] <= rows <= p.batch[2] and p.tokens[0] <= tokens <= p.tokens[2] for p in profiles)
+
+    lengths = [tokens for tokens in range(1, 10) if any(served(rows, tokens) for rows in range(1, 7))]
+    return len(list(itertools.takewhile(lambda rows: all(served(rows, n) for n in lengths), range(1, 8))))
+
+
+@given(profiles=profiles_of_any_shape)
+@settings(max_examples=300, deadline=None)
+def test_the_largest_batch_is_one_that_every_length_has_a_profile_for(profiles: list[ProfileShape]) -> None:
+    assert most_rows(engine_of(*profiles)) == rows_by_trying(profiles)
+
+
+def test_an_engine_with_plugins_is_refused_and_the_way_out_is_named(
+    new_bundle: Callable[..., Path], tmp_path: Path
+) -> None:
+    plugins = {"SlidingWindowAttention": 6}
+    bundle = with_engine(new_bundle(cpu_graph=True), engine_of(profile((1, 1, 8))), plugins)
+    with pytest.raises(
+        BackendUnavailableError, match=r"SlidingWindowAttention in 6 layers(.|\n)*--attention-impl native"
+    ):
+        package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
+    assert not (tmp_path / "models").exists()
+    automatic = package_for_triton(bundle, tmp_path / "models")
+    assert automatic.engine is None
+    assert "plugins of ours" in automatic.reason
+
+
+@pytest.mark.parametrize(
+    ("engine", "reason"),
+    [
+        (engine_of(profile((1, 1, 8)), flavour="tensorrt_rtx"), "its engine is for tensorrt_rtx"),
+        (engine_of(profile((4, 4, 8))), "no single row at some length"),
+    ],
+    ids=["TensorRT-RTX", "no single row"],
+)
+def test_an_engine_that_triton_cannot_serve_is_refused(
+    new_bundle: Callable[..., Path], tmp_path: Path, engine: EngineFile, reason: str
+) -> None:
+    bundle = with_engine(new_bundle(cpu_graph=True), engine, {})
+    with pytest.raises(BackendUnavailableError, match=f"{reason}(.|\n)*--backend onnxruntime"):
+        package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
+    assert package_for_triton(bundle, tmp_path / "models").engine is None
+
+
+def test_a_bundle_without_engine_is_refused_where_one_was_asked_for(bundle: Bundle, tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailableError, match="has no TensorRT engine"):
+        package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
+
+
+def test_a_bundle_without_a_graph_for_cpus_is_refused(new_bundle: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(BundleCorruptError, match=r"no ONNX graph for a CPU.\nRebuild it"):
+        package_for_triton(open_bundle(new_bundle()), tmp_path / "models")
+    assert not (tmp_path / "models").exists()
+
+
+@pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt_lean", "pytorch", ""])
+def test_a_backend_that_triton_is_given_nothing_for_is_refused(bundle: Bundle, tmp_path: Path, backend: str) -> None:
+    with pytest.raises(InputError, match="Use auto, tensorrt or onnxruntime"):
+        package_for_triton(bundle, tmp_path / "models", backend=backend)
+
+
+@pytest.mark.parametrize(
+    "name", ["", ".", "..", "../up", "a/b", "/etc", "two words", ".hidden", "-flag", "naïve", "a\n"]
+)
+def test_a_name_that_is_no_plain_directory_is_refused(bundle: Bundle, tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="Give one with --name"):
+        package_for_triton(bundle, tmp_path / "models", name=name)
+    assert files_below(tmp_path) == files_below(bundle.path.parent)
+
+
+def test_a_name_of_a_bundle_that_will_not_do_is_blamed_on_the_bundle(bundle: Bundle, tmp_path: Path) -> None:
+    renamed = Bundle(bundle.path, dataclasses.replace(bundle.manifest, name="org/model"))
+    with pytest.raises(InputError, match="The name of the bundle, 'org/model' will not do"):
+        package_for_triton(renamed, tmp_path / "models")
+
+
+def test_other_models_of_the_repository_stay(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "models" / "other").mkdir(parents=True)
+    (tmp_path / "models" / "other" / "config.pbtxt").write_text('name: "other"')
+    package_for_triton(bundle, tmp_path / "models")
+    assert "other/config.pbtxt" in files_below(tmp_path / "models")
+
+
+def test_a_model_of_ours_is_replaced_by_force_only(bundle: Bundle, engine_bundle: Bundle, tmp_path: Path) -> None:
+    package_for_triton(engine_bundle, tmp_path / "models")
+    with pytest.raises(OutputExistsError, match="--force"):
+        package_for_triton(bundle, tmp_path / "models")
+    assert (tmp_path / "models" / "tiny" / "1" / "model.plan").is_file()
+    package_for_triton(bundle, tmp_path / "models", force=True)
+    assert files_below(tmp_path / "models" / "tiny") == {"config.pbtxt", "1/model.onnx", "tokenizer.json"}
+
+
+def test_a_model_of_somebody_else_is_never_replaced(bundle: Bundle, tmp_path: Path) -> None:
+    (tmp_path / "models" / "tiny").mkdir(parents=True)
+    (tmp_path / "models" / "tiny" / "config.pbtxt").write_text('name: "tiny"')
+    with pytest.raises(OutputExistsError, match="is no Triton model of hdexport"):
+        package_for_triton(bundle, tmp_path / "models", force=True)
+
+
+def test_what_was_added_to_a_model_of_ours_is_not_deleted(bundle: Bundle, tmp_path: Path) -> None:
+    package_for_triton(bundle, tmp_path / "models")
+    (tmp_path / "models" / "tiny" / "2").mkdir()
+    (tmp_path / "models" / "tiny" / "2" / "model.onnx").write_bytes(b"a version of somebody's own")
+    with pytest.raises(OutputExistsError, match=r"2/model\.onnx"):
+        package_for_triton(bundle, tmp_path / "models", force=True)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        TensorSpec(name="x", dtype="complex64", shape=("batch", "tokens")),
+        TensorSpec(name="x", dtype="float32", shape=("tokens", "batch")),
+    ],
+    ids=["type", "axes"],
+)
+def test_a_tensor_that_triton_has_no_form_for_is_refused(bundle: Bundle, spec: TensorSpec) -> None:
+    odd = Bundle(bundle.path, dataclasses.replace(bundle.manifest, outputs=(spec,)))
+    with pytest.raises(BundleCorruptError, match=r"lists x as .* Triton needs \[batch, ...\]"):
+        triton_config(odd, None, name="tiny", file="model.onnx")

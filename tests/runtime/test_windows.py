@@ -1,0 +1,278 @@
+"""Windows of rows: where they end, what runs together, whose fault an error is, texts in pieces, ids."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hdruntime
+from hdruntime import windows
+from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.bundle import open_bundle
+from hdruntime.errors import BackendError, InputError
+from hdruntime.jobs import JobOptions, plan_job, run_job
+from hdruntime.results import results_of_bundle
+from hdruntime.rows import Columns, Position, Row
+from hdruntime.splitting import SplitPooling
+from hdruntime.tokenization import Overflow
+from hdruntime.windows import LocalPool, Window, WindowInference, WindowOptions, cut_windows
+from job_runs import VOCABULARY, embeddings, gather_bundle, left_in, read, run, write_rows
+
+BundleMaker = Callable[..., Path]
+
+
+def spy_on_batches(session: hdruntime.Session, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """The shape of every batch that the session's backend is given from now on."""
+    started: list[tuple[int, int]] = []
+    start = OnnxRuntimeRunner.start
+
+    def spy(runner: OnnxRuntimeRunner, inputs: dict, outputs: list) -> object:
+        started.append(inputs["input_ids"].shape)
+        return start(runner, inputs, outputs)
+
+    monkeypatch.setattr(OnnxRuntimeRunner, "start", spy)
+    return started
+
+
+def rows_of(*texts: str) -> list[Row]:
+    return [Row(id=number, text=text, end=Position(row=number + 1)) for number, text in enumerate(texts)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "windows_of"),
+    [
+        ([], []),
+        ([0], [1]),
+        ([9], [1]),
+        ([10, 1], [1, 1]),
+        ([3, 3, 3], [3]),
+        ([3, 3, 4, 1], [3, 1]),
+        ([1, 99, 1], [2, 1]),
+    ],
+)
+def test_a_window_ends_with_the_row_that_fills_it(sizes: list[int], windows_of: list[int]) -> None:
+    rows = rows_of(*("x" * size for size in sizes))
+    found = list(cut_windows(rows, characters=10))
+    assert [len(window.rows) for window in found] == windows_of
+    assert [row for window in found for row in window.rows] == rows
+    assert [window.end.row for window in found] == list(itertools.accumulate(windows_of))
+
+
+def test_a_window_of_short_rows_is_bounded_too() -> None:
+    assert [len(window.rows) for window in cut_windows(rows_of(*[""] * 5000))] == [4096, 904]
+
+
+def test_windows_from_where_one_ended_are_the_same_ones() -> None:
+    rows = rows_of(*("x" * (number % 7) for number in range(300)))
+    every = list(cut_windows(rows, characters=20))
+    again = list(cut_windows(rows[every[4].end.row :], characters=20))
+    assert again == every[5:]
+
+
+def test_a_window_and_its_result_can_be_sent_to_another_process(bundle_path: Path) -> None:
+    opened = open_bundle(bundle_path)
+    window = pickle.loads(pickle.dumps(Window(rows=rows_of("long", "nan"))))
+    with hdruntime.load(opened) as session:
+        result = WindowInference(session, results_of_bundle(opened))(window.rows)
+    again = pickle.loads(pickle.dumps(result))
+    assert again.counts == result.counts
+    assert [row["error"] is None for row in again.results] == [True, False]
+    np.testing.assert_array_equal(again.results[0]["embedding"], result.results[0]["embedding"])
+
+
+@pytest.mark.parametrize(("rows_that_fit", "batches"), [(1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1]), (4, [4])])
+def test_batches_are_smaller_where_outputs_would_fill_the_memory(
+    new_bundle: BundleMaker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows_that_fit: int,
+    batches: list[int],
+) -> None:
+    # A token has 100 outputs of 4 bytes, a row 3 tokens.
+    monkeypatch.setattr(windows, "_OUTPUT_BYTES", 400 * 3 * rows_that_fit)
+    wide = {"logits": np.zeros((len(VOCABULARY), 100))}
+    opened = open_bundle(gather_bundle(new_bundle(), "token-classification", wide))
+    job = plan_job(opened, [write_rows(tmp_path / "in.jsonl", ["long"] * 4)], tmp_path / "out.jsonl")
+    with hdruntime.load(opened) as session:
+        started = spy_on_batches(session, monkeypatch)
+        run_job(job, LocalPool(session, job.task))
+    assert [rows for rows, _ in started] == batches
+
+
+@pytest.mark.parametrize(("asked", "batches"), [(None, [(8, 3), (2, 3)]), (7, [(2, 3)] * 5)])
+def test_batches_are_of_what_suits_the_backend_unless_asked_for(
+    bundle_path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: int | None,
+    batches: list[tuple[int, int]],
+) -> None:
+    monkeypatch.setattr(OnnxRuntimeRunner, "batch_tokens", 24)
+    opened = open_bundle(bundle_path)
+    job = plan_job(opened, [write_rows(tmp_path / "in.jsonl", ["long"] * 10)], tmp_path / "out.jsonl")
+    with hdruntime.load(opened) as session:
+        started = spy_on_batches(session, monkeypatch)
+        run_job(job, LocalPool(session, job.task, options=WindowOptions(max_batch_tokens=asked)))
+    assert started == batches
+
+
+def test_a_row_that_the_backend_fails_on_is_only_that_rows_error(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    # The last word has an id that the manifest allows and the graph's table does not have.
+    table = np.zeros((len(VOCABULARY) - 1, 4))
+    bundle = gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": table})
+    run(bundle, write_rows(tmp_path / "in.jsonl", ["long", ".", "read"]), tmp_path / "out.jsonl")
+    errors = [row["error"] for row in read(tmp_path / "out.jsonl")]
+    assert [error is None for error in errors] == [True, False, True]
+    assert "ONNX Runtime failed" in str(errors[1])
+
+
+def test_a_last_window_of_rows_that_the_backend_fails_on_does_not_stop_the_job(
+    new_bundle: BundleMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 1)
+    table = np.zeros((len(VOCABULARY) - 1, 4))
+    bundle = gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": table})
+    assert run(bundle, write_rows(tmp_path / "in.jsonl", ["long", "."]), tmp_path / "out.jsonl").failed_rows == 1
+
+
+def test_a_session_that_never_worked_stops_the_job(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    table = np.zeros((2, 4))
+    bundle = gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": table})
+    with pytest.raises(BackendError, match="ONNX Runtime failed"):
+        run(bundle, write_rows(tmp_path / "in.jsonl", ["long", "read"]), tmp_path / "out.jsonl")
+    assert left_in(tmp_path) == ["bundle", "in.jsonl"]
+
+
+def test_padding_is_counted_where_a_backend_computes_it(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = ["long", "long documents are", "read"]
+    rows = write_rows(tmp_path / "in.jsonl", list(texts))
+    done = run(bundle_path, rows, tmp_path / "cpu.jsonl")
+    assert (done.computed_tokens, done.padded_tokens, done.padding_waste) == (3 + 5 + 3, 0, 0)
+    monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
+    done = run(bundle_path, rows, tmp_path / "padded.jsonl")
+    assert (done.computed_tokens, done.padded_tokens) == (3 + 5 + 3, 4)
+    assert done.padding_waste == pytest.approx(4 / 15)
+
+
+def test_a_long_text_is_run_in_pieces(bundle_path: Path, tmp_path: Path) -> None:
+    texts = ["read whole", "long documents are read whole . " * 5, "", "nan " * 40]
+    for pooling in SplitPooling:
+        output = tmp_path / f"{pooling.value}.jsonl"
+        options = {"overflow": Overflow.SPLIT, "stride": 3, "split_pooling": pooling}
+        done = run(bundle_path, write_rows(tmp_path / "in.jsonl", list(texts)), output, **options)
+        rows = read(output)
+        assert [row["tokens"] for row in rows] == [4, 32, 2, 42]
+        with hdruntime.load(bundle_path) as session:
+            expected = session.embed(texts[:3], overflow="split", stride=3, split_pooling=pooling)
+        np.testing.assert_allclose(np.array([row["embedding"] for row in rows[:3]], np.float32), expected, atol=1e-6)
+        assert "NaN" in str(rows[3]["error"])
+        assert (done.failed_rows, done.errors) == (1, {"not_finite": 1})
+
+
+def test_what_a_split_text_is_made_of_depends_on_the_pooling(bundle_path: Path, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", ["long documents are read whole . " * 5])
+    for pooling in SplitPooling:
+        run(bundle_path, rows, tmp_path / f"{pooling.value}.jsonl", overflow=Overflow.SPLIT, split_pooling=pooling)
+    assert read(tmp_path / "mean.jsonl")[0]["embedding"] != read(tmp_path / "max.jsonl")[0]["embedding"]
+
+
+def test_entities_of_a_long_text_are_found_in_every_piece(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    logits = np.tile([9.0, 0.0], (len(VOCABULARY), 1))
+    logits[VOCABULARY.index("documents")] = [0, 9]
+    bundle = gather_bundle(new_bundle(), "token-classification", {"logits": logits}, labels=("O", "THING"))
+    text = "documents " + "long " * 30 + "documents"
+    run(bundle, write_rows(tmp_path / "in.jsonl", [text]), tmp_path / "out.jsonl", overflow=Overflow.SPLIT, stride=4)
+    (row,) = read(tmp_path / "out.jsonl")
+    found = [(entity["start"], entity["end"]) for entity in row["entities"]]  # type: ignore[attr-defined]
+    assert found == [(0, 9), (len(text) - 9, len(text))]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (WindowOptions(max_batch_tokens=0), "--max-batch-tokens 0 is too small.\\nUse 1 or more"),
+        (WindowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
+        (WindowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
+    ],
+)
+def test_options_that_no_session_can_follow_are_refused(options: WindowOptions, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        options.check()
+
+
+def run_ids(bundle: Path, tmp_path: Path, rows: list[object], **options: object) -> list[dict[str, object]]:
+    (tmp_path / "in.jsonl").write_text("".join(f'{{"ids": {row}}}\n' for row in rows))
+    run(bundle, tmp_path / "in.jsonl", tmp_path / "out.jsonl", columns=Columns(input_ids="ids"), **options)
+    return read(tmp_path / "out.jsonl")
+
+
+def test_ids_give_what_their_text_gives(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    bundle = new_bundle()
+    (row,) = run_ids(bundle, tmp_path, [[2, 4, 5, 3]])
+    np.testing.assert_allclose(
+        np.array(row["embedding"], np.float32), embeddings(bundle, ["long documents"])[0], atol=1e-6
+    )
+    assert row["tokens"] == 4
+
+
+def test_ids_need_no_tokenizer(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    (row,) = run_ids(new_bundle(tokenizer=False), tmp_path, [[2, 4, 3]])
+    assert row["error"] is None
+
+
+@pytest.mark.parametrize(
+    ("ids", "error"),
+    [
+        ("[]", "The text has 0 tokens; this bundle accepts 1 to 16."),
+        (f"{[4] * 17}", "The text has 17 tokens; this bundle accepts 1 to 16."),
+        ("[2, 11]", "input_ids[0, 1] is 11; the vocabulary has 11 ids, 0 to 10."),
+        ("[2, -1]", "input_ids[0, 1] is -1; the vocabulary has 11 ids, 0 to 10."),
+        ("[2, 99999999999999999999999]", "input_ids"),
+        ("[2, 1.0]", "Column 'ids' holds float at index 1; a list of integers is needed."),
+        ("[true]", "Column 'ids' holds bool at index 0; a list of integers is needed."),
+        ("[2, null]", "Column 'ids' holds NoneType at index 1; a list of integers is needed."),
+        ('"2"', "Column 'ids' holds str where a list of integers is needed."),
+        ("null", "Column 'ids' is null; a list of integers is needed."),
+    ],
+)
+def test_ids_that_do_not_fit_are_their_rows_error(
+    new_bundle: BundleMaker, tmp_path: Path, ids: str, error: str
+) -> None:
+    before, bad, after = run_ids(new_bundle(), tmp_path, [[2, 4, 3], ids, [2, 3]])
+    assert str(bad["error"]).startswith(error)
+    assert (before["error"], after["error"]) == (None, None)
+
+
+def test_too_many_ids_are_cut_at_their_end_when_asked(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    long, cut = run_ids(new_bundle(), tmp_path, [[2, *[4] * 20, 3], [2, *[4] * 15]], overflow=Overflow.TRUNCATE)
+    assert long["tokens"] == 16
+    assert long["embedding"] == cut["embedding"]
+
+
+def test_ids_are_refused_where_they_make_no_sense(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    columns = Columns(input_ids="ids")
+    logits = np.zeros((len(VOCABULARY), 2))
+    entities = gather_bundle(new_bundle("ner"), "token-classification", {"logits": logits})
+    for bundle, options, message in [
+        (entities, JobOptions(columns=columns), "whose results are places in a text"),
+        (new_bundle(), JobOptions(columns=columns, overflow=Overflow.SPLIT), "Rows of ids are not split"),
+        (new_bundle(), JobOptions(columns=Columns(input_ids="ids", text_pair="b")), "--input-ids-column, not both"),
+    ]:
+        with pytest.raises(InputError, match=message):
+            plan_job(
+                open_bundle(bundle), [write_rows(tmp_path / "in.jsonl", ["x"])], tmp_path / "o.jsonl", options=options
+            )
+
+
+def test_fill_mask_does_not_split(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    logits = {"logits": np.zeros((len(VOCABULARY), len(VOCABULARY)))}
+    bundle = gather_bundle(new_bundle(), "fill-mask", logits, mask_token_id=4)
+    with pytest.raises(InputError, match="is fill-mask, whose texts are not split"):
+        run(bundle, write_rows(tmp_path / "in.jsonl", ["x"]), tmp_path / "out.jsonl", overflow=Overflow.SPLIT)

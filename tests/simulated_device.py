@@ -1,0 +1,519 @@
+"""A GPU that is none: its memory is the host's behind addresses of its own, and its streams run late and out of step.
+
+It stands in for the module ``cuda.bindings.driver``, like `simulated_cuda` does for launches. What is enqueued on a
+stream happens some time later: whenever the driver is called, a few operations of any streams may run, in a random
+order that respects streams, events and synchronisation. So a program that forgets to wait gives a wrong answer or an
+error for some seed. Memory that is freed, or never was allocated, is not read or written unnoticed.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SimulatedDevice"]
+
+import ctypes
+import enum
+import functools
+import itertools
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+FIRST_ADDRESS = 0x7F0000000000
+_GAP = 1 << 20
+_NAN_BYTE = 0xFF
+_FREED_BYTE = 0xDD
+
+
+class Code(enum.IntEnum):
+    SUCCESS = 0
+    INVALID_VALUE = 1
+    OUT_OF_MEMORY = 2
+    INVALID_CONTEXT = 201
+    INVALID_HANDLE = 400
+    ILLEGAL_ADDRESS = 700
+    STREAM_CAPTURE_UNSUPPORTED = 900
+    STREAM_CAPTURE_INVALIDATED = 901
+
+
+class RefusedError(Exception):
+    """Raised inside of a call, which then answers the code."""
+
+    def __init__(self, code: Code) -> None:
+        super().__init__(code.name)
+        self.code = code
+
+
+@dataclass(eq=False)
+class Event:
+    """Recorded again and again; who waits, waits for the record that was the latest when it asked."""
+
+    recorded: int = 0
+    done: int = 0
+    destroyed: bool = False
+
+
+@dataclass(frozen=True)
+class Operation:
+    """Something that a stream does.
+
+    Attributes:
+        run: does it.
+        ready: whether it may run yet.
+    """
+
+    run: Callable[[], None]
+    ready: Callable[[], bool] = lambda: True
+
+
+@dataclass(eq=False)
+class Stream:
+    queue: deque[Operation] = field(default_factory=deque)
+    capture: list[Callable[[], None]] | None = None
+    invalid: bool = False
+
+
+class _Handle(int):
+    """The driver's objects are no plain integers."""
+
+
+def call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """One call of the driver: counted, refused when a test says so, and answered as (code, result...)."""
+    name = function.__name__
+
+    @functools.wraps(function)
+    def answering(self: SimulatedDevice, *arguments: Any) -> tuple[Any, ...]:
+        with self._lock:
+            self.calls.append(name)
+            try:
+                if name in self.failing:
+                    raise RefusedError(Code.INVALID_VALUE if self.failing[name] is None else self.failing[name])
+                self._fail_once(name)
+                if self.broken is not None:
+                    raise RefusedError(self.broken)
+                if name not in _WITHOUT_CONTEXT and not self._current():
+                    raise RefusedError(Code.INVALID_CONTEXT)
+                self._progress()
+                if name in self.ignored:
+                    return (Code.SUCCESS,)
+                result = function(self, *arguments)
+            except RefusedError as refused:
+                return (refused.code, None)
+            return (Code.SUCCESS, *(result if isinstance(result, tuple) else (result,) if result is not None else ()))
+
+    return answering
+
+
+_WITHOUT_CONTEXT = {"cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
+
+
+class SimulatedDevice:
+    """A driver with one GPU, for tests.
+
+    Args:
+        seed: of the order in which streams run.
+        eagerness: how likely an operation runs whenever the driver is called; 0 leaves all to synchronisation.
+
+    Attributes:
+        calls: names of the calls, in order.
+        failing: call -> the code that it answers; None for an invalid value.
+        failing_after: a call and how often it succeeds before it once finds no memory.
+        ignored: calls that do nothing, for tests of programs without them.
+        broken: what every call answers, as after an illegal address.
+        free_bytes: memory that may still be allocated, None for any amount.
+        free_pinned_bytes: likewise.
+        elapsed_ms: what every pair of events answers.
+        wrong_replays: graphs do nothing when they are launched.
+        faults: what programs did wrong, as they went.
+    """
+
+    class CUstreamCaptureMode(enum.IntEnum):
+        CU_STREAM_CAPTURE_MODE_GLOBAL = 0
+        CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
+
+    class CUpointer_attribute(enum.IntEnum):  # noqa: N801
+        CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
+
+    class CUmemorytype(enum.IntEnum):
+        CU_MEMORYTYPE_DEVICE = 2
+
+    class CUDA_MEMCPY2D:  # noqa: N801
+        srcMemoryType = dstMemoryType = None  # noqa: N815
+        srcDevice = dstDevice = srcPitch = dstPitch = WidthInBytes = Height = 0  # noqa: N815
+
+    def __init__(self, seed: int = 0, *, eagerness: float | None = None) -> None:
+        self.calls: list[str] = []
+        self.failing: dict[str, Code | None] = {}
+        self.failing_after: tuple[str, int] | None = None
+        self.ignored: set[str] = set()
+        self.broken: Code | None = None
+        self.free_bytes: int | None = None
+        self.free_pinned_bytes: int | None = None
+        self.elapsed_ms = 1e6
+        self.wrong_replays = False
+        self.faults: list[str] = []
+        self._random = random.Random(seed)
+        self._eagerness = self._random.choice([0.0, 0.3, 0.9]) if eagerness is None else eagerness
+        self._lock = threading.RLock()
+        self._handles = itertools.count(0x100)
+        self._next_address = FIRST_ADDRESS
+        self._memory: dict[int, np.ndarray] = {}
+        self._pinned: dict[int, np.ndarray] = {}
+        self._freed_pinned: list[np.ndarray] = []
+        self._objects: dict[int, Any] = {1: Stream()}  # the legacy default stream
+        self._contexts = threading.local()
+
+    # Memory, as operations see it.
+
+    def bytes_at(self, address: int, size: int) -> np.ndarray:
+        """Device memory, to be read and written; uint8 [size]."""
+        for base, block in self._memory.items():
+            if base <= address and address + size <= base + len(block):
+                return block[address - base : address - base + size]
+        return self._fault(f"{size} bytes at {int(address):#x} are no memory of the device", size)
+
+    def host_bytes_at(self, address: int, size: int) -> np.ndarray:
+        """Pinned memory, likewise."""
+        for base, block in self._pinned.items():
+            if base <= address and address + size <= base + len(block):
+                return block[address - base : address - base + size]
+        return self._fault(f"{size} bytes at {address:#x} are no pinned memory", size)
+
+    def _fault(self, message: str, size: int) -> np.ndarray:
+        self.faults.append(message)
+        self.broken = Code.ILLEGAL_ADDRESS
+        return np.full(size, _NAN_BYTE, np.uint8)
+
+    def upload(self, values: np.ndarray) -> int:
+        """What another library would have on the GPU: its address. Freed by `forget`."""
+        with self._lock:
+            address = self._allocate(values.nbytes)
+            self._memory[address][:] = np.frombuffer(values.tobytes(), np.uint8)
+            return address
+
+    def forget(self, address: int) -> None:
+        """Free what was uploaded."""
+        del self._memory[address]
+
+    def later(self, stream: int, run: Callable[[], None]) -> None:
+        """Enqueue something, as a kernel launch does."""
+        with self._lock:
+            self._enqueue(stream, run)
+
+    def new_stream(self) -> int:
+        """A stream of another library's."""
+        return self._new(Stream())
+
+    def capturing(self, stream: int) -> bool:
+        """Whether the stream is being captured."""
+        return self._stream(stream).capture is not None
+
+    def invalidate_capture(self, stream: int) -> None:
+        """What a forbidden call does."""
+        self._stream(stream).invalid = True
+
+    def left(self) -> dict[str, int]:
+        """What was not given back: how much of each kind."""
+        kinds: dict[str, int] = {"device memory": len(self._memory), "pinned memory": len(self._pinned)}
+        for handle, thing in self._objects.items():
+            if handle != 1:
+                kinds[type(thing).__name__] = kinds.get(type(thing).__name__, 0) + 1
+        return {kind: count for kind, count in kinds.items() if count}
+
+    # The driver's calls.
+
+    @call
+    def cuInit(self, flags: int) -> None: ...  # noqa: N802
+
+    @call
+    def cuDeviceGet(self, ordinal: int) -> int:  # noqa: N802
+        if ordinal != 0:
+            raise RefusedError(Code.INVALID_VALUE)
+        return ordinal
+
+    @call
+    def cuDevicePrimaryCtxRetain(self, device: int) -> int:  # noqa: N802
+        return 0xC0
+
+    @call
+    def cuCtxPushCurrent(self, context: int) -> None:  # noqa: N802
+        self._current().append(context)
+
+    @call
+    def cuCtxPopCurrent(self) -> int:  # noqa: N802
+        return self._current().pop()
+
+    @call
+    def cuCtxSynchronize(self) -> None:  # noqa: N802
+        self._refuse_while_capturing()
+        self._run_until(lambda: not any(stream.queue for stream in self._streams()))
+
+    @call
+    def cuStreamCreate(self, flags: int) -> int:  # noqa: N802
+        assert flags == 1, "streams that wait for the default stream serialise everything"
+        return self._new(Stream())
+
+    @call
+    def cuStreamDestroy(self, stream: int) -> None:  # noqa: N802
+        found = self._stream(stream)
+        if found.queue:
+            self.faults.append("a stream was destroyed that still had work")
+        del self._objects[int(stream)]
+
+    @call
+    def cuStreamSynchronize(self, stream: int) -> None:  # noqa: N802
+        found = self._stream(stream)
+        if found.capture is not None:
+            found.invalid = True
+            raise RefusedError(Code.STREAM_CAPTURE_UNSUPPORTED)
+        self._run_until(lambda: not found.queue)
+
+    @call
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:  # noqa: N802
+        found = self._event(event)
+        awaited = found.recorded
+        self._enqueue(stream, lambda: None, ready=lambda: found.done >= awaited)
+
+    @call
+    def cuEventCreate(self, flags: int) -> int:  # noqa: N802
+        return self._new(Event())
+
+    @call
+    def cuEventDestroy(self, event: int) -> None:  # noqa: N802
+        self._event(event).destroyed = True
+        del self._objects[int(event)]
+
+    @call
+    def cuEventRecord(self, event: int, stream: int) -> None:  # noqa: N802
+        found = self._event(event)
+        found.recorded += 1
+        number = found.recorded
+
+        def record() -> None:
+            found.done = max(found.done, number)
+
+        self._enqueue(stream, record)
+
+    @call
+    def cuEventSynchronize(self, event: int) -> None:  # noqa: N802
+        found = self._event(event)
+        awaited = found.recorded
+        self._run_until(lambda: found.done >= awaited)
+
+    @call
+    def cuEventElapsedTime(self, start: int, end: int) -> float:  # noqa: N802
+        for event in (start, end):
+            found = self._event(event)
+            if not found.recorded or found.done < found.recorded:
+                raise RefusedError(Code.INVALID_HANDLE)
+        return self.elapsed_ms
+
+    @call
+    def cuMemAlloc(self, size: int) -> _Handle:  # noqa: N802
+        self._refuse_while_capturing()
+        if self.free_bytes is not None and size > self.free_bytes:
+            raise RefusedError(Code.OUT_OF_MEMORY)
+        return _Handle(self._allocate(size))
+
+    @call
+    def cuMemFree(self, address: int) -> None:  # noqa: N802
+        self._refuse_while_capturing()
+        block = self._memory.pop(int(address), None)
+        if block is None:
+            raise RefusedError(Code.INVALID_VALUE)
+        if self.free_bytes is not None:
+            self.free_bytes += len(block)
+
+    @call
+    def cuMemHostAlloc(self, size: int, flags: int) -> int:  # noqa: N802
+        if self.free_pinned_bytes is not None and size > self.free_pinned_bytes:
+            raise RefusedError(Code.OUT_OF_MEMORY)
+        if self.free_pinned_bytes is not None:
+            self.free_pinned_bytes -= size
+        block = np.full(size, _NAN_BYTE, np.uint8)
+        self._pinned[block.ctypes.data] = block
+        return block.ctypes.data
+
+    @call
+    def cuMemFreeHost(self, address: int) -> None:  # noqa: N802
+        block = self._pinned.pop(address)
+        if self.free_pinned_bytes is not None:
+            self.free_pinned_bytes += len(block)
+        # It stays mapped, so that a program that reads it gets garbage, and not a signal.
+        block.fill(_FREED_BYTE)
+        self._freed_pinned.append(block)
+
+    @call
+    def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
+        self._enqueue(stream, lambda: self._copy(self.bytes_at(target, size), self.host_bytes_at(source, size)))
+
+    @call
+    def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
+        self._enqueue(stream, lambda: self._copy(self.host_bytes_at(target, size), self.bytes_at(source, size)))
+
+    @call
+    def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
+        self._enqueue(stream, lambda: self._copy(self.bytes_at(target, size), self.bytes_at(source, size)))
+
+    @call
+    def cuMemcpy2DAsync(self, copy: Any, stream: int) -> None:  # noqa: N802
+        assert copy.srcMemoryType == copy.dstMemoryType == self.CUmemorytype.CU_MEMORYTYPE_DEVICE
+        pitches = copy.srcPitch, copy.dstPitch
+        places, width, height = (copy.srcDevice, copy.dstDevice), copy.WidthInBytes, copy.Height
+        if width > min(pitches):
+            raise RefusedError(Code.INVALID_VALUE)
+
+        def run() -> None:
+            for row in range(height):
+                source = self.bytes_at(places[0] + row * pitches[0], width)
+                self._copy(self.bytes_at(places[1] + row * pitches[1], width), source)
+
+        self._enqueue(stream, run)
+
+    @call
+    def cuMemcpyDtoH(self, target: int, source: int, size: int) -> None:  # noqa: N802
+        ctypes.memmove(target, self.bytes_at(source, size).tobytes(), size)
+
+    @call
+    def cuMemsetD8Async(self, address: int, value: int, size: int, stream: int) -> None:  # noqa: N802
+        self._enqueue(stream, lambda: self.bytes_at(address, size).fill(value))
+
+    @call
+    def cuPointerGetAttribute(self, attribute: int, address: int) -> int:  # noqa: N802
+        assert attribute == self.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
+        if not any(base <= address < base + len(block) for base, block in self._memory.items()):
+            raise RefusedError(Code.INVALID_VALUE)
+        return 0
+
+    @call
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> None:  # noqa: N802
+        assert mode == self.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
+        found = self._stream(stream)
+        found.capture, found.invalid = [], False
+
+    @call
+    def cuStreamEndCapture(self, stream: int) -> int:  # noqa: N802
+        found = self._stream(stream)
+        captured, found.capture = found.capture, None
+        if captured is None or found.invalid:
+            raise RefusedError(Code.STREAM_CAPTURE_INVALIDATED)
+        return self._new(captured)
+
+    @call
+    def cuGraphInstantiate(self, graph: int, flags: int) -> int:  # noqa: N802
+        return self._new(Graph(tuple(self._objects[int(graph)])))
+
+    @call
+    def cuGraphDestroy(self, graph: int) -> None:  # noqa: N802
+        del self._objects[int(graph)]
+
+    @call
+    def cuGraphExecDestroy(self, graph: int) -> None:  # noqa: N802
+        if self._objects[int(graph)].launched:
+            self.faults.append("a graph was destroyed while it ran")
+        del self._objects[int(graph)]
+
+    @call
+    def cuGraphLaunch(self, graph: int, stream: int) -> None:  # noqa: N802
+        found = self._objects[int(graph)]
+        found.launched += 1
+        for operation in () if self.wrong_replays else found.operations:
+            self._enqueue(stream, operation)
+
+        def end() -> None:
+            found.launched -= 1
+
+        self._enqueue(stream, end)
+
+    def cuGetErrorString(self, code: int) -> tuple[Any, ...]:  # noqa: N802
+        return (Code.SUCCESS, Code(code).name.lower().encode())
+
+    # How calls fail and streams run.
+
+    def _fail_once(self, name: str) -> None:
+        if self.failing_after is None or self.failing_after[0] != name:
+            return
+        left = self.failing_after[1]
+        self.failing_after = (name, left - 1) if left else None
+        if not left:
+            raise RefusedError(Code.OUT_OF_MEMORY)
+
+    def _enqueue(self, stream: int, run: Callable[[], None], *, ready: Callable[[], bool] = lambda: True) -> None:
+        found = self._stream(stream)
+        if found.capture is not None:
+            found.capture.append(run)
+        else:
+            found.queue.append(Operation(run, ready))
+
+    def _progress(self) -> None:
+        while self._random.random() < self._eagerness and self._step():
+            pass
+
+    def _run_until(self, reached: Callable[[], bool]) -> None:
+        while not reached():
+            if not self._step():
+                raise AssertionError("streams wait for each other for ever")
+        if self.broken is not None:
+            raise RefusedError(self.broken)
+
+    def _step(self) -> bool:
+        runnable = [stream for stream in self._streams() if stream.queue and stream.queue[0].ready()]
+        if not runnable:
+            return False
+        self._random.choice(runnable).queue.popleft().run()
+        return True
+
+    @staticmethod
+    def _copy(target: np.ndarray, source: np.ndarray) -> None:
+        target[:] = source
+
+    def _streams(self) -> list[Stream]:
+        return [thing for thing in self._objects.values() if isinstance(thing, Stream)]
+
+    def _refuse_while_capturing(self) -> None:
+        for stream in self._streams():
+            if stream.capture is not None:
+                stream.invalid = True
+                raise RefusedError(Code.STREAM_CAPTURE_UNSUPPORTED)
+
+    def _allocate(self, size: int) -> int:
+        if self.free_bytes is not None:
+            self.free_bytes -= size
+        address, self._next_address = self._next_address, self._next_address + (size // 512 + 1) * 512 + _GAP
+        self._memory[address] = np.full(size, _NAN_BYTE, np.uint8)
+        return address
+
+    def _new(self, thing: Any) -> _Handle:
+        handle = _Handle(next(self._handles))
+        self._objects[int(handle)] = thing
+        return handle
+
+    def _stream(self, handle: int) -> Stream:
+        return self._thing(handle, Stream)
+
+    def _event(self, handle: int) -> Event:
+        return self._thing(handle, Event)
+
+    def _thing(self, handle: int, kind: type) -> Any:
+        found = self._objects.get(int(handle))
+        if not isinstance(found, kind):
+            self.faults.append(f"{int(handle):#x} is no {kind.__name__}, or none any more")
+            raise RefusedError(Code.INVALID_HANDLE)
+        return found
+
+    def _current(self) -> list[int]:
+        if not hasattr(self._contexts, "stack"):
+            self._contexts.stack = []
+        return self._contexts.stack
+
+
+@dataclass(eq=False)
+class Graph:
+    """A graph that can be launched."""
+
+    operations: tuple[Callable[[], None], ...]
+    launched: int = 0
