@@ -16,9 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 import hdruntime
 from hdruntime.bundle import TensorSpec, open_bundle, seal
-from hdruntime.job_progress import JobProgress
 from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.windows import LocalPool
+from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.windows import LocalPool
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 VOCABULARY = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")

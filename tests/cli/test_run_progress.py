@@ -17,9 +17,9 @@ import pytest
 
 from hdexport.cli.gpu_memory import GpuMemory, gpu_memory
 from hdexport.cli.job_report import job_report
-from hdruntime.input_files import find_inputs
-from hdruntime.job_progress import JobState, ProgressMeter, RowCounts
-from hdruntime.rows import Columns, Position
+from hdruntime.jobs.input_files import find_inputs
+from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts
+from hdruntime.jobs.rows import Columns, Position
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
 TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"

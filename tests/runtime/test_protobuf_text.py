@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from hdruntime.protobuf_text import Message, Name, protobuf_text
+from hdruntime.triton_repository.protobuf_text import Message, Name, protobuf_text
 
 
 def parsed(message: Message) -> model_config_pb2.ModelConfig:

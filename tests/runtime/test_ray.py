@@ -26,12 +26,12 @@ import hdruntime
 from hdruntime.bundle import EngineFile
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, BundleNotFoundError, InputError
 from hdruntime.jobs import Job, plan_job, run_job
+from hdruntime.jobs.row_reader import row_from_values
+from hdruntime.jobs.rows import Columns, Position
+from hdruntime.jobs.windows import LocalPool, Window, WindowOptions, WindowResult, cut_windows
 from hdruntime.ray import BundleMapper, RayPool
-from hdruntime.ray_cluster import Places, connected, places
-from hdruntime.row_reader import row_from_values
-from hdruntime.rows import Columns, Position
+from hdruntime.ray.cluster import Places, connected, places
 from hdruntime.tokenization import Overflow
-from hdruntime.windows import LocalPool, Window, WindowOptions, WindowResult, cut_windows
 
 _TINY = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
 MAX_LEN, WORDS, make_bundle = _TINY["MAX_LEN"], _TINY["WORDS"], _TINY["make_bundle"]
@@ -372,7 +372,7 @@ def ray_servers() -> set[int]:
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "no cluster", "auto"])
 def test_a_cluster_that_is_not_there_is_refused_within_seconds(address: str, tmp_path: Path) -> None:
     code = f"""
-from hdruntime.ray_cluster import connected
+from hdruntime.ray.cluster import connected
 with connected({address!r}):
     pass
 """

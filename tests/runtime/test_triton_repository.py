@@ -18,9 +18,9 @@ from tritonclient.grpc import model_config_pb2
 
 from hdruntime.bundle import Bundle, EngineFile, ProfileShape, TensorSpec, open_bundle, seal
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputError, OutputExistsError
-from hdruntime.protobuf_text import Message, protobuf_text
-from hdruntime.triton_config import most_rows, triton_config
 from hdruntime.triton_repository import package_for_triton
+from hdruntime.triton_repository.config import most_rows, triton_config
+from hdruntime.triton_repository.protobuf_text import Message, protobuf_text
 
 ENGINE = b"a plan that only TensorRT can read"
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from hdexport.cli.gpu_memory import GpuMemory, gpu_memory
 from hdexport.cli.progress import StatusLine
 from hdruntime.errors import InputError
-from hdruntime.job_progress import JobProgress
+from hdruntime.jobs.progress import JobProgress
 
 _LINE_SECONDS = 0.2
 _JSON_SECONDS = 1.0

@@ -22,9 +22,9 @@ from hdruntime.errors import HdexportError, InputError
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
     from hdruntime.bundle import Bundle
-    from hdruntime.job_progress import JobProgress
     from hdruntime.jobs import Job, JobOptions
-    from hdruntime.windows import WindowPool
+    from hdruntime.jobs.progress import JobProgress
+    from hdruntime.jobs.windows import WindowPool
 
 SUMMARY = "run a bundle over files of texts"
 
@@ -41,7 +41,7 @@ _FAILED = {
     "not_finite": "with NaN or infinity",
     "backend": "failed in the backend",
 }
-"""Kind of a row's error, see `hdruntime.rows.ErrorKind` -> what such rows are called."""
+"""Kind of a row's error, see `hdruntime.jobs.rows.ErrorKind` -> what such rows are called."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -159,7 +159,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _job_options(options: argparse.Namespace) -> JobOptions:
     from hdruntime.jobs import JobOptions
-    from hdruntime.rows import Columns
+    from hdruntime.jobs.rows import Columns
     from hdruntime.splitting import SplitPooling
     from hdruntime.tokenization import Overflow
 
@@ -185,7 +185,7 @@ def _pool(
 ) -> Iterator[WindowPool]:
     import hdruntime
     from hdruntime.bundle import Backend
-    from hdruntime.windows import LocalPool
+    from hdruntime.jobs.windows import LocalPool
 
     if options.ray is not None:
         if options.rebuild:
@@ -220,8 +220,8 @@ def _terminated_like_interrupted() -> Iterator[None]:
 
 
 def _kept(job: Job) -> str:
-    from hdruntime.job_files import job_folder_path
-    from hdruntime.job_folder import kept_rows
+    from hdruntime.jobs.files import job_folder_path
+    from hdruntime.jobs.folder import kept_rows
 
     rows = kept_rows(job.output)
     if not rows:

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from hdruntime.errors import InputError
-from hdruntime.input_files import InputFile, RowFormat
-from hdruntime.lines import read_lines
-from hdruntime.parquet_rows import Undecodable, parquet_values
-from hdruntime.rows import Columns, ErrorKind, Position, Row
+from hdruntime.jobs.input_files import InputFile, RowFormat
+from hdruntime.jobs.lines import read_lines
+from hdruntime.jobs.parquet_rows import Undecodable, parquet_values
+from hdruntime.jobs.rows import Columns, ErrorKind, Position, Row
 
 _BLANKS = " \t\r\n\v\f"
 """Control characters that a text may well consist of."""

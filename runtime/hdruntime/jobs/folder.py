@@ -20,7 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hdruntime.errors import InputError
-from hdruntime.job_files import (
+from hdruntime.jobs.files import (
     FINISHED_FILE,
     JOB_FILE,
     RESULTS_FILE,
@@ -34,13 +34,13 @@ from hdruntime.job_files import (
     saved_in,
     sync_directory,
 )
-from hdruntime.job_identity import Identity, difference
-from hdruntime.job_lock import LOCK_FILE, held_lock
-from hdruntime.job_progress import RowCounts
-from hdruntime.job_receipt import leave_receipt
-from hdruntime.job_saved import Saved, json_from_saved
-from hdruntime.rows import Position
-from hdruntime.writers import ResultEncoding, check_output, disk_errors_explained
+from hdruntime.jobs.identity import Identity, difference
+from hdruntime.jobs.lock import LOCK_FILE, held_lock
+from hdruntime.jobs.progress import RowCounts
+from hdruntime.jobs.receipt import leave_receipt
+from hdruntime.jobs.rows import Position
+from hdruntime.jobs.saved import Saved, json_from_saved
+from hdruntime.jobs.writers import ResultEncoding, check_output, disk_errors_explained
 
 _COMMIT_SECONDS = 0.5
 """Least time between two commits: what a killed job has to do again, and a window."""

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hdruntime.errors import InputError
 from hdruntime.global_attention import check_questions
 from hdruntime.inputs import check_text_lengths, checked_inputs
-from hdruntime.rows import Row
+from hdruntime.jobs.rows import Row
 from hdruntime.session import Session
 from hdruntime.splitting import SplitEncoding
 from hdruntime.tokenization import Encoding, Overflow

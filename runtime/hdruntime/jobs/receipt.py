@@ -16,8 +16,8 @@ import json
 import os
 from pathlib import Path
 
-from hdruntime.job_identity import Identity
-from hdruntime.job_saved import Saved, json_from_saved, saved_from_json
+from hdruntime.jobs.identity import Identity
+from hdruntime.jobs.saved import Saved, json_from_saved, saved_from_json
 
 _NAME = "user.hdexport.job"
 

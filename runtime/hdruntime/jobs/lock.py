@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hdruntime.errors import OutputExistsError
-from hdruntime.writers import disk_errors_explained
+from hdruntime.jobs.writers import disk_errors_explained
 
 logger = logging.getLogger(__name__)
 

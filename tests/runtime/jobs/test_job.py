@@ -9,14 +9,13 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime import windows
 from hdruntime.bundle import open_bundle
 from hdruntime.errors import BackendError, InputError, OutputExistsError
-from hdruntime.job_progress import JobProgress
-from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.rows import Columns
+from hdruntime.jobs import JobOptions, plan_job, run_job, windows
+from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.windows import LocalPool
 from hdruntime.tokenization import Overflow
-from hdruntime.windows import LocalPool
 from job_runs import (
     MAX_WORDS,
     VOCABULARY,

@@ -1,8 +1,8 @@
-"""Many machines, by Ray: a bundle in ``ray.data.Dataset.map_batches``, and a batch job over a cluster's workers."""
+"""A bundle in ``ray.data.Dataset.map_batches``."""
 
 from __future__ import annotations
 
-__all__ = ["BundleMapper", "RayPool"]
+__all__ = ["BundleMapper"]
 
 from pathlib import Path
 
@@ -10,13 +10,12 @@ import pyarrow as pa
 
 from hdruntime.bundle import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.ray_pool import RayPool
-from hdruntime.ray_worker import session_in_worker
-from hdruntime.results import Pairs, TaskResults, results_of_bundle
-from hdruntime.row_reader import row_from_values
-from hdruntime.rows import Columns, Position, Row
+from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
+from hdruntime.jobs.row_reader import row_from_values
+from hdruntime.jobs.rows import Columns, Position, Row
+from hdruntime.jobs.windows import WindowInference, WindowOptions
+from hdruntime.ray.worker import session_in_worker
 from hdruntime.tokenization import Overflow
-from hdruntime.windows import WindowInference, WindowOptions
 
 
 class BundleMapper:

@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 
 from hdruntime.errors import InputError
-from hdruntime.parquet_rows import checked_rows, has_int64
-from hdruntime.rows import Columns
+from hdruntime.jobs.parquet_rows import checked_rows, has_int64
+from hdruntime.jobs.rows import Columns
 
 logger = logging.getLogger(__name__)
 

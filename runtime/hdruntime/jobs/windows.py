@@ -23,11 +23,11 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError
-from hdruntime.job_progress import RowCounts
+from hdruntime.jobs.progress import RowCounts
+from hdruntime.jobs.results import TaskResults
+from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
+from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.manifest import Manifest
-from hdruntime.results import TaskResults
-from hdruntime.row_encoding import RowEncoder, size_of_row
-from hdruntime.rows import ErrorKind, Position, Row
 from hdruntime.scheduling import BatchResult, PaddingCount
 from hdruntime.session import Session
 from hdruntime.splitting import SplitEncoding, SplitPooling, merged

@@ -1,13 +1,4 @@
-"""Batch jobs: files of texts in, a file of results out, in order, in bounded memory, bad rows marked.
-
-A job may be stopped at any moment, and the same job run again goes on where it was: see :mod:`hdruntime.job_folder`.
-
-::
-
-    job = plan_job(bundle, [Path("texts.jsonl")], Path("vectors.parquet"))
-    with hdruntime.load(bundle) as session:
-        done = run_job(job, LocalPool(session, job.task, options=job.options))
-"""
+"""A batch job: planned, so that all that can be known is known before it starts, and run."""
 
 from __future__ import annotations
 
@@ -22,25 +13,25 @@ import pyarrow as pa
 
 from hdruntime.bundle import Bundle
 from hdruntime.errors import InputError
-from hdruntime.input_files import InputFile, find_inputs, integer_ids
-from hdruntime.job_files import job_folder_path
-from hdruntime.job_folder import (
+from hdruntime.jobs.files import job_folder_path
+from hdruntime.jobs.folder import (
     JobFolder,
     check_job_folder,
     opened_job_folder,
     tidy_job_folder,
     was_published,
 )
-from hdruntime.job_identity import Identity, identity_of_bundle, identity_of_inputs
-from hdruntime.job_progress import JobProgress, JobState, ProgressMeter
-from hdruntime.job_receipt import has_receipt, receipt_of
-from hdruntime.job_saved import Saved
-from hdruntime.results import Pairs, TaskResults, results_of_bundle
-from hdruntime.row_reader import read_rows
-from hdruntime.rows import Columns
+from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
+from hdruntime.jobs.input_files import InputFile, find_inputs, integer_ids
+from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
+from hdruntime.jobs.receipt import has_receipt, receipt_of
+from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
+from hdruntime.jobs.row_reader import read_rows
+from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.saved import Saved
+from hdruntime.jobs.windows import WindowOptions, WindowPool, cut_windows
+from hdruntime.jobs.writers import ResultEncoding, check_output, encoding_of_output
 from hdruntime.tokenization import Overflow
-from hdruntime.windows import WindowOptions, WindowPool, cut_windows
-from hdruntime.writers import ResultEncoding, check_output, encoding_of_output
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from hdruntime.bundle import Bundle
 from hdruntime.errors import InputError
+from hdruntime.jobs.rows import Row
 from hdruntime.pooling import mean_over_tokens
-from hdruntime.rows import Row
 from hdruntime.tasks import Activation, answer, classification, entities, fillings
 from hdruntime.tokenization import Encoding
 

@@ -23,9 +23,9 @@ import os
 from pathlib import Path
 
 from hdruntime.errors import HdexportError
-from hdruntime.job_identity import Identity
-from hdruntime.job_lock import LOCK_FILE
-from hdruntime.job_saved import Saved, saved_from_json
+from hdruntime.jobs.identity import Identity
+from hdruntime.jobs.lock import LOCK_FILE
+from hdruntime.jobs.saved import Saved, saved_from_json
 
 JOB_FILE = "job.json"
 SAVED_FILE = "progress.json"

@@ -15,11 +15,11 @@ from typing import Any
 
 from hdruntime.bundle import open_bundle
 from hdruntime.errors import BackendError, HdexportError
-from hdruntime.job_identity import identity_of_bundle
 from hdruntime.jobs import Job
-from hdruntime.ray_cluster import connected, places
-from hdruntime.ray_worker import Loaded, WindowWorker
-from hdruntime.windows import WINDOW_CHARACTERS, Window, WindowResult
+from hdruntime.jobs.identity import identity_of_bundle
+from hdruntime.jobs.windows import WINDOW_CHARACTERS, Window, WindowResult
+from hdruntime.ray.cluster import connected, places
+from hdruntime.ray.worker import Loaded, WindowWorker
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +141,7 @@ class RayPool:
         self._exits.close()
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
-        """Do every window; see `hdruntime.windows.WindowPool`.
+        """Do every window; see `hdruntime.jobs.windows.WindowPool`.
 
         Raises:
             BackendError: a backend is broken, or workers die over and over.

@@ -12,20 +12,20 @@ from pathlib import Path
 import pytest
 
 import hdruntime
-from hdruntime import job_folder, windows
 from hdruntime.bundle import open_bundle, write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.job_files import job_folder_path
-from hdruntime.job_folder import kept_rows
-from hdruntime.job_progress import JobProgress
-from hdruntime.job_receipt import has_receipt
-from hdruntime.jobs import JobOptions, plan_job, run_job
-from hdruntime.rows import Columns
+from hdruntime.jobs import JobOptions, plan_job, run_job, windows
+from hdruntime.jobs import folder as job_folder
+from hdruntime.jobs.files import job_folder_path
+from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.receipt import has_receipt
+from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.windows import LocalPool
 from hdruntime.tokenization import Overflow
-from hdruntime.windows import LocalPool
 from job_runs import left_in, random_texts, read, run, write_rows
 
-TESTS = Path(__file__).parents[1]
+TESTS = Path(__file__).parents[2]
 
 
 class StoppedError(Exception):
@@ -58,9 +58,10 @@ from pathlib import Path
 import onnxruntime, pyarrow, tokenizers
 pyarrow.array([None])
 
-from hdruntime import job_folder, windows
+from hdruntime.jobs import folder as job_folder
+from hdruntime.jobs import windows
 from hdruntime.errors import OutputExistsError
-from hdruntime.job_files import job_folder_path
+from hdruntime.jobs.files import job_folder_path
 from job_runs import run
 
 bundle, inputs, output = map(Path, sys.argv[1:4])

@@ -13,9 +13,9 @@ from hdruntime.bundle import Backend, Bundle, EngineFile
 from hdruntime.constants import CPU_LOWERING
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputError
 from hdruntime.passport import read_passport
-from hdruntime.protobuf_text import protobuf_text
 from hdruntime.staging import DirectoryKind, staged_directory
-from hdruntime.triton_config import most_rows, triton_config
+from hdruntime.triton_repository.config import most_rows, triton_config
+from hdruntime.triton_repository.protobuf_text import protobuf_text
 
 _AUTO = "auto"
 

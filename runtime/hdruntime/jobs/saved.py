@@ -8,8 +8,8 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 
-from hdruntime.job_progress import RowCounts
-from hdruntime.rows import Position
+from hdruntime.jobs.progress import RowCounts
+from hdruntime.jobs.rows import Position
 
 
 @dataclass(frozen=True, kw_only=True)

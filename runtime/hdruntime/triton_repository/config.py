@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from hdruntime.bundle import Backend, Bundle, EngineFile, ProfileShape, TensorSpec
 from hdruntime.errors import BundleCorruptError
-from hdruntime.protobuf_text import Message, Name
+from hdruntime.triton_repository.protobuf_text import Message, Name
 
 _GRAPH_ROWS = 8
 """Most rows of a batch for a graph, which has no profiles: as many as an engine's by default."""

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hdruntime.rows import Columns
+from hdruntime.jobs.rows import Columns
 from job_runs import VOCABULARY, embeddings, gather_bundle, read, run, write_rows
 
 BundleMaker = Callable[..., Path]

@@ -8,7 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 
-from hdruntime.input_files import InputFile
+from hdruntime.jobs.input_files import InputFile
 from hdruntime.manifest import Manifest, json_from_manifest
 
 Identity = Mapping[str, object]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from hdruntime.errors import InputError
-from hdruntime.rows import Columns
+from hdruntime.jobs.rows import Columns
 
 _BATCH_ROWS = 256
 """Rows decoded at a time; when each is a long document, that is a few tens of megabytes."""

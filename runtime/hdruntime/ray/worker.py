@@ -10,12 +10,12 @@ from pathlib import Path
 
 from hdruntime.bundle import Backend, open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
-from hdruntime.job_identity import identity_of_bundle
+from hdruntime.jobs.identity import identity_of_bundle
+from hdruntime.jobs.results import results_of_bundle
+from hdruntime.jobs.rows import Row
+from hdruntime.jobs.windows import LocalPool, Window, WindowOptions, WindowResult
 from hdruntime.optional import require
-from hdruntime.results import results_of_bundle
-from hdruntime.rows import Row
 from hdruntime.session import Session, load
-from hdruntime.windows import LocalPool, Window, WindowOptions, WindowResult
 
 _AUTO = "auto"
 

@@ -10,11 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hdruntime import lines
 from hdruntime.errors import InputError
-from hdruntime.input_files import find_inputs, integer_ids
-from hdruntime.row_reader import read_rows
-from hdruntime.rows import Columns, Row
+from hdruntime.jobs import lines
+from hdruntime.jobs.input_files import find_inputs, integer_ids
+from hdruntime.jobs.row_reader import read_rows
+from hdruntime.jobs.rows import Columns, Row
 
 TEXT = Columns()
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from hdruntime.input_files import InputFile
-from hdruntime.rows import Position
+from hdruntime.jobs.input_files import InputFile
+from hdruntime.jobs.rows import Position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class RowCounts:
         tokens: of the rows that did not fail.
         computed_tokens: tokens that were run; more than `tokens` where a batch was repeated or a row failed.
         padded_tokens: padding that was run beside them.
-        errors: how many rows failed, by kind; see `hdruntime.rows.ErrorKind`.
+        errors: how many rows failed, by kind; see `hdruntime.jobs.rows.ErrorKind`.
         first_error: id and error of the first row that failed.
     """
 

@@ -1,0 +1,19 @@
+"""Batch jobs: files of texts in, a file of results out, in order, in bounded memory, bad rows marked.
+
+A job may be stopped at any moment, and the same job run again goes on where it was: see :mod:`hdruntime.jobs.folder`.
+
+::
+
+    job = plan_job(bundle, [Path("texts.jsonl")], Path("vectors.parquet"))
+    with hdruntime.load(bundle) as session:
+        done = run_job(job, LocalPool(session, job.task, options=job.options))
+"""
+
+from __future__ import annotations
+
+__all__ = ["Columns", "Job", "JobOptions", "JobProgress", "LocalPool", "plan_job", "run_job"]
+
+from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
+from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.windows import LocalPool
