@@ -15,7 +15,8 @@ class GpuOptions:
         device: number of the GPU among those that CUDA offers this process (``CUDA_VISIBLE_DEVICES``).
         graphs: CUDA graphs, which save the time of enqueueing a step that was run before in the same shape: ``auto``
             uses them where that time counts, ``on`` and ``off`` always and never.
-        most_graphs: shapes that graphs are kept of; the one that was not used for longest goes first.
+        most_graphs: shapes that graphs are kept of, each with an execution context and buffers for its inputs and
+            outputs; the one that was not used for longest goes first.
         kernel_specialization: when TensorRT-RTX makes kernels for the shapes it meets: ``lazy`` in the background,
             ``eager`` at once, ``none`` never; None leaves it to TensorRT-RTX. Other flavours refuse it.
     """

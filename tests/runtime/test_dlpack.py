@@ -1,3 +1,5 @@
+"""DLPack's capsules: made, read, and freed once."""
+
 from __future__ import annotations
 
 import ctypes

@@ -458,3 +458,8 @@ def test_a_closed_session_says_so(bundle_path: Path) -> None:
     for call in (lambda: session(input_ids=[[4]]), lambda: session.embed(["long"])):
         with pytest.raises(BackendError, match="session is closed"):
             call()
+
+
+def test_a_backend_on_the_cpu_takes_no_arrays_on_a_gpu(session: Session) -> None:
+    with pytest.raises(BackendError, match=r"onnxruntime runs on the CPU.*\n.*load the bundle with a TensorRT backend"):
+        session.run_on_device(input_ids=object())

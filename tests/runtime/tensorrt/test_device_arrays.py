@@ -1,3 +1,5 @@
+"""Arrays that are on the GPU already, in and out, without a copy through the CPU."""
+
 from __future__ import annotations
 
 import contextlib
@@ -11,6 +13,7 @@ import pytest
 
 from hdruntime.dlpack import CPU, CUDA, DlTensor, capsule_of, open_capsule
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
+from hdruntime.session import Session
 from simulated_device import Code
 
 HIDDEN = "last_hidden_state"
@@ -402,3 +405,16 @@ def test_a_refusal_on_the_way_is_told_and_the_next_batch_runs(machine: Any, new_
             runner.start_on_device(arrays, [HIDDEN])
         machine.device.failing.clear()
     machine.run(runner, batch)
+
+
+def test_a_session_runs_arrays_on_the_gpu(machine: Any, new_batch: Batches, on_gpu: Arrays) -> None:
+    session = Session(machine.bundle, machine.runner())
+    batch = new_batch(3, 40)
+    results = session.run_on_device(outputs=[HIDDEN], **on_gpu(machine, batch, ByDlpack))
+    assert list(results) == [HIDDEN]
+    machine.check(batch, {HIDDEN: results[HIDDEN].to_numpy()})
+    with pytest.raises(InputError, match=r"No output 'logits'"):
+        session.run_on_device(outputs=["logits"], **on_gpu(machine, batch, ByDlpack))
+    session.close()
+    with pytest.raises(BackendError, match="The session is closed"):
+        session.run_on_device(**on_gpu(machine, batch, ByDlpack))

@@ -1,3 +1,5 @@
+"""CUDA graphs: captured, checked, replayed, and given up where they would be wrong."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""TensorRT's messages: errors for the exception to come, the rest to `logging`."""
+
 from __future__ import annotations
 
 import logging

@@ -1,3 +1,5 @@
+"""Memory of the GPU: blocks that grow, and what happens when there is none left."""
+
 from __future__ import annotations
 
 from collections.abc import Callable

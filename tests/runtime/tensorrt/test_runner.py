@@ -1,3 +1,5 @@
+"""Batches of every shape through the TensorRT backend, on a simulated GPU."""
+
 from __future__ import annotations
 
 import dataclasses

@@ -1,3 +1,5 @@
+"""TensorRT-RTX's runtime cache: where it lies, what it must agree with, and damage."""
+
 from __future__ import annotations
 
 import contextlib

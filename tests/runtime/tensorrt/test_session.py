@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from comparators import assert_close
-from hdruntime.backends import DeviceRunner
 from hdruntime.errors import NonFiniteOutputError, OutOfMemoryError
 from hdruntime.session import Encoding, Session
 
@@ -83,7 +82,3 @@ def test_a_text_whose_answer_is_nan_is_named(machine: Any) -> None:
     given[1].input_ids[3] = 9
     with pytest.raises(NonFiniteOutputError, match="in rows 1"):
         session.infer(given)
-
-
-def test_a_session_runs_arrays_on_the_gpu_by_it(machine: Any) -> None:
-    assert isinstance(machine.runner(), DeviceRunner)

@@ -1,3 +1,5 @@
+"""The profile and the padded shape of a batch, against every other choice."""
+
 from __future__ import annotations
 
 import numpy as np

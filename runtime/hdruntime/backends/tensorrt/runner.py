@@ -28,11 +28,9 @@ from hdruntime.bundle import Backend, Bundle, EngineFile
 from hdruntime.device_arrays import DeviceArray
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu import driver_version, gpus
+from hdruntime.gpu_options import GpuOptions
 
 logger = logging.getLogger(__name__)
-
-_MOST_GRAPHS = 32
-"""CUDA graphs that are kept by default; each has an execution context and buffers for its inputs and outputs."""
 
 _SAVE_SECONDS = 60.0
 """Between two writes of TensorRT-RTX's runtime cache while new shapes come; a killed process loses no more."""
@@ -75,10 +73,10 @@ class TensorRtRunner:
         engine: EngineFile,
         *,
         backend: Backend | None = None,
-        device: int = 0,
-        graphs: GraphMode | str = GraphMode.AUTO,
-        most_graphs: int = _MOST_GRAPHS,
-        kernel_specialization: KernelSpecialization | str | None = None,
+        device: int = GpuOptions.device,
+        graphs: GraphMode | str = GpuOptions.graphs,
+        most_graphs: int = GpuOptions.most_graphs,
+        kernel_specialization: KernelSpecialization | str | None = GpuOptions.kernel_specialization,
     ) -> None:
         self.backend = backend or Backend(engine.flavour)
         mode, specialization = checked_options(self.backend, graphs, most_graphs, kernel_specialization)
