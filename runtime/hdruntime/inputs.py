@@ -76,7 +76,9 @@ def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
     for index, tokens in enumerate(lengths):
         if not 1 <= tokens <= max_len:
             what = "The text" if len(lengths) == 1 else f"Text {index}"
-            raise _length_error(what, tokens, max_len, "Truncate it with --overflow truncate")
+            raise _length_error(
+                what, tokens, max_len, "Cut it (--overflow truncate), run it in pieces (--overflow split)"
+            )
 
 
 def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:

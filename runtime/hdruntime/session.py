@@ -65,7 +65,12 @@ def load(
             f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for what suits the backend."
         )
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
-    return Session(*open_runner(opened, backend, threads=threads, rebuild=rebuild, gpu=gpu))
+    opened, runner = open_runner(opened, backend, threads=threads, rebuild=rebuild, gpu=gpu)
+    try:
+        return Session(opened, runner)
+    except BaseException:
+        runner.close()
+        raise
 
 
 class Session:

@@ -92,10 +92,9 @@ class TextTokenizer:
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
             batch = list(zip(texts, pairs, strict=True))
         encoded = (self._truncating if choice is Overflow.TRUNCATE else self._whole).encode_batch(batch)
-        encodings = [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in encoded]
-        most = sys.maxsize if choice is Overflow.SPLIT else self._max_len
-        check_text_lengths([len(encoding) for encoding in encodings], most)
-        return encodings
+        # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
+        check_text_lengths([len(item) for item in encoded], sys.maxsize if choice is Overflow.SPLIT else self._max_len)
+        return [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in encoded]
 
     # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between
     # threads. Each mode has an object of its own, made when first used.

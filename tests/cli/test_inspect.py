@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -195,3 +196,9 @@ def test_bad_arguments_are_errors(arguments: list[str]) -> None:
     result = inspect(*arguments)
     assert result.returncode == 1
     assert result.stderr.startswith("error: ")
+
+
+def test_an_engine_that_later_versions_run_says_so(bundle: Path) -> None:
+    (engine,) = MANIFEST.engines
+    seal(bundle, dataclasses.replace(MANIFEST, engines=(dataclasses.replace(engine, version_compatible=True),)))
+    assert "tensorrt_rtx 1.7.1 and later, sm89, sm120" in inspect(str(bundle)).stdout

@@ -95,7 +95,7 @@ def test_failed_rows_are_counted_and_give_exit_code_2(bundle: Path, tmp_path: Pa
         (
             b'{"text": "' + b"long " * 15 + b'"}',
             r"The text has 17 tokens; this bundle accepts 1 to 16\.\n"
-            r"Truncate it with --overflow truncate, or rebuild with --max-len 17\.",
+            r"Cut it \(--overflow truncate\), run it in pieces \(--overflow split\), or rebuild with --max-len 17\.",
         ),
         (b'{"body": "long"}', r"The row has no column 'text'; it has 'body'\."),
         (b"{}", r"The row has no column 'text'; it has none\."),

@@ -214,7 +214,8 @@ def _number(value: object) -> str:
 
 
 def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[str, str]]:
-    yield "made for", f"{engine.flavour} {engine.version}, {', '.join(engine.architectures)}"
+    later = " and later" if engine.version_compatible else ""
+    yield "made for", f"{engine.flavour} {engine.version}{later}, {', '.join(engine.architectures)}"
     yield "precision", engine.precision
     for index, profile in enumerate(engine.profiles):
         batch, tokens = (":".join(map(str, shape)) for shape in (profile.batch, profile.tokens))
