@@ -69,6 +69,10 @@ class RecordingRunner:
         """Numbers of the batches whose results were asked for."""
         self.is_closed = False
 
+    def computed_tokens(self, attention_mask: np.ndarray) -> int:
+        """See `hdruntime.backends.Runner`."""
+        return attention_mask.size
+
     def start(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
         """See `hdruntime.backends.Runner`."""
         self._require_open()

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.backends import Runner
-from hdruntime.batching import pack_by_tokens, right_padded_rows
+from hdruntime.batching import pack_by_tokens
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.memory_limits import MemoryLimits
 
@@ -173,10 +173,7 @@ class Scheduler:
 
     def _count(self, attention_mask: IntArray) -> None:
         tokens = int(np.count_nonzero(attention_mask))
-        padded = attention_mask.size - tokens
-        if padded and self.runner.prefers_equal_lengths:
-            computed = attention_mask[~right_padded_rows(attention_mask)]
-            padded = computed.size - int(np.count_nonzero(computed))
+        padded = self.runner.computed_tokens(attention_mask) - tokens
         with self._lock:
             self._tokens += tokens
             self._padded_tokens += padded

@@ -21,8 +21,7 @@ class Runner(Protocol):
 
     Attributes:
         backend: which one this is.
-        prefers_equal_lengths: batches without any padding run faster than padded ones of the same size, and padding on
-            the right of a row is cut off before it is computed.
+        prefers_equal_lengths: batches without any padding run faster than padded ones of the same size.
         batch_tokens: tokens of a batch, padding included, beyond which throughput gains nothing.
         most_in_flight: batches that one caller has under way at a time, so that one is copied while another is
             computed. Several callers may together start more: the runner then finishes the oldest to make room, and
@@ -38,6 +37,9 @@ class Runner(Protocol):
 
     def most_rows(self, tokens: int) -> int:
         """Rows that a batch padded to so many tokens may have; ``sys.maxsize`` where nothing limits them."""
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """Tokens that a batch with this mask, int64 [batch, tokens], is computed with: its own, and all padding."""
 
     def start(
         self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.batching import equal_length_groups
+from hdruntime.batching import equal_length_groups, right_padded_rows
 from hdruntime.bundle import Backend, Bundle, GraphFile
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
 from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
@@ -70,6 +70,13 @@ class OnnxRuntimeRunner:
     def most_rows(self, tokens: int) -> int:
         """Any number; see :class:`hdruntime.backends.Runner`."""
         return sys.maxsize
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """Of rows with padding on the right their own tokens only; see :class:`hdruntime.backends.Runner`."""
+        if attention_mask.all():
+            return attention_mask.size
+        whole = ~right_padded_rows(attention_mask)
+        return int(attention_mask[~whole].sum()) + attention_mask[whole].size
 
     def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
         """The run of a batch, which begins when its results are asked for; see :class:`hdruntime.backends.Runner`."""

@@ -10,6 +10,7 @@ import pytest
 
 from comparators import assert_close
 from hdruntime.errors import NonFiniteOutputError, OutOfMemoryError
+from hdruntime.scheduling import PaddingCount
 from hdruntime.session import Encoding, Session
 
 HIDDEN = "last_hidden_state"
@@ -82,3 +83,11 @@ def test_a_text_whose_answer_is_nan_is_named(machine: Any) -> None:
     given[1].input_ids[3] = 9
     with pytest.raises(NonFiniteOutputError, match="in rows 1"):
         session.infer(given)
+
+
+def test_padding_to_the_steps_of_an_engine_is_counted(machine: Any) -> None:
+    session = Session(machine.bundle, machine.runner())
+    session.infer(encodings([17, 20, 33]), batch_tokens=40)
+    computed = sum(batch * tokens for batch, tokens in machine.trt.shapes_run)
+    assert computed > 2 * 20 + 33, "no batch was padded beyond its longest row"
+    assert session.padding == PaddingCount(tokens=70, padded_tokens=computed - 70)

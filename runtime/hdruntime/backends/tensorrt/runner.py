@@ -105,6 +105,11 @@ class TensorRtRunner:
         """Rows that a batch of that length may have; 0 for more tokens than any profile takes."""
         return most_rows(self._profiles, tokens)
 
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """Those of the shape that the batch is padded to; see :class:`hdruntime.backends.Runner`."""
+        shape = choose_profile(self._profiles, *attention_mask.shape).shape
+        return shape.batch * shape.tokens
+
     def start(
         self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
     ) -> Callable[[], dict[str, npt.NDArray[np.float32]]]:
