@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from hdexport.lowering.tensorrt import AttentionImpl
 from hdexport.progress import Progress
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
+from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def build_engines(
     import onnx_ir as ir
 
     from hdexport.engine import build_engine, target_architectures
-    from hdexport.kernels import KERNELS_FOLDER, write_kernels
+    from hdexport.kernels import write_kernels
     from hdexport.lowering.tensorrt import tensorrt_graph
 
     graph = tensorrt_graph(portable, dtype=dtype, attention_impl=options.attention_impl)

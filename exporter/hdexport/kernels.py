@@ -6,7 +6,7 @@ engines' architectures and the operator's geometry, so that a bundle holds no ke
 
 from __future__ import annotations
 
-__all__ = ["KERNELS_FOLDER", "write_kernels"]
+__all__ = ["write_kernels"]
 
 import importlib.util
 import logging
@@ -20,15 +20,13 @@ from hdexport.passes.graph_nodes import operator_of
 from hdplugins import Operator
 from hdplugins.aot import KernelError, KernelSource, compile_kernels
 from hdplugins.plugin_face import face_of
+from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 
 if TYPE_CHECKING:
     import onnx_ir
 
 logger = logging.getLogger(__name__)
-
-KERNELS_FOLDER = "kernels"
-"""In a bundle; all its engines share it."""
 
 _OTHERWISE = "Or leave the attention to TensorRT's own layers: --attention-impl native"
 

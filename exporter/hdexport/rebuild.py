@@ -14,11 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from hdexport.engines import EngineOptions, build_engines, check_engine_options
-from hdexport.kernels import KERNELS_FOLDER
 from hdexport.lowering.tensorrt import AttentionImpl
 from hdexport.progress import Progress
 from hdruntime.bundle import Backend, Bundle, EngineFile, Manifest, open_bundle, seal, staged_bundle
-from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.constants import KERNELS_FOLDER, PORTABLE_LOWERING
 from hdruntime.errors import BundleCorruptError
 from hdruntime.optional import require
 from hdruntime.passport import read_passport

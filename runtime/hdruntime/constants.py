@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["CPU_LOWERING", "FORMAT_VERSION", "MANIFEST_FILE", "PORTABLE_LOWERING", "RUNTIME_CACHE_SUFFIX"]
+__all__ = [
+    "CPU_LOWERING",
+    "FORMAT_VERSION",
+    "KERNELS_FOLDER",
+    "MANIFEST_FILE",
+    "PORTABLE_LOWERING",
+    "RUNTIME_CACHE_SUFFIX",
+]
 
 FORMAT_VERSION = 1
 """Version of the bundle's layout and manifest; raised when an older runtime could misread a bundle."""
@@ -18,3 +25,6 @@ CPU_LOWERING = "onnxruntime_cpu"
 
 RUNTIME_CACHE_SUFFIX = ".runtime_cache"
 """End of the names of files that the runtime leaves in a bundle: no part of it, and of no loss."""
+
+KERNELS_FOLDER = "kernels"
+"""In a bundle: the GPU kernels that our plugins launch; all its engines share it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import shutil
@@ -15,6 +16,7 @@ from hdexport.lowering.tensorrt import AttentionImpl
 from hdexport.rebuild import previous_engines
 from hdexport.tasks import Task
 from hdruntime.bundle import Backend, Manifest, open_bundle
+from hdruntime.jobs.identity import identity_of_bundle
 from tiny_models import save_tiny_model
 
 pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
@@ -67,6 +69,16 @@ def test_an_engine_is_rebuilt_for_another_gpu_without_the_checkpoint(hdexport, c
     unchanged = ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx", "tokenizer.json", "config.json")
     assert {name: after.files[name] for name in unchanged} == {name: before.files[name] for name in unchanged}
     assert "rebuilt by" in hdexport("inspect", copy).stdout
+
+
+def test_a_job_goes_on_with_a_bundle_that_was_rebuilt(hdexport, copy: Path, tmp_path: Path) -> None:
+    before = manifest_of(copy)
+    assert hdexport("rebuild", copy, "--sm", 120, "-o", tmp_path / "other").returncode == 0
+    after = manifest_of(tmp_path / "other")
+    assert after.files != before.files
+    assert identity_of_bundle(after) == identity_of_bundle(before)
+    damaged = dict(after.files, **{"model.onnx.data": after.files["model.onnx"]})
+    assert identity_of_bundle(dataclasses.replace(after, files=damaged)) != identity_of_bundle(before)
 
 
 def test_what_is_given_replaces_what_the_engine_had(hdexport, copy: Path, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
+from hdruntime.gpu import gpus
+
 HDEXPORT = Path(sys.executable).with_name("hdexport")
 TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 TEXTS = ["long documents are read whole.", "", "read long documents"]
@@ -240,6 +242,7 @@ def test_an_output_that_exists_needs_force(bundle: Path, rows: Path, tmp_path: P
         ),
         (["{bundle}", "{rows}", "--progress", "all"], "error: argument --progress: invalid choice"),
         (["{bundle}", "{rows}", "--threads", "9" * 30], f"error: threads is {'9' * 30}; it must be 1 to 1024.\nLeave"),
+        (["{bundle}", "{rows}", "--ray", "--rebuild"], "error: --rebuild is for one machine; with --ray every worker"),
         (["{bundle}"], "error: the following arguments are required: INPUT"),
     ],
 )
@@ -269,3 +272,12 @@ def test_progress_is_shown_on_a_terminal_only_on_stderr(bundle: Path, rows: Path
     assert "3 rows, " in shown
     assert "tokens/s" in shown
     assert done.stdout.count("\n") == 1
+
+
+def test_without_a_gpu_nothing_is_rebuilt_and_the_job_runs(bundle: Path, rows: Path, tmp_path: Path) -> None:
+    if gpus():
+        pytest.skip("there is a GPU here, for which an engine would be built")
+    before = (bundle / "manifest.json").read_bytes()
+    assert hdexport(bundle, rows, "-o", tmp_path / "out.jsonl", "--rebuild").returncode == 0
+    assert len(lines_of(tmp_path / "out.jsonl")) == len(TEXTS)
+    assert (bundle / "manifest.json").read_bytes() == before

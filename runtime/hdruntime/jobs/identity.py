@@ -8,6 +8,7 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 
+from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.manifest import Manifest, json_from_manifest
 
@@ -21,12 +22,16 @@ _UNSPEAKABLE = ("bundle", "columns of the output")
 def identity_of_bundle(manifest: Manifest) -> str:
     """A checksum of what the bundle computes: its graphs, weights and tokenizer.
 
-    Its engines are left out. They compute the same, and are rebuilt for another machine, perhaps the one that goes
-    on with the job.
+    Its engines are left out, with their kernels and the record of who built them. They compute the same, and are
+    rebuilt for another machine, perhaps the one that goes on with the job.
     """
     engine_files = {name for engine in manifest.engines for name in (engine.file, engine.passport)}
-    files = {name: record for name, record in manifest.files.items() if name not in engine_files}
-    rest = dataclasses.replace(manifest, files=files, engines=(), verification=None)
+    files = {
+        name: record
+        for name, record in manifest.files.items()
+        if name not in engine_files and not name.startswith(f"{KERNELS_FOLDER}/")
+    }
+    rest = dataclasses.replace(manifest, files=files, engines=(), verification=None, made_by={})
     return hashlib.sha256(json_from_manifest(rest).encode()).hexdigest()
 
 

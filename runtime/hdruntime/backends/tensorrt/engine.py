@@ -18,6 +18,7 @@ from hdplugins.tensorrt import plugins_with_kernels, take_plugin_errors
 from hdplugins.tensorrt_link import provide_library_link
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
 from hdruntime.bundle import Backend, Bundle, EngineFile
+from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, HdexportError, OutOfMemoryError
 from hdruntime.manifest import TensorSpec
 from hdruntime.optional import require
@@ -108,7 +109,7 @@ def load_engine(
     doing = f"{backend.value} {trt.__version__} cannot load {bundle.file(file.file)}"
     runtime = trt.Runtime(trt_logger)
     # Code that an engine may carry stays switched off (`engine_host_code_allowed`): a bundle is data.
-    with plugins_with_kernels(trt, bundle.path / "kernels"):
+    with plugins_with_kernels(trt, bundle.path / KERNELS_FOLDER):
         engine = runtime.deserialize_cuda_engine(bundle.file(file.file).read_bytes())
     if engine is None:
         raise error_of(log, doing)
