@@ -1,0 +1,223 @@
+"""What a benchmark found, as dataclasses; `bench.json` holds them, and docs/bench.md describes each field."""
+
+from __future__ import annotations
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "BenchResult",
+    "CaseResult",
+    "Ceilings",
+    "LargestBatch",
+    "Latency",
+    "OutputError",
+    "PeakMemory",
+    "Roofline",
+    "Series",
+    "Status",
+]
+
+from dataclasses import dataclass
+from enum import Enum
+
+SCHEMA_VERSION = 1
+"""Of ``bench.json``; a field that changes its meaning or goes away raises it, one that is added does not."""
+
+
+class Status(str, Enum):
+    """How a case ended."""
+
+    OK = "ok"
+    OUT_OF_MEMORY = "OOM"
+    TIMEOUT = "timeout"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One way to run one model, at all lengths.
+
+    Attributes:
+        name: what tables and plots call it; unique.
+        runner: a backend of the runtime (``onnxruntime``, ...) or a peer (``torch``, ...).
+        bundle: the bundle's directory; of a peer, the bundle whose model it runs.
+        is_peer: whether it is somebody else's way to run the model.
+        remark: what a reader has to know of it ("knows no windows: its attention is dense"), else None.
+        unavailable: why it could not run here, with the command that installs it; None where it ran.
+    """
+
+    name: str
+    runner: str
+    bundle: str
+    is_peer: bool
+    remark: str | None = None
+    unavailable: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """Of one call with a whole batch, over the runs of all rounds, in milliseconds.
+
+    Attributes:
+        sd_ms: sample standard deviation; 0 for a single run.
+        runs: how many were timed.
+        rounds_p50_ms: the median of each round, which is a process of its own: how much processes differ.
+        is_stable: whether every round's warm-up ended because the latency no longer changed.
+    """
+
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    mean_ms: float
+    sd_ms: float
+    min_ms: float
+    max_ms: float
+    runs: int
+    rounds_p50_ms: tuple[float, ...]
+    is_stable: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Of one process, the largest over the rounds, in bytes; None where there is no such figure.
+
+    Attributes:
+        rss_bytes: peak resident memory of the process, libraries and weights included.
+        growth_bytes: how far the peak of resident memory rose while the batch ran, above what was resident before.
+        vram_bytes: peak GPU memory of the process, as NVML sees it: contexts and libraries included.
+        allocator_bytes: peak of PyTorch's allocator on the GPU.
+        engine_bytes: what TensorRT says its engine and execution contexts take on the GPU.
+    """
+
+    rss_bytes: int | None
+    growth_bytes: int | None
+    vram_bytes: int | None = None
+    allocator_bytes: int | None = None
+    engine_bytes: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputError:
+    """How far the outputs are from PyTorch's in float32, the worst over all outputs.
+
+    Attributes:
+        max_abs_error: largest absolute difference; None where an output is not finite.
+        min_cosine: smallest cosine of a token's, or a text's, vector with PyTorch's.
+        passed: whether `tolerance` holds; a result that does not pass is a wrong answer.
+        tolerance: in words.
+    """
+
+    max_abs_error: float | None
+    min_cosine: float
+    passed: bool
+    tolerance: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Roofline:
+    """What the model must at least do, and what this machine could have done in the time.
+
+    Attributes:
+        flops: floating-point operations of the matrix products of the whole batch; of windowed attention those inside
+            windows only.
+        dense_flops: the same, were every attention dense.
+        moved_bytes: the least that must cross the memory bus: weights, inputs and outputs once.
+        bound_ms: the larger of `flops` at the measured product rate and `moved_bytes` at the measured bandwidth.
+        fraction: `bound_ms` over the median latency: 1 would be the machine's limit.
+    """
+
+    flops: int
+    dense_flops: int
+    moved_bytes: int
+    bound_ms: float
+    fraction: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseResult:
+    """One series at one batch size and length.
+
+    Attributes:
+        series: the name of the series.
+        batch: texts.
+        tokens: of each text; there is no padding.
+        status: ``ok``, or why there are no figures.
+        reason: what happened where the status is not ``ok``.
+        latency: None unless ``ok``; so with the other figures.
+        tokens_per_s: batch x tokens over the median latency.
+    """
+
+    series: str
+    batch: int
+    tokens: int
+    status: Status
+    reason: str | None = None
+    latency: Latency | None = None
+    tokens_per_s: float | None = None
+    memory: PeakMemory | None = None
+    error: OutputError | None = None
+    roofline: Roofline | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceilings:
+    """What the machine reached at the start of the run.
+
+    Attributes:
+        device: ``cpu`` or ``cuda``.
+        dtype: of the matrix product.
+        matmul_flops_per_s: of the fastest of some large matrix products.
+        copy_bytes_per_s: of the fastest of some large copies, bytes read and bytes written both counted.
+    """
+
+    device: str
+    dtype: str
+    matmul_flops_per_s: float
+    copy_bytes_per_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LargestBatch:
+    """The largest batch of a length that fits a memory budget.
+
+    Attributes:
+        series: the name of the series.
+        tokens: of each text.
+        budget_bytes: of resident memory on a CPU, of GPU memory on a GPU.
+        batch: the largest that was seen to fit; 0 where a single text does not.
+        peak_bytes: what that batch took; None where `batch` is 0.
+        is_limit: whether the next larger one was seen not to fit; otherwise the search stopped at `reason`.
+        reason: what stopped it: the batch that did not fit, a time limit, a failure.
+    """
+
+    series: str
+    tokens: int
+    budget_bytes: int
+    batch: int
+    peak_bytes: int | None
+    is_limit: bool
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """One run of `hdexport bench`.
+
+    Attributes:
+        schema_version: `SCHEMA_VERSION` of the hdexport that wrote it.
+        date: of the start, ISO 8601, UTC.
+        command: the command line.
+        environment: name -> what was measured on: CPU, GPU, driver, clocks, versions, threads, commit.
+        rounds: processes that every case was given.
+        ceilings: one a dtype that was measured.
+        largest_batches: () unless a memory budget was given.
+    """
+
+    schema_version: int
+    date: str
+    command: str
+    environment: dict[str, str]
+    rounds: int
+    series: tuple[Series, ...]
+    cases: tuple[CaseResult, ...]
+    ceilings: tuple[Ceilings, ...]
+    largest_batches: tuple[LargestBatch, ...] = ()
