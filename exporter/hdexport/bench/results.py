@@ -210,6 +210,7 @@ class BenchResult:
         rounds: processes that every case was given.
         ceilings: one a dtype that was measured.
         largest_batches: () unless a memory budget was given.
+        notes: what a reader has to know of the run: what was not compared and why, that it was interrupted.
     """
 
     schema_version: int
@@ -221,3 +222,4 @@ class BenchResult:
     cases: tuple[CaseResult, ...]
     ceilings: tuple[Ceilings, ...]
     largest_batches: tuple[LargestBatch, ...] = ()
+    notes: tuple[str, ...] = ()

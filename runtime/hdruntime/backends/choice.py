@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["open_runner"]
+__all__ = ["open_runner", "why_unavailable"]
 
 import dataclasses
 import fcntl
@@ -82,6 +82,24 @@ def open_runner(
     return bundle, _first_that_runs(bundle, machine, threads, gpu)
 
 
+def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | None = None) -> str | None:
+    """Why a backend would be refused, and what to do about it; None where nothing speaks against it.
+
+    Args:
+        bundle: an opened bundle.
+        backend: one that is asked for by name.
+        machine: where it shall run, by default here.
+    """
+    if backend is Backend.ONNXRUNTIME:
+        return None
+    machine = machine or this_machine()
+    engine, reasons = _best_engine(bundle, backend, machine)
+    if engine is not None and not reasons:
+        return None
+    what = f"The engine {engine.file} of {bundle.path}" if engine else f"{backend.value} with {bundle.path}"
+    return f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
+
+
 def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, gpu: GpuOptions) -> Runner:
     if not bundle.manifest.engines:
         logger.info("backend auto: chose onnxruntime; the bundle has no TensorRT engine")
@@ -113,12 +131,11 @@ def _onnxruntime(bundle: Bundle, threads: int | None) -> Runner:
 
 
 def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions) -> Runner:
-    engine, reasons = _best_engine(bundle, backend, machine)
-    if engine is None or reasons:
-        what = f"The engine {engine.file} of {bundle.path}" if engine else f"{backend.value} with {bundle.path}"
-        raise BackendUnavailableError(
-            f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
-        )
+    refusal = why_unavailable(bundle, backend, machine=machine)
+    if refusal is not None:
+        raise BackendUnavailableError(refusal)
+    engine, _ = _best_engine(bundle, backend, machine)
+    assert engine is not None
     remark = older_driver(read_passport(bundle, engine), machine)
     if remark is not None:
         logger.warning("%s: %s", engine.file, remark)
