@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from measure import Figure, Run, Target, compare, measure, read_options, report
+from targets import Figure, Run, Target, compare, figures_of, read_options, report
 
 CASES = ("torch-sdpa", "plain-export", "bundle-float32", "bundle-float16")
 TARGETS = (
@@ -43,7 +43,7 @@ def main() -> int:
     options = read_options(parser)
     if options.case:
         run = _load(options.case, options.models, options.tokens)
-        print(json.dumps(measure(run, _token_ids(options.models, options.tokens))))
+        print(json.dumps(figures_of(run, _token_ids(options.models, options.tokens))))
         return 0
     with tempfile.TemporaryDirectory() as folder:
         _make_models(Path(folder), options.tokens)
@@ -74,29 +74,19 @@ def _make_models(models: Path, tokens: int) -> None:
 
 
 def _export_plainly(path: Path, tokens: int) -> None:
-    """What `torch.onnx.export` makes of the model when it is told about dynamic axes and nothing else."""
-    import torch
+    from hdexport.bench.peers.onnx_plain import export_plainly
+    from hdexport.heads import GraphModule
+    from hdexport.tasks import Task
 
-    class LastHiddenState(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = _torch_model(tokens)
-
-        def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-            return self.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
-
-    ids = torch.ones(2, 37, dtype=torch.long)
-    axes = {0: "batch", 1: "tokens"}
-    program = torch.onnx.export(
-        LastHiddenState(),
-        (ids, ids.clone()),  # one tensor given twice would be traced as one input
-        input_names=["input_ids", "attention_mask"],
-        output_names=["last_hidden_state"],
-        dynamic_shapes=(axes, axes),
-        dynamo=True,
-        verbose=False,
-    )
-    program.save(path, external_data=True)
+    module = GraphModule(
+        _torch_model(tokens),
+        Task.FEATURE_EXTRACTION,
+        has_token_types=False,
+        folded_token_types=False,
+        folded_positions=False,
+    ).eval()
+    ids = np.ones((2, 37), np.int64)
+    export_plainly(module, path, {"input_ids": ids, "attention_mask": ids.copy()})
 
 
 def _torch_model(tokens: int) -> Any:

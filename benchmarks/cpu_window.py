@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from measure import Figure, Run, Target, compare, measure, random_ids, read_options, report
+from targets import Figure, Run, Target, compare, figures_of, random_ids, read_options, report
 
 MODELS = ("bundle", "hugging-face", "dense-sdpa")
 
@@ -42,7 +42,7 @@ def main() -> int:
         model, _, tokens = options.case.rpartition(" ")
         run = _load(model, options.models)
         # Hugging Face pads shorter pieces to the whole window: much time for the same warmth.
-        print(json.dumps(measure(run, random_ids(int(tokens), _VOCAB_SIZE), warm_up_tokens=2 * options.window)))
+        print(json.dumps(figures_of(run, random_ids(int(tokens), _VOCAB_SIZE), warm_up_tokens=2 * options.window)))
         return 0
     lengths = sorted(options.tokens)
     shape = {"hidden_size": options.hidden_size, "layers": options.layers, "window": options.window}

@@ -11,24 +11,36 @@ A call is captured in a CUDA graph and replayed, so that launching from Python i
 starts with a cold L2 cache. Rates count the work inside the window only: 4 * head_dim floating-point operations for
 each query and key that it sees. The roofline takes the rate of a large matrix product and the bandwidth of a large
 copy, both measured in the same run. The batch is such that every case has the same number of tokens.
+
+benchmarks/gpu_suite.py calls parts of this, there also with ``device="cpu"`` where Triton interprets: a rehearsal that
+proves the code and times nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
-import importlib.metadata
 import itertools
 import json
-import platform
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from hdexport.bench.ceilings import measured_ceilings, times_ms
+from hdexport.bench.measure import environment
+from hdexport.bench.results import Ceilings
+from hdplugins.sliding_window_attention.geometry import (
+    HEAD_DIMS,
+    Geometry,
+    geometry_for,
+    kernel_sources,
+    workspace_bytes,
+)
+from hdplugins.sliding_window_attention.pairs import pairs
 
 NO_GPU = 3
 """Exit status where there is no GPU."""
@@ -41,8 +53,10 @@ HIDDEN_SIZE = 1024
 OPEN_TARGET = ("H100", 64, 380.0)
 """GPU, head_dim and TFLOP/s that a window as wide as the text should reach."""
 
-_REPEAT_MS = 200
-_QUANTILES = (0.5, 0.2, 0.8)
+_REPEAT_SECONDS = 0.2
+_MOST_COMPILED_SHAPES = 64
+_INTERPRETED_ARCHITECTURE = 80
+"""Whose tiles Triton's interpreter uses."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +86,8 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="append the results to this file, as JSON lines")
     options = parser.parse_args()
     if options.compile:
-        return _report(_compiled(), options.output, _environment())
-    missing = _why_no_gpu()
+        return _report(compiled_rows(), options.output, _about())
+    missing = why_no_gpu()
     if missing:
         print(f"no GPU: {missing}")
         return NO_GPU
@@ -81,24 +95,30 @@ def main() -> int:
         print(f"wrong answer: {problem}")
         return WRONG_ANSWERS
     print("answers are right in every dtype and head_dim", file=sys.stderr)
-    rows = _tuned(options) if options.tune else _timed(options)
-    return _report(rows, options.output, {**_environment(), **_gpu()})
+    ceilings = measured_ceilings("cuda", options.dtype)
+    shapes = {"window": options.window, "total_tokens": options.total_tokens, "ceilings": ceilings, "device": "cuda"}
+    if options.tune:
+        rows = tuned_rows(max(options.tokens), options.head_dims, **shapes)
+    else:
+        rows = timed_rows(options.tokens, options.head_dims, **shapes)
+    return _report(rows, options.output, _about())
 
 
-def check_answers(device: str, *, geometry: Any = None, head_dims: tuple[int, ...] | None = None) -> Iterator[str]:
+def check_answers(
+    device: str, *, geometry: Geometry | None = None, head_dims: Sequence[int] = HEAD_DIMS
+) -> Iterator[str]:
     """What is wrong with the kernel on that device: a sentence for each case that fails.
 
     Args:
         device: "cuda", or "cpu" where Triton interprets.
         geometry: tiles to check instead of the table's.
-        head_dims: the sizes of a head to check, all by default.
+        head_dims: the sizes of a head to check.
     """
     import torch
 
-    from hdplugins.sliding_window_attention.geometry import HEAD_DIMS
     from hdplugins.sliding_window_attention.reference import sliding_window_attention
 
-    for head_dim, dtype in itertools.product(head_dims or HEAD_DIMS, DTYPES):
+    for head_dim, dtype in itertools.product(head_dims, DTYPES):
         if device == "cpu" and dtype == "bfloat16":
             continue  # Triton's interpreter multiplies its bit patterns as integers
         for tokens, left, right, dilation in ((1, 16, 16, (1,)), (333, 100, 90, (1, 1, 3)), (700, 256, 256, (1,))):
@@ -109,7 +129,7 @@ def check_answers(device: str, *, geometry: Any = None, head_dims: tuple[int, ..
             token_kind[0, tokens - tokens // 4 :] = 0
             token_kind[1, :: max(1, tokens // 4)] = 2
             window = {"left": left, "right": right, "dilation": dilation, "scale": head_dim**-0.5}
-            actual = _attention(query, key, value, token_kind, global_bound=8, geometry=geometry, **window)()
+            actual = attention_call(query, key, value, token_kind, global_bound=8, geometry=geometry, **window)()
             right_answer = sliding_window_attention(
                 query.double().cpu(), key.double().cpu(), value.double().cpu(), token_kind.cpu(), **window
             )
@@ -133,16 +153,8 @@ def compare(actual: Any, right: Any, pytorch: Any) -> str | None:
     return None if error <= allowed else f"error {error:.3g} > {allowed:.3g}"
 
 
-def pairs(shape: Shape) -> int:
-    """Queries and keys that see each other, in all heads and texts."""
-    seen = 0
-    for token in range(shape.tokens):
-        first, last = max(0, token - shape.left), min(shape.tokens - 1, token + shape.right)
-        seen += last - first + 1 + min(first, shape.globals) + max(0, shape.globals - last - 1)
-    return seen * shape.heads * shape.batch
-
-
-def _why_no_gpu() -> str | None:
+def why_no_gpu() -> str | None:
+    """Why nothing can be run on a GPU here; None where it can."""
     try:
         import torch
         import triton  # noqa: F401
@@ -151,50 +163,64 @@ def _why_no_gpu() -> str | None:
     return None if torch.cuda.is_available() else "PyTorch finds none"
 
 
-def _timed(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    peak_flops, bandwidth = _ceilings(options.dtype)
-    for head_dim, tokens in itertools.product(options.head_dims, options.tokens):
-        base = {
-            "batch": max(1, options.total_tokens // tokens), "heads": HIDDEN_SIZE // head_dim,
-            "tokens": tokens, "head_dim": head_dim, "dtype": options.dtype,
-        }  # fmt: skip
-        window = Shape(**base, left=options.window, right=options.window)
+def timed_rows(
+    lengths: Sequence[int],
+    head_dims: Sequence[int],
+    *,
+    window: int,
+    total_tokens: int,
+    ceilings: Ceilings,
+    device: str,
+) -> Iterator[dict[str, Any]]:
+    """The kernel and its peers at every length.
+
+    Args:
+        lengths: tokens of a text.
+        head_dims: the sizes of a head.
+        window: tokens on each side of a query.
+        total_tokens: batch x tokens.
+        ceilings: of the device, in the dtype that is timed.
+        device: "cuda", or "cpu" where Triton interprets.
+    """
+    for head_dim, tokens in itertools.product(head_dims, lengths):
+        base = _base(head_dim, tokens, total_tokens, ceilings.dtype)
+        in_window = Shape(**base, left=window, right=window)
         opened = Shape(**base, left=tokens, right=tokens)
-        with_global = Shape(**base, left=options.window, right=options.window, globals=1)
+        with_global = Shape(**base, left=window, right=window, globals=1)
         for case, shape, make in (
-            ("window", window, _ours),
+            ("window", in_window, _ours),
             ("window, 1 global", with_global, _ours),
-            ("FlexAttention window", window, _flex),
+            ("FlexAttention window", in_window, _flex),
             ("open window", opened, _ours),
             ("torch SDPA dense", opened, _sdpa),
         ):
-            yield _row(case, shape, make(shape), peak_flops, bandwidth)
+            yield _row(case, shape, make(shape, device), ceilings)
 
 
-def _tuned(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def tuned_rows(
+    tokens: int, head_dims: Sequence[int], *, window: int, total_tokens: int, ceilings: Ceilings, device: str
+) -> Iterator[dict[str, Any]]:
+    """The kernel with other tiles than the table's; arguments as of `timed_rows`."""
     from triton.runtime.errors import OutOfResources
 
-    peak_flops, bandwidth = _ceilings(options.dtype)
-    tokens = max(options.tokens)
-    for head_dim in options.head_dims:
-        shape = Shape(
-            batch=max(1, options.total_tokens // tokens), heads=HIDDEN_SIZE // head_dim, tokens=tokens,
-            head_dim=head_dim, dtype=options.dtype, left=options.window, right=options.window, globals=1,
-        )  # fmt: skip
-        for geometry in _candidates(head_dim, options.dtype):
+    for head_dim in head_dims:
+        base = _base(head_dim, tokens, total_tokens, ceilings.dtype)
+        shape = Shape(**base, left=window, right=window, globals=1)
+        for geometry in _candidates(head_dim, ceilings.dtype, device):
             try:
-                yield {
-                    **_row("tiles", shape, _ours(shape, geometry), peak_flops, bandwidth), "geometry": asdict(geometry)
-                }  # fmt: skip
+                yield {**_row("tiles", shape, _ours(shape, device, geometry), ceilings), "geometry": asdict(geometry)}
             except OutOfResources as error:
                 print(f"{geometry} does not fit: {error}", file=sys.stderr)
 
 
-def _candidates(head_dim: int, dtype: str) -> Iterator[Any]:
-    """The table's tiles first, then others."""
-    from hdplugins.sliding_window_attention.geometry import Geometry
+def _base(head_dim: int, tokens: int, total_tokens: int, dtype: str) -> dict[str, Any]:
+    heads, batch = HIDDEN_SIZE // head_dim, max(1, total_tokens // tokens)
+    return {"batch": batch, "heads": heads, "tokens": tokens, "head_dim": head_dim, "dtype": dtype}
 
-    table = _geometry(head_dim, dtype)
+
+def _candidates(head_dim: int, dtype: str, device: str) -> Iterator[Geometry]:
+    """The table's tiles first, then others."""
+    table = _geometry(head_dim, dtype, device)
     yield table
     heads = {table.head, 1 << (head_dim.bit_length() - 1)}
     for queries, keys, warps, stages, head in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads):
@@ -203,10 +229,15 @@ def _candidates(head_dim: int, dtype: str) -> Iterator[Any]:
             yield geometry
 
 
-def _row(case: str, shape: Shape, call: Callable[[], Any], peak_flops: float, bandwidth: float) -> dict[str, Any]:
-    flops = 4 * shape.head_dim * pairs(shape)
+def _row(case: str, shape: Shape, call: Callable[[], Any], ceilings: Ceilings) -> dict[str, Any]:
+    seen = pairs(
+        tokens=shape.tokens, heads=shape.heads, global_tokens=shape.globals, left=shape.left, right=shape.right
+    )
+    flops = 4 * shape.head_dim * shape.batch * seen
     moved_bytes = 4 * shape.batch * shape.heads * shape.tokens * shape.head_dim * (4 if shape.dtype == "float32" else 2)
-    median_ms, p20_ms, p80_ms = _quantiles_ms(call)
+    times = times_ms(call, device=ceilings.device, least_s=_REPEAT_SECONDS)
+    p20_ms, _, _, p80_ms = statistics.quantiles(times, n=5)
+    median_ms = statistics.median(times)
     return {
         "case": case,
         **asdict(shape),
@@ -214,82 +245,72 @@ def _row(case: str, shape: Shape, call: Callable[[], Any], peak_flops: float, ba
         "p20_ms": p20_ms,
         "p80_ms": p80_ms,
         "tflops_in_window": flops / median_ms / 1e9,
-        "roofline_ms": max(flops / peak_flops, moved_bytes / bandwidth) * 1e3,
+        "roofline_ms": max(flops / ceilings.matmul_flops_per_s, moved_bytes / ceilings.copy_bytes_per_s) * 1e3,
     }
 
 
-def _quantiles_ms(call: Callable[[], Any]) -> tuple[float, float, float]:
-    """Median, p20 and p80 of replays of one captured call."""
-    import torch
-    import triton.testing
-
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        for _ in range(3):  # compiles, and allocates what is cached
-            call()
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    return tuple(triton.testing.do_bench(graph.replay, rep=_REPEAT_MS, quantiles=list(_QUANTILES)))
-
-
-def _ceilings(dtype: str) -> tuple[float, float]:
-    """Floating-point operations and bytes a second, of the fastest matrix product and copy that PyTorch does here."""
+def _ours(shape: Shape, device: str, geometry: Geometry | None = None) -> Callable[[], Any]:
     import torch
 
-    size = 8192
-    left, right = (torch.randn(size, size, device="cuda", dtype=getattr(torch, dtype)) for _ in range(2))
-    product_ms = _quantiles_ms(lambda: left @ right)[0]
-    source = torch.randn(2**28, device="cuda")
-    target = torch.empty_like(source)
-    copy_ms = _quantiles_ms(lambda: target.copy_(source))[0]
-    return 2 * size**3 / product_ms * 1e3, 2 * source.nbytes / copy_ms * 1e3
-
-
-def _ours(shape: Shape, geometry: Any = None) -> Callable[[], Any]:
-    import torch
-
-    query, key, value = _tensors(shape)
-    token_kind = torch.ones(shape.batch, shape.tokens, dtype=torch.int32, device="cuda")
+    query, key, value = _tensors(shape, device)
+    token_kind = torch.ones(shape.batch, shape.tokens, dtype=torch.int32, device=device)
     token_kind[:, : shape.globals] = 2
-    return _attention(
+    return attention_call(
         query, key, value, token_kind,
         left=shape.left, right=shape.right, dilation=(1,), scale=shape.head_dim**-0.5, global_bound=shape.globals,
         geometry=geometry,
     )  # fmt: skip
 
 
-def _sdpa(shape: Shape) -> Callable[[], Any]:
+def _sdpa(shape: Shape, device: str) -> Callable[[], Any]:
     import torch
 
-    query, key, value = _tensors(shape)
+    query, key, value = _tensors(shape, device)
     return lambda: torch.nn.functional.scaled_dot_product_attention(query, key, value)
 
 
-def _flex(shape: Shape) -> Callable[[], Any]:
+def _flex(shape: Shape, device: str) -> Callable[[], Any]:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     def near(batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
         return (key_index - query_index <= shape.right) & (query_index - key_index <= shape.left)
 
-    query, key, value = _tensors(shape)
-    mask = create_block_mask(near, None, None, shape.tokens, shape.tokens, device="cuda")
-    compiled = torch.compile(flex_attention, dynamic=False)
-    return lambda: compiled(query, key, value, block_mask=mask)
+    allow_many_shapes()
+    query, key, value = _tensors(shape, device)
+    mask = create_block_mask(near, None, None, shape.tokens, shape.tokens, device=device)
+    # A rehearsal does without the compiler, which takes half a minute a shape there.
+    attention = torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention
+    return lambda: attention(query, key, value, block_mask=mask)
 
 
-def _attention(query: Any, key: Any, value: Any, token_kind: Any, *, geometry: Any, **attributes: Any) -> Any:
-    """A call of the kernel that allocates nothing; output and workspace hold NaN before the first."""
+def allow_many_shapes() -> None:
+    """Let FlexAttention be compiled for every shape: from the ninth on PyTorch would run it uncompiled."""
+    import torch._dynamo
+
+    torch._dynamo.config.recompile_limit = _MOST_COMPILED_SHAPES
+    torch._dynamo.config.fail_on_recompile_limit_hit = True
+
+
+def attention_call(
+    query: Any, key: Any, value: Any, token_kind: Any, *, geometry: Geometry | None = None, **attributes: Any
+) -> Callable[[], Any]:
+    """A call of the kernel that allocates nothing; output and workspace hold NaN before the first.
+
+    Args:
+        query: [batch, heads, tokens, head_dim], on a GPU, or on the CPU where Triton interprets.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        token_kind: [batch, tokens], int32.
+        geometry: tiles instead of the table's.
+        attributes: of the operator, all of them.
+    """
     import torch
 
-    from hdplugins.sliding_window_attention.geometry import workspace_bytes
     from hdplugins.sliding_window_attention.triton_kernel import launch
 
     batch, _, tokens, head_dim = query.shape
-    tiles = geometry or _geometry(head_dim, str(query.dtype).removeprefix("torch."))
+    tiles = geometry or _geometry(head_dim, str(query.dtype).removeprefix("torch."), query.device.type)
     out = torch.full_like(query, torch.nan)
     size = workspace_bytes(batch, tokens, attributes["global_bound"])
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=query.device)
@@ -301,17 +322,22 @@ def _attention(query: Any, key: Any, value: Any, token_kind: Any, *, geometry: A
     return call
 
 
-def _geometry(head_dim: int, dtype: str) -> Any:
+def _geometry(head_dim: int, dtype: str, device: str) -> Geometry:
+    return geometry_for(architecture_of(device), head_dim, dtype)
+
+
+def architecture_of(device: str) -> int:
+    """Compute capability as in sm_90: 90; of the CPU, the one whose tiles a rehearsal uses."""
     import torch
 
-    from hdplugins.sliding_window_attention.geometry import geometry_for
-
+    if device == "cpu":
+        return _INTERPRETED_ARCHITECTURE
     major, minor = torch.cuda.get_device_capability()
-    return geometry_for(10 * major + minor, head_dim, dtype)
+    return 10 * int(major) + int(minor)
 
 
-def _tensors(shape: Shape) -> tuple[Any, Any, Any]:
-    return _random(shape.batch, shape.heads, shape.tokens, shape.head_dim, shape.dtype, "cuda")
+def _tensors(shape: Shape, device: str) -> tuple[Any, Any, Any]:
+    return _random(shape.batch, shape.heads, shape.tokens, shape.head_dim, shape.dtype, device)
 
 
 def _random(batch: int, heads: int, tokens: int, head_dim: int, dtype: str, device: str) -> tuple[Any, Any, Any]:
@@ -323,13 +349,18 @@ def _random(batch: int, heads: int, tokens: int, head_dim: int, dtype: str, devi
     return query, key, value
 
 
-def _compiled() -> Iterator[dict[str, Any]]:
+def compiled_rows(
+    *,
+    architectures: Sequence[int] = ARCHITECTURES,
+    dtypes: Sequence[str] = DTYPES,
+    head_dims: Sequence[int] = HEAD_DIMS,
+) -> Iterator[dict[str, Any]]:
+    """Registers and spills of the kernel, compiled ahead of time; no GPU is needed."""
     from hdplugins.aot import compile_kernels
-    from hdplugins.sliding_window_attention.geometry import HEAD_DIMS, kernel_sources
 
-    for dtype, head_dim in itertools.product(DTYPES, HEAD_DIMS):
+    for dtype, head_dim in itertools.product(dtypes, head_dims):
         start = time.perf_counter()
-        kernels = compile_kernels(kernel_sources(head_dim=head_dim, dtype=dtype, architectures=ARCHITECTURES))
+        kernels = compile_kernels(kernel_sources(head_dim=head_dim, dtype=dtype, architectures=architectures))
         seconds = time.perf_counter() - start
         for kernel in kernels:
             if kernel.function == "attend":
@@ -340,20 +371,20 @@ def _compiled() -> Iterator[dict[str, Any]]:
                 }  # fmt: skip
 
 
-def _report(rows: Iterator[dict[str, Any]], output: Path | None, environment: dict[str, Any]) -> int:
+def _report(rows: Iterator[dict[str, Any]], output: Path | None, about: dict[str, Any]) -> int:
     done = []
     for row in rows:
         done.append(row)
-        print(_line(row), flush=True)
+        print(line(row), flush=True)
         if output:
             with output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**row, **environment}) + "\n")
-    for verdict in _verdicts(done, environment.get("gpu", "")):
+                file.write(json.dumps({**row, **about}) + "\n")
+    for verdict in verdicts(done, about["environment"].get("gpu", "")):
         print(verdict)
     return 0
 
 
-def _line(row: dict[str, Any]) -> str:
+def line(row: dict[str, Any]) -> str:
     if row["case"] == "compile":
         return (
             f"{row['dtype']:<9} d{row['head_dim']:<4} sm_{row['architecture']:<4} {row['registers']:>3} registers  "
@@ -368,7 +399,7 @@ def _line(row: dict[str, Any]) -> str:
     )
 
 
-def _verdicts(rows: list[dict[str, Any]], gpu: str) -> Iterator[str]:
+def verdicts(rows: list[dict[str, Any]], gpu: str) -> Iterator[str]:
     """Whether the targets are met, where what they speak of was measured."""
     by_case = {(row["case"], row.get("head_dim"), row.get("tokens")): row for row in rows if row["case"] != "compile"}
     ratios = [
@@ -392,27 +423,12 @@ def _verdicts(rows: list[dict[str, Any]], gpu: str) -> Iterator[str]:
         yield f"open window at d{wanted_head_dim}: {max(rates):.0f} TFLOP/s at best, target {wanted:.0f}: {verdict}"
 
 
-def _environment() -> dict[str, Any]:
+def _about() -> dict[str, Any]:
     return {
         "benchmark": "gpu_kernels",
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in ("hdexport", "torch", "triton")},
-    }
-
-
-def _gpu() -> dict[str, Any]:
-    import torch
-
-    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
-    major, minor = torch.cuda.get_device_capability()
-    return {
-        "gpu": torch.cuda.get_device_name(),
-        "capability": f"{major}.{minor}",
-        "driver": driver,
-        "cuda": torch.version.cuda,
+        "environment": environment(),
     }
 
 

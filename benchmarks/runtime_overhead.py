@@ -19,7 +19,6 @@ import importlib.metadata
 import json
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,7 +30,8 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from measure import Figure, Target, compare, read_options, report, timed, with_growth
+from hdexport.bench.measure import timed, with_growth
+from targets import Figure, Target, compare, output_of, read_options, report
 
 CALL_LENGTHS = (128, 1024)
 CASES = (*(f"session {tokens}" for tokens in CALL_LENGTHS), "embed", "sentence-transformers", "load")
@@ -56,6 +56,7 @@ _CHOOSE = "choose a batch size"
 _WARM_UP_TEXTS = 8
 _TEXTS_COMPARED = 50
 
+# Nothing of ours measures here: what it imports, `import hdruntime` would find imported.
 _LOAD = """
 import json, sys, time
 
@@ -89,7 +90,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         _make_models(Path(folder), options.positions)
         arguments = ["--models", folder, *(f"--{name}={value}" for name, value in shape.items())]
-        chosen = _output([__file__, "--case", _CHOOSE, *arguments])
+        chosen = output_of([__file__, "--case", _CHOOSE, *arguments])
         result = compare(
             __file__,
             CASES,
@@ -147,7 +148,7 @@ def _make_models(models: Path, positions: int) -> None:
 def _measured(options: argparse.Namespace) -> dict[str, Any]:
     bundle, threads = options.models / "bundle", options.threads
     if options.case == "load":
-        return _output(["-c", _LOAD, str(bundle), str(threads)])
+        return output_of(["-c", _LOAD, str(bundle), str(threads)])
     if options.case.startswith("session"):
         return _call_overhead(bundle, int(options.case.split()[1]), threads=threads)
     texts = mixed_texts(bundle / "tokenizer.json", number=options.texts, longest=options.longest)
@@ -159,13 +160,6 @@ def _measured(options: argparse.Namespace) -> dict[str, Any]:
     if options.case == _CHOOSE:
         return _fastest_batch_size(encode, texts)
     return _embedding_figures(lambda some: encode(some, options.batch_size), texts)
-
-
-def _output(arguments: Sequence[str]) -> dict[str, Any]:
-    """The last line that a Python process prints, which is JSON."""
-    output = subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.PIPE, text=True).stdout
-    decoded: dict[str, Any] = json.loads(output.splitlines()[-1])
-    return decoded
 
 
 def _call_overhead(bundle: Path, tokens: int, *, threads: int) -> dict[str, Any]:

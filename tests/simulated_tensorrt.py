@@ -62,6 +62,11 @@ class TensorIOMode(enum.Enum):
     OUTPUT = 2
 
 
+class EngineStat(enum.Enum):
+    TOTAL_WEIGHTS_SIZE = 0
+    STRIPPED_WEIGHTS_SIZE = 1
+
+
 class ExecutionContextAllocationStrategy(enum.Enum):
     STATIC = 0
     ON_PROFILE_CHANGE = 1
@@ -117,11 +122,13 @@ class SimulatedTensorRt(ModuleType):
         made: how many there ever were.
         caches: runtime caches, in order of their making.
         scratch_bytes: scratch memory of a token.
+        weights_bytes: weights of every engine.
         shapes_run: the shapes of all batches that were enqueued, in order: (batch, tokens).
     """
 
     DataType = DataType
     TensorIOMode = TensorIOMode
+    EngineStat = EngineStat
     ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
     CudaGraphStrategy = CudaGraphStrategy
     DynamicShapesKernelSpecializationStrategy = DynamicShapesKernelSpecializationStrategy
@@ -135,6 +142,7 @@ class SimulatedTensorRt(ModuleType):
         self.contexts = self.made = 0
         self.caches: list[IRuntimeCache] = []
         self.scratch_bytes = 64
+        self.weights_bytes = 12345
         self.shapes_run: list[tuple[int, int]] = []
         self._registry = PluginRegistry()
 
@@ -211,6 +219,9 @@ class ICudaEngine:
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, int]]:
         batch, tokens = self._profiles[profile_index]
         return list(zip(batch, tokens, strict=True))
+
+    def get_engine_stat(self, stat: EngineStat = EngineStat.TOTAL_WEIGHTS_SIZE) -> int:
+        return self._trt.weights_bytes if stat is EngineStat.TOTAL_WEIGHTS_SIZE else -1
 
     def create_runtime_config(self) -> IRuntimeConfig:
         return IRuntimeConfig(self._trt) if self._trt.__name__ == "tensorrt_rtx" else PlainRuntimeConfig()

@@ -12,6 +12,8 @@ from types import ModuleType
 import pytest
 import torch
 
+from hdexport.bench.results import Ceilings
+
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu_kernels.py"
 
 
@@ -40,14 +42,23 @@ def test_without_a_gpu_it_says_so_and_exits_with_3(tmp_path: Path) -> None:
     assert not results.exists()
 
 
-@pytest.mark.parametrize(("left", "right", "globals_"), [(3, 3, 0), (2, 5, 1), (4, 0, 7), (50, 50, 2)])
-def test_the_work_counted_is_that_of_the_operator(left: int, right: int, globals_: int, benchmark: ModuleType) -> None:
-    shape = benchmark.Shape(
-        batch=2, heads=3, tokens=20, head_dim=64, dtype="float16", left=left, right=right, globals=globals_
-    )
+def test_rates_count_the_work_inside_the_window_and_the_roofline_is_the_slower_of_two(
+    benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two texts of 20 tokens in three heads of 64; a token sees 4 + 1 + 5 others, but at the ends, and one global."""
+    monkeypatch.setattr(benchmark, "times_ms", lambda call, **_: [3.0, 2.0, 2.0, 1.0])
+    shape = benchmark.Shape(batch=2, heads=3, tokens=20, head_dim=64, dtype="float16", left=4, right=5, globals=1)
     offset = torch.arange(20) - torch.arange(20)[:, None]
-    seen = ((offset >= -left) & (offset <= right)) | (torch.arange(20) < globals_)
-    assert benchmark.pairs(shape) == 2 * 3 * int(seen.sum())
+    seen = ((offset >= -4) & (offset <= 5)) | (torch.arange(20) < 1)
+    flops, moved_bytes = 4 * 64 * 2 * 3 * int(seen.sum()), 4 * (2 * 3 * 20 * 64) * 2
+    for flops_per_s, bytes_per_s, roofline_ms in ((flops, 1e12, 1e3), (1e12, moved_bytes / 2, 2e3)):
+        ceilings = Ceilings(
+            device="cuda", dtype="float16", matmul_flops_per_s=flops_per_s, copy_bytes_per_s=bytes_per_s
+        )
+        row = benchmark._row("window", shape, lambda: None, ceilings)
+        assert row["tflops_in_window"] == pytest.approx(flops / 2e-3 / 1e12)
+        assert row["roofline_ms"] == pytest.approx(roofline_ms)
+        assert (row["median_ms"], row["left"], row["globals"]) == (2.0, 4, 1)
 
 
 def test_a_wrong_answer_is_refused(benchmark: ModuleType) -> None:
@@ -65,11 +76,16 @@ def test_a_wrong_answer_is_refused(benchmark: ModuleType) -> None:
 def test_the_check_that_precedes_timing_runs_the_kernel() -> None:
     pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
     program = (
-        "import sys; sys.path.insert(0, sys.argv[1]); from gpu_kernels import check_answers\n"
+        "import sys; sys.path.insert(0, sys.argv[1]); from gpu_kernels import check_answers, timed_rows\n"
+        "from hdexport.bench.results import Ceilings\n"
         "from hdplugins.sliding_window_attention import reference\n"
         "from hdplugins.sliding_window_attention.geometry import Geometry\n"
         "check = lambda: list(check_answers('cpu', geometry=Geometry(64, 32, 16, 4, 2, 32), head_dims=(32,)))\n"
         "assert check() == [], check()\n"
+        "sys.modules['gpu_kernels']._REPEAT_SECONDS = 0\n"
+        "nothing = Ceilings(device='cpu', dtype='float16', matmul_flops_per_s=1, copy_bytes_per_s=1)\n"
+        "rows = timed_rows((32,), (128,), window=8, total_tokens=32, ceilings=nothing, device='cpu')\n"
+        "assert len(list(rows)) == 5\n"
         "attention = reference.sliding_window_attention\n"
         "wider = lambda *tensors, left, **rest: attention(*tensors, left=left + 1, **rest)\n"
         "reference.sliding_window_attention = wider\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hdexport.bench.processes import Outcome, run_process
+from hdexport.bench.results import Status
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -23,7 +25,7 @@ BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 def benchmarks_are_importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield
-    for name in ("measure", "runtime_overhead"):
+    for name in ("targets", "runtime_overhead"):
         sys.modules.pop(name, None)
 
 
@@ -58,26 +60,24 @@ def test_the_script_measures_every_case(
     tmp_path: Path,
 ) -> None:
     """Its own child processes run in this one, which has PyTorch loaded; their memory says nothing about a case."""
-    import measure
+    import targets
 
-    run_elsewhere = subprocess.run
-
-    def run_here(command: list[str], **options: Any) -> subprocess.CompletedProcess[str]:
-        if command[1] != script.__file__:
-            return run_elsewhere(command, **options)
+    def run_here(arguments: list[str], **options: Any) -> Outcome:
+        if arguments[0] != script.__file__:
+            return run_process(arguments, **options)
         printed = io.StringIO()
         with monkeypatch.context() as child, redirect_stdout(printed):
-            child.setattr(sys, "argv", command[1:])
+            child.setattr(sys, "argv", arguments)
             assert script.main() == 0
-        return subprocess.CompletedProcess(command, 0, printed.getvalue())
+        output = json.loads(printed.getvalue().splitlines()[-1])
+        return Outcome(status=Status.OK, output=output, reason=None, peak_rss_bytes=0)
 
     results = tmp_path / "results.jsonl"
     command = "runtime_overhead.py --texts 40 --longest 60 --positions 1030 --threads 1 --rounds 1 --output"
     monkeypatch.setattr(sys, "argv", [*command.split(), str(results)])
-    monkeypatch.setattr(subprocess, "run", run_here)
+    monkeypatch.setattr(targets, "run_process", run_here)
     monkeypatch.setattr(script, "_CALL_TOKENS", 512)
-    monkeypatch.setattr(measure, "_memory_bytes", {"VmRSS": 1, "VmHWM": 3}.__getitem__)
-    monkeypatch.setattr(measure, "_reset_peak", lambda: None)
+    monkeypatch.setattr(script, "with_growth", lambda call: (call(), 2))
     status = script.main()
     (result,) = map(json.loads, results.read_text().splitlines())
     assert set(result["cases"]) == set(script.CASES)
@@ -144,12 +144,12 @@ def test_the_fastest_batch_size_is_chosen(script: ModuleType) -> None:
 def test_a_figure_can_be_a_target_by_itself(
     at_most: float, status: int, verdict: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import measure
+    import targets
 
     fake = tmp_path / "fake.py"
     fake.write_text('print(\'{"latency_ms": 250.0, "cpu_ms": 1.0, "growth_bytes": 1}\')')
-    target = measure.Target("load", None, measure.Figure.LATENCY, at_most)
-    result = measure.compare(str(fake), ["load"], [target], rounds=2, arguments=[], same_answers={})
+    target = targets.Target("load", None, targets.Figure.LATENCY, at_most)
+    result = targets.compare(str(fake), ["load"], [target], rounds=2, arguments=[], same_answers={})
     assert result["cases"]["load"] == {"latency_ms": 250.0, "cpu_ms": 1.0, "growth_bytes": 1}
-    assert measure.report(result, None) == status
+    assert targets.report(result, None) == status
     assert f"  load, latency: 250.000 (250.000 to 250.000), target {at_most:g}: {verdict}" in capsys.readouterr().out

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from hdexport.attention_spec import check_window
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.engines import EngineOptions, build_engines, check_engine_options
+from hdexport.garbage_collection import rare_garbage_collection
 from hdexport.global_attention import global_attention_of
 from hdexport.positions import DEFAULT_ALPHA, Scheme
 from hdexport.progress import Progress
@@ -107,26 +108,12 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     """
     progress = progress or Progress()
     check_engine_options(options.engines)
-    with staged_bundle(options.output, force=options.force) as directory:
+    with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
         progress.step("Reading the checkpoint")
         checkpoint = find_checkpoint(options.model)
-        task = options.task or checkpoint.task()
-        model = checkpoint.load(task, allow_pickle=options.allow_pickle)
-        _check_window(model, checkpoint, options, progress)
-        global_attention = global_attention_of(checkpoint.family, model.config, task, max_global=options.max_global)
-        positions = _extend(model, checkpoint, options, progress)
-        progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-        module = _graph_module(model, checkpoint, task, global_attention, options)
-        portable = _export(module, directory, options)
-        progress.step("Lowering for ONNX Runtime on a CPU")
-        _lower_for_cpu(portable, directory)
-        engines = build_engines(portable, directory, options.engines, dtype=options.precision, progress=progress)
-        manifest = dataclasses.replace(
-            _describe(portable, module, checkpoint, task, positions, options),
-            engines=engines,
-            global_attention=global_attention,
-            tokenizer=write_tokenizer(checkpoint, directory),
-        )
+        manifest = _write_graphs(checkpoint, directory, options, progress)
+        # After the model is gone from memory, in whose place the vocabulary then is.
+        manifest = dataclasses.replace(manifest, tokenizer=write_tokenizer(checkpoint, directory))
         shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
         manifest = seal(directory, manifest)
         if options.verify:
@@ -134,6 +121,27 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             manifest = _verify(Bundle(directory, manifest), checkpoint, options, progress.result)
         progress.step("Writing the bundle")
     return manifest
+
+
+def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions, progress: Progress) -> Manifest:
+    """Write the graphs and engines; returns the manifest but for what is not of them."""
+    task = options.task or checkpoint.task()
+    model = checkpoint.load(task, allow_pickle=options.allow_pickle)
+    _check_window(model, checkpoint, options, progress)
+    global_attention = global_attention_of(checkpoint.family, model.config, task, max_global=options.max_global)
+    positions = _extend(model, checkpoint, options, progress)
+    progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
+    module = _graph_module(model, checkpoint, task, global_attention, options)
+    parameters = sum(parameter.numel() for parameter in module.parameters())
+    portable = _export(module, directory, options)
+    progress.step("Lowering for ONNX Runtime on a CPU")
+    _lower_for_cpu(portable, directory)
+    engines = build_engines(portable, directory, options.engines, dtype=options.precision, progress=progress)
+    return dataclasses.replace(
+        _describe(portable, module, checkpoint, task, positions, options, parameters=parameters),
+        engines=engines,
+        global_attention=global_attention,
+    )
 
 
 def _check_window(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> None:
@@ -213,20 +221,34 @@ def _graph_module(
 
 
 def _export(module: GraphModule, directory: Path, options: BuildOptions) -> onnx_ir.Model:
-    """Trace, complete and write the portable graph, and read it back with its weights on disk."""
+    """Trace, complete and write the portable graph, and read it back with its weights on disk; those of `module` go."""
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
     from hdexport.passes.attach_functions import attach_functions
+    from hdexport.passes.lay_out_weights import lay_out_weights
     from hdexport.tracing import trace
 
     model = trace(module, max_len=options.max_len, vocab_size=module.model.config.vocab_size)
     attach_functions(model)
     ClearMetadataAndDocStringPass()(model)
+    lay_out_weights(model)
     model.producer_name = "hdexport"
     path = directory / _PORTABLE_FILE
     ir.save(model, path, external_data=_WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)
+    _let_go_of_weights(module, model)
     return ir.load(path)
+
+
+def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
+    """Free the memory of what is on the disk: whoever holds the module or the graph holds no weights with it.
+
+    The rewrite rules of onnxscript, which live as long as the process, remember all that was in the last graph.
+    """
+    for value in model.graph.initializers.values():
+        value.const_value = None
+    for tensor in (*module.parameters(), *module.buffers()):
+        tensor.data = tensor.data.new_empty(0)
 
 
 def _lower_for_cpu(portable: onnx_ir.Model, directory: Path) -> None:
@@ -244,6 +266,8 @@ def _describe(
     task: Task,
     positions: Positions,
     options: BuildOptions,
+    *,
+    parameters: int,
 ) -> Manifest:
     from hdexport.passes.graph_nodes import operator_nodes, operator_of
 
@@ -260,7 +284,7 @@ def _describe(
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
-        parameters=sum(parameter.numel() for parameter in module.parameters()),
+        parameters=parameters,
         positions=positions,
         attention=dict(Counter(f"{node.domain}::{operator_of(node).name}" for node in operator_nodes(portable))),
         windows=tuple(node.attributes["left"].as_int() for node in operator_nodes(portable, "SlidingWindowAttention")),

@@ -178,7 +178,9 @@ class Checkpoint:
             )
 
     def _check_finite(self, model: PreTrainedModel) -> None:
-        wrong = [name for name, weight in model.named_parameters() if not weight.isfinite().all()]
+        # Smallest and largest in one pass that makes no temporary of a weight's size; NaN is both of them.
+        extremes = {name: weight.detach().aminmax() for name, weight in model.named_parameters() if weight.numel()}
+        wrong = [name for name, (low, high) in extremes.items() if not (low.isfinite() and high.isfinite())]
         if wrong:
             raise ModelError(
                 f"{self.path} has weights that are NaN or infinite: {', '.join(wrong[:3])}"

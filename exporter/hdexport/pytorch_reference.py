@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["Reference", "reference_of", "use_dense_masks"]
+__all__ = ["Reference", "positions_of", "reference_of", "use_dense_masks"]
 
 import functools
 import inspect
 from collections.abc import Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hdexport.checkpoint import Checkpoint
+from hdexport.families import Family
+from hdexport.positions import DEFAULT_ALPHA, Scheme
 from hdexport.tasks import Task
 from hdruntime.bundle import Bundle
 from hdruntime.errors import ModelError
-from hdruntime.manifest import Window
+from hdruntime.manifest import Manifest, Window
 
 if TYPE_CHECKING:
     import torch
@@ -120,7 +123,6 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         ModelError: the checkpoint is not the one that the bundle was built from.
     """
     from hdexport.heads import GraphModule
-    from hdexport.positions import DEFAULT_ALPHA, Scheme
     from hdexport.sentence_pooling import sentence_pooling
     from hdexport.surgery import extend_positions
 
@@ -131,16 +133,8 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
         )
     model = checkpoint.load(task, allow_pickle=allow_pickle)
-    scheme = Scheme(manifest.positions.scheme)
-    # The library may pad a text, and look up positions for the padding; what stands in those rows does not matter.
-    padded_len = checkpoint.family.padded_tokens(model.config, manifest.max_len)
-    positions = extend_positions(
-        model,
-        checkpoint.family,
-        max_len=padded_len,
-        scheme=Scheme.TILE if scheme is Scheme.NONE and padded_len > manifest.max_len else scheme,
-        alpha=DEFAULT_ALPHA if manifest.positions.alpha is None else manifest.positions.alpha,
-    )
+    max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
+    positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)
     if positions.base != manifest.positions.base:
         raise ModelError(
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
@@ -166,6 +160,22 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         global_bound=0 if manifest.global_attention is None else manifest.global_attention.bound,
         special_ids=[pad_token_id, 0, 1, 2, 3],
     )
+
+
+def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) -> tuple[int, Scheme, float]:
+    """How many positions the library's own model needs to answer what a bundle does, their scheme and its alpha.
+
+    Args:
+        manifest: of the bundle.
+        family: of the model.
+        config: content of the checkpoint's ``config.json``.
+    """
+    # The library may pad a text, and look up positions for the padding; what stands in those rows does not matter.
+    max_len = family.padded_tokens(SimpleNamespace(**config), manifest.max_len)
+    scheme, alpha = Scheme(manifest.positions.scheme), manifest.positions.alpha
+    if scheme is Scheme.NONE and max_len > manifest.max_len:
+        scheme = Scheme.TILE
+    return max_len, scheme, DEFAULT_ALPHA if alpha is None else alpha
 
 
 def use_dense_masks(model: PreTrainedModel, window: Window) -> None:

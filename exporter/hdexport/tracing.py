@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from hdexport.heads import OUTPUTS_OF_TASK, GraphModule
+from hdexport.passes.repeat_layers import repeat_layers
+from hdexport.repeated_layers import layers_traced_once
 from hdplugins import ONNX_OPSET
 from hdruntime.errors import ExportError
 
@@ -53,7 +55,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
     # was frozen is checked on the graph below.
     axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
     try:
-        with torch.inference_mode(), warnings.catch_warnings(), _quiet_exporter():
+        with torch.inference_mode(), warnings.catch_warnings(), _quiet_exporter(), layers_traced_once(module):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
@@ -64,11 +66,15 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
                 dynamic_shapes=dict.fromkeys(inputs, axes),
                 input_names=list(inputs),
                 output_names=list(OUTPUTS_OF_TASK[module.task]),
+                optimize=False,  # not before it is whole
             )
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportError(f"PyTorch could not export the model: {_root_cause(error)}") from error
     if program is None:
         raise ExportError("PyTorch's exporter returned no graph.")
+    copies = repeat_layers(program.model)
+    logger.debug("%d layers repeat one that was traced.", copies)
+    program.optimize()
     _name_axes(program.model, module)
     return program.model
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["Check", "summary", "verify_bundle"]
 
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 import hdruntime
 from hdexport.comparison import Comparison, compare
+from hdexport.memory import free_bytes
 from hdexport.pytorch_reference import Reference
 from hdexport.tasks import Task
 from hdexport.verify_grid import LONGEST_CHECKED, Case, cases
@@ -105,7 +105,7 @@ def verify_bundle(
         report("-[-] padding left: not checked: Hugging Face's classifier reads token 0, and a window sees no padding")
     # All of PyTorch's answers come first: its threads and ONNX Runtime's spin, and would take turns to wait.
     expected = {case: _expected(case, reference) for case in grid}
-    limit_bytes = _free_memory_bytes() // 2 if thorough else _SCORES_LIMIT_BYTES
+    limit_bytes = (free_bytes() or 2 * _SCORES_LIMIT_BYTES) // 2 if thorough else _SCORES_LIMIT_BYTES
     checks = []
     for graph in manifest.graphs:
         if graph.dtype == "bfloat16":
@@ -126,6 +126,7 @@ def verify_bundle(
                 check = _not_finite(bundle, graph, case)
             report(check.line())
             checks.append(check)
+        del run  # and with it the graph's weights, before the next graph's are loaded
     if manifest.max_len > longest:
         report(f"-[-] lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
     for engine in manifest.engines:
@@ -189,10 +190,6 @@ def _runner(bundle: Bundle, graph: GraphFile) -> _Run:
         return dict(zip(outputs, portable.run(outputs, feeds | types), strict=True))
 
     return run
-
-
-def _free_memory_bytes() -> int:
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _scores_bytes(graph: GraphFile, case: Case, manifest: Manifest) -> int:

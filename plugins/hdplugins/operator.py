@@ -15,7 +15,7 @@ class Operator:
     """The specification of one operator of the ONNX domain ``hdexport``.
 
     A face is a module of the operator's folder: ``reference`` (the semantics), ``onnx_function`` (a body of
-    standard ONNX operators), ``triton_kernel`` and ``tensorrt_plugin``.
+    standard ONNX operators), ``pairs`` (how much work it is), ``triton_kernel`` and ``tensorrt_plugin``.
 
     Attributes:
         name: operator type in the graph.

@@ -18,16 +18,19 @@ __all__ = [
     "manifest_from_json",
 ]
 
-import dataclasses
 import json
-import types
-import typing
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
+from hdruntime.typed_json import (
+    JsonMismatchError,
+    MissingKeyError,
+    WrongValueError,
+    decoded,
+    json_from_dataclass,
+)
 
 
 class Backend(str, Enum):
@@ -206,7 +209,7 @@ def json_from_manifest(manifest: Manifest) -> str:
     Raises:
         ValueError: ``verification`` holds NaN or infinity, which JSON cannot.
     """
-    return json.dumps(dataclasses.asdict(manifest), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return json_from_dataclass(manifest)
 
 
 def manifest_from_json(text: str | bytes) -> Manifest:
@@ -219,9 +222,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BundleCorruptError(
-            f"The manifest is not valid JSON: {error}.\nRebuild or copy the bundle again."
-        ) from None
+        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
     # The version comes first: a newer format may have other keys.
     version = data.get("format_version") if isinstance(data, dict) else None
     if type(version) is int and version > FORMAT_VERSION:
@@ -229,85 +230,16 @@ def manifest_from_json(text: str | bytes) -> Manifest:
             f"The bundle has format version {version}; this hdexport reads up to {FORMAT_VERSION}.\n"
             "Update it with: pip install -U hdexport"
         )
-    manifest: Manifest = _decoded(data, Manifest, "manifest")
-    if manifest.format_version < 1:
-        raise _wrong("manifest.format_version", "1 or more", manifest.format_version)
-    for name in ("max_len", "vocab_size"):
-        if getattr(manifest, name) < 1:
-            raise _wrong(f"manifest.{name}", "1 or more", getattr(manifest, name))
+    try:
+        manifest: Manifest = decoded(data, Manifest, "manifest")
+        for name in ("format_version", "max_len", "vocab_size"):
+            if getattr(manifest, name) < 1:
+                raise WrongValueError(f"manifest.{name}", "1 or more", getattr(manifest, name))
+    except MissingKeyError as error:
+        raise BundleCorruptError(f"The manifest lacks {error.where}.\n{_COPY_AGAIN}") from None
+    except JsonMismatchError as error:
+        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
     return manifest
 
 
-def _decoded(value: Any, hint: Any, where: str) -> Any:
-    """The value that ``json`` gave, as the type in ``hint``."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if dataclasses.is_dataclass(hint):
-        return _decoded_dataclass(value, typing.cast(type, hint), where)
-    if origin in (typing.Union, types.UnionType):
-        return _decoded_union(value, arguments, where)
-    if origin is tuple:
-        return _decoded_tuple(value, arguments, where)
-    if origin is dict:
-        _require_type(value, dict, where)
-        return {key: _decoded(item, arguments[1], f"{where}[{key!r}]") for key, item in value.items()}
-    if hint is object:
-        return value
-    if hint is float and type(value) is int:
-        return float(value)
-    _require_type(value, hint, where)
-    return value
-
-
-def _decoded_dataclass(value: Any, cls: type, where: str) -> Any:
-    _require_type(value, dict, where)
-    hints = typing.get_type_hints(cls)
-    # A key that came later than the format has a default, so that older bundles stay readable.
-    required = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
-    missing = [name for name in hints if name in required and name not in value]
-    if missing:
-        raise BundleCorruptError(f"The manifest lacks {where}.{missing[0]}.\nRebuild or copy the bundle again.")
-    given = {name: hint for name, hint in hints.items() if name in value}
-    return cls(**{name: _decoded(value[name], hint, f"{where}.{name}") for name, hint in given.items()})
-
-
-def _decoded_union(value: Any, alternatives: tuple[Any, ...], where: str) -> Any:
-    if value is None and types.NoneType in alternatives:
-        return None
-    scalars = [kind for kind in alternatives if kind is not types.NoneType]
-    for kind in scalars:
-        if type(value) is kind:
-            return value
-    return _decoded(value, scalars[-1], where)
-
-
-def _decoded_tuple(value: Any, arguments: tuple[Any, ...], where: str) -> tuple[Any, ...]:
-    _require_type(value, list, where)
-    if arguments[-1] is Ellipsis:
-        return tuple(_decoded(item, arguments[0], f"{where}[{i}]") for i, item in enumerate(value))
-    if len(value) != len(arguments):
-        raise _wrong(where, f"a list of {len(arguments)}", value)
-    return tuple(
-        _decoded(item, hint, f"{where}[{i}]") for i, (item, hint) in enumerate(zip(value, arguments, strict=True))
-    )
-
-
-_NAME_OF_TYPE = {
-    dict: "an object",
-    list: "a list",
-    str: "a string",
-    int: "an integer",
-    float: "a number",
-    bool: "a boolean",
-}
-
-
-def _require_type(value: Any, kind: type, where: str) -> None:
-    # `type() is`, not isinstance: True is an int in Python, and is none in a manifest.
-    if type(value) is not kind:
-        raise _wrong(where, _NAME_OF_TYPE[kind], value)
-
-
-def _wrong(where: str, expected: str, value: Any) -> BundleCorruptError:
-    shown = json.dumps(value)
-    shown = shown if len(shown) <= 60 else shown[:57] + "..."
-    return BundleCorruptError(f"{where} should be {expected}, not {shown}.\nRebuild or copy the bundle again.")
+_COPY_AGAIN = "Rebuild or copy the bundle again."

@@ -10,8 +10,10 @@ from types import ModuleType
 from hdruntime.errors import MissingDependencyError
 
 _EXTRA_OF_PACKAGE = {
+    "altair": "bench",
     "cuda": "tensorrt",
     "huggingface_hub": "export",
+    "jinja2": "bench",
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
@@ -23,6 +25,7 @@ _EXTRA_OF_PACKAGE = {
     "tensorrt_rtx": "rtx",
     "torch": "export",
     "transformers": "export",
+    "vl_convert": "bench",
 }
 """Import name of an optional package -> the extra of hdexport that installs it."""
 

@@ -121,6 +121,10 @@ class Scheduler:
         # Packed here rather than in the generator, so that what is wrong shows before the first result is asked for.
         return _Run(self, lengths, inputs_of, outputs, batch_tokens).results()
 
+    def most_rows(self, tokens: int) -> int:
+        """Rows of that length that one batch may have, as far as is known; ``sys.maxsize`` where none are too many."""
+        return min(self.runner.most_rows(tokens), self.memory.most_rows(tokens))
+
     def run_batch(self, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
         """Run one batch as it is given; in parts only where it is too large for the runner or the memory.
 
@@ -134,7 +138,7 @@ class Scheduler:
         """
         runner = self.runner
         batch, tokens = inputs["input_ids"].shape
-        if batch <= min(runner.most_rows(tokens), self.memory.most_rows(tokens)):
+        if batch <= self.most_rows(tokens):
             try:
                 return self.finished(_Batch(list(range(batch)), inputs, runner.start(inputs, outputs), False))
             except OutOfMemoryError:
@@ -276,12 +280,12 @@ class _Run:
 
     def _packed(self, rows: Iterable[int]) -> deque[list[int]]:
         """Batches as large as the memory allows, as far as is known."""
-        rows, runner, memory = list(rows), self._scheduler.runner, self._scheduler.memory
+        rows, runner = list(rows), self._scheduler.runner
         batches = pack_by_tokens(
             [self._lengths[row] for row in rows],
             batch_tokens=self._batch_tokens,
             equal_length=runner.prefers_equal_lengths,
-            most_rows=lambda tokens: min(runner.most_rows(tokens), memory.most_rows(tokens)),
+            most_rows=self._scheduler.most_rows,
         )
         return deque([rows[index] for index in batch] for batch in batches)
 

@@ -117,6 +117,28 @@ class Session:
         """Tokens that were computed since the bundle was loaded, and padding among them."""
         return self._scheduler.padding
 
+    @property
+    def engine_bytes(self) -> int | None:
+        """GPU memory of the engine's weights and contexts, as TensorRT says; None where it does not, or on a CPU.
+
+        Scratch memory of the contexts grows to what the largest batch so far needed.
+
+        Raises:
+            BackendError: the session is closed.
+        """
+        runner = self._scheduler.runner
+        return runner.engine_bytes() if isinstance(runner, DeviceRunner) else None
+
+    def most_rows(self, tokens: int) -> int:
+        """Texts of that length that a call runs in one piece; a larger batch gets its answers, too, in parts.
+
+        An engine's profiles limit it, and memory once a batch got none; ``sys.maxsize`` where nothing does.
+
+        Raises:
+            BackendError: the session is closed.
+        """
+        return self._scheduler.most_rows(tokens)
+
     def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
         """Run one batch as it is given.
 

@@ -15,8 +15,8 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hdexport.cli.gpu_memory import GpuMemory, gpu_memory
 from hdexport.cli.job_report import job_report
+from hdexport.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.jobs.input_files import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts
 from hdruntime.jobs.rows import Columns, Position

@@ -8,8 +8,10 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 
+import hdexport.passes.lay_out_weights
 from hdexport.passes.attach_functions import attach_functions
 from hdexport.passes.graph_nodes import operator_nodes
+from hdexport.passes.lay_out_weights import lay_out_weights
 from hdexport.passes.widen_to_float32 import widen_to_float32
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdruntime.errors import ExportError
@@ -125,3 +127,26 @@ def test_a_float32_graph_is_left_as_it_is() -> None:
     before = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
     assert widen_to_float32(model) == 0
     assert ir.serde.serialize_model(model).SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 20, 2**20])
+def test_weights_that_are_views_are_written_as_they_are(slice_bytes: int, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(hdexport.passes.lay_out_weights, "_SLICE_BYTES", slice_bytes)
+    numbers = np.arange(15, dtype=np.float32).reshape(3, 5)
+    arrays = {
+        "whole": numbers,
+        "transposed": numbers.T,
+        "half": numbers.astype(ml_dtypes.bfloat16).T,
+        "three axes": np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        "one column": numbers[:, 1],
+    }
+    values = [ir.Value(name=name, const_value=ir.Tensor(array, name=name)) for name, array in arrays.items()]
+    model = ir.Model(ir.Graph([], [], nodes=[], initializers=values), ir_version=10)
+    before = {name: value.const_value for name, value in model.graph.initializers.items()}
+    assert lay_out_weights(model) == 4
+    assert model.graph.initializers["whole"].const_value is before["whole"]
+    ir.save(model, tmp_path / "model.onnx", external_data="weights", size_threshold_bytes=0)
+    read = ir.load(tmp_path / "model.onnx").graph.initializers
+    for name, array in arrays.items():
+        assert read[name].const_value.dtype == before[name].dtype
+        np.testing.assert_array_equal(read[name].const_value.numpy(), array)

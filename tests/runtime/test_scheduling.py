@@ -345,9 +345,19 @@ def test_a_call_with_too_many_rows_is_cut_into_parts(
     ids = np.arange(35).reshape(7, 5) % 9
     mask = np.ones_like(ids)
     mask[:, 3:] = np.arange(7)[:, np.newaxis] % 2
-    output = open_session(runner)(input_ids=ids, attention_mask=mask)[OUTPUT]
+    session = open_session(runner)
+    output = session(input_ids=ids, attention_mask=mask)[OUTPUT]
     np.testing.assert_array_equal(output, answer(ids) * mask[..., np.newaxis])
     assert len(runner.shapes) > 1
+    assert 1 <= session.most_rows(5) < 7
+
+
+def test_a_call_that_fits_is_run_in_one_piece(open_session: Callable[[RecordingRunner], Session]) -> None:
+    runner = RecordingRunner(memory=35)
+    session = open_session(runner)
+    session(input_ids=np.full((7, 5), 4))
+    assert runner.shapes == [(7, 5)]
+    assert session.most_rows(5) == sys.maxsize
 
 
 def test_nan_in_a_part_is_named_by_the_callers_rows(open_session: Callable[[RecordingRunner], Session]) -> None:

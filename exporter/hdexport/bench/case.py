@@ -22,7 +22,7 @@ class CaseSpec:
         device: ``cpu`` or ``cuda``.
         threads: CPU threads.
         least_runs: timed at least.
-        least_seconds: the timed runs together take at least that.
+        least_seconds: the timed runs together take at least that; 0 is a probe of memory, which is not warmed up.
     """
 
     runner: str

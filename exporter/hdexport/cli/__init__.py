@@ -14,7 +14,7 @@ from typing import NoReturn
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.optional import missing_dependency
 
-COMMANDS = ("build", "rebuild", "extend", "inspect", "verify", "run", "package", "doctor")
+COMMANDS = ("build", "rebuild", "extend", "inspect", "verify", "run", "bench", "package", "doctor")
 """Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
 

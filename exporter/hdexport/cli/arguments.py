@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["add_pickle_argument", "add_position_arguments", "decimal_number", "whole_number"]
+__all__ = ["add_pickle_argument", "add_position_arguments", "decimal_number", "optional_number", "whole_number"]
 
 import argparse
 
@@ -48,6 +48,11 @@ def whole_number(option: str, text: str, *, example: int = 4096) -> int:
     if number < 1:
         raise InputError(f"{option} {text} is not above zero.\nGive a number like {option} {example}.")
     return number
+
+
+def optional_number(option: str, text: str | None, *, example: int) -> int | None:
+    """The same, or None where the option was left out."""
+    return None if text is None else whole_number(option, text, example=example)
 
 
 def decimal_number(option: str, text: str) -> float:

@@ -11,8 +11,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from hdexport.cli.gpu_memory import GpuMemory, gpu_memory
+from hdexport.cli.duration import duration_text
 from hdexport.cli.progress import StatusLine
+from hdexport.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.errors import InputError
 from hdruntime.jobs.progress import JobProgress
 
@@ -134,14 +135,8 @@ def _text(progress: JobProgress, memory: GpuMemory | None) -> str:
     if memory is not None:
         parts.append(f"GPU {memory.used_bytes / 1e9:.1f} of {memory.total_bytes / 1e9:.1f} GB")
     if progress.eta_seconds is not None:
-        parts.append(f"{progress.bytes_read / progress.bytes_total:.0%}, {_duration(progress.eta_seconds)} to go")
+        parts.append(f"{progress.bytes_read / progress.bytes_total:.0%}, {duration_text(progress.eta_seconds)} to go")
     return ", ".join(parts)
-
-
-def _duration(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 def _values(progress: JobProgress, memory: GpuMemory | None) -> dict[str, object]:

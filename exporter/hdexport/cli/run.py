@@ -14,9 +14,10 @@ import contextlib
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import whole_number
+from hdexport.cli.arguments import optional_number, whole_number
+from hdexport.cli.interruption import SIGNALLED, terminated_like_interrupted
 from hdruntime.errors import HdexportError, InputError
 
 if TYPE_CHECKING:
@@ -30,9 +31,6 @@ SUMMARY = "run a bundle over files of texts"
 
 _ROWS_FAILED = 2
 """Exit code of a job that was done, but not for every row."""
-
-_SIGNALLED = 128
-"""Exit code of a job that a signal stopped, less the signal's number: what shells make of such a process."""
 
 _FAILED = {
     "unreadable": "unreadable",
@@ -130,8 +128,8 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.jobs import plan_job, run_job
 
     job_options = _job_options(options)
-    threads = _optional_number("--threads", options.threads, example=2)
-    with job_report(options.progress) as report, _terminated_like_interrupted():
+    threads = optional_number("--threads", options.threads, example=2)
+    with job_report(options.progress) as report, terminated_like_interrupted():
         bundle = hdruntime.open_bundle(options.bundle)
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
@@ -143,7 +141,7 @@ def run(options: argparse.Namespace) -> int:
                 report.done_already(done)
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job)}")
-            return _SIGNALLED + (stop.args[0] if stop.args else signal.SIGINT)
+            return SIGNALLED + (stop.args[0] if stop.args else signal.SIGINT)
         except HdexportError as error:
             explained = type(error)(f"{error}{_kept(job)}")
             report.ended("failed", str(explained))
@@ -170,7 +168,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
             id=options.id_column,
             input_ids=options.input_ids_column,
         ),
-        max_batch_tokens=_optional_number("--max-batch-tokens", options.max_batch_tokens, example=4096),
+        max_batch_tokens=optional_number("--max-batch-tokens", options.max_batch_tokens, example=4096),
         overflow=Overflow(options.overflow),
         stride=0 if options.stride == "0" else whole_number("--stride", options.stride, example=64),
         split_pooling=SplitPooling(options.split_pooling),
@@ -205,20 +203,6 @@ def _pool(
         yield LocalPool(session, job.task, options=job.options)
 
 
-@contextlib.contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM raises KeyboardInterrupt, too, with its number, so that the job is put down as carefully."""
-
-    def interrupt(number: int, frame: object) -> NoReturn:
-        raise KeyboardInterrupt(number)
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _kept(job: Job) -> str:
     from hdruntime.jobs.files import job_folder_path
     from hdruntime.jobs.folder import kept_rows
@@ -237,7 +221,3 @@ def _failures(done: JobProgress) -> str | None:
         f"{done.failed_rows} of {done.rows} rows failed: {kinds}.\n"
         f"The column `error` says why. The first of them is {done.first_error}"
     )
-
-
-def _optional_number(option: str, text: str | None, *, example: int) -> int | None:
-    return None if text is None else whole_number(option, text, example=example)

@@ -70,7 +70,9 @@ def _adapt(encoder: Any, max_global: int) -> None:
 
 
 def _padded_tokens(config: Any, tokens: int) -> int:
-    window = max(config.attention_window)
+    # One for all layers, or one a layer.
+    windows = config.attention_window
+    window = windows if isinstance(windows, int) else max(windows)
     return -(-tokens // window) * window
 
 

@@ -68,5 +68,14 @@ class Runner(Protocol):
 class DeviceRunner(Runner, Protocol):
     """A runner that takes and gives arrays in the memory of a GPU."""
 
+    def engine_bytes(self) -> int | None:
+        """What the engine says that it takes on the GPU now: its weights, and the scratch memory of its contexts.
+
+        Inputs, outputs and what the driver keeps come on top. None where it does not say.
+
+        Raises:
+            BackendError: the runner is closed.
+        """
+
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
         """Begin a batch whose inputs are on the GPU and whose results stay there; see `Session.run_on_device`."""

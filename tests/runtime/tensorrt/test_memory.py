@@ -10,6 +10,7 @@ import pytest
 
 from hdruntime.bundle import ProfileShape
 from hdruntime.errors import BackendError, OutOfMemoryError
+from hdruntime.session import Session
 
 HIDDEN = "last_hidden_state"
 
@@ -128,3 +129,27 @@ def test_whichever_allocation_fails_nothing_is_lost(call: str, number: int, mach
             machine.run(runner, batch)
     assert machine.device.failing_after is None or number >= {"cuMemAlloc": 6, "cuMemHostAlloc": 4}[call]
     machine.device.failing_after = None
+
+
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_the_engine_says_what_its_weights_and_contexts_take(graphs: str, machine: Any, new_batch: Batches) -> None:
+    machine.trt.scratch_bytes, machine.trt.weights_bytes = 1000, 5_000_000
+    session = Session(machine.bundle, machine.runner(graphs=graphs))
+    assert session.engine_bytes == 5_000_000
+    taken = []
+    for batch, tokens in ((2, 20), (4, 200), (2, 20)):
+        session(**new_batch(batch, tokens, "none"))
+        taken.append(session.engine_bytes)
+    assert taken[0] < taken[1] == taken[2]
+    # Scratch memory of the largest shape, and what a block that grows has to spare.
+    assert 5_000_000 + 1000 * 4 * 200 <= taken[1] <= 5_000_000 + 1000 * 4 * 200 * 9 / 8 + 65_536
+    session.close()
+    with pytest.raises(BackendError, match="closed"):
+        _ = session.engine_bytes
+
+
+def test_a_tensorrt_that_does_not_tell_its_weights_gives_no_figure(
+    machine: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(type(machine.trt), "EngineStat")
+    assert Session(machine.bundle, machine.runner()).engine_bytes is None

@@ -68,6 +68,12 @@ class LoadedEngine:
     log: TensorRtLog
     keep: tuple[Any, ...]
 
+    @property
+    def weights_bytes(self) -> int | None:
+        """Weights on the GPU, as TensorRT says; None from versions that do not say."""
+        statistic = getattr(self.trt, "EngineStat", None)
+        return None if statistic is None else int(self.engine.get_engine_stat(statistic.TOTAL_WEIGHTS_SIZE))
+
     def close(self) -> None:
         """Let go of TensorRT's objects, whoever still holds this one (an error's traceback does)."""
         self.engine = self.config = self.cache = None

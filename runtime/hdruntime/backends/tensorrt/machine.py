@@ -84,6 +84,11 @@ class Machine:
         self._device.call("cuEventRecord", slot.computed, self.computing)
         return took_ms
 
+    @property
+    def scratch_bytes(self) -> int:
+        """Scratch memory that the contexts share: what TensorRT asked for, for the largest shape so far."""
+        return self._arena.size
+
     def settle(self) -> None:
         """Wait for everything that was enqueued."""
         for stream in (self.copying_in, self.computing, self.copying_out):

@@ -101,6 +101,14 @@ class TensorRtRunner:
         self._saved = time.monotonic()
         logger.info("%s runs %s on GPU %d", self.backend.value, engine.file, device)
 
+    def engine_bytes(self) -> int | None:
+        """Weights and scratch memory on the GPU; see :class:`hdruntime.backends.DeviceRunner`."""
+        with self._lock:
+            if self._machine is None:
+                raise _closed_error()
+            weights_bytes = self._loaded.weights_bytes
+            return None if weights_bytes is None else weights_bytes + self._machine.scratch_bytes
+
     def most_rows(self, tokens: int) -> int:
         """Rows that a batch of that length may have; 0 for more tokens than any profile takes."""
         return most_rows(self._profiles, tokens)

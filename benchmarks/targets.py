@@ -1,7 +1,7 @@
 """What the CPU benchmarks share: a process for every case, ratios within a round, and targets for the ratios.
 
 A script that calls `compare` is also what its child processes run, with ``--case NAME``; such a process prints what
-`measure` returns.
+`figures_of` returns.
 """
 
 from __future__ import annotations
@@ -13,41 +13,44 @@ __all__ = [
     "Target",
     "check_answers",
     "compare",
-    "measure",
+    "figures_of",
+    "output_of",
     "random_ids",
     "read_options",
     "report",
-    "timed",
-    "with_growth",
 ]
 
 import argparse
 import datetime
-import importlib.metadata
 import json
-import platform
 import statistics
-import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.bench.measure import environment, timed, with_growth
+from hdexport.bench.processes import run_process
+from hdexport.bench.results import Status
+
 TARGET_MISSED = 1
 """Exit status."""
+
+_TIME_LIMIT_S = 3600.0
+"""Of a case."""
 
 _TIMED_RUNS = 3
 _VALUES_COMPARED = 16
 """Tokens of each answer that are compared, spread over the text."""
 
+_PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime")
+
 Ids = npt.NDArray[np.int64]
-Result = TypeVar("Result")
 Run = Callable[[Ids], npt.NDArray[np.float32]]
 """From ids, [1, tokens], to vectors, [1, tokens, hidden]."""
 
@@ -96,7 +99,7 @@ def read_options(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def measure(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any]:
+def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any]:
     """Latency, CPU time and growth of peak memory of a run, and values of its answer.
 
     Args:
@@ -117,19 +120,16 @@ def measure(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any]:
     }
 
 
-def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
-    """What a call returns, its latency and its CPU time, both in milliseconds."""
-    began, cpu_began = time.perf_counter(), time.process_time()
-    result = call()
-    return result, (time.perf_counter() - began) * 1e3, (time.process_time() - cpu_began) * 1e3
+def output_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The JSON object in the last line that a Python process prints; exit where it ends badly.
 
-
-def with_growth(call: Callable[[], Result]) -> tuple[Result, int]:
-    """What a call returns, and the bytes by which the peak of the process's memory grew."""
-    _reset_peak()
-    before_bytes = _memory_bytes("VmRSS")
-    result = call()
-    return result, _memory_bytes("VmHWM") - before_bytes
+    Args:
+        arguments: what follows ``python`` on the command line.
+    """
+    outcome = run_process(arguments, time_limit_s=_TIME_LIMIT_S)
+    if outcome.status is not Status.OK or outcome.output is None:
+        sys.exit(f"python {' '.join(arguments)}: {outcome.status.value}: {outcome.reason}")
+    return outcome.output
 
 
 def compare(
@@ -157,24 +157,26 @@ def compare(
     Returns:
         What is written as JSON.
     """
+    if with_growth(lambda: None)[1] is None:
+        sys.exit("This system does not tell how far a process's memory grows. Run it on Linux.")
     measured: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     for number in range(rounds):
         for case in cases:
-            command = [sys.executable, script, "--case", case, *arguments]
-            output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-            measured[case].append(json.loads(output.splitlines()[-1]))
+            measured[case].append(output_of([script, "--case", case, *arguments]))
             print(f"round {number + 1}/{rounds}: {case}", file=sys.stderr)
         if number == 0:
             answers = {case: runs[0]["answer"] for case, runs in measured.items() if "answer" in runs[0]}
             check_answers(answers, same_answers)
+    machine = environment()
     return {
         "benchmark": Path(script).stem,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
-        "cpu": _cpu_name(),
+        "cpu": machine["cpu"],
+        "commit": machine.get("commit"),
         "rounds": rounds,
         **about,
-        "versions": _versions(),
+        "versions": {name: machine[name] for name in _PACKAGES},
         "cases": {case: _medians(runs) for case, runs in measured.items()},
         "ratios": [_ratio(measured, target) for target in targets],
     }
@@ -236,26 +238,3 @@ def _ratio(measured: Mapping[str, Sequence[Mapping[str, Any]]], target: Target) 
         "max": max(ratios),
         "target": target.at_most,
     }
-
-
-def _reset_peak() -> None:
-    # proc(5): writing 5 resets the peak resident set size, VmHWM.
-    Path("/proc/self/clear_refs").write_text("5")
-
-
-def _memory_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError(f"/proc/self/status has no {field}")
-
-
-def _cpu_name() -> str:
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
-
-
-def _versions() -> dict[str, str]:
-    return {name: importlib.metadata.version(name) for name in ("hdexport", "torch", "transformers", "onnxruntime")}

@@ -1,0 +1,1 @@
+"""The steps of benchmarks/gpu_suite.py, and what runs them."""

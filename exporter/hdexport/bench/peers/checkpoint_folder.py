@@ -1,0 +1,55 @@
+"""A subject as others load it: a Hugging Face folder with the positions of the bundle."""
+
+from __future__ import annotations
+
+__all__ = ["checkpoint_folder"]
+
+from pathlib import Path
+
+from hdexport.bench.subject import Subject
+from hdruntime.bundle import open_bundle
+from hdruntime.errors import OutputExistsError
+
+_FOLDER = "checkpoint"
+
+
+def checkpoint_folder(subject: Subject, folder: Path) -> Path:
+    """The subject's checkpoint, its positions extended; where they are computed, the checkpoint itself.
+
+    Args:
+        subject: the model.
+        folder: the extended checkpoint is made there once, for all peers.
+
+    Raises:
+        HdexportError: it cannot be read or extended.
+    """
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.extend import ExtendOptions, extend
+    from hdexport.pytorch_reference import positions_of
+
+    assert subject.checkpoint is not None
+    checkpoint = find_checkpoint(subject.checkpoint)
+    # What is opened later reads pickles, too: this is where they are refused.
+    checkpoint.weight_files(allow_pickle=subject.allow_pickle)
+    if not checkpoint.family.learned_positions:
+        return checkpoint.path
+    output = folder / _FOLDER
+    if output.exists():
+        return output
+    manifest = open_bundle(subject.bundle, check_files=False).manifest
+    max_len, scheme, alpha = positions_of(manifest, checkpoint.family, checkpoint.config)
+    options = ExtendOptions(
+        model=checkpoint.path,
+        output=output,
+        max_len=max_len,
+        scheme=scheme,
+        alpha=alpha,
+        allow_pickle=subject.allow_pickle,
+    )
+    try:
+        extend(options)
+    except OutputExistsError:
+        # Another process was quicker, and what is there is whole.
+        if not output.exists():
+            raise
+    return output

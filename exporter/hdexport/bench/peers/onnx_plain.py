@@ -1,0 +1,151 @@
+"""A plain export: what `torch.onnx.export` makes of PyTorch's model when it is told about dynamic axes and no more."""
+
+from __future__ import annotations
+
+__all__ = ["OnnxPlain", "export_plainly"]
+
+import logging
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.inputs import Texts
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
+from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, first_cause, not_installed, runs_in_half
+from hdexport.bench.peers.torch_model import load_module
+from hdexport.bench.subject import Subject
+from hdruntime.bundle import Manifest, open_bundle
+from hdruntime.errors import ExportError
+
+if TYPE_CHECKING:
+    import torch
+
+    from hdexport.heads import GraphModule
+
+logger = logging.getLogger(__name__)
+
+_EXAMPLE = (2, 37)
+"""Texts and tokens: a short sentence, and no axis of size 1, which the exporter would freeze."""
+
+
+class OnnxPlain:
+    """See `hdexport.bench.peers.peer.Peer`; the artefact is an ONNX file."""
+
+    name = "onnx-plain"
+    has_artefact = True
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        """Where PyTorch or its exporter is missing."""
+        packages = ("torch", "transformers", "safetensors", "onnx", "onnxscript")
+        return not_installed(*packages, install="pip install 'hdexport[export]'")
+
+    def remark(self, manifest: Manifest) -> str | None:
+        """That it knows no windows of ours."""
+        return dense_remark(manifest)
+
+    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+        """Export the model; the remark says so where that took the older exporter."""
+        check_provider(device)
+        bundle = open_bundle(subject.bundle, check_files=False)
+        half_precision = runs_in_half(device, bundle.manifest)
+        module = load_module(checkpoint_folder(subject, folder), bundle.manifest, half_precision=half_precision)
+        texts, tokens = _EXAMPLE
+        example = Texts(bundle).batch(texts, min(tokens, bundle.manifest.max_len))
+        output = folder / self.name
+        with staged_export(output) as directory:
+            remark = export_plainly(module, directory / MODEL_FILE, example)
+        return Prepared(artefact=output / MODEL_FILE, remark=remark)
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Load the file."""
+        assert spec.artefact is not None
+        return open_onnx(Path(spec.artefact), spec, manifest, inputs)
+
+
+def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.NDArray[np.int64]]) -> str | None:
+    """Export a model with dynamic batch and tokens, as a user does who knows no more than that.
+
+    Where the exporter of torch.export cannot, the user goes on to the one of TorchScript. That one records what the
+    code did with one short text, and warns; whether the graph is right for others nobody has looked at.
+
+    Args:
+        module: the model, in evaluation mode.
+        path: the file to write; weights may go beside it.
+        example: the module's inputs, name -> [batch, tokens], both 2 or more.
+
+    Returns:
+        None, or that it took the exporter of TorchScript, and why.
+
+    Raises:
+        ExportError: both failed.
+    """
+    import torch
+
+    tensors = {name: torch.from_numpy(ids) for name, ids in example.items()}
+    with torch.inference_mode(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            _export_program(module, path, tensors)
+        except Exception as error:
+            # What model code cannot be exported fails with dozens of types, not all of them the exporter's own.
+            reason = first_cause(error)
+        else:
+            return None
+        logger.info("torch.onnx.export(dynamo=True) failed: %s", reason)
+        try:
+            _export_script(module, path, {name: tensor[:1] for name, tensor in tensors.items()})
+        except Exception as error:
+            raise ExportError(
+                f"torch.onnx.export cannot export the model: {reason}; with dynamo=False: {first_cause(error)}"
+            ) from error
+    return f"exported by TorchScript (dynamo=False), since dynamo=True failed: {reason}"
+
+
+def _export_program(module: GraphModule, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    axes = {0: "batch", 1: "tokens"}
+    program = torch.onnx.export(
+        module,
+        kwargs=dict(tensors),
+        input_names=list(tensors),
+        output_names=list(_output_axes(module)),
+        dynamic_shapes=dict.fromkeys(tensors, axes),
+        dynamo=True,
+        verbose=False,
+    )
+    assert program is not None
+    program.save(path, external_data=True)
+
+
+def _export_script(module: GraphModule, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    import torch
+
+    axes = {name: {0: "batch", 1: "tokens"} for name in tensors}
+    torch.onnx.export(
+        module,
+        args=(),
+        f=path,
+        kwargs=dict(tensors),
+        input_names=list(tensors),
+        output_names=list(_output_axes(module)),
+        dynamic_axes=axes | _output_axes(module),
+        dynamo=False,
+        verbose=False,
+    )
+
+
+def _output_axes(module: GraphModule) -> dict[str, dict[int, str]]:
+    """Name of each output -> its dynamic axes."""
+    from hdexport.heads import OUTPUTS_OF_TASK
+
+    return {
+        name: {index: axis for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
+        for name, axes in OUTPUTS_OF_TASK[module.task].items()
+    }

@@ -1,0 +1,108 @@
+"""An ONNX file that others made, in ONNX Runtime, by the names of the manifest."""
+
+from __future__ import annotations
+
+__all__ = ["MODEL_FILE", "check_provider", "open_onnx", "staged_export"]
+
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.peers.peer import Inputs, OpenCase, runs_in_half
+from hdruntime.bundle import Manifest
+from hdruntime.errors import BackendUnavailableError, ExportError
+from hdruntime.staging import DirectoryKind, staged_directory
+
+MODEL_FILE = "model.onnx"
+"""In the folder of an export; weights may be beside it."""
+
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level."""
+
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+
+_OTHER_NAMES = {"token_embeddings": "last_hidden_state", "last_hidden_state": "token_embeddings"}
+"""The tokens' vectors have another name in sentence-transformers than in transformers."""
+
+_EXPORT = DirectoryKind(
+    name="peer's ONNX export",
+    marker=MODEL_FILE,
+    is_one=lambda directory: (directory / MODEL_FILE).is_file(),
+    foreign_files=lambda directory: [],
+)
+
+
+def staged_export(folder: Path) -> AbstractContextManager[Path]:
+    """A directory to export into, which takes the place of `folder` when the block ends cleanly."""
+    return staged_directory(folder, _EXPORT, force=True)
+
+
+def check_provider(device: str) -> None:
+    """Refuse a GPU that the installed ONNX Runtime does not use, for it would run on the CPU instead.
+
+    Raises:
+        BackendUnavailableError: with the command that installs the right one.
+    """
+    import onnxruntime
+
+    if _PROVIDERS[device] not in onnxruntime.get_available_providers():
+        raise BackendUnavailableError(
+            f"ONNX Runtime {onnxruntime.__version__} has no {_PROVIDERS[device]}: "
+            "pip uninstall onnxruntime && pip install 'hdexport[gpu]'"
+        )
+
+
+def open_onnx(path: Path, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+    """Load a file, with ONNX Runtime's own settings but the number of threads.
+
+    Args:
+        path: the file.
+        spec: the case.
+        manifest: its outputs are asked for, as far as the file has them.
+        inputs: those that the file has are given; token types that it has and the manifest has not are zeros.
+
+    Raises:
+        BackendUnavailableError: there is no ONNX Runtime for the case's device.
+        ExportError: the file has an input or outputs that nobody knows.
+    """
+    import onnxruntime
+
+    check_provider(spec.device)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = spec.threads
+    options.log_severity_level = _ERRORS_ONLY
+    session = onnxruntime.InferenceSession(path, options, providers=[_PROVIDERS[spec.device]])
+    feeds = _feeds(session, inputs)
+    names = _outputs(session, manifest)
+
+    def call() -> dict[str, npt.NDArray[np.float32]]:
+        arrays = session.run(list(names.values()), feeds)
+        return {name: array.astype(np.float32, copy=False) for name, array in zip(names, arrays, strict=True)}
+
+    return OpenCase(call, half_precision=runs_in_half(spec.device, manifest))
+
+
+def _feeds(session: Any, inputs: Inputs) -> dict[str, npt.NDArray[np.int64]]:
+    known = {"token_type_ids": np.zeros_like(inputs["input_ids"]), **inputs}
+    wanted = [value.name for value in session.get_inputs()]
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise ExportError(f"The exported graph wants {', '.join(unknown)}, which the model has no such input for.")
+    return {name: known[name] for name in wanted}
+
+
+def _outputs(session: Any, manifest: Manifest) -> dict[str, str]:
+    """Name in the manifest -> name in the file."""
+    found = [value.name for value in session.get_outputs()]
+    names: dict[str, str] = {}
+    for output in manifest.outputs:
+        for name in (output.name, _OTHER_NAMES.get(output.name)):
+            if name is not None and name in found:
+                names.setdefault(output.name, name)
+    if not names:
+        raise ExportError(f"The exported graph gives {', '.join(found)}, and none of what the bundle gives.")
+    return names

@@ -1,0 +1,94 @@
+"""Hugging Face optimum: its ONNX export, made by ``optimum-cli``, in ONNX Runtime."""
+
+from __future__ import annotations
+
+__all__ = ["Optimum"]
+
+import shutil
+import subprocess
+from pathlib import Path
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
+from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, not_installed, runs_in_half
+from hdexport.bench.subject import Subject
+from hdruntime.bundle import Manifest, open_bundle
+from hdruntime.errors import ExportError, MissingDependencyError
+
+_COMMAND = "optimum-cli"
+
+_INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
+"""It wants transformers 4, and hdexport 5: it lives in an environment of its own."""
+
+_ERROR_LINES = 1
+"""Of what it says when it fails; the reason is at the end."""
+
+
+class Optimum:
+    """See `hdexport.bench.peers.peer.Peer`; the artefact is an ONNX file."""
+
+    name = "optimum"
+    has_artefact = True
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        """Where its command is not on the PATH, or there is no PyTorch to extend the checkpoint with."""
+        if shutil.which(_COMMAND) is None:
+            return f"{_COMMAND} is not on the PATH: {_INSTALL}"
+        return not_installed("torch", "transformers", "safetensors", "onnx", install="pip install 'hdexport[export]'")
+
+    def remark(self, manifest: Manifest) -> str | None:
+        """That it knows no windows of ours."""
+        return dense_remark(manifest)
+
+    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+        """Export the extended checkpoint; the remark says which inputs and outputs the graph lacks."""
+        check_provider(device)
+        manifest = open_bundle(subject.bundle, check_files=False).manifest
+        checkpoint = checkpoint_folder(subject, folder)
+        output = folder / self.name
+        with staged_export(output) as directory:
+            _export(checkpoint, manifest, directory, device=device)
+        return Prepared(artefact=output / MODEL_FILE, remark=_remark(output / MODEL_FILE, manifest))
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Load the file."""
+        assert spec.artefact is not None
+        return open_onnx(Path(spec.artefact), spec, manifest, inputs)
+
+
+def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: str) -> None:
+    """Run the command; its own check after the export, at one short shape, does not change its exit code."""
+    command = [_COMMAND, "export", "onnx", "--model", str(checkpoint), "--task", manifest.task]
+    if manifest.task != "sentence-similarity":
+        # It would take a folder with sentence-transformers' modules for that task, whatever --task says.
+        command += ["--library-name", "transformers"]
+    if runs_in_half(device, manifest):
+        command += ["--device", "cuda", "--dtype", {"float16": "fp16", "bfloat16": "bf16"}[manifest.dtype]]
+    try:
+        done = subprocess.run([*command, str(directory)], capture_output=True, text=True, errors="replace")
+    except FileNotFoundError:
+        raise MissingDependencyError(f"{_COMMAND} is not on the PATH.\nInstall it with: {_INSTALL}") from None
+    said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
+    if done.returncode:
+        raise ExportError(
+            f"{_COMMAND} ended with exit code {done.returncode}: {' '.join(said[-_ERROR_LINES:]) or 'it says nothing'}"
+        )
+    if not (directory / MODEL_FILE).is_file():
+        made = ", ".join(sorted(path.name for path in directory.iterdir())) or "nothing"
+        raise ExportError(f"{_COMMAND} wrote no {MODEL_FILE}, but {made}.")
+
+
+def _remark(path: Path, manifest: Manifest) -> str | None:
+    """What the graph lacks of the bundle's inputs and outputs."""
+    import onnx
+
+    graph = onnx.load(path, load_external_data=False).graph
+    if manifest.global_attention is not None and "global_attention_mask" not in [value.name for value in graph.input]:
+        return "takes no global_attention_mask: which tokens are global was fixed at the export"
+    if manifest.task == "sentence-similarity" and "sentence_embedding" not in [value.name for value in graph.output]:
+        return (
+            "gives the tokens' vectors and no sentence_embedding, for its environment lacks sentence-transformers: "
+            "pipx inject optimum-onnx sentence-transformers"
+        )
+    return None

@@ -1,0 +1,131 @@
+"""What a peer is: whether it can run a model here, what it needs for that, and what it looks like when it is open."""
+
+from __future__ import annotations
+
+__all__ = ["Call", "OpenCase", "Peer", "Prepared", "dense_remark", "first_cause", "not_installed", "runs_in_half"]
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.subject import Subject
+from hdruntime.bundle import Manifest
+
+Inputs = Mapping[str, npt.NDArray[np.int64]]
+
+
+class Call(Protocol):
+    """One whole batch, from the host's arrays to arrays on the host."""
+
+    def __call__(self) -> dict[str, npt.NDArray[np.float32]]:
+        """Name of an output of the manifest -> float32 array, [batch, tokens, ...] where it has tokens."""
+
+
+@dataclass(frozen=True)
+class OpenCase:
+    """A case that is ready to run.
+
+    Attributes:
+        call: runs its batch.
+        half_precision: whether it computes in half precision, or with weights that were rounded to it.
+        allocator_bytes: peak of PyTorch's allocator on the GPU since the process began; None elsewhere.
+        engine_bytes: what TensorRT says its engine and contexts take on the GPU now; None elsewhere.
+        close: gives memory back.
+    """
+
+    call: Call
+    half_precision: bool
+    allocator_bytes: Callable[[], int | None] = lambda: None
+    engine_bytes: Callable[[], int | None] = lambda: None
+    close: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """What a peer's preparation made.
+
+    Attributes:
+        artefact: a folder or a file, for `CaseSpec.artefact`.
+        remark: what came out while it was made and a reader has to know, else None.
+    """
+
+    artefact: Path
+    remark: str | None = None
+
+
+class Peer(Protocol):
+    """Somebody else's way to run a model.
+
+    Attributes:
+        name: as the command line has it.
+        has_artefact: whether :meth:`prepare` has to be called before :meth:`open`.
+    """
+
+    name: str
+    has_artefact: bool
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        """Why it cannot run here, or not this model, with the command that installs it; None where it can."""
+
+    def remark(self, manifest: Manifest) -> str | None:
+        """What a reader has to know of its answers before anything runs; else None."""
+
+    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+        """Make what it runs.
+
+        Args:
+            subject: the model.
+            folder: where to; what other peers made of the same subject is there, too, and shared.
+            device: ``cpu`` or ``cuda``.
+
+        Raises:
+            HdexportError: it could not be made; nothing is left half-written.
+        """
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Load what :meth:`prepare` made.
+
+        Args:
+            spec: the case.
+            manifest: of the bundle whose model it is.
+            inputs: name -> [batch, tokens].
+
+        Raises:
+            HdexportError: it cannot be loaded.
+        """
+
+
+def dense_remark(manifest: Manifest) -> str | None:
+    """The remark on those who know nothing of windows that a bundle was given; None where it has none."""
+    if manifest.window is None:
+        return None
+    return "knows no windows: its attention is dense, and its answers are those of the model before --attention"
+
+
+def runs_in_half(device: str, manifest: Manifest) -> bool:
+    """Whether a peer computes in half precision: on a GPU (``cuda``), where the bundle does."""
+    return device == "cuda" and manifest.dtype != "float32"
+
+
+def not_installed(*packages: str, install: str) -> str | None:
+    """Which packages are missing, with the command that installs them; None where all are there.
+
+    Args:
+        packages: import names; nothing is imported.
+        install: the command.
+    """
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {install}" if missing else None
+
+
+def first_cause(error: BaseException) -> str:
+    """What went wrong first, in a line: PyTorch's exporter and compiler wrap it in pages of advice."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"

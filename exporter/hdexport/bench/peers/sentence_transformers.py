@@ -1,0 +1,66 @@
+"""sentence-transformers: its own forward pass, on ids that are ready."""
+
+from __future__ import annotations
+
+__all__ = ["SentenceTransformers"]
+
+from pathlib import Path
+from typing import Any
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, not_installed, runs_in_half
+from hdexport.bench.peers.torch_model import open_module
+from hdexport.bench.subject import Subject
+from hdruntime.bundle import Manifest
+
+_TASKS = ("feature-extraction", "sentence-similarity")
+
+_NAME_OF_OUTPUT = {"last_hidden_state": "token_embeddings"}
+"""Name in the manifest -> in sentence-transformers, where they differ."""
+
+
+class SentenceTransformers:
+    """See `hdexport.bench.peers.peer.Peer`; the artefact is a checkpoint's folder."""
+
+    name = "sentence-transformers"
+    has_artefact = True
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        """Where it is missing, or the model is none of its kind."""
+        if manifest.task not in _TASKS:
+            return f"it embeds texts, and the bundle's task is {manifest.task}"
+        if manifest.model_type == "led":
+            return "it runs the decoder of a LED as well, and the bundle is the encoder"
+        return not_installed("sentence_transformers", "safetensors", install="pip install sentence-transformers")
+
+    def remark(self, manifest: Manifest) -> str | None:
+        """That it knows no windows of ours."""
+        return dense_remark(manifest)
+
+    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+        """Extend the checkpoint's positions."""
+        return Prepared(artefact=checkpoint_folder(subject, folder))
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Load the model, on a GPU in the type of the bundle."""
+        import torch
+        from sentence_transformers import SentenceTransformer
+
+        model = SentenceTransformer(
+            spec.artefact,
+            device=spec.device,
+            local_files_only=True,
+            trust_remote_code=False,
+            model_kwargs={
+                "dtype": getattr(torch, manifest.dtype) if runs_in_half(spec.device, manifest) else torch.float32
+            },
+        ).eval()
+        names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.outputs}
+
+        def run(**features: Any) -> Any:
+            return model(features)
+
+        return open_module(
+            run, spec, manifest, inputs, lambda result: {name: result[own] for name, own in names.items()}
+        )

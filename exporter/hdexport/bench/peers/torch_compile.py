@@ -1,0 +1,67 @@
+"""PyTorch compiled: the model of `torch_eager` through torch.compile."""
+
+from __future__ import annotations
+
+__all__ = ["TorchCompile"]
+
+import os
+import shutil
+import sysconfig
+from pathlib import Path
+from typing import Any
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, first_cause, runs_in_half
+from hdexport.bench.peers.torch_eager import torch_unavailable
+from hdexport.bench.peers.torch_model import load_module, open_module
+from hdexport.bench.subject import Subject
+from hdruntime.bundle import Manifest
+from hdruntime.errors import BackendError
+
+_COMPILER = "g++"
+"""Unless the environment variable ``CXX`` names another, as for torch.compile itself."""
+
+
+class TorchCompile:
+    """See `hdexport.bench.peers.peer.Peer`; the artefact is a checkpoint's folder."""
+
+    name = "torch-compile"
+    has_artefact = True
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        """Where PyTorch, a C++ compiler or Python's headers are missing."""
+        compiler = os.environ.get("CXX", _COMPILER)
+        if shutil.which(compiler) is None:
+            return torch_unavailable() or f"torch.compile needs a C++ compiler, {compiler}: apt-get install g++"
+        if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+            return torch_unavailable() or "torch.compile needs the headers of Python: apt-get install python3-dev"
+        return torch_unavailable()
+
+    def remark(self, manifest: Manifest) -> str | None:
+        """That it knows no windows of ours."""
+        return dense_remark(manifest)
+
+    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+        """Extend the checkpoint's positions."""
+        return Prepared(artefact=checkpoint_folder(subject, folder))
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Load the model; the first call compiles it, for the shape of the case alone."""
+        import torch
+        from torch._dynamo.exc import TorchDynamoException
+        from torch._inductor.exc import InductorError
+
+        assert spec.artefact is not None
+        half_precision = runs_in_half(spec.device, manifest)
+        module = load_module(Path(spec.artefact), manifest, half_precision=half_precision).to(spec.device)
+        compiled = torch.compile(module, dynamic=False)
+        names = [output.name for output in manifest.outputs]
+
+        def run(**tensors: torch.Tensor) -> Any:
+            try:
+                return compiled(**tensors)
+            except (TorchDynamoException, InductorError) as error:
+                raise BackendError(f"torch.compile failed: {first_cause(error)}") from error
+
+        return open_module(run, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)))

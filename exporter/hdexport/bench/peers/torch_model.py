@@ -1,0 +1,92 @@
+"""Hugging Face's model with the outputs of the manifest, and a batch through it from host to host."""
+
+from __future__ import annotations
+
+__all__ = ["load_module", "open_module"]
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.peers.peer import Inputs, OpenCase, runs_in_half
+from hdruntime.bundle import Manifest
+
+if TYPE_CHECKING:
+    import torch
+
+    from hdexport.heads import GraphModule
+
+
+def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
+    """The model of a folder, on the CPU.
+
+    PyTorch's scaled_dot_product_attention computes the attention where transformers has it for the model.
+
+    Args:
+        folder: what `checkpoint_folder` gave.
+        manifest: of the bundle.
+        half_precision: in the type of the bundle, else in float32.
+
+    Raises:
+        ModelError: the folder cannot be loaded.
+    """
+    import torch
+
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.heads import GraphModule
+    from hdexport.sentence_pooling import sentence_pooling
+    from hdexport.tasks import Task
+
+    task = Task(manifest.task)
+    model = find_checkpoint(folder).load(task, allow_pickle=True)
+    if half_precision:
+        for parameter in model.parameters():
+            # Not the buffers: what is computed, such as rotary frequencies, stays in float32 in transformers, too.
+            parameter.data = parameter.data.to(getattr(torch, manifest.dtype))
+    return GraphModule(
+        model,
+        task,
+        has_token_types=any(spec.name == "token_type_ids" for spec in manifest.inputs),
+        folded_token_types=False,
+        folded_positions=False,
+        has_global_attention=manifest.global_attention is not None,
+        pooling=sentence_pooling(folder) if task is Task.SENTENCE_SIMILARITY else None,
+    ).eval()
+
+
+def open_module(
+    run: Callable[..., Any],
+    spec: CaseSpec,
+    manifest: Manifest,
+    inputs: Inputs,
+    outputs: Callable[[Any], dict[str, torch.Tensor]],
+) -> OpenCase:
+    """A batch through a module, the copies to and from the GPU included.
+
+    Args:
+        run: takes the inputs by name, tensors [batch, tokens] on the case's device.
+        spec: the case.
+        manifest: of the bundle whose model it is.
+        inputs: name -> [batch, tokens].
+        outputs: from what `run` returns to tensors by the manifest's names.
+    """
+    import torch
+
+    torch.set_num_threads(spec.threads)
+
+    def call() -> dict[str, npt.NDArray[np.float32]]:
+        with torch.inference_mode():
+            result = run(**{name: torch.from_numpy(ids).to(spec.device) for name, ids in inputs.items()})
+        # The copy to the host waits for the GPU.
+        return {name: values.float().cpu().numpy() for name, values in outputs(result).items()}
+
+    on_gpu = spec.device == "cuda"
+    return OpenCase(
+        call,
+        half_precision=runs_in_half(spec.device, manifest),
+        allocator_bytes=lambda: torch.cuda.max_memory_allocated() if on_gpu else None,
+    )

@@ -1,0 +1,44 @@
+"""A benchmark's files, in a directory of their own."""
+
+from __future__ import annotations
+
+__all__ = ["BENCH_DIRECTORY", "write_results"]
+
+from pathlib import Path
+
+from hdexport.bench.csv_file import CSV_FILE, write_csv
+from hdexport.bench.json_file import JSON_FILE, write_result
+from hdexport.bench.page import PAGE_FILE, write_page
+from hdexport.bench.results import BenchResult
+from hdruntime.staging import DirectoryKind
+
+
+def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
+    """Write ``bench.json``, ``bench.csv`` and ``bench.html`` into a folder, and a picture a chart.
+
+    Args:
+        folder: an existing one.
+        result: what is written.
+        png: whether to write the pictures.
+    """
+    write_result(folder / JSON_FILE, result)
+    write_csv(folder / CSV_FILE, result)
+    write_page(folder / PAGE_FILE, result)
+    if png:
+        from hdexport.bench.charts import write_pngs
+
+        write_pngs(folder, result)
+
+
+def _foreign_files(folder: Path) -> list[str]:
+    ours = {JSON_FILE, CSV_FILE, PAGE_FILE}
+    return sorted(path.name for path in folder.iterdir() if path.name not in ours and path.suffix != ".png")
+
+
+BENCH_DIRECTORY = DirectoryKind(
+    name="directory of hdexport bench",
+    marker=JSON_FILE,
+    is_one=lambda folder: (folder / JSON_FILE).is_file(),
+    foreign_files=_foreign_files,
+)
+"""What `hdexport bench --force` may replace."""

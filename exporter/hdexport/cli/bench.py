@@ -1,0 +1,153 @@
+"""Measure latency, memory and error of bundles and of other ways to run the model, across lengths.
+
+Every case runs in a process of its own, all cases once a round, so that drift of the machine hits all alike. Running
+out of memory and running out of time are results. DIR gets bench.json, bench.csv and bench.html, one page that needs
+no network. Stopped with Ctrl-C, it writes what it has. See docs/bench.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.cli.arguments import add_pickle_argument, decimal_number, optional_number, whole_number
+from hdexport.cli.interruption import SIGNALLED, terminated_like_interrupted
+from hdruntime.errors import InputError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    from hdexport.bench.plan import BenchOptions
+    from hdexport.bench.results import BenchResult
+
+SUMMARY = "measure latency, memory and error across lengths, beside other ways to run the model"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument(
+        "bundles", metavar="BUNDLE", type=Path, nargs="*", help="directories that `hdexport build` made"
+    )
+    parser.add_argument(
+        "--lengths",
+        metavar="LIST",
+        help="tokens of a text: 128,512,4096, or 512:8192:x2, or 512:2048:+512 (default: 512, doubled up to the "
+        "longest that a bundle takes)",
+    )
+    parser.add_argument("--batch", metavar="LIST", default="1", help="texts of a call: 1,8 (default: 1)")
+    parser.add_argument(
+        "--peers",
+        metavar="LIST",
+        default="all",
+        help="other ways to run the model: torch, torch-compile, onnx-plain, optimum, sentence-transformers; all "
+        "(default) or none",
+    )
+    parser.add_argument(
+        "--backends",
+        metavar="LIST",
+        help="ways to run the bundles: onnxruntime, tensorrt, tensorrt_rtx, tensorrt_lean (default: onnxruntime, and "
+        "those of the engines in the bundle)",
+    )
+    parser.add_argument("--rounds", metavar="N", default="3", help="processes that each case is given (default: 3)")
+    parser.add_argument("--threads", metavar="N", help="CPU threads of each process (default: all)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], help="where peers run (default: the GPU if there is one)")
+    parser.add_argument(
+        "--time-limit", metavar="S", default="600", help="seconds that one process may take (default: 600)"
+    )
+    parser.add_argument(
+        "--memory-budget",
+        metavar="SIZE",
+        help="also find the largest batch of each length that fits SIZE, like 24GB: GPU memory on a GPU, else the "
+        "process's memory",
+    )
+    parser.add_argument(
+        "--model", metavar="MODEL", help="the checkpoint of the bundles (default: where they say they came from)"
+    )
+    add_pickle_argument(parser)
+    parser.add_argument(
+        "-o", "--output", metavar="DIR", type=Path, default=Path("bench"), help="where to write (default: bench)"
+    )
+    parser.add_argument("--png", action="store_true", help="write each chart as a picture, too")
+    parser.add_argument("--force", action="store_true", help="replace the results that are in DIR")
+    parser.add_argument(
+        "--compare",
+        metavar=("A.json", "B.json"),
+        nargs=2,
+        type=Path,
+        help="measure nothing: print what changed from A to B beyond the noise",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    if options.compare:
+        return _compare(*options.compare)
+    if not options.bundles:
+        raise InputError("There is no bundle to measure.\nName one: hdexport bench BUNDLE, made by: hdexport build")
+    # What draws the page is asked for before an hour is spent on what it shall show.
+    for package in ("altair", "jinja2", "vl_convert"):
+        require(package)
+    from hdexport.bench.run import Bench
+    from hdexport.bench.write import BENCH_DIRECTORY, write_results
+    from hdexport.cli.bench_table import BenchTable
+    from hdruntime.staging import staged_directory
+
+    stopped_by = None
+    with staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder:
+        with BenchTable() as table, terminated_like_interrupted(), Bench(_bench_options(options), table) as bench:
+            try:
+                bench.prepare()
+                bench.measure()
+            except KeyboardInterrupt as stop:
+                if not bench.has_results:
+                    raise
+                stopped_by = stop.args[0] if stop.args else signal.SIGINT
+                bench.note("It was stopped before its end.")
+            result = bench.result()
+            table.summary(result)
+        write_results(folder, result, png=options.png)
+    print(f"{options.output / 'bench.html'}: open it in a browser; bench.json and bench.csv lie beside it")
+    return _exit_code(result) if stopped_by is None else SIGNALLED + stopped_by
+
+
+def _exit_code(result: BenchResult) -> int:
+    """1 where nothing was measured at all: what failed is in the table."""
+    return 0 if any(case.latency for case in result.cases) else 1
+
+
+def _bench_options(options: argparse.Namespace) -> BenchOptions:
+    from hdexport.bench.budget import bytes_from
+    from hdexport.bench.lengths import parse_lengths
+    from hdexport.bench.plan import BenchOptions
+
+    time_limit_s = decimal_number("--time-limit", options.time_limit)
+    if not 0 < time_limit_s < float("inf"):
+        raise InputError(f"--time-limit {options.time_limit} is no number of seconds.\nGive one like --time-limit 600.")
+    return BenchOptions(
+        bundles=tuple(dict.fromkeys(options.bundles)),
+        lengths=None if options.lengths is None else parse_lengths(options.lengths),
+        batches=tuple(dict.fromkeys(whole_number("--batch", part, example=8) for part in options.batch.split(","))),
+        peers={"all": None, "none": ()}.get(options.peers, tuple(options.peers.split(","))),
+        backends=None if options.backends is None else tuple(options.backends.split(",")),
+        rounds=whole_number("--rounds", options.rounds, example=3),
+        threads=optional_number("--threads", options.threads, example=2),
+        device=options.device,
+        time_limit_s=time_limit_s,
+        memory_budget_bytes=None if options.memory_budget is None else bytes_from(options.memory_budget),
+        model=options.model,
+        allow_pickle=options.allow_pickle,
+        command=shlex.join(["hdexport", *sys.argv[1:]]),
+    )
+
+
+def _compare(before: Path, after: Path) -> int:
+    from hdexport.bench.compare import compare_results
+    from hdexport.bench.compare_text import comparison_lines
+    from hdexport.bench.json_file import read_result
+
+    for line in comparison_lines(compare_results(read_result(before), read_result(after))):
+        print(line)
+    return 0

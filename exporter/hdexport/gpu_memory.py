@@ -1,0 +1,145 @@
+"""The memory of CUDA's first device, from NVIDIA's management library."""
+
+from __future__ import annotations
+
+__all__ = ["GpuMemory", "GpuMemoryWatch", "first_gpu", "gpu_memory"]
+
+import contextlib
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+_POLL_SECONDS = 0.02
+"""Between two looks at the GPU's memory."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuMemory:
+    """Memory of a GPU, all processes together."""
+
+    used_bytes: int
+    total_bytes: int
+
+
+def gpu_memory() -> GpuMemory | None:
+    """The memory of the device now; None where it cannot be had, see `first_gpu`."""
+    with first_gpu() as opened:
+        if opened is None:
+            return None
+        nvml, device = opened
+        try:
+            memory = nvml.nvmlDeviceGetMemoryInfo(device)
+        except nvml.NVMLError:
+            return None
+        return GpuMemory(used_bytes=memory.used, total_bytes=memory.total)
+
+
+@contextlib.contextmanager
+def first_gpu() -> Iterator[tuple[Any, Any] | None]:
+    """NVIDIA's management library and its handle of CUDA's first device, in a block.
+
+    Yields:
+        the two; None without the package nvidia-ml-py, without a driver, or without such a device.
+    """
+    with contextlib.ExitStack() as stack:
+        yield _opened_gpu(stack)
+
+
+class GpuMemoryWatch:
+    """The peak GPU memory of this process while a block runs, as a thread of it sees with NVML from time to time.
+
+    What is taken and given back between two looks, 20 ms, is not seen. The allocators of PyTorch, ONNX Runtime and
+    TensorRT keep what they took, so that one look after a call sees what it needed; but that is their habit and no
+    promise.
+
+    In a container NVML lists processes by ids that are not those inside. Then the peak is the rise of the whole
+    device's used memory since the block began, which is right while nobody else uses the GPU; `is_of_process` says
+    which one it is.
+    """
+
+    def __init__(self) -> None:
+        self._stack = contextlib.ExitStack()
+        self._gpu: tuple[Any, Any] | None = None
+        self._own_peak: int | None = None
+        self._idle_bytes = 0
+        self._device_peak = 0
+        self._ended = threading.Event()
+
+    def __enter__(self) -> GpuMemoryWatch:
+        self._gpu = self._stack.enter_context(first_gpu())
+        if self._gpu is not None:
+            nvml, handle = self._gpu
+            self._idle_bytes = self._device_peak = nvml.nvmlDeviceGetMemoryInfo(handle).used
+            thread = threading.Thread(target=self._poll, name="GPU memory", daemon=True)
+            thread.start()
+            self._stack.callback(thread.join)
+            self._stack.callback(self._ended.set)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stack.close()
+
+    @property
+    def is_of_process(self) -> bool:
+        """Whether the peak is that of this process, and not the rise of the device's."""
+        return self._own_peak is not None
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The peak so far; None without NVML."""
+        if self._gpu is None:
+            return None
+        return self._device_peak - self._idle_bytes if self._own_peak is None else self._own_peak
+
+    def rest(self) -> None:
+        """Let the thread look no more: the driver answers it at the cost of what is timed."""
+        self._ended.set()
+
+    def look(self) -> None:
+        """Look now, within the block."""
+        if self._gpu is None:
+            return
+        nvml, handle = self._gpu
+        try:
+            processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            used = nvml.nvmlDeviceGetMemoryInfo(handle).used
+        except nvml.NVMLError as error:
+            logger.warning("NVML no longer tells the GPU's memory: %s", error)
+            self._gpu = None
+            return
+        self._device_peak = max(self._device_peak, used)
+        for process in processes:
+            # The driver for Windows' desktops does not know a process's memory: it is None there.
+            if process.pid == os.getpid() and process.usedGpuMemory is not None:
+                self._own_peak = max(self._own_peak or 0, process.usedGpuMemory)
+
+    def _poll(self) -> None:
+        while not self._ended.wait(_POLL_SECONDS):
+            self.look()
+
+
+def _opened_gpu(stack: contextlib.ExitStack) -> tuple[Any, Any] | None:
+    try:
+        nvml: Any = importlib.import_module("pynvml")
+    except ModuleNotFoundError:
+        return None
+    try:
+        nvml.nvmlInit()
+        stack.callback(nvml.nvmlShutdown)
+        return nvml, _first_device(nvml)
+    except nvml.NVMLError:
+        return None
+
+
+def _first_device(nvml: Any) -> Any:
+    # NVML numbers all devices of the machine; CUDA numbers those that this variable names, by number or by UUID.
+    first = os.environ.get("CUDA_VISIBLE_DEVICES", "").partition(",")[0].strip()
+    if first.startswith(("GPU-", "MIG-")):
+        return nvml.nvmlDeviceGetHandleByUUID(first)
+    return nvml.nvmlDeviceGetHandleByIndex(int(first) if first.isdecimal() else 0)

@@ -1,0 +1,230 @@
+"""The installed `hdexport bench`, from a bundle to its page."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import dataclasses
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from hdruntime.bundle import open_bundle, write_manifest
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+TORCH, OURS, OPTIMUM = "torch", "tiny (onnxruntime)", "optimum"
+EVERYWHERE = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+"""A PATH without optimum-cli."""
+
+
+@pytest.fixture(scope="module")
+def measured(hdexport: Command, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """The directory of a whole run, and what it printed."""
+    folder = tmp_path_factory.mktemp("bench") / "results"
+    done = hdexport(
+        "bench", bundle, "--lengths", "65,100", "--batch", "3", "--peers", "torch,optimum", "--rounds", "2",
+        "--time-limit", "60", "--png", "-o", folder, PATH=EVERYWHERE,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder, done.stdout
+
+
+@pytest.mark.slow
+def test_every_series_is_measured_at_every_length(measured: tuple[Path, str]) -> None:
+    result = json.loads((measured[0] / "bench.json").read_text())
+    assert {(case["series"], case["batch"], case["tokens"]) for case in result["cases"]} == {
+        (series, 3, tokens) for series in (TORCH, OURS) for tokens in (65, 100)
+    }
+    for case in result["cases"]:
+        assert case["status"] == "ok"
+        latency = case["latency"]
+        assert 0 < latency["min_ms"] <= latency["p50_ms"] <= latency["p95_ms"] <= latency["p99_ms"] <= latency["max_ms"]
+        assert latency["runs"] >= 10
+        assert latency["runs"] * latency["mean_ms"] >= 1000
+        assert len(latency["rounds_p50_ms"]) == 2
+        assert case["tokens_per_s"] == pytest.approx(3 * case["tokens"] / latency["p50_ms"] * 1e3)
+        assert case["memory"]["rss_bytes"] > case["memory"]["growth_bytes"] >= 0
+        assert case["error"]["passed"]
+        assert case["error"]["max_abs_error"] < 1e-4
+        assert 0 < case["roofline"]["fraction"] < 1
+
+
+@pytest.mark.slow
+def test_what_is_not_installed_is_listed_with_its_command(measured: tuple[Path, str]) -> None:
+    series = {each["name"]: each for each in json.loads((measured[0] / "bench.json").read_text())["series"]}
+    assert list(series) == [OURS, TORCH, OPTIMUM]
+    assert "pipx install" in series[OPTIMUM]["unavailable"]
+    assert "pipx install" in re.sub(r"\s+", " ", measured[1])
+
+
+@pytest.mark.slow
+def test_table_csv_page_and_pictures_hold_every_case(measured: tuple[Path, str]) -> None:
+    folder, printed = measured
+    with (folder / "bench.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {(row["series"], row["tokens"]) for row in rows if row["status"] == "ok"} == {
+        (series, tokens) for series in (TORCH, OURS) for tokens in ("65", "100")
+    }
+    assert OPTIMUM in {row["series"] for row in rows}
+    page = (folder / "bench.html").read_text()
+    assert OURS in page
+    assert "pipx install" in page
+    assert all(picture.read_bytes().startswith(b"\x89PNG") for picture in folder.glob("*.png"))
+    assert list(folder.glob("*latency*.png"))
+    assert all(name in printed for name in (OURS, TORCH, "65", "100", str(folder / "bench.html")))
+
+
+@pytest.mark.slow
+def test_a_run_compared_with_itself_has_not_changed_and_a_slower_one_has(
+    measured: tuple[Path, str], hdexport: Command, tmp_path: Path
+) -> None:
+    before, after = tmp_path / "before.json", tmp_path / "after.json"
+    result = json.loads((measured[0] / "bench.json").read_text())
+    for case in result["cases"]:
+        # The noise of a busy machine is not what is tested here.
+        case["latency"]["rounds_p50_ms"] = [case["latency"]["p50_ms"], 1.01 * case["latency"]["p50_ms"]]
+    before.write_text(json.dumps(result))
+    for case in result["cases"]:
+        if case["series"] == OURS:
+            for name in ("p50_ms", "p95_ms", "p99_ms", "mean_ms", "sd_ms", "min_ms", "max_ms"):
+                case["latency"][name] *= 3
+            case["latency"]["rounds_p50_ms"] = [3 * each for each in case["latency"]["rounds_p50_ms"]]
+    after.write_text(json.dumps(result))
+    changed, same = hdexport("bench", "--compare", before, after), hdexport("bench", "--compare", before, before)
+    assert (changed.returncode, same.returncode) == (0, 0), (changed.stderr, same.stderr)
+    assert OURS in changed.stdout
+    assert OURS not in same.stdout
+
+
+@pytest.fixture(scope="module")
+def against_another_checkpoint(
+    hdexport: Command, bundle: Path, checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """The result of a bundle alone, compared with a checkpoint that is not quite its own, within a memory budget."""
+    folder = tmp_path_factory.mktemp("bench")
+    other = shutil.copytree(checkpoint, folder / "other")
+    weights = load_file(other / "model.safetensors")
+    name = next(name for name in weights if name.endswith("layer.0.output.dense.weight"))
+    save_file(weights | {name: weights[name] * 1.1}, other / "model.safetensors", metadata={"format": "pt"})
+    done = hdexport(
+        "bench", bundle, "--lengths", "65", "--peers", "none", "--rounds", "1", "--model", other,
+        "--memory-budget", "150MB", "-o", folder / "out",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads((folder / "out" / "bench.json").read_text())
+    return found
+
+
+@pytest.mark.slow
+def test_a_wrong_answer_is_shown_as_one(against_another_checkpoint: dict[str, Any]) -> None:
+    (case,) = against_another_checkpoint["cases"]
+    assert case["status"] == "ok"
+    assert not case["error"]["passed"]
+    assert case["error"]["max_abs_error"] > 1e-3
+
+
+@pytest.mark.slow
+def test_the_largest_batch_of_a_budget_is_found(against_another_checkpoint: dict[str, Any]) -> None:
+    (found,) = against_another_checkpoint["largest_batches"]
+    assert (found["series"], found["tokens"], found["budget_bytes"]) == (OURS, 65, 150 * 10**6)
+    assert found["batch"] > 1
+    assert found["is_limit"]
+    assert found["peak_bytes"] <= 150 * 10**6
+
+
+@pytest.fixture(scope="module")
+def lone_bundle(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle whose checkpoint is not here."""
+    path = shutil.copytree(bundle, tmp_path_factory.mktemp("lone") / "lone")
+    manifest = open_bundle(path).manifest
+    write_manifest(path, dataclasses.replace(manifest, made_by={"source": "/gone"}))
+    return path
+
+
+@pytest.mark.slow
+def test_a_time_limit_is_a_result(hdexport: Command, lone_bundle: Path, tmp_path: Path) -> None:
+    done = hdexport(
+        "bench", lone_bundle, "--lengths", "8,100", "--peers", "none", "--time-limit", "0.05", "-o", tmp_path / "out"
+    )
+    assert done.returncode == 1, done.stderr  # nothing at all was measured
+    result = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert [(case["tokens"], case["status"]) for case in result["cases"]] == [(8, "timeout"), (100, "timeout")]
+    assert "was built from /gone, which is not here" in result["notes"][0]
+
+
+@pytest.mark.slow
+def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: Path) -> None:
+    command = [Path(sys.executable).with_name("hdexport"), "bench", lone_bundle, "--lengths", "8", "--peers", "none"]
+    process = subprocess.Popen(
+        [*command, "--rounds", "1000", "-o", tmp_path / "out"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    workers: set[int] = set()
+    deadline = time.monotonic() + 90
+    while len(workers) < 3 and time.monotonic() < deadline:  # the third begins when two rounds have ended
+        workers |= workers_of(process.pid)
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    result = json.loads((tmp_path / "out" / "bench.json").read_text())
+    assert 1 <= len(result["cases"][0]["latency"]["rounds_p50_ms"]) < 1000
+    assert "stopped before its end" in " ".join(result["notes"])
+    assert "bench.html" in printed
+    assert not list(tmp_path.glob(".*"))
+
+
+def workers_of(pid: int) -> set[int]:
+    """Pids of the processes beneath that one which measure a case."""
+    found = set()
+    for process in psutil.Process(pid).children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if "hdexport.bench.worker" in process.cmdline()[:4]:
+                found.add(process.pid)
+    return found
+
+
+def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "bench.json").write_text("{}")
+    refused("bench", bundle, cwd=tmp_path, message="--force")
+    assert (tmp_path / "bench" / "bench.json").read_text() == "{}"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ([], "There is no bundle to measure.\nName one"),
+        (["BUNDLE", "--lengths", "512;1024"], "is no length in tokens"),
+        (["BUNDLE", "--lengths", "101"], "take 1 to 100"),
+        (["BUNDLE", "--batch", "0"], "not above zero"),
+        (["BUNDLE", "--peers", "tf"], "there is no peer 'tf'; valid are torch"),
+        (["BUNDLE", "--backends", "cuda"], "there is no backend 'cuda'"),
+        (["BUNDLE", "--rounds", "none"], "not a whole number"),
+        (["BUNDLE", "--time-limit", "-1"], "no number of seconds"),
+        (["BUNDLE", "--memory-budget", "lots"], "no amount of memory"),
+        (["nowhere"], "nowhere"),
+        (["--compare", "a.json", "b.json"], "a.json"),
+    ],
+)
+def test_bad_options_are_refused_before_anything_is_measured(
+    refused: Callable[..., str], bundle: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    refused("bench", *(bundle if option == "BUNDLE" else option for option in options), cwd=tmp_path, message=message)
+    assert not os.listdir(tmp_path)

@@ -1,0 +1,231 @@
+"""A benchmark on the terminal: lines while it runs, tables at the end, at any width and without a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from hdexport.bench.results import BenchResult, Status
+from hdexport.cli.bench_eta import RemainingTime
+from hdexport.cli.bench_summary import case_line, summary_parts
+from hdexport.cli.bench_table import BenchTable
+from hdexport.cli.duration import duration_text
+from sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result
+
+
+def watch(table: BenchTable, result: BenchResult, *, rounds: int = 3) -> None:
+    """What a run tells its watcher: rounds of all cases in turn; one that failed gets no other."""
+    table.step("Making the inputs")
+    table.note("PyTorch's checkpoint is not here.")
+    table.planned([(case.series, case.batch, case.tokens) for case in result.cases], rounds)
+    for number in range(1, rounds + 1):
+        for case in result.cases:
+            if number == 1 or case.status is Status.OK:
+                table.begin(case.series, case.batch, case.tokens, number)
+                table.finish(case)
+
+
+def text_of(result: BenchResult, width: int) -> list[str]:
+    console = Console(file=io.StringIO(), width=width, highlight=False)
+    for part in summary_parts(result, width=width):
+        console.print(part)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue().splitlines()
+
+
+def test_without_a_terminal_a_line_a_finished_case_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    result = sample_result()
+    with BenchTable() as table:
+        watch(table, result)
+    captured = capsys.readouterr()
+    assert captured.err == ""
+    lines = captured.out.splitlines()
+    assert sorted(lines) == sorted(map(case_line, result.cases))
+    assert "\x1b" not in captured.out
+
+
+def test_a_line_appears_when_the_last_round_is_done(capsys: pytest.CaptureFixture[str]) -> None:
+    result = sample_result(lengths=(1024,))
+    with BenchTable() as table:
+        watch(table, result, rounds=2)
+        table.planned([], 2)
+        assert len(capsys.readouterr().out.splitlines()) == len(result.cases)
+    (first, *_) = result.cases
+    with BenchTable() as table:
+        table.planned([(first.series, first.batch, first.tokens)], 2)
+        table.begin(first.series, first.batch, first.tokens, 1)
+        table.finish(first)
+        assert capsys.readouterr().out == ""
+
+
+def test_a_line_says_what_matters() -> None:
+    result = sample_result(noise=0)
+    lines = {(case.series, case.batch, case.tokens): case_line(case) for case in result.cases}
+    assert lines[OURS, 1, 1024] == (f"{OURS}, 1 x 1024: p50 159 ms, p95 170 ms, 6,452 tokens/s, 369 MB, error 3.5e-6")
+    assert lines[OPTIMUM, 1, 4096].endswith("error 0.4, WRONG ANSWER")
+    assert lines[PLAIN, 8, 8192] == f"{PLAIN}, 8 x 8192: OOM: its processes took 61.2 GB, of which 60.0 GB were free"
+
+
+@pytest.mark.parametrize("width", [80, 120, 160])
+def test_the_tables_fit_and_hold_every_case(width: int) -> None:
+    result = sample_result()
+    lines = text_of(result, width)
+    tables = lines[: next(n for n, line in enumerate(lines) if line.startswith("ratio:"))]
+    assert max(len(line.rstrip()) for line in tables) <= width
+    text = "\n".join(lines)
+    assert "…" not in text
+    for batch in result.batches:
+        assert f"batch {batch}" in text
+    rows = [line for line in tables if re.search(r"\d\.\d\dx|failed|OOM|timeout", line)]
+    assert len(rows) == len(result.cases)
+    assert sum("wrong" in line for line in rows) == sum(
+        case.error is not None and not case.error.passed for case in result.cases
+    )
+    assert ("sd ms" in text) == (width >= 118)
+
+
+def test_what_did_not_run_follows_the_tables_with_its_reason() -> None:
+    result = dataclasses.replace(sample_result(), notes=("It was stopped before its end.",))
+    text = "\n".join(text_of(result, 160))
+    assert f"{SENTENCE}: sentence-transformers is not installed. Install it with: pip install" in text
+    assert f"failed: {COMPILED}: failed at batch 1 with 512 tokens: torch._inductor" in text
+    assert f"wrong: {OPTIMUM}: wrong answers at batch 1 with 1024, 2048, 4096, 8192 tokens and batch 8 with" in text
+    assert f"ratio: of the median latencies, to {OURS} in this run" in text
+    assert "largest batch within 24.0 GB" in text
+    assert re.search(rf"8192 +{TORCH} +8 or more +11.2 GB +9 texts were not done", text)
+    assert "It was stopped before its end." in text
+
+
+def test_a_run_of_which_nothing_came_has_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
+    result = dataclasses.replace(sample_result(), cases=(), largest_batches=())
+    with BenchTable() as table:
+        table.summary(result)
+    assert "pip install sentence-transformers" in capsys.readouterr().out
+
+
+def test_names_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
+    case = dataclasses.replace(sample_result().cases[0], series="[red]a[/red]")
+    result = dataclasses.replace(
+        sample_result(),
+        series=(dataclasses.replace(sample_result().series[0], name="[red]a[/red]"),),
+        cases=(case,),
+        largest_batches=(),
+    )
+    with BenchTable() as table:
+        watch(table, result)
+        table.summary(result)
+    assert capsys.readouterr().out.count("[red]a[/red]") == 3
+
+
+PROGRAM = """
+    from hdexport.cli.bench_table import BenchTable
+    from sample_results import sample_result
+    import time
+    result = sample_result()
+    with BenchTable() as table:
+        table.step("Making the inputs")
+        table.planned([(case.series, case.batch, case.tokens) for case in result.cases], 2)
+        for number in (1, 2):
+            for case in result.cases[:12]:
+                table.begin(case.series, case.batch, case.tokens, number)
+                time.sleep(0.03)
+                table.finish(case)
+        table.begin("torch", 8, 8192, 2)
+        time.sleep(0.5)
+        table.summary(result)
+"""
+
+
+def on_terminal(stdout: Path, *, rows: int, columns: int) -> str:
+    """What a program shows on a terminal of that size on stderr; its stdout is a file."""
+    ours, theirs = pty.openpty()
+    environment = os.environ | {"LINES": str(rows), "COLUMNS": str(columns), "TERM": "xterm"}
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "exporter")
+    with stdout.open("w") as file:
+        command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
+        process = subprocess.Popen(command, stdout=file, stderr=theirs, env=environment)
+    os.close(theirs)
+    shown = b""
+    # The end of a terminal is an error.
+    with contextlib.suppress(OSError):
+        while True:
+            shown += os.read(ours, 65536)
+    os.close(ours)
+    assert process.wait(timeout=60) == 0, shown.decode()
+    return shown.decode()
+
+
+def test_a_terminal_shows_the_case_that_runs_and_what_is_left(tmp_path: Path) -> None:
+    shown = on_terminal(tmp_path / "out.txt", rows=16, columns=80)
+    out = (tmp_path / "out.txt").read_text()
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
+    assert "torch, 8 x 8192, round 2 of 2" in plain
+    assert re.search(r"about \d+:\d\d to go", plain)
+    assert re.search(r"torch +1 x 1024 +2/2 +644 ", plain) or re.search(r"torch +1 x 1024 +1/2 +\d", plain)
+    frames = re.split(r"[\r\n]+", plain)
+    assert max(map(len, frames)) <= 80
+    assert "\x1b" not in out
+    assert "batch 8" in out
+    assert "round 2" not in out
+
+
+def remaining(
+    seen: list[tuple[str, int, int, float]], cases: list[tuple[str, int, int]], rounds: int = 1
+) -> float | None:
+    time = RemainingTime(cases, rounds)
+    for series, batch, tokens, seconds in seen:
+        time.took((series, batch, tokens), seconds, is_over=False)
+    return time.seconds()
+
+
+CASES = [(series, 1, tokens) for tokens in (512, 1024, 2048) for series in ("a", "b")]
+
+
+def test_nothing_is_guessed_before_anything_is_known() -> None:
+    assert remaining([], CASES) is None
+
+
+def test_what_was_seen_is_taken_as_it_was() -> None:
+    seen = [(series, batch, tokens, 3.0) for series, batch, tokens in CASES]
+    assert remaining(seen, CASES, rounds=3) == pytest.approx(2 * 3.0 * len(CASES))
+
+
+def test_longer_texts_take_longer_as_steeply_as_the_series_rises() -> None:
+    assert remaining([("a", 1, 512, 1.0)], [("a", 1, 512), ("a", 1, 1024)]) == pytest.approx(2.0)
+    quadratic = [("a", 1, 512, 1.0), ("a", 1, 1024, 4.0)]
+    assert remaining(quadratic, [*CASES[:1], ("a", 1, 1024), ("a", 1, 4096)]) == pytest.approx(64.0)
+    flat = [("a", 1, 512, 4.0), ("a", 1, 1024, 4.0)]
+    assert remaining(flat, [("a", 1, 512), ("a", 1, 1024), ("a", 8, 1024)]) == pytest.approx(4.0)
+
+
+def test_noise_does_not_make_an_estimate_absurd() -> None:
+    steep = [("a", 1, 512, 0.1), ("a", 1, 1024, 90.0)]
+    assert remaining(steep, [("a", 1, 512), ("a", 1, 1024), ("a", 1, 2048)]) == pytest.approx(90.0 * 4)
+    falling = [("a", 1, 512, 9.0), ("a", 1, 1024, 3.0)]
+    assert remaining(falling, [("a", 1, 512), ("a", 1, 1024), ("a", 1, 2048)]) == pytest.approx(3.0)
+
+
+def test_a_series_that_has_not_begun_is_taken_to_be_like_the_others() -> None:
+    assert remaining([("a", 1, 512, 5.0)], [("a", 1, 512), ("b", 1, 512)]) == pytest.approx(5.0)
+
+
+def test_a_case_that_is_over_has_nothing_left() -> None:
+    time = RemainingTime([("a", 1, 512)], 3)
+    time.took(("a", 1, 512), 5.0, is_over=True)
+    assert time.seconds() == 0
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (67, "1:07"), (3725.2, "1:02:05")])
+def test_durations_are_read_as_on_a_clock(seconds: float, text: str) -> None:
+    assert duration_text(seconds) == text

@@ -1,0 +1,84 @@
+"""Cases of tiny models, prepared and opened as the processes of a benchmark do it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.opening import open_case, wrong_by
+from hdexport.bench.peers import PEERS
+from hdexport.bench.peers.peer import Prepared
+from hdexport.bench.preparation import expected_path, inputs_path, main, prepare_command
+from hdexport.bench.results import OutputError
+from hdexport.bench.subject import Subject
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """A subject and the folder that is prepared for it."""
+
+    subject: Subject
+    folder: Path
+
+    def prepare(self, **what: Any) -> int:
+        """What a preparation's process does; its exit code."""
+        return main(prepare_command(self.subject, self.folder, what)[2:])
+
+    def artefact(self, peer: str) -> Prepared:
+        """What a peer's preparation gives."""
+        return PEERS[peer].prepare(self.subject, self.folder, device="cpu")
+
+    def spec(self, runner: str, batch: int, tokens: int, artefact: Path | None = None) -> CaseSpec:
+        """A case whose inputs and expected outputs are there."""
+        inputs, expected = inputs_path(self.folder, batch, tokens), expected_path(self.folder, batch, tokens)
+        if not expected.exists():
+            assert self.prepare(kind="inputs", lengths=[tokens], batches=[batch]) == 0
+            assert self.prepare(kind="expected", batch=batch, tokens=tokens) == 0
+        return CaseSpec(
+            runner=runner,
+            bundle=str(self.subject.bundle),
+            artefact=None if artefact is None else str(artefact),
+            inputs=str(inputs),
+            expected=str(expected),
+            device="cpu",
+            threads=1,
+            least_runs=1,
+            least_seconds=0.0,
+        )
+
+    def error(self, runner: str, batch: int, tokens: int, artefact: Path | None = None) -> OutputError:
+        """Open a case, run it once, and compare."""
+        spec = self.spec(runner, batch, tokens, artefact)
+        case = open_case(spec)
+        found = wrong_by(spec, case.call(), case.half_precision)
+        case.close()
+        assert found is not None
+        return found
+
+
+@pytest.fixture(scope="session")
+def workshop(tiny_bundles: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Workshop]:
+    """The workshop of a tiny model; arguments are those of `tiny_bundles`. One folder a model, kept for the session."""
+    folders: dict[Path, Workshop] = {}
+
+    def make(*of_bundle: str, **options: Any) -> Workshop:
+        bundle = tiny_bundles(*of_bundle, **options)
+        if bundle.path not in folders:
+            folder = tmp_path_factory.mktemp("prepared")
+            checkpoint = shutil.copytree(bundle.checkpoint, folder / "source")
+            pooling = checkpoint / "1_Pooling" / "config.json"
+            if pooling.exists():
+                # sentence-transformers wants to be told; hdexport looks at the model.
+                told = json.loads(pooling.read_text()) | {"word_embedding_dimension": bundle.manifest.hidden_size}
+                pooling.write_text(json.dumps(told))
+            folders[bundle.path] = Workshop(Subject(bundle=bundle.path, checkpoint=str(checkpoint)), folder)
+        return folders[bundle.path]
+
+    return make

@@ -1,0 +1,214 @@
+"""The largest batch in a memory budget: on simulated curves of memory, and once for real."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hdexport.bench import budget
+from hdexport.bench.budget import Found, Probe, bytes_from, find_largest_batch, largest_batch, probe_case
+from hdexport.bench.case import CaseFigures, CaseSpec
+from hdexport.bench.processes import Outcome
+from hdexport.bench.results import PeakMemory, Status
+from hdruntime.errors import InputError
+
+_BUDGET = 24 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("24GB", 24 * 10**9),
+        ("512MB", 512 * 10**6),
+        ("8GiB", 8 * 2**30),
+        ("24e9", 24 * 10**9),
+        ("1.5 gb", 1_500_000_000),
+        (" 640kB ", 640_000),
+        (".5TiB", 2**39),
+        ("100", 100),
+        ("2e3MB", 2 * 10**9),
+    ],
+)
+def test_amounts_of_memory_are_understood(text: str, expected: int) -> None:
+    assert bytes_from(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "GB", "24G", "24 bananas", "-1GB", "0", "0.1", "nan", "inf", "1e999", "1_000", "²GB"]
+)
+def test_what_is_no_amount_of_memory_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InputError, match=r"is no amount of memory\.\nWrite 24GB or 512MB") as refused:
+        bytes_from(text)
+    assert repr(text) in str(refused.value)
+
+
+class Machine:
+    """A simulated memory; what it is asked is kept, and it refuses what was asked before.
+
+    Args:
+        memory: batch -> bytes.
+        kills_above: more than that it ends, without a figure; None lets everything run.
+        ends: batch -> how such a batch ends instead.
+    """
+
+    def __init__(
+        self, memory: Callable[[int], float], *, kills_above: int | None = None, ends: dict[int, Probe] | None = None
+    ) -> None:
+        self.tried: list[int] = []
+        self._memory, self._kills_above, self._ends = memory, kills_above, ends or {}
+
+    def __call__(self, batch: int) -> Probe:
+        assert batch >= 1
+        assert batch not in self.tried
+        self.tried.append(batch)
+        if batch in self._ends:
+            return self._ends[batch]
+        peak_bytes = int(self._memory(batch))
+        if self._kills_above is not None and peak_bytes > self._kills_above:
+            return Probe(status=Status.OUT_OF_MEMORY, reason="It was ended.")
+        return Probe(status=Status.OK, peak_bytes=peak_bytes)
+
+
+_CURVES = {
+    "linear": lambda batch: 1.2e9 + 0.83e9 * batch,
+    "steep": lambda batch: 3e9 + 9e9 * batch,
+    "flat": lambda batch: 1e9 + 7.3e6 * batch,
+    "steps of two gigabytes": lambda batch: math.ceil((0.5e9 + 0.11e9 * batch) / 2e9) * 2e9,
+    "doubling arena": lambda batch: 0.5e9 + 2 ** math.ceil(math.log2(0.05e9 * batch)),
+    "quadratic": lambda batch: 1e9 + 2e6 * batch**2,
+    "more for the first two": lambda batch: 4e9 if batch <= 2 else 0.2e9 * batch,
+    "less than linear": lambda batch: 1e9 * batch**0.5,
+    "barely grows at first": lambda batch: 1e9 + (batch if batch < 50 else 0.3e9 * (batch - 49)),
+}
+
+
+@pytest.mark.parametrize("kills", [False, True], ids=["all figures", "killed above"])
+@pytest.mark.parametrize("curve", _CURVES)
+def test_the_answer_was_seen_to_fit_and_its_successor_not(curve: str, kills: bool) -> None:
+    memory = _CURVES[curve]
+    machine = Machine(memory, kills_above=_BUDGET if kills else None)
+    found = largest_batch(machine, budget_bytes=_BUDGET)
+    truth = max(batch for batch in range(1, 5000) if memory(batch) <= _BUDGET)
+    assert found.is_limit
+    assert found.batch in machine.tried
+    assert found.peak_bytes == int(memory(found.batch)) <= _BUDGET
+    successor = min(batch for batch in machine.tried if batch > found.batch)
+    assert memory(successor) > _BUDGET
+    assert successor - found.batch <= max(1, found.batch // 20)
+    assert found.batch == truth if truth < 40 else 0.95 * truth <= found.batch <= truth
+    assert f"batch of {successor} " in found.reason
+    assert len(machine.tried) <= 13
+
+
+@pytest.mark.parametrize("per_text", [0.06e9, 0.21e9, 0.83e9, 2e9])
+def test_where_memory_is_linear_a_few_tries_do(per_text: float) -> None:
+    machine = Machine(lambda batch: 1.2e9 + per_text * batch, kills_above=_BUDGET)
+    assert largest_batch(machine, budget_bytes=_BUDGET).is_limit
+    assert len(machine.tried) <= 7
+
+
+def test_the_largest_batch_may_be_exactly_the_budget() -> None:
+    found = largest_batch(Machine(lambda batch: 100 * batch), budget_bytes=700)
+    assert found == Found(7, 700, True, "A batch of 8 takes 8e-07 GB.")
+
+
+def test_a_single_text_that_does_not_fit_is_a_batch_of_none() -> None:
+    machine = Machine(lambda batch: 25e9 * batch)
+    assert largest_batch(machine, budget_bytes=_BUDGET) == Found(0, None, True, "A batch of 1 takes 25 GB.")
+    assert machine.tried == [1]
+    killed = largest_batch(Machine(lambda batch: 25e9, kills_above=_BUDGET), budget_bytes=_BUDGET)
+    assert killed == Found(0, None, True, "A batch of 1 does not fit: It was ended.")
+
+
+def test_two_texts_that_do_not_fit_make_one_the_limit() -> None:
+    found = largest_batch(Machine(lambda batch: 13e9 * batch), budget_bytes=_BUDGET)
+    assert found == Found(1, 13 * 10**9, True, "A batch of 2 takes 26 GB.")
+
+
+@pytest.mark.parametrize("status", [Status.FAILED, Status.TIMEOUT])
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_a_failure_ends_the_search_with_what_was_seen_to_fit(status: Status, place: int) -> None:
+    linear = _CURVES["linear"]
+    undisturbed = Machine(linear)
+    largest_batch(undisturbed, budget_bytes=_BUDGET)
+    bad = undisturbed.tried[place]
+    machine = Machine(linear, ends={bad: Probe(status=status, reason="no such kernel")})
+    found = largest_batch(machine, budget_bytes=_BUDGET)
+    fitting = [batch for batch in undisturbed.tried[:place] if linear(batch) <= _BUDGET]
+    assert (found.batch, found.is_limit) == (max(fitting, default=0), False)
+    assert found.reason == f"A batch of {bad} ended the search ({status.value}): no such kernel"
+    assert machine.tried == undisturbed.tried[: place + 1]
+
+
+@pytest.mark.parametrize("most_texts", [1, 2, 37, 4096])
+def test_the_largest_batch_that_is_tried_is_no_limit(most_texts: int) -> None:
+    machine = Machine(lambda batch: 1e9 + batch)
+    found = largest_batch(machine, budget_bytes=_BUDGET, most_texts=most_texts)
+    assert (found.batch, found.is_limit) == (most_texts, False)
+    assert found.reason == f"{most_texts} is the largest batch that is tried."
+    assert len(machine.tried) <= 7
+
+
+def test_the_time_limit_ends_the_search_before_the_next_try() -> None:
+    seconds = iter(range(0, 1000, 10))
+    machine = Machine(_CURVES["linear"])
+    found = largest_batch(machine, budget_bytes=_BUDGET, time_limit_s=25, clock=lambda: next(seconds))
+    assert (found.batch, found.is_limit, machine.tried) == (2, False, [1, 2])
+    assert found.reason == "The search ended at its time limit, 25 s."
+
+
+def test_on_a_gpu_the_budget_is_of_its_memory_and_the_hosts_is_not_bounded(
+    spec: CaseSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[CaseSpec, int | None]] = []
+    memory = PeakMemory(rss_bytes=9, growth_bytes=1, vram_bytes=5)
+
+    def run_case(case: CaseSpec, *, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Outcome, CaseFigures]:
+        asked.append((case, memory_limit_bytes))
+        ended = Outcome(status=Status.OK, output={}, reason=None, peak_rss_bytes=9)
+        return ended, CaseFigures(latencies_ms=(1.0,), is_stable=False, memory=memory, error=None)
+
+    monkeypatch.setattr(budget, "run_case", run_case)
+    on_gpu = dataclasses.replace(spec, device="cuda")
+    assert probe_case(on_gpu, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=5)
+    assert probe_case(spec, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=9)
+    assert [limit for _, limit in asked] == [None, 100]
+    assert [(case.expected, case.least_runs, case.least_seconds) for case, _ in asked] == [(None, 1, 0.0)] * 2
+    # Without NVML a figure of the host must not pass for the GPU's.
+    memory = dataclasses.replace(memory, vram_bytes=None)
+    assert probe_case(on_gpu, budget_bytes=100, time_limit_s=1).status is Status.FAILED
+
+
+@pytest.fixture(scope="module")
+def spec(workshop: Callable[..., Any]) -> CaseSpec:
+    made: CaseSpec = workshop("bert").spec("onnxruntime", 2, 100)
+    return made
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
+def test_the_largest_batch_of_a_bundle_is_found(spec: CaseSpec, tmp_path: Path) -> None:
+    with np.load(spec.inputs) as file:
+        text = {name: ids[:1] for name, ids in file.items()}
+
+    def spec_of(batch: int) -> CaseSpec:
+        path = tmp_path / f"{batch}.npz"
+        np.savez(path, **{name: np.repeat(ids, batch, axis=0) for name, ids in text.items()})
+        return dataclasses.replace(spec, inputs=str(path))
+
+    single = probe_case(spec_of(1), budget_bytes=10**9, time_limit_s=60)
+    assert single.peak_bytes is not None
+    limits = {"series": "ours", "tokens": 100, "probe_limit_s": 60.0, "time_limit_s": 600.0}
+    found = find_largest_batch(spec_of, budget_bytes=single.peak_bytes + 40_000_000, **limits)
+    assert (found.series, found.tokens, found.is_limit) == ("ours", 100, True)
+    # A text of 100 tokens takes some kilobytes in each of a few arrays.
+    assert 50 < found.batch < 4096
+    assert found.peak_bytes is not None
+    assert single.peak_bytes < found.peak_bytes <= found.budget_bytes
+    assert find_largest_batch(spec_of, budget_bytes=15_000_000, **limits).batch == 0

@@ -1,0 +1,221 @@
+"""A comparison of two benchmarks finds what changed, says little of what did not, and names what it cannot tell."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import pytest
+from scipy import stats
+
+from hdexport.bench.compare import ChangeKind, ResultComparison, compare_results
+from hdexport.bench.compare_text import comparison_lines
+from hdexport.bench.noise import ASSUMED_SPREAD, FALSE_ALARMS, noise_of, threshold
+from hdexport.bench.results import BenchResult, CaseResult, Series, Status
+from sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result
+
+SEEDS = 60
+
+
+def with_cases(result: BenchResult, change: Callable[[CaseResult], CaseResult]) -> BenchResult:
+    return dataclasses.replace(result, cases=tuple(map(change, result.cases)))
+
+
+def slower(result: BenchResult, factor: float, *series: str) -> BenchResult:
+    """Some series take longer."""
+
+    def change(case: CaseResult) -> CaseResult:
+        if case.latency is None or case.series not in series:
+            return case
+        rounds = tuple(factor * p50_ms for p50_ms in case.latency.rounds_p50_ms)
+        latency = dataclasses.replace(case.latency, p50_ms=factor * case.latency.p50_ms, rounds_p50_ms=rounds)
+        return dataclasses.replace(case, latency=latency)
+
+    return with_cases(result, change)
+
+
+def without_peers(result: BenchResult) -> BenchResult:
+    series: list[Series] = [dataclasses.replace(series, is_peer=False) for series in result.series]
+    return dataclasses.replace(result, series=tuple(series))
+
+
+def changed(comparison: ResultComparison, kind: ChangeKind = ChangeKind.LATENCY) -> set[str]:
+    return {change.case[0] for change in comparison.changes if change.kind is kind}
+
+
+def pairs(*, rounds: int = 3, noise: float = 0.015) -> list[tuple[BenchResult, BenchResult]]:
+    """Runs of the same thing."""
+    return [
+        (
+            sample_result(seed=2 * seed, rounds=rounds, noise=noise, lengths=(1024, 4096)),
+            sample_result(seed=2 * seed + 1, rounds=rounds, noise=noise, lengths=(1024, 4096)),
+        )
+        for seed in range(SEEDS)
+    ]
+
+
+@pytest.mark.parametrize(("rounds", "noise"), [(2, 0.03), (3, 0.015), (3, 0.1), (5, 0.03)])
+def test_two_runs_of_the_same_thing_rarely_differ(rounds: int, noise: float) -> None:
+    alarms = sum(bool(compare_results(*pair).changes) for pair in pairs(rounds=rounds, noise=noise))
+    # More than that is what 1 % of false alarms gives once in two thousand times.
+    assert alarms <= stats.binom.isf(5e-4, SEEDS, FALSE_ALARMS)
+
+
+def test_ten_percent_are_found_in_every_case_from_three_rounds() -> None:
+    found = [compare_results(before, slower(after, 1.1, OURS)) for before, after in pairs()]
+    cases = [change for comparison in found for change in comparison.changes if change.kind is ChangeKind.LATENCY]
+    assert {change.case[0] for change in cases} == {OURS}
+    assert len(cases) >= 0.97 * SEEDS * 4  # two lengths, two batches
+
+
+def test_a_machine_that_is_slower_is_told_from_a_model_that_is() -> None:
+    before, after = pairs()[0]
+    comparison = compare_results(before, slower(slower(after, 1.2, *MEASURED), 1.15, OURS))
+    assert changed(comparison) == {OURS}
+    assert comparison.drift is not None
+    assert comparison.drift.ratio == pytest.approx(1.2, rel=0.03)
+    ratios = [change.ratio for change in comparison.changes]
+    assert ratios == pytest.approx([1.15] * len(ratios), rel=0.06)
+    assert any("the peers took 1.2" in line for line in comparison_lines(comparison))
+
+
+def test_a_slower_machine_alone_is_no_change() -> None:
+    alarms = sum(bool(compare_results(a, slower(b, 1.3, *MEASURED)).changes) for a, b in pairs())
+    assert alarms <= stats.binom.isf(5e-4, SEEDS, FALSE_ALARMS)
+
+
+@pytest.mark.parametrize("why", ["no peers", "a peer's software changed"])
+def test_without_peers_that_stayed_the_same_nothing_is_explained_away(why: str) -> None:
+    before, after = pairs()[0]
+    after = slower(after, 1.2, *MEASURED)
+    if why == "no peers":
+        before, after = without_peers(before), without_peers(after)
+    else:
+        after = dataclasses.replace(after, environment={**after.environment, "torch": "2.14.0"})
+    comparison = compare_results(before, after)
+    assert changed(comparison) == set(MEASURED)
+    assert comparison.drift is not None
+    assert not comparison.drift.is_divided_out
+    assert any("cannot be told" in line for line in comparison_lines(comparison))
+
+
+def test_one_round_says_so_and_assumes_the_documented_noise() -> None:
+    before, after = (sample_result(seed=seed, rounds=1, noise=0.001) for seed in (1, 2))
+    assert noise_of(before).spread == ASSUMED_SPREAD
+    comparison = compare_results(before, slower(after, 1.08, OURS))
+    assert not comparison.changes
+    assert any("assumed" in line for line in comparison_lines(comparison))
+    assert any("--rounds 3" in line for line in comparison_lines(comparison))
+    assert changed(compare_results(before, slower(after, 1.3, OURS))) == {OURS}
+
+
+def test_the_noise_is_that_of_the_rounds() -> None:
+    spreads = [noise_of(sample_result(seed=seed, noise=0.04)).spread for seed in range(20)]
+    assert sum(spreads) / len(spreads) == pytest.approx(0.04, rel=0.1)
+
+
+def test_a_certain_change_below_two_percent_does_not_matter() -> None:
+    before = sample_result(noise=1e-6)
+    assert not compare_results(before, slower(before, 1.015, OURS)).changes
+    assert changed(compare_results(before, slower(before, 1.03, OURS))) == {OURS}
+
+
+def test_a_case_noisier_than_the_others_is_judged_by_its_own_noise() -> None:
+    before, after = sample_result(seed=1, noise=0.005), sample_result(seed=2, noise=0.005)
+
+    def shaken(case: CaseResult) -> CaseResult:
+        if case.latency is None or (case.series, case.tokens) != (OURS, 512):
+            return case
+        rounds = tuple(p50 * factor for p50, factor in zip(case.latency.rounds_p50_ms, (1, 1.3, 1.7), strict=True))
+        return dataclasses.replace(case, latency=dataclasses.replace(case.latency, rounds_p50_ms=rounds))
+
+    assert not compare_results(with_cases(before, shaken), after).changes
+
+
+@pytest.mark.parametrize("degrees", [8, 20, 100])
+@pytest.mark.parametrize("comparisons", [1, 60])
+def test_the_threshold_is_students(comparisons: int, degrees: int) -> None:
+    exact = stats.t.isf(FALSE_ALARMS / (2 * comparisons), degrees)
+    assert threshold(comparisons, degrees) == pytest.approx(exact, rel=0.03)
+    assert threshold(comparisons, 0) == pytest.approx(stats.norm.isf(FALSE_ALARMS / (2 * comparisons)))
+
+
+def test_memory_and_error_and_answers_and_statuses_are_compared() -> None:
+    before = sample_result()
+
+    def change(case: CaseResult) -> CaseResult:
+        if (case.series, case.batch, case.tokens) == (OURS, 8, 8192):
+            return CaseResult(series=OURS, batch=8, tokens=8192, status=Status.OUT_OF_MEMORY, reason="too much")
+        if (case.series, case.batch, case.tokens) == (PLAIN, 8, 4096) and case.memory and case.memory.rss_bytes:
+            memory = dataclasses.replace(case.memory, rss_bytes=2 * case.memory.rss_bytes)
+            return dataclasses.replace(case, memory=memory)
+        if case.series == TORCH and case.tokens == 512 and case.error:
+            return dataclasses.replace(case, error=dataclasses.replace(case.error, max_abs_error=0.5, passed=False))
+        return case
+
+    comparison = compare_results(before, with_cases(before, change))
+    found = {(change.kind, *change.case): (change.before, change.after) for change in comparison.changes}
+    assert found[ChangeKind.STATUS, OURS, 8, 8192] == ("ok", "OOM")
+    assert found[ChangeKind.STATUS, TORCH, 1, 512] == ("ok", "wrong")
+    assert found[ChangeKind.ERROR, TORCH, 8, 512] == (0.0, 0.5)
+    assert (ChangeKind.MEMORY, PLAIN, 8, 4096) in found
+    assert len(found) == 1 + 2 + 2 + 1
+    lines = "\n".join(comparison_lines(comparison))
+    assert f"{OURS}, 8 x 8192: status ok -> OOM" in lines
+    assert "6 changes in 4 of 50 cases" in lines
+
+
+@pytest.mark.parametrize(("factor", "is_found"), [(1.5, False), (3.0, True), (1 / 3, True)])
+def test_an_error_changed_if_it_is_another_by_a_factor(factor: float, is_found: bool) -> None:
+    before = sample_result()
+
+    def change(case: CaseResult) -> CaseResult:
+        if case.series != OURS or case.error is None or case.error.max_abs_error is None:
+            return case
+        error = dataclasses.replace(case.error, max_abs_error=factor * case.error.max_abs_error)
+        return dataclasses.replace(case, error=error)
+
+    assert changed(compare_results(before, with_cases(before, change)), ChangeKind.ERROR) == (
+        {OURS} if is_found else set()
+    )
+
+
+def test_largest_batches_are_compared_within_the_same_budget() -> None:
+    before = sample_result()
+    fewer = tuple(dataclasses.replace(found, batch=found.batch // 2) for found in before.largest_batches)
+    comparison = compare_results(before, dataclasses.replace(before, largest_batches=fewer))
+    assert changed(comparison, ChangeKind.LARGEST_BATCH) == {OURS, TORCH, PLAIN}
+    other = tuple(dataclasses.replace(found, budget_bytes=1) for found in fewer)
+    assert not compare_results(before, dataclasses.replace(before, largest_batches=other)).changes
+
+
+def test_what_only_one_has_and_what_they_ran_on_is_said() -> None:
+    before, after = sample_result(), sample_result(lengths=(512, 1024))
+    after = dataclasses.replace(
+        after,
+        cases=tuple(case for case in after.cases if case.series != OPTIMUM),
+        environment={**after.environment, "cpu": "another", "gpu": "NVIDIA H100"},
+    )
+    comparison = compare_results(before, after)
+    assert comparison.compared == 2 * 2 * 4
+    assert {tokens for _, _, tokens in comparison.only_before if _ != OPTIMUM} >= {2048, 4096, 8192}
+    assert set(comparison.environment) == {("cpu", "AMD EPYC 7B13", "another"), ("gpu", None, "NVIDIA H100")}
+    lines = comparison_lines(comparison)
+    assert "gpu: not recorded -> NVIDIA H100" in lines
+    assert any(line.startswith(f"only in the first: {OPTIMUM} at 1 x 512, 1 x 1024") for line in lines)
+
+
+def test_runs_without_a_common_case_have_nothing_to_compare() -> None:
+    before, after = sample_result(lengths=(1024,)), sample_result(lengths=(2048,))
+    comparison = compare_results(before, after)
+    assert (comparison.compared, comparison.drift, comparison.changes) == (0, None, ())
+    assert comparison_lines(comparison)[-1] == "the two have no case in common"
+
+
+def test_the_ratio_of_a_change_is_that_of_the_rounds_means() -> None:
+    before = without_peers(sample_result(noise=1e-9))
+    (change, *_) = compare_results(before, slower(before, 1.5, OURS)).changes
+    assert change.ratio == pytest.approx(1.5)
+    assert change.standard_error is not None
+    assert math.isfinite(change.standard_error)

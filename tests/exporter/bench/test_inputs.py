@@ -1,0 +1,144 @@
+"""The texts of a benchmark are real, of full length, different from row to row, and always the same ones."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
+
+from hdexport.bench import inputs
+from hdexport.bench.inputs import Texts
+from hdruntime.bundle import Bundle, GlobalAttention, open_bundle
+from hdruntime.errors import InputError
+from tiny_models import PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE
+
+CLS = 0
+UNKNOWN = 3
+SPECIAL = {CLS, PAD_TOKEN_ID, SEPARATOR_ID, UNKNOWN, 4}
+
+
+@pytest.fixture(autouse=True)
+def fewer_topics(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some of Python's help: a token a character, all of it takes half a second."""
+    monkeypatch.setattr(inputs, "topics", dict(itertools.islice(inputs.topics.items(), 8)))
+
+
+@pytest.fixture
+def bert(tiny_bundles: Any) -> Bundle:
+    """A bundle whose tokenizer knows no English word."""
+    return open_bundle(tiny_bundles("bert").path)
+
+
+@pytest.fixture
+def longformer(tiny_bundles: Any) -> Bundle:
+    """Likewise, with global tokens."""
+    return open_bundle(tiny_bundles("longformer").path)
+
+
+def spelling(bundle: Bundle, directory: Path) -> tuple[Bundle, Tokenizer]:
+    """The bundle with a tokenizer of a token a character, special tokens around the text; and that tokenizer."""
+    characters = sorted(set(itertools.chain(*inputs.topics.values())))[: VOCAB_SIZE - len(SPECIAL)]
+    words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *characters]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", CLS), ("[SEP]", SEPARATOR_ID)],
+    )
+    path = Path(shutil.copytree(bundle.path, directory / "spelling"))
+    tokenizer.save(str(path / "tokenizer.json"))
+    return Bundle(path, bundle.manifest), tokenizer
+
+
+def spelt(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    return "".join(tokenizer.id_to_token(token) for token in ids)
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 3, 64, 65, 300])
+def test_texts_are_pythons_help_between_special_tokens(bert: Bundle, tmp_path: Path, tokens: int) -> None:
+    bundle, tokenizer = spelling(bert, tmp_path)
+    help_text = "\n".join(inputs.topics[name] for name in sorted(inputs.topics))
+    rows = Texts(bundle).batch(3, tokens)["input_ids"]
+    assert rows.shape == (3, tokens)
+    assert (rows[:, -1] == SEPARATOR_ID).all()
+    if tokens > 1:
+        assert (rows[:, 0] == CLS).all()
+    for row in rows:
+        assert spelt(tokenizer, row[1:-1]) in help_text
+    if tokens > 64:
+        assert len({row.tobytes() for row in rows}) == 3
+
+
+def test_texts_are_the_same_ones_every_time(bert: Bundle, tmp_path: Path) -> None:
+    for bundle in (bert, spelling(bert, tmp_path)[0]):
+        first, second = (Texts(bundle).batch(3, 100) for _ in range(2))
+        np.testing.assert_array_equal(first["input_ids"], second["input_ids"])
+
+
+def test_a_text_that_is_too_short_is_repeated(bert: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle, tokenizer = spelling(bert, tmp_path)
+    monkeypatch.setattr(inputs, "topics", {"short": "abc"})
+    rows = Texts(bundle).batch(3, 9)["input_ids"]
+    assert [spelt(tokenizer, row[1:-1]) for row in rows] == ["abcabca", "cabcabc", "bcabcab"]
+
+
+def test_every_input_of_the_manifest_is_there(bert: Bundle, longformer: Bundle) -> None:
+    of_bert, of_longformer = Texts(bert).batch(2, 50), Texts(longformer).batch(2, 50)
+    assert list(of_bert) == ["input_ids", "attention_mask", "token_type_ids"]
+    assert list(of_longformer) == ["input_ids", "attention_mask", "global_attention_mask"]
+    for arrays in (of_bert, of_longformer):
+        assert all(values.shape == (2, 50) and values.dtype == np.int64 for values in arrays.values())
+        assert arrays["attention_mask"].all()
+    assert not of_bert["token_type_ids"].any()
+    assert [np.flatnonzero(row).tolist() for row in of_longformer["global_attention_mask"]] == [[0], [0]]
+
+
+def test_ids_are_random_where_the_tokenizer_knows_hardly_a_word(bert: Bundle) -> None:
+    rows = Texts(bert).batch(3, 100)["input_ids"]
+    assert (rows[:, 0] == CLS).all()
+    assert (rows[:, -1] == SEPARATOR_ID).all()
+    inside = set(rows[:, 1:-1].ravel().tolist())
+    assert not inside & SPECIAL
+    assert len(inside) > 50
+
+
+def test_ids_are_random_and_none_is_special_without_a_tokenizer(bert: Bundle) -> None:
+    bare = Bundle(bert.path, dataclasses.replace(bert.manifest, tokenizer=None))
+    for tokens in (1, 2, 300):
+        rows = Texts(bare).batch(4, tokens)["input_ids"]
+        assert rows.shape == (4, tokens)
+        assert not set(rows.ravel().tolist()) & {0, 1, 2, 3}
+    assert len({row.tobytes() for row in rows}) == 4
+
+
+@pytest.mark.parametrize("tokens", [1, 2, 5, 40, 300])
+@pytest.mark.parametrize("bound", [1, 8, 64])
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_a_question_comes_first_and_is_global_within_the_bound(
+    longformer: Bundle, tmp_path: Path, has_tokenizer: bool, bound: int, tokens: int
+) -> None:
+    bundle = spelling(longformer, tmp_path)[0] if has_tokenizer else longformer
+    manifest = dataclasses.replace(
+        bundle.manifest,
+        task="question-answering",
+        tokenizer=bundle.manifest.tokenizer if has_tokenizer else None,
+        global_attention=GlobalAttention(default="question", bound=bound, separator_id=SEPARATOR_ID),
+    )
+    batch = Texts(Bundle(bundle.path, manifest)).batch(2, tokens)
+    marked = batch["global_attention_mask"].sum(axis=1)
+    assert (marked <= bound).all()
+    if tokens >= 40:
+        assert (marked > 0).all()
+        assert (batch["input_ids"][np.arange(2), marked] == SEPARATOR_ID).all()
+
+
+def test_more_tokens_than_the_bundle_takes_are_refused(bert: Bundle) -> None:
+    with pytest.raises(InputError, match=r"has 301 tokens; this bundle accepts 1 to 300\.\n.*--max-len 301"):
+        Texts(bert).batch(1, 301)

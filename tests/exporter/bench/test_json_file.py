@@ -1,0 +1,176 @@
+"""bench.json holds a result exactly, is written whole, and what does not fit is named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hdexport.bench import results
+from hdexport.bench.json_file import read_result, write_result, write_whole
+from hdexport.bench.results import SCHEMA_VERSION, BenchResult, PeakMemory, Ratio, Status
+from hdruntime.errors import HdexportError, InputError
+from sample_results import sample_result
+
+DOCS = Path(__file__).parents[3] / "docs" / "bench.md"
+
+
+@pytest.fixture
+def written(tmp_path: Path) -> Path:
+    path = tmp_path / "bench.json"
+    write_result(path, sample_result())
+    return path
+
+
+def edit(path: Path, change: Callable[[dict], object]) -> None:
+    data = json.loads(path.read_text())
+    change(data)
+    path.write_text(json.dumps(data))
+
+
+def test_a_result_reads_back_as_it_was_written(written: Path) -> None:
+    result = sample_result()
+    assert {case.status for case in result.cases} == set(Status)
+    assert read_result(written) == result
+    assert read_result(written.parent) == result
+
+
+def test_a_status_is_written_as_people_call_it(written: Path) -> None:
+    assert {case["status"] for case in json.loads(written.read_text())["cases"]} == {"ok", "OOM", "timeout", "failed"}
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_json_holds_no_nan_and_what_was_there_stays(written: Path, number: float) -> None:
+    result = sample_result()
+    broken = dataclasses.replace(result.ceilings[0], copy_bytes_per_s=number)
+    before = written.read_bytes()
+    with pytest.raises(ValueError, match="JSON compliant"):
+        write_result(written, dataclasses.replace(result, ceilings=(broken,)))
+    assert written.read_bytes() == before
+    assert [path.name for path in written.parent.iterdir()] == ["bench.json"]
+
+
+def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "bench.json").mkdir()
+    with pytest.raises(HdexportError, match=r"bench.json cannot be written: .*\n.*-o"):
+        write_whole(tmp_path / "bench.json", "text")
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: data.pop("rounds"), r"bench\.rounds is missing"),
+        (lambda data: data["cases"][3].pop("tokens"), r"bench\.cases\[3\]\.tokens is missing"),
+        (
+            lambda data: data["cases"][0].update(status="slow"),
+            r"bench\.cases\[0\]\.status should be one of 'ok', 'OOM'",
+        ),
+        (lambda data: data["cases"][0]["latency"].update(p50_ms="1"), r"latency\.p50_ms should be a number, not \"1\""),
+        (lambda data: data["cases"][0]["latency"].update(sd_ms=10**400), r"latency\.sd_ms should be a finite number"),
+        (
+            lambda data: data["cases"][0].update(tokens=None),
+            r"bench\.cases\[0\]\.tokens should be an integer, not null",
+        ),
+        (lambda data: data["cases"][2].update(series="other"), r"bench\.cases\[2\]\.series is 'other', which"),
+        (lambda data: data.update(schema_version=SCHEMA_VERSION + 1), r"reads up to \d+\.\n.*pip install -U hdexport"),
+        (lambda data: data.pop("schema_version"), r"is no result of hdexport bench.*\n.*measure again"),
+    ],
+)
+def test_what_does_not_fit_is_named(written: Path, change: Callable[[dict], object], message: str) -> None:
+    edit(written, change)
+    with pytest.raises(InputError, match=message) as error:
+        read_result(written)
+    assert str(written) in str(error.value)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", "[" * 100_000])
+def test_what_is_no_result_is_refused(written: Path, text: str) -> None:
+    written.write_text(text)
+    with pytest.raises(InputError, match=r"is no result of hdexport bench"):
+        read_result(written)
+
+
+def test_nan_in_a_file_is_refused(written: Path) -> None:
+    edit(written, lambda data: data["ceilings"][0].update(copy_bytes_per_s=float("nan")))
+    with pytest.raises(InputError, match=r"copy_bytes_per_s should be a finite number, not NaN"):
+        read_result(written)
+
+
+def test_a_file_that_is_not_there_says_how_to_make_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"There is no .*bench.json\.\n.*hdexport bench BUNDLE"):
+        read_result(tmp_path)
+
+
+def test_keys_of_later_versions_are_ignored_and_those_that_came_later_have_defaults(written: Path) -> None:
+    edit(written, lambda data: (data.update(later=1), data["cases"][0].update(later=1), data.pop("notes")))
+    assert read_result(written) == dataclasses.replace(sample_result(), notes=())
+
+
+def test_the_ratio_is_that_of_the_medians_and_its_range_that_of_the_rounds() -> None:
+    result = sample_result()
+    assert result.first_series is not None
+    first, other = (result.case(name, 1, 1024) for name in (result.first_series, "torch"))
+    assert first is not None
+    assert first.latency is not None
+    assert other is not None
+    assert other.latency is not None
+    ratio = result.ratio_to_first(other)
+    rounds = [b / a for a, b in zip(first.latency.rounds_p50_ms, other.latency.rounds_p50_ms, strict=True)]
+    assert ratio == Ratio(value=other.latency.p50_ms / first.latency.p50_ms, least=min(rounds), most=max(rounds))
+    assert result.ratio_to_first(first) == Ratio(value=1, least=1, most=1)
+    failed = next(case for case in result.cases if case.latency is None)
+    assert result.ratio_to_first(failed) is None
+
+
+def test_a_run_without_latencies_has_no_first_series() -> None:
+    result = sample_result()
+    failed = tuple(case for case in result.cases if case.latency is None)
+    nothing = dataclasses.replace(result, cases=failed)
+    assert nothing.first_series is None
+    assert nothing.ratio_to_first(failed[0]) is None
+
+
+def test_gpu_memory_is_the_peak_where_there_is_one() -> None:
+    assert PeakMemory(rss_bytes=5, growth_bytes=1).peak_bytes == 5
+    assert PeakMemory(rss_bytes=5, growth_bytes=1, vram_bytes=9).peak_bytes == 9
+
+
+IN_THE_FILE = [
+    getattr(results, name)
+    for name in results.__all__
+    if dataclasses.is_dataclass(getattr(results, name)) and name != "Ratio"
+]
+"""The dataclasses of the schema; a ratio is computed from them."""
+
+
+def fields_in_docs(text: str, name: str) -> list[str]:
+    """The first column of the table under a heading."""
+    section = re.search(rf"^### `{name}`\n(.*?)(?=^##|\Z)", text, re.MULTILINE | re.DOTALL)
+    assert section, f"docs/bench.md has no heading for {name}"
+    return re.findall(r"^\| `(\w+)` \|", section[1], re.MULTILINE)
+
+
+@pytest.mark.parametrize("cls", IN_THE_FILE, ids=lambda cls: cls.__name__)
+def test_the_page_describes_every_field_and_invents_none(cls: type) -> None:
+    names = [field.name for field in dataclasses.fields(cls)]
+    assert fields_in_docs(DOCS.read_text(), cls.__name__) == names
+
+
+def test_that_comparison_sees_a_field_that_is_missing_and_one_that_is_invented() -> None:
+    text = "### `Ratio`\n| field | what |\n|---|---|\n| `value` | x |\n| `other` | y |\n\n### `Next`\n| `most` | z |\n"
+    assert fields_in_docs(text, "Ratio") == ["value", "other"]
+
+
+def test_the_documented_statuses_are_those_there_are() -> None:
+    (line,) = (line for line in DOCS.read_text().splitlines() if line.startswith("| `status` |"))
+    assert [status for status in Status if f"`{status.value}`" not in line] == []
+
+
+def test_the_schema_version_of_a_result_is_written_first(written: Path) -> None:
+    assert next(iter(json.loads(written.read_text()))) == "schema_version"
+    assert isinstance(read_result(written), BenchResult)

@@ -1,0 +1,247 @@
+"""A case opens into a callable, and an answer is right only if every value of every row is."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hdruntime
+from hdexport.bench import opening
+from hdexport.bench.case import CaseSpec
+from hdexport.bench.expected import read_rows, write_rows
+from hdexport.bench.opening import open_case, wrong_by
+from hdexport.bench.results import OutputError
+from hdruntime.errors import BackendError, InputError, OutOfMemoryError
+from hdruntime.session import Session
+from recording_runner import RecordingRunner
+
+Outputs = dict[str, np.ndarray]
+
+ROWS, TOKENS = 3, 7
+
+
+def outputs_of(seed: int = 0) -> Outputs:
+    """Of three rows: vectors of tokens, of texts, and scores of tokens."""
+    shapes = {"hidden": (ROWS, TOKENS, 16), "embedding": (ROWS, 16), "scores": (ROWS, TOKENS)}
+    generator = np.random.default_rng(seed)
+    return {name: generator.normal(size=shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def rows_of(outputs: Outputs) -> Iterator[Outputs]:
+    for row in range(ROWS):
+        yield {name: values[row] for name, values in outputs.items()}
+
+
+def case_of(expected: Path | None) -> CaseSpec:
+    return CaseSpec(
+        runner="onnxruntime",
+        bundle="",
+        artefact=None,
+        inputs="",
+        expected=None if expected is None else str(expected),
+        device="cpu",
+        threads=1,
+        least_runs=1,
+        least_seconds=0.0,
+    )
+
+
+@pytest.fixture
+def compared(tmp_path: Path) -> Any:
+    """Compare outputs with those of seed 0: (outputs, half_precision=False) -> OutputError."""
+    path = tmp_path / "expected.npz"
+    write_rows(path, rows_of(outputs_of()), batch=ROWS)
+
+    def compare(outputs: Outputs, *, half_precision: bool = False) -> OutputError:
+        found = wrong_by(case_of(path), outputs, half_precision)
+        assert found is not None
+        return found
+
+    return compare
+
+
+def test_rows_are_written_one_by_one_and_read_as_one_file(tmp_path: Path) -> None:
+    path, outputs = tmp_path / "expected.npz", outputs_of()
+    write_rows(path, rows_of(outputs), batch=ROWS)
+    with np.load(path) as file:
+        assert {name: file[name].tobytes() for name in file.files} == {
+            name: values.tobytes() for name, values in outputs.items()
+        }
+    for read, written in zip(read_rows(path), rows_of(outputs), strict=True):
+        assert read.keys() == written.keys()
+        for name in read:
+            np.testing.assert_array_equal(read[name], written[name])
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_file_of_rows_appears_whole_or_not_at_all(tmp_path: Path) -> None:
+    def broken() -> Iterator[Outputs]:
+        yield next(rows_of(outputs_of()))
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        write_rows(tmp_path / "expected.npz", broken(), batch=ROWS)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("half_precision", [False, True])
+def test_the_right_answer_passes(compared: Any, half_precision: bool) -> None:
+    found = compared(outputs_of(), half_precision=half_precision)
+    assert (found.max_abs_error, found.passed) == (0.0, True)
+    assert found.min_cosine == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("name", ["hidden", "embedding", "scores"])
+@pytest.mark.parametrize("row", range(ROWS))
+def test_one_wrong_value_in_any_row_of_any_output_is_seen(compared: Any, name: str, row: int) -> None:
+    outputs = outputs_of()
+    outputs[name][row].flat[-1] += 0.01
+    found = compared(outputs)
+    assert found.max_abs_error == pytest.approx(0.01, rel=1e-3)
+    assert not found.passed
+    assert found.tolerance == "max abs error <= 0.0001"
+
+
+def test_rounding_of_half_precision_passes_only_where_it_is_used(compared: Any) -> None:
+    rounded = {name: values.astype(np.float16).astype(np.float32) for name, values in outputs_of().items()}
+    assert compared(rounded, half_precision=True).passed
+    assert not compared(rounded).passed
+
+
+def test_another_models_answer_fails_in_half_precision_too(compared: Any) -> None:
+    assert not compared(outputs_of(seed=1), half_precision=True).passed
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_fails_and_has_no_error(compared: Any, value: float) -> None:
+    outputs = outputs_of()
+    outputs["hidden"][2, 3, 4] = value
+    assert compared(outputs) == OutputError(
+        max_abs_error=None, min_cosine=-1.0, passed=False, tolerance="finite values"
+    )
+
+
+def test_a_wrong_value_in_any_piece_of_a_large_output_is_seen(compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(opening, "_PIECE", 2 * 16)
+    assert compared(outputs_of()).passed
+    for token in range(TOKENS):
+        outputs = outputs_of()
+        outputs["hidden"][1, token, 5] -= 0.5
+        found = compared(outputs)
+        assert (found.passed, found.max_abs_error) == (False, pytest.approx(0.5, rel=1e-3))
+
+
+@pytest.mark.parametrize(
+    ("change", "tolerance"),
+    [
+        (lambda values: values[:, :0], "shape [7, 16], not [0, 16]"),
+        (lambda values: values[..., :1], "shape [7, 16], not [7, 1]"),
+        (lambda values: values[:2], "shape [7, 16], not [0]"),
+        (lambda values: np.concatenate([values, values]), "3 rows, not 6"),
+    ],
+)
+def test_an_output_of_another_shape_is_wrong(compared: Any, change: Any, tolerance: str) -> None:
+    outputs = outputs_of()
+    outputs["hidden"] = change(outputs["hidden"])
+    found = compared(outputs)
+    assert (found.passed, found.max_abs_error, found.tolerance) == (False, None, tolerance)
+
+
+def test_an_output_that_is_not_there_is_named_and_the_others_are_compared(compared: Any) -> None:
+    outputs = outputs_of()
+    del outputs["embedding"]
+    found = compared(outputs)
+    assert (found.passed, found.tolerance) == (True, "max abs error <= 0.0001; it has no embedding")
+    outputs["scores"] = outputs["scores"] + 1
+    assert not compared(outputs).passed
+
+
+def test_no_output_at_all_is_wrong(compared: Any) -> None:
+    assert not compared({}).passed
+    assert not compared({"other": np.zeros((ROWS, 4), np.float32)}).passed
+
+
+def test_nothing_is_compared_where_nothing_is_expected() -> None:
+    assert wrong_by(case_of(None), outputs_of(), False) is None
+
+
+@pytest.mark.parametrize(
+    "of_bundle", [("bert",), ("longformer",), ("roberta", "question-answering"), ("distilbert", "text-classification")]
+)
+def test_a_bundle_is_right_in_our_own_runtime(workshop: Any, of_bundle: tuple[str, ...]) -> None:
+    case = workshop(*of_bundle)
+    for batch, tokens in [(1, 1), (3, 65), (3, 300)]:
+        found = case.error("onnxruntime", batch, tokens)
+        assert found.passed, (batch, tokens, found)
+
+
+def test_a_half_precision_bundle_is_compared_as_such(workshop: Any) -> None:
+    case = workshop("bert", precision="float16")
+    found = case.error("onnxruntime", 3, 65)
+    assert found.passed
+    assert found.tolerance.startswith("cosine")
+
+
+def test_an_answer_to_other_texts_is_wrong(workshop: Any) -> None:
+    case = workshop("bert")
+    spec, other = case.spec("onnxruntime", 1, 65), case.spec("onnxruntime", 3, 65)
+    opened = open_case(other)
+    outputs = {name: values[2:] for name, values in opened.call().items()}
+    assert (opened.allocator_bytes(), opened.engine_bytes(), opened.half_precision) == (None, None, False)
+    found = wrong_by(spec, outputs, False)
+    assert found is not None
+    assert not found.passed
+    opened.close()
+    with pytest.raises(BackendError, match="closed"):
+        opened.call()
+
+
+@pytest.mark.parametrize(
+    ("runner", "error", "message"),
+    [
+        (RecordingRunner(memory=2 * 65, max_len=300), OutOfMemoryError, "in one piece; the session ran it in parts"),
+        (
+            RecordingRunner(rows=lambda tokens: 2, max_len=300),
+            BackendError,
+            "at most 2 texts of 65 tokens",
+        ),
+    ],
+)
+def test_a_batch_that_a_session_runs_in_parts_is_no_batch(
+    workshop: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    runner: RecordingRunner,
+    error: type[Exception],
+    message: str,
+) -> None:
+    np.savez(tmp_path / "inputs.npz", input_ids=np.full((3, 65), 4))
+    spec = dataclasses.replace(workshop("bert").spec("onnxruntime", 3, 65), inputs=str(tmp_path / "inputs.npz"))
+    session = Session(hdruntime.open_bundle(spec.bundle), runner)
+    monkeypatch.setattr(hdruntime, "load", lambda *_, **__: session)
+    with pytest.raises(error, match=message):
+        open_case(spec).call()
+
+
+def test_an_unknown_runner_is_refused(workshop: Any) -> None:
+    spec = workshop("bert").spec("onnxruntime", 1, 65)
+    with pytest.raises(InputError, match="'tensorflow'"):
+        open_case(dataclasses.replace(spec, runner="tensorflow"))
+
+
+def test_our_own_runtime_needs_none_of_the_peers_packages(workshop: Any) -> None:
+    spec = workshop("bert").spec("onnxruntime", 1, 65)
+    code = (
+        "import sys; from hdexport.bench.case import CaseSpec; from hdexport.bench.opening import open_case\n"
+        f"open_case({spec!r}).call()\n"
+        "print(sorted({'torch', 'transformers', 'onnx', 'sentence_transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

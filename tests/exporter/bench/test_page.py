@@ -1,0 +1,418 @@
+"""bench.html in a real browser: every chart has its series, they can be ticked, and it is readable everywhere."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import re
+import shutil
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from hdexport.bench.figures import FIGURES
+from hdexport.bench.results import BenchResult, Status
+from sample_results import BATCHES, COMPILED, MEASURED, OPTIMUM, OURS, SENTENCE, TORCH, sample_result
+
+pytest.importorskip("altair", reason="the page's charts are drawn by altair: pip install 'hdexport[bench]'")
+
+from hdexport.bench.page import write_page
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHARTS = [f"{figure.key}-{batch}" for batch in BATCHES for figure in FIGURES]
+
+ARGUMENTS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+LEAST_CONTRAST = 4.5
+"""Of text with its background, WCAG 2.2, level AA."""
+
+NASTY = "<script>document.title='taken'</script> & \"quotes\" </script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    executable = shutil.which("chromium")
+    if executable is None:
+        pytest.skip("needs chromium: apt-get install chromium")
+    sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install playwright")
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=executable, args=ARGUMENTS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "bench.html"
+    write_page(path, sample_result())
+    return path
+
+
+@dataclasses.dataclass
+class Visit:
+    """A page that is open, what it complained of and what it asked the network for."""
+
+    page: Page
+    complaints: list[str]
+    requests: list[str]
+
+
+@contextlib.contextmanager
+def visit(browser: Browser, html: Path, *, width: int = 1280, scheme: str = "light") -> Iterator[Visit]:
+    page = browser.new_page(color_scheme=scheme, viewport={"width": width, "height": 900})
+    found = Visit(page, [], [])
+    page.on("console", lambda message: found.complaints.append(message.text))
+    page.on("pageerror", lambda error: found.complaints.append(str(error)))
+    page.on("request", lambda request: found.requests.append(request.url))
+    page.route("**/*", lambda route: route.continue_() if route.request.url == html.as_uri() else route.abort())
+    page.goto(html.as_uri())
+    page.wait_for_function("document.documentElement.dataset.drawn", timeout=30_000)
+    yield found
+    page.close()
+
+
+@pytest.fixture(scope="module")
+def light(browser: Browser, html: Path) -> Iterator[Visit]:
+    """The page as most see it; a test that changes it puts it back."""
+    with visit(browser, html) as found:
+        yield found
+
+
+def points(page: Page, chart: str) -> int:
+    """Marks of cases in a chart, rings around wrong answers not counted."""
+    symbols = page.locator(f"#chart-{chart} g.mark-symbol.role-mark path:not([stroke='var(--wrong)'])")
+    return symbols.count()
+
+
+def lines(page: Page, chart: str) -> int:
+    return page.locator(f"#chart-{chart} g.mark-line path").count()
+
+
+def rings(page: Page, chart: str) -> int:
+    return page.locator(f"#chart-{chart} path[stroke='var(--wrong)']").count()
+
+
+def missing(page: Page, result: BenchResult) -> list[str]:
+    """Charts that do not have a line a series and a mark a case."""
+    return [
+        chart
+        for chart in CHARTS
+        for batch in [int(chart.rpartition("-")[2])]
+        if (lines(page, chart), points(page, chart))
+        != (len(MEASURED), sum(case.batch == batch for case in result.cases))
+    ]
+
+
+def test_every_chart_has_a_line_a_series_and_a_mark_a_case(light: Visit) -> None:
+    assert missing(light.page, sample_result()) == []
+
+
+def test_that_a_chart_without_a_series_is_seen(browser: Browser, tmp_path: Path) -> None:
+    result = sample_result()
+    cut = tuple(case for case in result.cases if case.series != TORCH)
+    write_page(tmp_path / "bench.html", dataclasses.replace(result, cases=cut))
+    with visit(browser, tmp_path / "bench.html") as found:
+        assert missing(found.page, result) == CHARTS
+
+
+def test_nothing_is_said_on_the_console_and_nothing_is_asked_of_the_network(light: Visit, html: Path) -> None:
+    assert light.complaints == []
+    assert light.requests == [html.as_uri()]
+
+
+IMAGE = "<img src='http://127.0.0.1:9/a.png' alt=''>"
+FAULTS = "<script>console.error('a complaint'); undefined_name();</script>"
+
+
+def write_with(path: Path, html: str, addition: str) -> None:
+    """A page with something more at its end; scripts in it have such an end in their strings."""
+    before, end, after = html.rpartition("</body>")
+    path.write_text(before + addition + end + after)
+
+
+def test_that_a_complaint_and_a_request_are_seen(browser: Browser, html: Path, tmp_path: Path) -> None:
+    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", html.read_text())
+    write_with(tmp_path / "bench.html", text, FAULTS + IMAGE)
+    with visit(browser, tmp_path / "bench.html") as found:
+        assert "a complaint" in found.complaints
+        assert any("undefined_name" in complaint for complaint in found.complaints)
+        assert "http://127.0.0.1:9/a.png" in found.requests
+
+
+def test_the_page_forbids_itself_the_network(browser: Browser, html: Path, tmp_path: Path) -> None:
+    write_with(tmp_path / "bench.html", html.read_text(), IMAGE)
+    with visit(browser, tmp_path / "bench.html") as found:
+        assert any("Content Security Policy" in complaint for complaint in found.complaints)
+
+
+def test_a_series_goes_from_all_charts_when_it_is_unticked_and_comes_back(light: Visit) -> None:
+    page = light.page
+    whole = {chart: points(page, chart) for chart in CHARTS}
+    box = page.get_by_label(COMPILED, exact=True)
+    box.uncheck()
+    page.wait_for_function("document.querySelectorAll('#chart-latency-1 g.mark-line path').length == 4")
+    of_series = {
+        batch: sum(case.batch == batch for case in sample_result().cases) // len(MEASURED) for batch in BATCHES
+    }
+    assert {chart: lines(page, chart) for chart in CHARTS} == dict.fromkeys(CHARTS, len(MEASURED) - 1)
+    assert {chart: whole[chart] - points(page, chart) for chart in CHARTS} == {
+        chart: of_series[int(chart.rpartition("-")[2])] for chart in CHARTS
+    }
+    box.check()
+    page.wait_for_function("document.querySelectorAll('#chart-latency-1 g.mark-line path').length == 5")
+    assert {chart: points(page, chart) for chart in CHARTS} == whole
+
+
+def test_the_keyboard_unticks_a_series_too(light: Visit) -> None:
+    page = light.page
+    page.get_by_label(TORCH, exact=True).focus()
+    page.keyboard.press("Space")
+    page.wait_for_function("document.querySelectorAll('#chart-error-8 g.mark-line path').length == 4")
+    page.keyboard.press("Space")
+    page.wait_for_function("document.querySelectorAll('#chart-error-8 g.mark-line path').length == 5")
+
+
+def test_wrong_answers_are_ringed_in_every_chart_and_named_in_the_tables(light: Visit) -> None:
+    wrong = [case for case in sample_result().cases if case.error is not None and not case.error.passed]
+    for batch in BATCHES:
+        expected = sum(case.batch == batch for case in wrong)
+        assert {rings(light.page, chart) for chart in CHARTS if chart.endswith(f"-{batch}")} == {expected}
+    assert light.page.locator("td.wrong").count() == len(wrong)
+    assert "optimum: wrong answers at batch 1" in light.page.locator(".findings").inner_text().replace("\n", " ")
+
+
+def test_the_mouse_over_a_point_shows_its_figures(light: Visit) -> None:
+    case = sample_result().case(OURS, 1, 512)
+    assert case is not None
+    assert case.latency is not None
+    light.page.locator("#chart-latency-1 g.mark-symbol.role-mark path").first.hover()
+    tooltip = light.page.locator("#vg-tooltip-element")
+    tooltip.wait_for()
+    text = re.sub(r"\s+", " ", tooltip.inner_text())
+    assert f"series {OURS} tokens 512 batch 1 p50 {case.latency.p50_ms:.6g} ms" in text
+    assert contrasts(light.page, "#vg-tooltip-element")
+    light.page.mouse.move(0, 0)
+
+
+def test_what_failed_is_in_the_charts_and_in_the_tables_with_its_reason(light: Visit) -> None:
+    failed = [case for case in sample_result().cases if case.status is not Status.OK]
+    for batch in BATCHES:
+        expected = sorted(case.status.value for case in failed if case.batch == batch)
+        for key in ("latency", "throughput", "error"):
+            words = light.page.locator(f"#chart-{key}-{batch} g.mark-text.role-mark text")
+            assert sorted(words.all_text_contents()) == expected
+    cells = light.page.locator("td.failed").all_inner_texts()
+    assert sorted(cell.split(" ", 1)[0].split("\n")[0] for cell in cells) == sorted(
+        case.status.value for case in failed
+    )
+    assert all(any((case.reason or "?") in cell for cell in cells) for case in failed)
+
+
+def test_a_peer_that_is_not_installed_is_named_with_the_command(light: Visit) -> None:
+    text = light.page.locator(".findings").inner_text()
+    assert SENTENCE in text
+    assert "pip install sentence-transformers" in text
+
+
+def test_the_tables_say_what_was_measured(light: Visit) -> None:
+    result = sample_result()
+    caption = light.page.locator("caption").first.inner_text()
+    assert caption.startswith(f"Batch 1. The ratio is the median latency over that of {OURS}")
+    rows = light.page.locator("table:has(#table-1) tbody tr")
+    assert rows.count() == sum(case.batch == 1 for case in result.cases)
+    torch = rows.filter(has_text=TORCH).first.locator("td").all_inner_texts()
+    assert re.fullmatch(r"3\d\d", torch[0])
+    assert re.fullmatch(r"[34]\.\d\dx\s+[34]\.\d\d to [34]\.\d\d", torch[5])
+    environment = light.page.locator(".facts").inner_text()
+    assert all(value in environment for value in result.environment.values())
+    assert light.page.locator("pre").inner_text() == result.command
+    assert light.page.locator("table:has(#table-largest) tbody tr").count() == len(result.largest_batches)
+
+
+def test_charts_have_descriptions_and_the_page_has_headings_in_order(light: Visit) -> None:
+    for figure in FIGURES:
+        label = light.page.locator(f"#chart-{figure.key}-8").get_attribute("aria-label")
+        assert label is not None
+        assert label.startswith(f"{figure.title}, batch 8, over tokens. {OURS}: ")
+        assert f"{OPTIMUM}: " in label
+    levels = light.page.eval_on_selector_all("h1,h2,h3", "nodes => nodes.map(node => Number(node.tagName[1]))")
+    assert levels[0] == 1
+    assert all(later <= level + 1 for level, later in itertools.pairwise(levels))
+    assert light.page.locator("main table:not(:has(caption)):not(.glance)").count() == 0
+    assert light.page.locator("html[lang=en]").count() == 1
+
+
+CONTRAST_SCRIPT = """
+([root, least]) => {
+  const parse = text => (text.match(/[\\d.]+/g) || []).map(Number);
+  const luminance = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, n) => sum + v * [0.2126, 0.7152, 0.0722][n], 0);
+  const background = node => {
+    for (; node; node = node.parentElement) {
+      const colour = parse(getComputedStyle(node).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  let seen = 0;
+  for (const node of document.querySelectorAll(root + " *")) {
+    const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
+    if (!own || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(node.tagName) || !node.getClientRects().length) continue;
+    const style = getComputedStyle(node);
+    const colour = parse(node instanceof SVGElement ? style.fill : style.color);
+    const pair = [luminance(colour), luminance(background(node))].sort((a, b) => b - a);
+    const contrast = (pair[0] + 0.05) / (pair[1] + 0.05);
+    seen += 1;
+    if (contrast < least) poor.push(`${node.textContent.trim().slice(0, 30)}: ${contrast.toFixed(2)}`);
+  }
+  return [seen, poor];
+}
+"""
+
+
+def contrasts(page: Page, root: str = "body", least: float = LEAST_CONTRAST) -> bool:
+    """Whether all text below an element can be read."""
+    seen, poor = page.evaluate(CONTRAST_SCRIPT, [root, least])
+    assert seen > 0
+    assert poor == []
+    return True
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_all_text_can_be_read_in_both_modes(browser: Browser, html: Path, scheme: str) -> None:
+    with visit(browser, html, scheme=scheme) as found:
+        assert contrasts(found.page)
+        paper = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+        found.page.add_style_tag(content=":root { --soft: #888 !important; }")
+        _, poor = found.page.evaluate(CONTRAST_SCRIPT, ["body", LEAST_CONTRAST + 1])
+        assert poor, "text of little contrast was not seen"
+
+
+def series_colour(page: Page) -> str:
+    path = page.locator("#chart-latency-1 g.mark-line path").first
+    return str(path.evaluate("node => getComputedStyle(node).stroke"))
+
+
+def test_paper_is_light_and_has_no_controls_even_from_dark_mode(browser: Browser, html: Path) -> None:
+    with visit(browser, html, scheme="dark", width=1040) as found:
+        dark = series_colour(found.page)
+        found.page.get_by_label(TORCH, exact=True).uncheck()
+        found.page.emulate_media(media="print", color_scheme="dark")
+        assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+        assert series_colour(found.page) != dark
+        assert not any(box.is_visible() for box in found.page.locator("input").all())
+        shown = [label.inner_text() for label in found.page.locator(".legend label").all() if label.is_visible()]
+        assert shown == [name for name in MEASURED if name != TORCH]
+        assert contrasts(found.page)
+        cut = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
+        assert found.page.eval_on_selector_all(".scroll", cut) == 0
+        assert found.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_series_are_told_apart_without_colour(light: Visit) -> None:
+    attributes = "nodes => nodes.map(node => node.getAttribute('stroke-dasharray'))"
+    dashes = light.page.eval_on_selector_all("#chart-latency-8 g.mark-line path", attributes)
+    assert len(set(dashes)) == len(MEASURED)
+    swatches = light.page.eval_on_selector_all(
+        ".legend .swatch path:last-child", "nodes => nodes.map(node => node.getAttribute('d'))"
+    )
+    assert len(set(swatches)) == len(MEASURED)
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_nothing_is_wider_than_the_window(browser: Browser, html: Path, width: int) -> None:
+    with visit(browser, html, width=width) as found:
+        assert found.page.evaluate("document.documentElement.scrollWidth") == width
+        wide = "nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth + 1).length"
+        assert found.page.eval_on_selector_all("figure, .chart svg, .scroll, .legend, h1, h2, pre, li", wide) == 0
+        if width == 1280:
+            inside = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
+            assert found.page.eval_on_selector_all(".scroll", inside) == 0
+
+
+def nasty_result() -> BenchResult:
+    """Names and texts that are markup."""
+    result = sample_result(lengths=(1024,))
+    renamed = {OURS: NASTY}
+    series = tuple(
+        dataclasses.replace(series, name=renamed.get(series.name, series.name), bundle=NASTY, remark=NASTY)
+        for series in result.series
+    )
+    cases = tuple(dataclasses.replace(case, series=renamed.get(case.series, case.series)) for case in result.cases)
+    failed = dataclasses.replace(
+        cases[1], status=Status.FAILED, reason=NASTY, latency=None, error=None, memory=None, roofline=None,
+        tokens_per_s=None,
+    )  # fmt: skip
+    return dataclasses.replace(
+        result, series=series, cases=(cases[0], failed, *cases[2:]), command=NASTY, environment={NASTY: NASTY},
+        notes=(NASTY,), largest_batches=(),
+    )  # fmt: skip
+
+
+def test_no_text_becomes_markup(browser: Browser, tmp_path: Path) -> None:
+    write_page(tmp_path / "bench.html", nasty_result())
+    with visit(browser, tmp_path / "bench.html") as found:
+        assert found.complaints == []
+        assert found.page.title() != "taken"
+        assert found.page.locator("script").count() == 2
+        assert found.page.locator("h1").inner_text() == NASTY
+        assert found.page.locator("pre").inner_text() == NASTY
+        assert lines(found.page, "latency-1") == len(MEASURED) - 1
+        found.page.locator("#chart-latency-1 g.mark-symbol.role-mark path").first.hover()
+        assert NASTY in found.page.locator("#vg-tooltip-element").inner_text()
+
+
+class Tags(HTMLParser):
+    """What a page is made of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.mismatched: list[str] = []
+        self.ids: list[str] = []
+
+    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
+        self.ids += [value for name, value in attributes if name == "id" and value]
+        if tag not in ("meta", "input", "path", "circle", "br", "img"):
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None: ...
+
+    def handle_endtag(self, tag: str) -> None:
+        if not self.open or self.open.pop() != tag:
+            self.mismatched.append(tag)
+
+
+@pytest.mark.parametrize("kind", ["whole", "nothing ran", "one length", "nothing compared"])
+def test_every_element_is_closed_and_every_id_is_used_once(html: Path, tmp_path: Path, kind: str) -> None:
+    result = sample_result(lengths=(1024,)) if kind == "one length" else sample_result()
+    if kind == "nothing ran":
+        result = dataclasses.replace(result, cases=(), ceilings=(), largest_batches=(), environment={})
+    if kind == "nothing compared":
+        cases = tuple(dataclasses.replace(case, error=None, roofline=None) for case in result.cases)
+        result = dataclasses.replace(result, cases=cases)
+    write_page(tmp_path / "bench.html", result)
+    tags = Tags()
+    tags.feed((tmp_path / "bench.html").read_text())
+    assert (tags.open, tags.mismatched) == ([], [])
+    assert len(set(tags.ids)) == len(tags.ids)
+    has_errors = any(name.startswith("chart-error") for name in tags.ids)
+    assert has_errors == (kind in ("whole", "one length"))

@@ -1,0 +1,358 @@
+"""Peers run the same model by other means, and what they get wrong shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import torch._inductor.config
+
+from comparators import assert_close
+from hdexport.bench.opening import open_case
+from hdexport.bench.peers import PEERS
+from hdexport.bench.peers.onnx_plain import export_plainly
+from hdexport.bench.peers.torch_model import load_module
+from hdruntime.bundle import Manifest, Window, open_bundle, write_manifest
+from hdruntime.errors import BackendError, BackendUnavailableError, ExportError, MissingDependencyError
+
+SHAPES = [(1, 1), (3, 65), (3, 300)]
+"""Batch and tokens; the checkpoints have 64 positions, the bundles 300."""
+
+HAS_OPTIMUM = shutil.which("optimum-cli") is not None
+NEEDS_OPTIMUM = pytest.mark.skipif(
+    not HAS_OPTIMUM, reason="optimum-cli is not on the PATH: pipx install 'optimum-onnx[onnxruntime]'"
+)
+
+
+@pytest.fixture
+def manifest(workshop: Any) -> Manifest:
+    """Of the tiny BERT for feature extraction."""
+    return open_bundle(workshop("bert").subject.bundle).manifest
+
+
+def assert_right(case: Any, peer: str) -> None:
+    made = PEERS[peer].prepare(case.subject, case.folder, device="cpu")
+    assert made.remark is None
+    for batch, tokens in SHAPES:
+        found = case.error(peer, batch, tokens, made.artefact)
+        assert found.passed, (batch, tokens, found)
+        assert found.tolerance == "max abs error <= 0.0001"
+
+
+@pytest.mark.parametrize(
+    "of_bundle",
+    [
+        ("bert",),
+        ("longformer",),
+        ("roberta", "question-answering"),
+        ("distilbert", "text-classification"),
+        ("bert", "sentence-similarity"),
+    ],
+)
+def test_torch_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...]) -> None:
+    assert_right(workshop(*of_bundle), "torch")
+
+
+@pytest.mark.parametrize("of_bundle", [("longformer",), ("bert", "sentence-similarity")])
+def test_sentence_transformers_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...]) -> None:
+    assert_right(workshop(*of_bundle), "sentence-transformers")
+
+
+def test_a_plain_export_of_dense_attention_is_right(workshop: Any) -> None:
+    assert_right(workshop("roberta", "question-answering"), "onnx-plain")
+
+
+def test_a_plain_export_of_longformer_is_wrong_and_shows_it(workshop: Any) -> None:
+    case = workshop("longformer")
+    made = case.artefact("onnx-plain")
+    assert made.remark is not None
+    assert made.remark.startswith("exported by TorchScript (dynamo=False), since dynamo=True failed: Guard")
+    assert "\n" not in made.remark
+    found = case.error("onnx-plain", 1, 300, made.artefact)
+    assert not found.passed
+    assert found.max_abs_error is not None
+    assert found.max_abs_error > 0.1
+    assert found.min_cosine < 0.99
+    # Of several texts it gives no answer at all; that is no quieter.
+    opened = open_case(case.spec("onnx-plain", 3, 300, made.artefact))
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        opened.call()
+
+
+def test_a_model_that_no_exporter_takes_is_an_error_and_leaves_nothing(
+    workshop: Any, manifest: Manifest, tmp_path: Path
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("this model cannot be traced\nand that is all")
+
+    case = workshop("bert")
+    module = load_module(case.artefact("torch").artefact, manifest, half_precision=False)
+    module.model.forward = refuse
+    ids = np.full((2, 37), 9)
+    example = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    with pytest.raises(
+        ExportError, match="cannot be traced; with dynamo=False: RuntimeError: this model cannot be tra"
+    ):
+        export_plainly(module, tmp_path / "model.onnx", example)
+    assert not (tmp_path / "model.onnx").exists()
+
+
+@pytest.mark.slow
+def test_compiled_torch_is_right(workshop: Any, manifest: Manifest) -> None:
+    reason = PEERS["torch-compile"].unavailable(manifest)
+    if reason is not None:
+        pytest.skip(reason)
+    case = workshop("bert")
+    found = case.error("torch-compile", 3, 65, case.artefact("torch-compile").artefact)
+    assert found.passed, found
+
+
+def test_a_compiler_that_fails_is_named(workshop: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    case = workshop("bert")
+    opened = open_case(case.spec("torch-compile", 1, 65, case.artefact("torch-compile").artefact))
+    # Nothing that was compiled before may be found again.
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    torch._dynamo.reset()
+    with (
+        torch._inductor.config.patch({"cpp.cxx": ("/bin/false",), "force_disable_caches": True}),
+        pytest.raises(BackendError, match=r"^torch\.compile failed: .*$") as raised,
+    ):
+        opened.call()
+    assert "/bin/false" in str(raised.value) or "InvalidCxxCompiler" in str(raised.value)
+
+
+@pytest.mark.parametrize("peer", ["torch", "sentence-transformers"])
+def test_who_knows_no_windows_says_so_and_differs(workshop: Any, manifest: Manifest, tmp_path: Path, peer: str) -> None:
+    dense = workshop("bert")
+    windowed = Path(shutil.copytree(dense.subject.bundle, tmp_path / "windowed"))
+    # PyTorch's answers are those of windows by what the manifest says, whatever the graphs compute.
+    manifest = dataclasses.replace(manifest, window=Window(tokens=4, global_tokens=1, dilation=(1,)))
+    write_manifest(windowed, manifest)
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    case = dataclasses.replace(dense, subject=dataclasses.replace(dense.subject, bundle=windowed), folder=folder)
+    assert "its attention is dense" in (PEERS[peer].remark(manifest) or "")
+    artefact = case.artefact(peer).artefact
+    assert case.error(peer, 1, 1, artefact).passed
+    found = case.error(peer, 1, 65, artefact)
+    assert (found.passed, (found.max_abs_error or 0) > 0.01) == (False, True)
+
+
+def test_a_half_precision_bundle_is_compared_with_float32_peers_on_a_cpu(workshop: Any) -> None:
+    case = workshop("bert", precision="float16")
+    found = case.error("torch", 3, 65, case.artefact("torch").artefact)
+    assert found.passed
+    assert found.tolerance == "max abs error <= 0.0001"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_are_cast_and_buffers_are_not(workshop: Any, manifest: Manifest, dtype: str) -> None:
+    folder = workshop("bert").artefact("torch").artefact
+    module = load_module(folder, dataclasses.replace(manifest, dtype=dtype), half_precision=True)
+    assert {parameter.dtype for parameter in module.parameters()} == {getattr(torch, dtype)}
+    assert all(buffer.dtype == torch.int64 for buffer in module.buffers())
+    assert module(**{name: torch.ones(1, 9, dtype=torch.long) for name in module.input_names})[0].dtype == torch.float32
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and PyTorch for CUDA")
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_torch_on_a_gpu_is_right_and_says_what_it_took(workshop: Any, precision: str) -> None:
+    case = workshop("bert", precision=precision)
+    spec = dataclasses.replace(case.spec("torch", 3, 65, case.artefact("torch").artefact), device="cuda")
+    opened = open_case(spec)
+    assert opened.half_precision is (precision == "float16")
+    expected = open_case(dataclasses.replace(spec, device="cpu")).call()
+    for name, values in opened.call().items():
+        assert_close(values, expected[name], atol=1e-3 if precision == "float32" else 5e-2)
+    taken = opened.allocator_bytes()
+    assert taken is not None
+    assert taken > 0
+
+
+def test_onnx_runtime_without_a_gpu_is_refused_for_one(workshop: Any) -> None:
+    import onnxruntime
+
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this ONNX Runtime runs on NVIDIA GPUs")
+    case = workshop("bert")
+    for peer in ("onnx-plain", "optimum"):
+        with pytest.raises(
+            BackendUnavailableError, match=r"has no CUDAExecutionProvider: .*pip install 'hdexport\[gpu"
+        ):
+            PEERS[peer].prepare(case.subject, case.folder, device="cuda")
+
+
+def test_who_is_not_installed_says_how_to_install_it(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(PEERS) == ["torch", "torch-compile", "onnx-plain", "optimum", "sentence-transformers"]
+    assert [peer.name for peer in PEERS.values()] == list(PEERS)
+    find_spec = importlib.util.find_spec
+    gone = ("torch", "onnx", "sentence_transformers")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in gone else find_spec(name))
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert {name: peer.unavailable(manifest) for name, peer in PEERS.items()} == {
+        "torch": "torch is not installed: pip install 'hdexport[export]'",
+        "torch-compile": "torch is not installed: pip install 'hdexport[export]'",
+        "onnx-plain": "torch, onnx are not installed: pip install 'hdexport[export]'",
+        "optimum": "optimum-cli is not on the PATH: pipx install 'optimum-onnx[onnxruntime]'",
+        "sentence-transformers": "sentence_transformers is not installed: pip install sentence-transformers",
+    }
+
+
+def test_compiling_needs_a_compiler(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert PEERS["torch-compile"].unavailable(manifest) == (
+        "torch.compile needs a C++ compiler, no-such-compiler: apt-get install g++"
+    )
+
+
+def test_sentence_transformers_only_embeds(manifest: Manifest) -> None:
+    peer = PEERS["sentence-transformers"]
+    assert peer.unavailable(manifest) is None
+    fill_mask = dataclasses.replace(manifest, task="fill-mask")
+    assert peer.unavailable(fill_mask) == "it embeds texts, and the bundle's task is fill-mask"
+    assert "decoder" in (peer.unavailable(dataclasses.replace(manifest, model_type="led")) or "")
+
+
+def test_asking_the_peers_imports_none_of_them(workshop: Any) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "import hdexport.bench.opening, hdexport.bench.preparation\n"
+        "from hdexport.bench.peers import PEERS; from hdruntime.bundle import open_bundle\n"
+        f"manifest = open_bundle(Path({str(workshop('bert').subject.bundle)!r})).manifest\n"
+        "[(peer.unavailable(manifest), peer.remark(manifest)) for peer in PEERS.values()]\n"
+        "print(sorted({'torch', 'transformers', 'onnx', 'onnxruntime', 'sentence_transformers'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+Optimum = Callable[[str], None]
+
+
+@pytest.fixture
+def fake_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimum:
+    """Put a script of that name first on the PATH: (Python code that has its arguments in `given`) -> None."""
+
+    def make(code: str) -> None:
+        folder = tmp_path / "bin"
+        folder.mkdir()
+        script = folder / "optimum-cli"
+        script.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\ngiven = sys.argv[1:]\n{code}\n")
+        script.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{folder}:/usr/bin:/bin")
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("sys.exit('Traceback\\nValueError: a led is not supported\\n')", "exit code 1: ValueError: a led is not supp"),
+        ("sys.exit(3)", "ended with exit code 3: it says nothing"),
+        ("pass", "wrote no model.onnx, but nothing"),
+        ("(pathlib.Path(given[-1]) / 'encoder_model.onnx').touch()", "wrote no model.onnx, but encoder_model.onnx"),
+    ],
+)
+def test_optimums_failures_have_its_reason(workshop: Any, fake_optimum: Optimum, code: str, message: str) -> None:
+    fake_optimum(code)
+    case = workshop("bert")
+    with pytest.raises(ExportError, match=message):
+        case.artefact("optimum")
+    assert [path.name for path in case.folder.iterdir() if "optimum" in path.name] == []
+
+
+@pytest.mark.parametrize(
+    ("of_bundle", "options"),
+    [
+        (("bert",), ["--task", "feature-extraction", "--library-name", "transformers"]),
+        (("bert", "sentence-similarity"), ["--task", "sentence-similarity"]),
+        (("roberta", "question-answering"), ["--task", "question-answering", "--library-name", "transformers"]),
+    ],
+)
+def test_optimum_is_asked_for_the_extended_checkpoint_and_the_task(
+    workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], options: list[str]
+) -> None:
+    fake_optimum("sys.exit(json.dumps(given))")
+    case = workshop(*of_bundle)
+    with pytest.raises(ExportError) as raised:
+        case.artefact("optimum")
+    *given, output = json.loads(str(raised.value).partition(": ")[2])
+    assert given == ["export", "onnx", "--model", str(case.folder / "checkpoint"), *options]
+    assert Path(output).parent == case.folder
+
+
+def test_optimum_that_went_away_is_missed(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = workshop("bert")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(MissingDependencyError, match=r"Install it with: pipx install 'optimum-onnx\[onnxruntime\]'"):
+        case.artefact("optimum")
+
+
+@pytest.mark.parametrize(
+    ("of_bundle", "remark"),
+    [
+        (("longformer",), "takes no global_attention_mask"),
+        (("bert", "sentence-similarity"), "no sentence_embedding, .*: pipx inject optimum-onnx sentence-transformers"),
+        (("bert",), None),
+    ],
+)
+def test_what_optimums_graph_lacks_is_remarked(
+    workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], remark: str | None
+) -> None:
+    graph = workshop("bert").subject.bundle / "model.onnx"
+    fake_optimum(f"pathlib.Path(given[-1], 'model.onnx').write_bytes(pathlib.Path({str(graph)!r}).read_bytes())")
+    case = workshop(*of_bundle)
+    made = case.artefact("optimum")
+    assert made.artefact.is_file()
+    assert (made.remark is None) == (remark is None)
+    assert re.search(remark or "", made.remark or "")
+    shutil.rmtree(made.artefact.parent)
+
+
+def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path: Path) -> None:
+    # As optimum without sentence-transformers makes it: token types that the bundle has not, and the tokens' vectors by
+    # their name in transformers.
+    feature, graph = workshop("bert", "sentence-similarity"), workshop("bert").subject.bundle / "model.onnx"
+    opened = open_case(feature.spec("optimum", 1, 65, graph))
+    assert list(opened.call()) == ["token_embeddings"]
+    model = ir.load(graph)
+    next(value for value in model.graph.inputs if value.name == "token_type_ids").name = "segment_ids"
+    ir.save(model, tmp_path / "renamed.onnx", external_data="renamed.onnx.data")
+    with pytest.raises(ExportError, match="wants segment_ids, which the model has no such input for"):
+        open_case(feature.spec("optimum", 1, 65, tmp_path / "renamed.onnx"))
+    with pytest.raises(ExportError, match="gives last_hidden_state, and none of what the bundle gives"):
+        open_case(workshop("roberta", "question-answering").spec("optimum", 1, 65, graph))
+
+
+@NEEDS_OPTIMUM
+@pytest.mark.slow
+def test_optimums_export_of_dense_attention_is_right(workshop: Any) -> None:
+    assert_right(workshop("bert"), "optimum")
+
+
+@NEEDS_OPTIMUM
+@pytest.mark.slow
+def test_optimums_export_of_longformer_is_wrong_and_shows_it(workshop: Any) -> None:
+    # It gives token types of 0 and 1 to a model in which there are none.
+    with pytest.raises(ExportError, match="IndexError: index out of range in self"):
+        workshop("longformer").artefact("optimum")
+    case = workshop("longformer", type_vocab_size=2)
+    made = case.artefact("optimum")
+    for tokens in (80, 288):
+        assert not case.error("optimum", 2, tokens, made.artefact).passed
+    # Of no multiple of the window, to which the code that was recorded pads, it gives no answer.
+    with pytest.raises(Exception, match="ONNXRuntimeError"):
+        case.error("optimum", 2, 65, made.artefact)

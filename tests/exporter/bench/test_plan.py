@@ -1,0 +1,128 @@
+"""What a benchmark decides to run, and what it says cannot."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdexport.bench.plan import BenchOptions, Plan, plan
+from hdruntime.bundle import EngineFile, open_bundle, seal
+from hdruntime.errors import BundleNotFoundError, InputError
+from hdruntime.gpu import Gpu
+from hdruntime.manifest import Backend, ProfileShape
+from hdruntime.passport import ThisMachine
+
+ENGINE = EngineFile(
+    file="engines/rtx.engine", passport="engines/rtx.json", flavour="tensorrt_rtx", version="1.7.1.116",
+    precision="float32", architectures=("sm89",),
+    profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),),
+)  # fmt: skip
+WITHOUT_GPU = ThisMachine(gpu=None, driver=None, versions={})
+WITH_GPU = ThisMachine(
+    gpu=Gpu(name="NVIDIA L4", architecture="sm89", memory_bytes=24 * 10**9),
+    driver="580.1",
+    versions={Backend.TENSORRT_RTX: "1.7.1.116"},
+)
+
+
+@pytest.fixture
+def bundle(tiny_bundles: Any, tmp_path: Path) -> Path:
+    """A bundle of its own, to be changed."""
+    return copied(tiny_bundles("bert").path, tmp_path / "bundle")
+
+
+def copied(bundle: Path, to: Path, **changes: Any) -> Path:
+    """A bundle's copy, whose manifest says something else."""
+    shutil.copytree(bundle, to)
+    manifest = dataclasses.replace(open_bundle(to, check_files=False).manifest, **changes)
+    for engine in manifest.engines:
+        (to / engine.file).parent.mkdir(exist_ok=True)
+        (to / engine.file).write_bytes(b"no engine")
+        (to / engine.passport).write_text("{}")
+    seal(to, manifest)
+    return to
+
+
+def planned(*bundles: Path, machine: ThisMachine = WITHOUT_GPU, **options: Any) -> Plan:
+    return plan(BenchOptions(bundles=bundles, **options), machine=machine)
+
+
+def names(found: Plan) -> list[str]:
+    return [planned.series.name for planned in found.series if planned.is_available]
+
+
+def test_bundles_of_one_model_share_their_peers(bundle: Path, tmp_path: Path) -> None:
+    half = copied(bundle, tmp_path / "half", dtype="float16", max_len=1000)
+    found = planned(bundle, half, peers=("torch", "onnx-plain"))
+    assert names(found) == ["bundle (onnxruntime)", "half (onnxruntime)", "torch", "onnx-plain"]
+    (subject,) = {planned.subject for planned in found.series}
+    assert subject.bundle == half  # the one that takes the longest texts
+    assert found.lengths == (512, 1000)
+
+
+def test_models_that_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path) -> None:
+    manifest = open_bundle(bundle, check_files=False).manifest
+    positions = dataclasses.replace(manifest.positions, alpha=0.3)
+    other = copied(bundle, tmp_path / "other", positions=positions)
+    assert names(planned(bundle, other, peers=("torch",))) == [
+        "bundle (onnxruntime)", "other (onnxruntime)", "torch: bundle", "torch: other",
+    ]  # fmt: skip
+
+
+def test_bundles_of_one_name_are_told_apart(bundle: Path, tmp_path: Path) -> None:
+    other = copied(bundle, tmp_path / "elsewhere" / "bundle")
+    assert names(planned(bundle, other, peers=())) == [f"{bundle} (onnxruntime)", f"{other} (onnxruntime)"]
+
+
+def test_an_engine_runs_where_its_gpu_is_and_peers_go_there_too(bundle: Path, tmp_path: Path) -> None:
+    with_engine = copied(bundle, tmp_path / "engine", engines=(ENGINE,))
+    found = planned(with_engine, peers=("torch",), machine=WITH_GPU)
+    assert [(each.series.runner, each.device) for each in found.series] == [
+        ("onnxruntime", "cpu"), ("tensorrt_rtx", "cuda"), ("torch", "cuda"),
+    ]  # fmt: skip
+    on_cpu = planned(with_engine, peers=("torch",), machine=WITH_GPU, device="cpu", backends=("onnxruntime",))
+    assert [(each.series.runner, each.device) for each in on_cpu.series] == [("onnxruntime", "cpu"), ("torch", "cpu")]
+
+
+def test_an_engine_without_its_gpu_is_listed_with_the_reason(bundle: Path, tmp_path: Path) -> None:
+    found = planned(copied(bundle, tmp_path / "engine", engines=(ENGINE,)), peers=())
+    refusal = found.series[1].series.unavailable
+    assert refusal is not None
+    assert "CUDA sees no GPU here" in refusal
+    assert names(found) == ["engine (onnxruntime)"]
+
+
+def test_a_peer_that_is_not_installed_is_listed_with_the_command(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nowhere")
+    found = planned(bundle, peers=("optimum",))
+    assert "install" in (found.series[1].series.unavailable or "")
+
+
+def test_without_the_checkpoint_bundles_are_measured_and_nothing_is_compared(bundle: Path, tmp_path: Path) -> None:
+    lone = copied(bundle, tmp_path / "lone", made_by={"source": "/gone"})
+    found = planned(lone, peers=("torch",))
+    assert names(found) == ["lone (onnxruntime)"]
+    assert (
+        found.series[1].series.unavailable == f"{lone} was built from /gone, which is not here. Name it with --model."
+    )
+    assert found.notes == (
+        f"{lone} was built from /gone, which is not here. So nothing was compared with PyTorch; name it with --model.",
+    )
+    assert names(planned(lone, peers=("torch",), model="somewhere/else")) == ["lone (onnxruntime)", "torch"]
+
+
+def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"asks for 301 tokens; the bundles take 1 to 300.\n.*--max-len 301"):
+        planned(bundle, lengths=(64, 301))
+    with pytest.raises(InputError, match=r"there is no peer 'tourch'; valid are torch, torch-compile"):
+        planned(bundle, peers=("tourch",))
+    with pytest.raises(InputError, match=r"there is no backend 'trt'; valid are onnxruntime, tensorrt"):
+        planned(bundle, backends=("trt",))
+    with pytest.raises(InputError, match=r"Nothing of this can run here:\nbundle \(tensorrt\): tensorrt with"):
+        planned(bundle, backends=("tensorrt",), peers=())
+    with pytest.raises(BundleNotFoundError):
+        planned(tmp_path / "nothing")

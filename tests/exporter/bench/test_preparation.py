@@ -1,0 +1,117 @@
+"""What cases need is prepared in a process: inputs, PyTorch's answers, the folder that peers load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from comparators import assert_close
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.preparation import expected_path, inputs_path, main, prepare_command
+from hdexport.bench.subject import Subject
+from hdruntime.errors import ModelError
+from hugging_face import HuggingFace, extended_rows
+
+
+def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def test_a_process_writes_the_inputs_and_says_so_in_its_last_line(workshop: Any, tmp_path: Path) -> None:
+    subject = workshop("bert").subject
+    done = run(prepare_command(subject, tmp_path, {"kind": "inputs", "lengths": [1, 65], "batches": [1, 3]}))
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told.keys() == {"artefact", "remark", "seconds"}
+    assert (told["artefact"], told["remark"]) == (None, None)
+    assert told["seconds"] > 0
+    for batch in (1, 3):
+        for tokens in (1, 65):
+            with np.load(inputs_path(tmp_path, batch, tokens)) as file:
+                assert set(file.files) == {"input_ids", "attention_mask", "token_type_ids"}
+                assert file["input_ids"].shape == (batch, tokens)
+
+
+def test_a_known_error_is_one_message_on_stderr_and_leaves_nothing(tmp_path: Path, workshop: Any) -> None:
+    subject = Subject(bundle=workshop("bert").subject.bundle, checkpoint="/nowhere/model", allow_pickle=False)
+    main(prepare_command(subject, tmp_path, {"kind": "inputs", "lengths": [9], "batches": [1]})[2:])
+    before = set(tmp_path.iterdir())
+    command = prepare_command(subject, tmp_path, {"kind": "expected", "batch": 1, "tokens": 9})
+    done = run(command)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert done.stderr.startswith("There is no model directory '/nowhere/model'.\n")
+    assert "Traceback" not in done.stderr
+    assert set(tmp_path.iterdir()) - before == {Path(command[-1])}
+
+
+@pytest.mark.parametrize("of_bundle", [("bert",), ("longformer",), ("distilbert", "text-classification")])
+def test_what_is_expected_is_hugging_faces_answer(workshop: Any, of_bundle: tuple[str, ...]) -> None:
+    case = workshop(*of_bundle)
+    task = of_bundle[1] if len(of_bundle) > 1 else "feature-extraction"
+    hugging_face = HuggingFace(Path(case.subject.checkpoint), task, max_len=300)
+    for batch, tokens in [(1, 1), (3, 65), (3, 300)]:
+        case.spec("torch", batch, tokens)
+        with np.load(inputs_path(case.folder, batch, tokens)) as inputs:
+            answer = hugging_face(**inputs)
+        with np.load(expected_path(case.folder, batch, tokens)) as expected:
+            assert set(expected.files) == set(answer)
+            for name, values in answer.items():
+                assert_close(expected[name], values, atol=1e-5)
+
+
+def test_what_is_there_is_not_made_again(workshop: Any) -> None:
+    case = workshop("bert")
+    case.spec("torch", 1, 65)
+    paths = inputs_path(case.folder, 1, 65), expected_path(case.folder, 1, 65)
+    before = [path.stat().st_mtime_ns for path in paths]
+    assert case.prepare(kind="inputs", lengths=[65], batches=[1]) == 0
+    assert case.prepare(kind="expected", batch=1, tokens=65) == 0
+    assert [path.stat().st_mtime_ns for path in paths] == before
+
+
+def test_an_artefact_and_its_remark_are_told(workshop: Any, capfd: pytest.CaptureFixture[str]) -> None:
+    case = workshop("bert")
+    assert case.prepare(kind="artefact", peer="torch", device="cpu") == 0
+    told = json.loads(capfd.readouterr().out.splitlines()[-1])
+    assert told["artefact"] == str(case.folder / "checkpoint")
+    assert told["remark"] is None
+
+
+def test_the_folder_that_peers_load_has_the_bundles_positions(workshop: Any) -> None:
+    case = workshop("bert")
+    made = checkpoint_folder(case.subject, case.folder)
+    name = "embeddings.position_embeddings.weight"
+    table, source = (load_file(path / "model.safetensors")[name] for path in (made, Path(case.subject.checkpoint)))
+    assert_close(table, extended_rows(source, 300).astype(np.float32), atol=1e-6)
+    assert json.loads((made / "config.json").read_text())["max_position_embeddings"] == 300
+    before = (made / "model.safetensors").stat().st_mtime_ns
+    assert checkpoint_folder(case.subject, case.folder) == made
+    assert (made / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_pickle_is_refused_unless_it_is_allowed(workshop: Any, tmp_path: Path) -> None:
+    import shutil
+
+    import torch
+
+    case = workshop("bert")
+    pickled = Path(shutil.copytree(case.subject.checkpoint, tmp_path / "pickled"))
+    weights = {name: torch.from_numpy(values) for name, values in load_file(pickled / "model.safetensors").items()}
+    (pickled / "model.safetensors").unlink()
+    torch.save(weights, pickled / "pytorch_model.bin")
+    subject = Subject(bundle=case.subject.bundle, checkpoint=str(pickled), allow_pickle=False)
+    folder = tmp_path / "prepared"
+    folder.mkdir()
+    with pytest.raises(ModelError, match="--allow-pickle"):
+        checkpoint_folder(subject, folder)
+    assert list(folder.iterdir()) == []
+    allowed = Subject(bundle=case.subject.bundle, checkpoint=str(pickled), allow_pickle=True)
+    assert (checkpoint_folder(allowed, folder) / "model.safetensors").is_file()

@@ -1,0 +1,228 @@
+"""Processes that end well, badly, late or not at all: each is a result, and none is left."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hdexport.bench import processes
+from hdexport.bench.process_guard import descendants
+from hdexport.bench.processes import Outcome, run_process
+from hdexport.bench.results import Status
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
+
+_TIME_LIMIT_S = 60.0
+"""Reached only where something is wrong."""
+
+
+def run_code(code: str, *arguments: str, time_limit_s: float = _TIME_LIMIT_S, memory: int | None = None) -> Outcome:
+    return run_process(["-c", code, *arguments], time_limit_s=time_limit_s, memory_limit_bytes=memory)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] != b"Z"
+    except OSError:
+        return False
+
+
+def wait_for_pids(file: Path, number: int) -> list[int]:
+    deadline = time.monotonic() + 20
+    while not file.exists() or len(file.read_text().split("\n")) <= number:
+        assert time.monotonic() < deadline, "the processes did not start within 20 s"
+        time.sleep(0.01)
+    return [int(line) for line in file.read_text().split()]
+
+
+def test_the_last_line_is_the_result_whatever_is_printed_before_and_beside() -> None:
+    noise = (
+        "import sys; sys.stderr.write('x' * 5_000_000); sys.stdout.buffer.write(bytes(range(256)) * 20_000 + b'\\n');"
+    )
+    outcome = run_code(noise + "print('{\"seconds\": 1.5}')")
+    assert outcome == Outcome(
+        status=Status.OK, output={"seconds": 1.5}, reason=None, peak_rss_bytes=outcome.peak_rss_bytes
+    )
+
+
+def test_a_process_says_itself_how_it_ended() -> None:
+    outcome = run_code('print(\'{"status": "OOM", "reason": "the GPU is full"}\')')
+    assert (outcome.status, outcome.reason) == (Status.OUT_OF_MEMORY, "the GPU is full")
+
+
+@pytest.mark.parametrize("printed", ["", "nothing of use", "[1, 2]", "{'single': 'quotes'}", '{"half": '])
+def test_a_result_that_is_no_json_object_is_a_failure(printed: str) -> None:
+    outcome = run_code("import sys; print(sys.argv[1]); print('some hint', file=sys.stderr)", printed)
+    assert (outcome.status, outcome.output) == (Status.FAILED, None)
+    assert outcome.reason == "Its last line of output is no JSON object. some hint"
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "reason"),
+    [
+        ("raise ValueError('the cause')", Status.FAILED, "It ended with exit code 1: ValueError: the cause"),
+        ("raise MemoryError('too large')", Status.OUT_OF_MEMORY, "It ended with exit code 1: MemoryError: too large"),
+        ("print('{}'); raise SystemExit(3)", Status.FAILED, "It ended with exit code 3 and said nothing."),
+        ("import os; os.kill(os.getpid(), 11)", Status.FAILED, "It ended with signal SIGSEGV and said nothing."),
+        (
+            "import os, sys; print('std::bad_alloc', file=sys.stderr, flush=True); os.abort()",
+            Status.OUT_OF_MEMORY,
+            "It ended with signal SIGABRT: std::bad_alloc",
+        ),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            Status.OUT_OF_MEMORY,
+            "It was killed (SIGKILL), as the kernel does where memory runs out.",
+        ),
+        (
+            "import sys; sys.stderr.buffer.write(b'\\xff\\x00' + b'y' * 100_000); sys.exit(1)",
+            Status.FAILED,
+            "It ended with exit code 1: " + 500 * "y",
+        ),
+    ],
+    ids=["error", "memory error", "exit code", "crash", "abort without memory", "killed", "binary"],
+)
+def test_a_bad_end_is_a_result_with_its_last_words(code: str, status: Status, reason: str) -> None:
+    outcome = run_code(code)
+    assert (outcome.status, outcome.output, outcome.reason) == (status, None, reason)
+
+
+def test_python_without_address_space_is_out_of_memory() -> None:
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400_000_000,) * 2); "
+    outcome = run_code(limit + "block = bytearray(500_000_000)")
+    assert (outcome.status, outcome.reason) == (Status.OUT_OF_MEMORY, "It ended with exit code 1: MemoryError")
+
+
+_STUBBORN_FAMILY = """
+import os, signal, subprocess, sys, time
+for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+    signal.signal(number, signal.SIG_IGN)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+if os.fork() == 0:
+    os.setsid()
+    with open(sys.argv[1], "a") as file:
+        print(os.getpid(), file=file)
+    time.sleep(600)
+with open(sys.argv[1], "a") as file:
+    print(child.pid, os.getpid(), sep="\\n", file=file)
+time.sleep(600)
+"""
+
+
+def test_the_time_limit_ends_a_process_that_ignores_signals_and_all_that_it_started(tmp_path: Path) -> None:
+    began = time.monotonic()
+    outcome = run_code(_STUBBORN_FAMILY, str(tmp_path / "pids"), time_limit_s=3)
+    assert (outcome.status, outcome.reason) == (Status.TIMEOUT, "It was ended at its time limit, 3 s.")
+    assert 3 <= time.monotonic() - began < 30
+    pids = wait_for_pids(tmp_path / "pids", 3)
+    assert len(pids) == 3
+    assert not any(map(is_running, pids))
+    assert outcome.peak_rss_bytes > 15e6  # of three Pythons
+
+
+def test_what_a_process_leaves_behind_ends_with_it(tmp_path: Path) -> None:
+    code = """
+import os, sys, time
+read, write = os.pipe()
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        os.write(write, str(os.getpid()).encode())
+        time.sleep(600)
+    os._exit(0)
+print('{"left": %s}' % os.read(read, 100).decode())
+"""
+    began = time.monotonic()
+    outcome = run_code(code)
+    assert outcome.status is Status.OK
+    assert outcome.output is not None
+    assert not is_running(outcome.output["left"])
+    assert time.monotonic() - began < 15
+
+
+_TAKE_MEMORY = """
+import sys, time
+blocks = []
+for _ in range(int(sys.argv[1]) // 10_000_000):
+    blocks.append(bytearray(b"x") * 10_000_000)
+    time.sleep(0.01)
+print('{"done": true}')
+"""
+
+
+def test_a_process_that_takes_more_than_it_may_is_ended_and_we_live() -> None:
+    outcome = run_code(_TAKE_MEMORY, "3000000000", memory=100_000_000)
+    assert (outcome.status, outcome.output) == (Status.OUT_OF_MEMORY, None)
+    assert outcome.reason == "It was ended when it took more than the 0.10 GB of memory that it may."
+    assert 100e6 < outcome.peak_rss_bytes < 1500e6
+    assert run_code(_TAKE_MEMORY, "100000000", memory=300_000_000).status is Status.OK
+
+
+def test_a_process_may_never_take_more_than_the_machine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "free_bytes", lambda: 100_000_000)
+    for limit in (None, 10**12):
+        outcome = run_code(_TAKE_MEMORY, "3000000000", memory=limit)
+        assert outcome.reason == "It was ended when it took more than the 0.09 GB of memory that it may."
+
+
+_WITH_CHILDREN = """
+import os, sys, time
+block = bytearray(b"x") * 60_000_000
+for _ in range(3):
+    if os.fork() == 0:
+        if sys.argv[1] == "own":
+            block = bytearray(b"y") * 60_000_000
+        time.sleep(1)
+        os._exit(0)
+time.sleep(1)
+print('{"done": true}')
+"""
+
+
+@pytest.mark.parametrize(("pages", "status"), [("own", Status.OUT_OF_MEMORY), ("shared", Status.OK)])
+def test_the_memory_of_children_counts_but_shared_pages_once(pages: str, status: Status) -> None:
+    outcome = run_code(_WITH_CHILDREN, pages, memory=180_000_000)
+    assert outcome.status is status
+    assert outcome.peak_rss_bytes > 180_000_000
+
+
+def test_a_process_is_found_whatever_it_is_called(tmp_path: Path) -> None:
+    sleep = shutil.which("sleep")
+    assert sleep is not None
+    name = tmp_path / "a) Z 1 (b"
+    name.symlink_to(sleep)
+    with subprocess.Popen([name, "600"]) as process:
+        found = descendants(os.getpid())
+        process.kill()
+    assert process.pid in found
+    assert process.pid not in descendants(os.getpid())
+
+
+_PARENT = """
+import sys
+from hdexport.bench.processes import run_process
+run_process(["-c", sys.argv[1], sys.argv[2]], time_limit_s=600)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL], ids=lambda number: number.name)
+def test_nothing_is_left_when_the_waiting_process_is_stopped(number: signal.Signals, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _PARENT, _STUBBORN_FAMILY, str(tmp_path / "pids")]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
+        pids = wait_for_pids(tmp_path / "pids", 3)
+        assert all(map(is_running, pids))
+        parent.send_signal(number)
+        _, errors = parent.communicate(timeout=30)
+    assert parent.returncode == -number
+    assert ("KeyboardInterrupt" in errors) == (number is signal.SIGINT)
+    deadline = time.monotonic() + 20
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline, "a process outlived the one that waited for it"
+        time.sleep(0.01)

@@ -1,0 +1,98 @@
+"""The pairs that operators count, against those that their references look at."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdplugins import OPERATORS, Operator
+from hdplugins.sliding_window_attention.pairs import pairs as window_pairs
+
+each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+
+HEADS = 4
+ATTRIBUTES: dict[str, list[dict]] = {
+    "DenseAttention": [{"scale": 0.5}],
+    "SlidingWindowAttention": [
+        {"left": 3, "right": 3, "dilation": (1,), "global_bound": 4, "scale": 0.5},
+        {"left": 0, "right": 5, "dilation": (2,), "global_bound": 4, "scale": 0.5},
+        {"left": 7, "right": 0, "dilation": (1, 1, 3, 2), "global_bound": 4, "scale": 0.5},
+        {"left": 500, "right": 500, "dilation": (1,), "global_bound": 4, "scale": 0.5},
+    ],
+}
+
+
+def looked_at(operator: Operator, tokens: int, global_tokens: int, attributes: dict) -> int:
+    """Weights above 0 of the reference where all scores are equal: its values are unit vectors, which show them."""
+    nothing = torch.zeros(1, HEADS, tokens, 1)
+    values = torch.eye(tokens).expand(1, HEADS, tokens, tokens)
+    token_kind = torch.ones(1, tokens, dtype=torch.int32)
+    token_kind[:, :global_tokens] = 2
+    last = {"key_mask": token_kind >= 1, "token_kind": token_kind}[operator.inputs[3]]
+    module = operator.face("reference")
+    weights = getattr(module, module.__all__[0])(nothing, nothing, values, last, **attributes)
+    return int((weights > 0).sum())
+
+
+@each_operator
+def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Operator) -> None:
+    count = operator.face("pairs").pairs
+    for attributes in ATTRIBUTES[operator.name]:
+        for tokens in (1, 2, 5, 29, 64):
+            for global_tokens in {0, min(1, tokens), min(4, tokens)}:
+                counted = count(tokens=tokens, heads=HEADS, global_tokens=global_tokens, **attributes)
+                assert counted == looked_at(operator, tokens, global_tokens, attributes), (attributes, tokens)
+
+
+@each_operator
+def test_the_attributes_of_a_node_are_what_the_count_takes(operator: Operator) -> None:
+    parameters = tuple(inspect.signature(operator.face("pairs").pairs).parameters)
+    assert parameters == ("tokens", "heads", "global_tokens", *operator.attributes)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.integers(1, 40),
+    left=st.integers(0, 45),
+    right=st.integers(0, 45),
+    dilation=st.lists(st.integers(1, 7), min_size=1, max_size=1) | st.lists(st.integers(1, 7), min_size=3, max_size=3),
+    data=st.data(),
+)
+def test_any_window_is_counted_as_one_would_by_hand(
+    tokens: int, left: int, right: int, dilation: list[int], data: st.DataObject
+) -> None:
+    global_tokens = data.draw(st.integers(0, tokens))
+    counted = window_pairs(
+        tokens=tokens, heads=3, global_tokens=global_tokens, left=left, right=right, dilation=dilation
+    )
+    by_hand = sum(
+        key < global_tokens or (-left * step <= key - query <= right * step and (key - query) % step == 0)
+        for step in dilation * (3 // len(dilation))
+        for query in range(tokens)
+        for key in range(tokens)
+    )
+    assert counted == by_hand
+
+
+def test_a_window_is_linear_in_tokens_once_it_is_full() -> None:
+    """2 * 256 + 1 keys a query, but at the two edges, where a triangle of 256 * 257 / 2 is missing each."""
+    assert window_pairs(tokens=4096, heads=12, left=256, right=256) == 12 * (513 * 4096 - 256 * 257)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dilation": (1, 2)}, r"dilation \[1, 2\] does not fit 3 heads"),
+        ({"dilation": (0,)}, r"dilation \[0\] does not fit"),
+        ({"global_tokens": 3, "global_bound": 2}, "3 global tokens: a text of 9 tokens may have 0 to 2"),
+        ({"global_tokens": 10}, "10 global tokens: a text of 9 tokens may have 0 to 9"),
+        ({"global_tokens": -1}, "-1 global tokens"),
+    ],
+)
+def test_what_cannot_be_is_not_counted(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        window_pairs(**({"tokens": 9, "heads": 3, "left": 1, "right": 1} | changes))
