@@ -70,7 +70,7 @@ def copies(caplog: pytest.LogCaptureFixture) -> int:
 
 
 MODELS: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
-    "windows of ours": ("bert", {"num_hidden_layers": 3}, "window:8", 2),
+    "windows of ours": ("bert", {"num_hidden_layers": 2}, "window:8", 1),
     "one layer called again": ("albert", {"num_hidden_layers": 3}, None, 2),
     # Its sizes have two names until the first layer proves them equal.
     "Longformer's windows": ("longformer", {"attention_window": [8, 8]}, None, 1),
