@@ -175,11 +175,7 @@ def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: 
         text=True,
         start_new_session=True,
     )
-    workers: set[int] = set()
-    deadline = time.monotonic() + 90
-    while len(workers) < 3 and time.monotonic() < deadline:  # the third begins when two rounds have ended
-        workers |= workers_of(process.pid)
-        time.sleep(0.05)
+    wait_for_workers(process.pid, 3)  # the third begins when two rounds have ended
     process.send_signal(signal.SIGINT)
     printed, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
@@ -188,6 +184,33 @@ def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: 
     assert "stopped before its end" in " ".join(result["notes"])
     assert "bench.html" in printed
     assert not list(tmp_path.glob(".*"))
+
+
+@pytest.mark.slow
+def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest(
+    hdexport: Command, lone_bundle: Path, tmp_path: Path
+) -> None:
+    arguments = ["bench", lone_bundle, "--lengths", "8", "--peers", "none", "-o", tmp_path / "out"]
+    process = subprocess.Popen([Path(sys.executable).with_name("hdexport"), *arguments, "--rounds", "1000"])
+    children = [psutil.Process(pid) for pid in wait_for_workers(process.pid, 1)]
+    process.kill()
+    process.wait()
+    assert psutil.wait_procs(children, timeout=30)[1] == []
+    (left,) = tmp_path.iterdir()
+    assert left.name.startswith(".")
+    hdexport(*arguments, "--time-limit", "0.05")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["bench.csv", "bench.html", "bench.json"]
+
+
+def wait_for_workers(pid: int, count: int) -> set[int]:
+    """Pids of the first so many processes beneath that one which measured a case."""
+    workers: set[int] = set()
+    deadline = time.monotonic() + 90
+    while len(workers) < count and time.monotonic() < deadline:
+        workers |= workers_of(pid)
+        time.sleep(0.05)
+    return workers
 
 
 def workers_of(pid: int) -> set[int]:

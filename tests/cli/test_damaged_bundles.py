@@ -73,4 +73,5 @@ def test_it_is_refused_by_every_command(
     assert refused("inspect", bundle, "--json", message=message) == ""
     assert refused("verify", bundle, message=message) == ""
     assert refused("run", bundle, tmp_path / "texts.txt", "-o", tmp_path / "out.jsonl", message=message) == ""
+    assert refused("bench", bundle, "-o", tmp_path / "bench", message=message) == ""
     assert sorted(path.name for path in tmp_path.rglob("*")) == before

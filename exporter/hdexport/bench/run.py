@@ -9,7 +9,7 @@ import datetime
 import functools
 import itertools
 import math
-import tempfile
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -35,18 +35,19 @@ _SEARCH_LIMITS = 3
 
 
 class Bench:
-    """One run; a context manager, for what it prepares lies in a temporary folder.
+    """One run; a context manager, which removes what it prepared.
 
     Args:
         options: what to measure.
         watcher: is told how it is getting on.
+        scratch: a folder that is not there yet, for what is prepared: checkpoints and exports, which may be large.
 
     Raises:
         InputError: an option that does not fit, or nothing that could run.
         BundleError: there is no bundle, or it is damaged or too new.
     """
 
-    def __init__(self, options: BenchOptions, watcher: Watcher) -> None:
+    def __init__(self, options: BenchOptions, watcher: Watcher, scratch: Path) -> None:
         self._options, self._watcher = options, watcher
         self._plan = plan(options)
         self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
@@ -58,16 +59,17 @@ class Bench:
         }
         self._largest_batches: list[LargestBatch] = []
         self._notes: list[str] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="hdexport-bench-")
-        self._prepared = Preparation(self._plan, Path(self._folder.name), watcher)
+        self._scratch = scratch
+        self._prepared = Preparation(self._plan, scratch, watcher)
 
     def __enter__(self) -> Bench:
+        self._scratch.mkdir()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._folder.cleanup()
+        shutil.rmtree(self._scratch)
 
     @property
     def has_results(self) -> bool:

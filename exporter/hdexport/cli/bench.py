@@ -97,7 +97,13 @@ def run(options: argparse.Namespace) -> int:
 
     stopped_by = None
     with staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder:
-        with BenchTable() as table, terminated_like_interrupted(), Bench(_bench_options(options), table) as bench:
+        # Beneath what the next run removes if this one is killed.
+        scratch = folder / "scratch"
+        with (
+            BenchTable() as table,
+            terminated_like_interrupted(),
+            Bench(_bench_options(options), table, scratch) as bench,
+        ):
             try:
                 bench.prepare()
                 bench.measure()

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.bench.case import CaseSpec
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, first_cause, runs_in_half
-from hdexport.bench.peers.torch_eager import torch_unavailable
+from hdexport.bench.peers.peer import Inputs, OpenCase, first_cause, runs_in_half
+from hdexport.bench.peers.torch_eager import TorchEager
 from hdexport.bench.peers.torch_model import load_module, open_module
-from hdexport.bench.subject import Subject
 from hdruntime.bundle import Manifest
 from hdruntime.errors import BackendError
 
@@ -23,28 +21,24 @@ _COMPILER = "g++"
 """Unless the environment variable ``CXX`` names another, as for torch.compile itself."""
 
 
-class TorchCompile:
-    """See `hdexport.bench.peers.peer.Peer`; the artefact is a checkpoint's folder."""
+class TorchCompile(TorchEager):
+    """See `hdexport.bench.peers.peer.Peer`; what it needs and knows is what PyTorch does."""
 
     name = "torch-compile"
-    has_artefact = True
 
     def unavailable(self, manifest: Manifest) -> str | None:
         """Where PyTorch, a C++ compiler or Python's headers are missing."""
         compiler = os.environ.get("CXX", _COMPILER)
         if shutil.which(compiler) is None:
-            return torch_unavailable() or f"torch.compile needs a C++ compiler, {compiler}: apt-get install g++"
+            return (
+                super().unavailable(manifest) or f"torch.compile needs a C++ compiler, {compiler}: apt-get install g++"
+            )
         if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-            return torch_unavailable() or "torch.compile needs the headers of Python: apt-get install python3-dev"
-        return torch_unavailable()
-
-    def remark(self, manifest: Manifest) -> str | None:
-        """That it knows no windows of ours."""
-        return dense_remark(manifest)
-
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
-        """Extend the checkpoint's positions."""
-        return Prepared(artefact=checkpoint_folder(subject, folder))
+            return (
+                super().unavailable(manifest)
+                or "torch.compile needs the headers of Python: apt-get install python3-dev"
+            )
+        return super().unavailable(manifest)
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         """Load the model; the first call compiles it, for the shape of the case alone."""
