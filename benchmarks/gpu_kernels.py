@@ -33,13 +33,9 @@ from typing import Any
 from hdexport.bench.ceilings import measured_ceilings, times_ms
 from hdexport.bench.measure import environment
 from hdexport.bench.results import Ceilings
-from hdplugins.sliding_window_attention.geometry import (
-    HEAD_DIMS,
-    Geometry,
-    geometry_for,
-    kernel_sources,
-    workspace_bytes,
-)
+from hdplugins.aot import KernelSource
+from hdplugins.attention_tiles import HEAD_DIMS, Tiles, tiles_for
+from hdplugins.sliding_window_attention.geometry import kernel_sources, workspace_bytes
 from hdplugins.sliding_window_attention.pairs import pairs
 
 NO_GPU = 3
@@ -52,6 +48,13 @@ DTYPES = ("float16", "bfloat16", "float32")
 HIDDEN_SIZE = 1024
 OPEN_TARGET = ("H100", 64, 380.0)
 """GPU, head_dim and TFLOP/s that a window as wide as the text should reach."""
+
+FLEX_PEERS = {
+    "window": "FlexAttention window",
+    "bigbird": "FlexAttention bigbird",
+    "bigbird, table": "FlexAttention bigbird, table",
+}
+"""Case of ours -> the one that it should not be slower than."""
 
 _REPEAT_SECONDS = 0.2
 _MOST_COMPILED_SHAPES = 64
@@ -86,7 +89,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, help="append the results to this file, as JSON lines")
     options = parser.parse_args()
     if options.compile:
-        return _report(compiled_rows(), options.output, _about())
+        return report(compiled_rows(), options.output, about())
     missing = why_no_gpu()
     if missing:
         print(f"no GPU: {missing}")
@@ -101,17 +104,15 @@ def main() -> int:
         rows = tuned_rows(max(options.tokens), options.head_dims, **shapes)
     else:
         rows = timed_rows(options.tokens, options.head_dims, **shapes)
-    return _report(rows, options.output, _about())
+    return report(rows, options.output, about())
 
 
-def check_answers(
-    device: str, *, geometry: Geometry | None = None, head_dims: Sequence[int] = HEAD_DIMS
-) -> Iterator[str]:
+def check_answers(device: str, *, tiles: Tiles | None = None, head_dims: Sequence[int] = HEAD_DIMS) -> Iterator[str]:
     """What is wrong with the kernel on that device: a sentence for each case that fails.
 
     Args:
         device: "cuda", or "cpu" where Triton interprets.
-        geometry: tiles to check instead of the table's.
+        tiles: to check instead of the table's.
         head_dims: the sizes of a head to check.
     """
     import torch
@@ -124,12 +125,12 @@ def check_answers(
         for tokens, left, right, dilation in ((1, 16, 16, (1,)), (333, 100, 90, (1, 1, 3)), (700, 256, 256, (1,))):
             if device == "cpu" and tokens > 333:
                 continue
-            query, key, value = _random(2, 3, tokens, head_dim, dtype, device)
+            query, key, value = random_tensors(2, 3, tokens, head_dim, dtype, device)
             token_kind = torch.ones(2, tokens, dtype=torch.int32, device=device)
             token_kind[0, tokens - tokens // 4 :] = 0
             token_kind[1, :: max(1, tokens // 4)] = 2
             window = {"left": left, "right": right, "dilation": dilation, "scale": head_dim**-0.5}
-            actual = attention_call(query, key, value, token_kind, global_bound=8, geometry=geometry, **window)()
+            actual = attention_call(query, key, value, token_kind, global_bound=8, tiles=tiles, **window)()
             right_answer = sliding_window_attention(
                 query.double().cpu(), key.double().cpu(), value.double().cpu(), token_kind.cpu(), **window
             )
@@ -183,7 +184,7 @@ def timed_rows(
         device: "cuda", or "cpu" where Triton interprets.
     """
     for head_dim, tokens in itertools.product(head_dims, lengths):
-        base = _base(head_dim, tokens, total_tokens, ceilings.dtype)
+        base = shape_of(head_dim, tokens, total_tokens, ceilings.dtype)
         in_window = Shape(**base, left=window, right=window)
         opened = Shape(**base, left=tokens, right=tokens)
         with_global = Shape(**base, left=window, right=window, globals=1)
@@ -204,52 +205,69 @@ def tuned_rows(
     from triton.runtime.errors import OutOfResources
 
     for head_dim in head_dims:
-        base = _base(head_dim, tokens, total_tokens, ceilings.dtype)
+        base = shape_of(head_dim, tokens, total_tokens, ceilings.dtype)
         shape = Shape(**base, left=window, right=window, globals=1)
-        for geometry in _candidates(head_dim, ceilings.dtype, device):
+        for tiles in _candidates(head_dim, ceilings.dtype, device):
             try:
-                yield {**_row("tiles", shape, _ours(shape, device, geometry), ceilings), "geometry": asdict(geometry)}
+                yield {**_row("tiles", shape, _ours(shape, device, tiles), ceilings), "tiles": asdict(tiles)}
             except OutOfResources as error:
-                print(f"{geometry} does not fit: {error}", file=sys.stderr)
+                print(f"{tiles} does not fit: {error}", file=sys.stderr)
 
 
-def _base(head_dim: int, tokens: int, total_tokens: int, dtype: str) -> dict[str, Any]:
+def shape_of(head_dim: int, tokens: int, total_tokens: int, dtype: str) -> dict[str, Any]:
+    """batch, heads, tokens, head_dim and dtype: every case has the same number of tokens."""
     heads, batch = HIDDEN_SIZE // head_dim, max(1, total_tokens // tokens)
     return {"batch": batch, "heads": heads, "tokens": tokens, "head_dim": head_dim, "dtype": dtype}
 
 
-def _candidates(head_dim: int, dtype: str, device: str) -> Iterator[Geometry]:
+def _candidates(head_dim: int, dtype: str, device: str) -> Iterator[Tiles]:
     """The table's tiles first, then others."""
-    table = _geometry(head_dim, dtype, device)
+    table = tiles_for(architecture_of(device), head_dim, dtype)
     yield table
     heads = {table.head, 1 << (head_dim.bit_length() - 1)}
     for queries, keys, warps, stages, head in itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads):
-        geometry = Geometry(queries, keys, table.block_globals, warps, stages, head)
-        if geometry != table:
-            yield geometry
+        tiles = Tiles(queries, keys, warps, stages, head)
+        if tiles != table:
+            yield tiles
 
 
 def _row(case: str, shape: Shape, call: Callable[[], Any], ceilings: Ceilings) -> dict[str, Any]:
     seen = pairs(
         tokens=shape.tokens, heads=shape.heads, global_tokens=shape.globals, left=shape.left, right=shape.right
     )
-    flops = 4 * shape.head_dim * shape.batch * seen
-    moved_bytes = 4 * shape.batch * shape.heads * shape.tokens * shape.head_dim * (4 if shape.dtype == "float32" else 2)
+    return timed_row(case, asdict(shape), seen, call, ceilings)
+
+
+def timed_row(
+    case: str, shape: dict[str, Any], pairs_of_text: int, call: Callable[[], Any], ceilings: Ceilings
+) -> dict[str, Any]:
+    """How long a call takes, beside the roofline.
+
+    Args:
+        case: what is called.
+        shape: batch, heads, tokens, head_dim and dtype of query, key and value, and what else the row is to say.
+        pairs_of_text: queries and keys that see each other, in all heads of one text.
+        call: computes the attention.
+        ceilings: of the device, in the dtype.
+    """
+    batch, tokens, head_dim = (shape[name] for name in ("batch", "tokens", "head_dim"))
+    flops = 4 * head_dim * batch * pairs_of_text
+    moved_bytes = 4 * batch * shape["heads"] * tokens * head_dim * (4 if shape["dtype"] == "float32" else 2)
     times = times_ms(call, device=ceilings.device, least_s=_REPEAT_SECONDS)
     p20_ms, _, _, p80_ms = statistics.quantiles(times, n=5)
     median_ms = statistics.median(times)
     return {
         "case": case,
-        **asdict(shape),
+        **shape,
         "median_ms": median_ms,
         "p20_ms": p20_ms,
         "p80_ms": p80_ms,
-        "tflops_in_window": flops / median_ms / 1e9,
+        "tflops": flops / median_ms / 1e9,
         "roofline_ms": max(flops / ceilings.matmul_flops_per_s, moved_bytes / ceilings.copy_bytes_per_s) * 1e3,
     }
 
 
-def _ours(shape: Shape, device: str, geometry: Geometry | None = None) -> Callable[[], Any]:
+def _ours(shape: Shape, device: str, tiles: Tiles | None = None) -> Callable[[], Any]:
     import torch
 
     query, key, value = _tensors(shape, device)
@@ -258,7 +276,7 @@ def _ours(shape: Shape, device: str, geometry: Geometry | None = None) -> Callab
     return attention_call(
         query, key, value, token_kind,
         left=shape.left, right=shape.right, dilation=(1,), scale=shape.head_dim**-0.5, global_bound=shape.globals,
-        geometry=geometry,
+        tiles=tiles,
     )  # fmt: skip
 
 
@@ -293,7 +311,7 @@ def allow_many_shapes() -> None:
 
 
 def attention_call(
-    query: Any, key: Any, value: Any, token_kind: Any, *, geometry: Geometry | None = None, **attributes: Any
+    query: Any, key: Any, value: Any, token_kind: Any, *, tiles: Tiles | None = None, **attributes: Any
 ) -> Callable[[], Any]:
     """A call of the kernel that allocates nothing; output and workspace hold NaN before the first.
 
@@ -302,7 +320,7 @@ def attention_call(
         key: [batch, heads, tokens, head_dim].
         value: [batch, heads, tokens, head_dim].
         token_kind: [batch, tokens], int32.
-        geometry: tiles instead of the table's.
+        tiles: instead of the table's.
         attributes: of the operator, all of them.
     """
     import torch
@@ -310,20 +328,17 @@ def attention_call(
     from hdplugins.sliding_window_attention.triton_kernel import launch
 
     batch, _, tokens, head_dim = query.shape
-    tiles = geometry or _geometry(head_dim, str(query.dtype).removeprefix("torch."), query.device.type)
+    dtype = str(query.dtype).removeprefix("torch.")
+    of_gpu = tiles or tiles_for(architecture_of(query.device.type), head_dim, dtype)
     out = torch.full_like(query, torch.nan)
     size = workspace_bytes(batch, tokens, attributes["global_bound"])
     workspace = torch.full((size,), 0xFF, dtype=torch.uint8, device=query.device)
 
     def call() -> Any:
-        launch(query, key, value, token_kind, out, workspace, geometry=tiles, **attributes)
+        launch(query, key, value, token_kind, out, workspace, tiles=of_gpu, **attributes)
         return out
 
     return call
-
-
-def _geometry(head_dim: int, dtype: str, device: str) -> Geometry:
-    return geometry_for(architecture_of(device), head_dim, dtype)
 
 
 def architecture_of(device: str) -> int:
@@ -337,10 +352,11 @@ def architecture_of(device: str) -> int:
 
 
 def _tensors(shape: Shape, device: str) -> tuple[Any, Any, Any]:
-    return _random(shape.batch, shape.heads, shape.tokens, shape.head_dim, shape.dtype, device)
+    return random_tensors(shape.batch, shape.heads, shape.tokens, shape.head_dim, shape.dtype, device)
 
 
-def _random(batch: int, heads: int, tokens: int, head_dim: int, dtype: str, device: str) -> tuple[Any, Any, Any]:
+def random_tensors(batch: int, heads: int, tokens: int, head_dim: int, dtype: str, device: str) -> tuple[Any, Any, Any]:
+    """Query, key and value, [batch, heads, tokens, head_dim]."""
     import torch
 
     query, key, value = (
@@ -350,17 +366,18 @@ def _random(batch: int, heads: int, tokens: int, head_dim: int, dtype: str, devi
 
 
 def compiled_rows(
+    sources_of: Callable[..., Sequence[KernelSource]] = kernel_sources,
     *,
     architectures: Sequence[int] = ARCHITECTURES,
     dtypes: Sequence[str] = DTYPES,
     head_dims: Sequence[int] = HEAD_DIMS,
 ) -> Iterator[dict[str, Any]]:
-    """Registers and spills of the kernel, compiled ahead of time; no GPU is needed."""
+    """Registers and spills of a kernel, compiled ahead of time; no GPU is needed."""
     from hdplugins.aot import compile_kernels
 
     for dtype, head_dim in itertools.product(dtypes, head_dims):
         start = time.perf_counter()
-        kernels = compile_kernels(kernel_sources(head_dim=head_dim, dtype=dtype, architectures=architectures))
+        kernels = compile_kernels(sources_of(head_dim=head_dim, dtype=dtype, architectures=architectures))
         seconds = time.perf_counter() - start
         for kernel in kernels:
             if kernel.function == "attend":
@@ -368,33 +385,38 @@ def compiled_rows(
                     "case": "compile", "dtype": dtype, "head_dim": head_dim, "architecture": kernel.architecture,
                     "registers": kernel.registers, "spilled_bytes": kernel.spilled_bytes,
                     "shared_bytes": kernel.shared_bytes, "seconds_of_all_architectures": seconds,
+                    "block_size": kernel.constants.get("block_size"),
                 }  # fmt: skip
 
 
-def _report(rows: Iterator[dict[str, Any]], output: Path | None, about: dict[str, Any]) -> int:
+def report(rows: Iterator[dict[str, Any]], output: Path | None, context: dict[str, Any]) -> int:
+    """Print each row as it comes, append it to the file, and say at the end whether targets are met."""
     done = []
     for row in rows:
         done.append(row)
         print(line(row), flush=True)
         if output:
             with output.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({**row, **about}) + "\n")
-    for verdict in verdicts(done, about["environment"].get("gpu", "")):
+                file.write(json.dumps({**row, **context}) + "\n")
+    for verdict in verdicts(done, context["environment"].get("gpu", "")):
         print(verdict)
     return 0
 
 
 def line(row: dict[str, Any]) -> str:
+    """A row as text."""
     if row["case"] == "compile":
+        blocks = f"block {row['block_size']:<4}" if row.get("block_size") else ""
         return (
-            f"{row['dtype']:<9} d{row['head_dim']:<4} sm_{row['architecture']:<4} {row['registers']:>3} registers  "
-            f"{row['spilled_bytes']:>4} bytes spilled  {row['shared_bytes']:>7} bytes shared  "
+            f"{row['dtype']:<9} d{row['head_dim']:<4} {blocks}sm_{row['architecture']:<4} "
+            f"{row['registers']:>3} registers  {row['spilled_bytes']:>4} bytes spilled  "
+            f"{row['shared_bytes']:>7} bytes shared  "
             f"({row['seconds_of_all_architectures']:.1f} s for all architectures)"
         )
-    tiles = " ".join(map(str, row["geometry"].values())) if "geometry" in row else ""
+    tiles = " ".join(map(str, row["tiles"].values())) if "tiles" in row else ""
     return (
-        f"d{row['head_dim']:<4} {row['batch']:>4} x {row['tokens']:<6} {row['case']:<21} {row['median_ms']:8.3f} ms "
-        f"(p20 {row['p20_ms']:.3f}, p80 {row['p80_ms']:.3f})  {row['tflops_in_window']:6.1f} TFLOP/s  "
+        f"d{row['head_dim']:<4} {row['batch']:>4} x {row['tokens']:<6} {row['case']:<28} {row['median_ms']:8.3f} ms "
+        f"(p20 {row['p20_ms']:.3f}, p80 {row['p80_ms']:.3f})  {row['tflops']:6.1f} TFLOP/s  "
         f"{row['roofline_ms'] / row['median_ms']:.2f} of the roofline  {tiles}"
     )
 
@@ -402,30 +424,28 @@ def line(row: dict[str, Any]) -> str:
 def verdicts(rows: list[dict[str, Any]], gpu: str) -> Iterator[str]:
     """Whether the targets are met, where what they speak of was measured."""
     by_case = {(row["case"], row.get("head_dim"), row.get("tokens")): row for row in rows if row["case"] != "compile"}
-    ratios = [
-        by_case["FlexAttention window", head_dim, tokens]["median_ms"] / row["median_ms"]
-        for (case, head_dim, tokens), row in by_case.items()
-        if case == "window" and head_dim == 64 and ("FlexAttention window", head_dim, tokens) in by_case
-    ]
-    if ratios:
-        median = statistics.median(ratios)
-        verdict = "met" if median >= 1 else "MISSED"
-        spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
-        yield f"window at d64: {median:.2f}x FlexAttention {spread}, target 1.0: {verdict}"
+    for ours, peer in FLEX_PEERS.items():
+        ratios = [
+            by_case[peer, head_dim, tokens]["median_ms"] / row["median_ms"]
+            for (case, head_dim, tokens), row in by_case.items()
+            if case == ours and head_dim == 64 and (peer, head_dim, tokens) in by_case
+        ]
+        if ratios:
+            median = statistics.median(ratios)
+            verdict = "met" if median >= 1 else "MISSED"
+            spread = f"({min(ratios):.2f} to {max(ratios):.2f})"
+            yield f"{ours} at d64: {median:.2f}x FlexAttention {spread}, target 1.0: {verdict}"
     name, wanted_head_dim, wanted = OPEN_TARGET
-    rates = [
-        row["tflops_in_window"]
-        for (case, d, _), row in by_case.items()
-        if (case, d) == ("open window", wanted_head_dim)
-    ]
+    rates = [row["tflops"] for (case, d, _), row in by_case.items() if (case, d) == ("open window", wanted_head_dim)]
     if rates and name in gpu:
         verdict = "met" if max(rates) >= wanted else "MISSED"
         yield f"open window at d{wanted_head_dim}: {max(rates):.0f} TFLOP/s at best, target {wanted:.0f}: {verdict}"
 
 
-def _about() -> dict[str, Any]:
+def about(benchmark: str = "gpu_kernels") -> dict[str, Any]:
+    """What every row of a file says besides."""
     return {
-        "benchmark": "gpu_kernels",
+        "benchmark": benchmark,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "command": " ".join(["python", *sys.argv]),
         "environment": environment(),

@@ -163,7 +163,7 @@ class Bundles:
                 max_len=self._max_len if extended else find_checkpoint(self._model).base_positions,
                 scheme=Scheme(variant.positions or "none"),
                 alpha=DEFAULT_ALPHA if variant.alpha is None else variant.alpha,
-                window=Window(tokens=self._window, global_tokens=1, dilation=(1,)) if variant.windowed else None,
+                attention=Window(tokens=self._window, global_tokens=1, dilation=(1,)) if variant.windowed else None,
                 verify=False,
             )
             build(options)

@@ -1,11 +1,12 @@
-"""Comparisons that tests assert with; what each must refuse is in test_comparators.py."""
+"""Comparisons that tests assert with; what each must refuse is in test_comparators.py or the kernels' tests."""
 
 from __future__ import annotations
 
-__all__ = ["assert_close", "assert_same_directions"]
+__all__ = ["assert_as_accurate", "assert_close", "assert_same_directions"]
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 LENGTH_RTOL = 0.05
 """A cosine does not see a scale, so lengths are held to this besides."""
@@ -31,6 +32,19 @@ def assert_same_directions(
     cosines = (got * want).sum(axis=-1) / (lengths * wanted_lengths)
     worst = float(cosines.min())
     assert worst >= cosine, f"cosine {worst:.6f} < {cosine} at {np.unravel_index(int(cosines.argmin()), cosines.shape)}"
+
+
+def assert_as_accurate(actual: torch.Tensor, right: torch.Tensor, pytorch: torch.Tensor) -> None:
+    """Every error is at most twice PyTorch's largest and a rounding of the dtype, and what is defined as 0 is 0."""
+    assert actual.shape == right.shape
+    assert actual.dtype == pytorch.dtype
+    assert torch.isfinite(actual).all(), f"{int((~torch.isfinite(actual)).sum())} values are not finite"
+    zeros = (right == 0).all(-1)
+    assert (actual[zeros] == 0).all(), "a row that sees no key is not 0"
+    rounding = torch.finfo(actual.dtype).eps * float(right.abs().max())
+    allowed = 2 * float((pytorch.double() - right).abs().max()) + rounding
+    error = float((actual.double() - right).abs().max())
+    assert error <= allowed, f"error {error:.3g} > {allowed:.3g}"
 
 
 def _finite_pair(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from comparators import assert_close, assert_same_directions
-from hdexport.comparison import FLOAT32_ATOL, HALF_COSINE, compare
+from hdexport.comparison import FLOAT32_ATOL, FLOAT32_STEPS, HALF_COSINE, compare
 
 RIGHT = np.random.default_rng(0).normal(size=(3, 65, 32)).astype(np.float32)
 
@@ -100,6 +100,32 @@ def test_verify_refuses_values_that_are_not_finite_on_either_side(value: float, 
 def test_verify_holds_float32_to_the_absolute_tolerance() -> None:
     assert compare(RIGHT + np.float32(0.9 * FLOAT32_ATOL), RIGHT, half_precision=False).passed
     assert not compare(RIGHT + np.float32(1.2 * FLOAT32_ATOL), RIGHT, half_precision=False).passed
+
+
+@pytest.mark.parametrize("value", [1e6, -1e6, 2048.0, -3e38])
+def test_verify_holds_large_values_to_units_in_the_last_place(value: float) -> None:
+    """Where the question is, scores of BigBird's are 1e6 less; float32 has 16 numbers a unit there."""
+    expected = with_value(value)
+    for steps, passes in ((-FLOAT32_STEPS, True), (FLOAT32_STEPS, True), (FLOAT32_STEPS + 1, False), (-8, False)):
+        found = compare(with_value(value + steps * np.spacing(np.float32(value))), expected, half_precision=False)
+        assert found.passed == passes
+        assert found.tolerance == "max abs error <= 0.0001, or 2 units in the last place of large values"
+    assert not compare(with_value(value * 1.001), expected, half_precision=False).passed
+    assert not compare(with_value(0.0), expected, half_precision=False).passed
+
+
+def test_verify_gives_ordinary_values_no_more_room_beside_a_large_one() -> None:
+    expected, wrong = with_value(-1e6), with_value(-1e6)
+    wrong[0, 0, 0] += np.float32(1.2 * FLOAT32_ATOL)
+    assert not compare(wrong, expected, half_precision=False).passed
+    hundreds = np.full((2, 4), 500, np.float32)
+    assert compare(hundreds + np.float32(0.9e-4), hundreds, half_precision=False).tolerance == "max abs error <= 0.0001"
+    assert not compare(hundreds + np.float32(1.3e-4), hundreds, half_precision=False).passed
+
+
+@pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)
+def test_verify_refuses_a_wrong_answer_of_large_values(wrong: np.ndarray) -> None:
+    assert not compare(wrong * np.float32(1e6), RIGHT * np.float32(1e6), half_precision=False).passed
 
 
 def test_verify_holds_half_precision_to_the_cosine_of_each_token() -> None:

@@ -56,7 +56,7 @@ def test_rates_count_the_work_inside_the_window_and_the_roofline_is_the_slower_o
             device="cuda", dtype="float16", matmul_flops_per_s=flops_per_s, copy_bytes_per_s=bytes_per_s
         )
         row = benchmark._row("window", shape, lambda: None, ceilings)
-        assert row["tflops_in_window"] == pytest.approx(flops / 2e-3 / 1e12)
+        assert row["tflops"] == pytest.approx(flops / 2e-3 / 1e12)
         assert row["roofline_ms"] == pytest.approx(roofline_ms)
         assert (row["median_ms"], row["left"], row["globals"]) == (2.0, 4, 1)
 
@@ -79,8 +79,8 @@ def test_the_check_that_precedes_timing_runs_the_kernel() -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); from gpu_kernels import check_answers, timed_rows\n"
         "from hdexport.bench.results import Ceilings\n"
         "from hdplugins.sliding_window_attention import reference\n"
-        "from hdplugins.sliding_window_attention.geometry import Geometry\n"
-        "check = lambda: list(check_answers('cpu', geometry=Geometry(64, 32, 16, 4, 2, 32), head_dims=(32,)))\n"
+        "from hdplugins.attention_tiles import Tiles\n"
+        "check = lambda: list(check_answers('cpu', tiles=Tiles(64, 32, 4, 2, 32), head_dims=(32,)))\n"
         "assert check() == [], check()\n"
         "sys.modules['gpu_kernels']._REPEAT_SECONDS = 0\n"
         "nothing = Ceilings(device='cpu', dtype='float16', matmul_flops_per_s=1, copy_bytes_per_s=1)\n"

@@ -81,7 +81,7 @@ def test_a_rehearsal_runs_steps_to_their_end_and_claims_no_time(tmp_path: Path) 
     """The kernel, interpreted, in a whole model; the kernels of a bundle, all but started."""
     pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
     output = tmp_path / "rows.jsonl"
-    steps = ("machine", "longformer-our-kernel", "shipped-kernels")
+    steps = ("machine", "longformer-our-kernel", "shipped-kernels", "shipped-block-kernels", "block-kernels-d64")
     command = [sys.executable, SCRIPT, "--rehearse", "--output", output, "--steps", *steps]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -93,6 +93,10 @@ def test_a_rehearsal_runs_steps_to_their_end_and_claims_no_time(tmp_path: Path) 
     assert by_step["machine"][0]["environment"]["torch"] == torch.__version__
     assert [row["case"] for row in by_step["longformer-our-kernel"]] == ["answers", "latency", "graph"]
     assert by_step["shipped-kernels"][0]["problem"] is None
+    assert by_step["shipped-block-kernels"][0]["problem"] is None
+    assert [row["case"] for row in by_step["block-kernels-d64"]] == [
+        "bigbird", "FlexAttention bigbird", "bigbird, table", "FlexAttention bigbird, table", "torch SDPA dense",
+    ]  # fmt: skip
     assert "none of which is a result" in done.stdout
     assert "TFLOP/s" not in done.stdout
 

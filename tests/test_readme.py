@@ -48,10 +48,15 @@ def test_the_support_table_is_that_of_the_operators() -> None:
     assert found.group(1) == support_table()
 
 
+def plain_name(name: str) -> str:
+    """BigBird-Pegasus and bigbird_pegasus are one."""
+    return name.lower().replace("-", "").replace("_", "")
+
+
 def test_every_supported_family_is_named() -> None:
     line = next(line for line in README.splitlines() if line.startswith("Model families:"))
-    named = {name.strip(" .").lower() for name in line.partition(":")[2].split(",")}
-    assert named == set(SUPPORTED_MODEL_TYPES)
+    named = {plain_name(name.strip(" .")) for name in line.partition(":")[2].split(",")}
+    assert named == set(map(plain_name, SUPPORTED_MODEL_TYPES))
 
 
 @pytest.fixture(scope="module")

@@ -150,7 +150,7 @@ def _bundle(job: Job, *, flavour: Backend | None, is_windowed: bool) -> Iterator
 
 
 def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool) -> Bundle:
-    from hdexport.attention_spec import window_from_spec
+    from hdexport.attention_spec import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines import EngineOptions
     from hdexport.profiles import profiles_from_options
@@ -166,7 +166,7 @@ def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool
             output=folder / "bundle",
             max_len=max_len,
             precision="float16",
-            window=window_from_spec("window:16" if job.rehearsal else _WINDOW) if is_windowed else None,
+            attention=attention_from_spec("window:16" if job.rehearsal else _WINDOW) if is_windowed else None,
             engines=options,
             verify=False,
         )

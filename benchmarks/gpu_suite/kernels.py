@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["check", "check_gpu_tests", "check_shipped", "count_registers", "time_kernels"]
+__all__ = [
+    "LENGTHS",
+    "NO_CEILINGS",
+    "TOTAL_TOKENS",
+    "check",
+    "check_gpu_tests",
+    "check_plugin_kernels",
+    "check_shipped",
+    "count_registers",
+    "time_kernels",
+    "write_answers",
+]
 
 import importlib.util
 import shutil
@@ -10,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,44 +29,53 @@ import gpu_kernels
 from gpu_suite.job import Job, SkippedError, StepFailedError
 from hdexport.bench.ceilings import measured_ceilings
 from hdexport.bench.results import Ceilings
-from hdplugins.sliding_window_attention.geometry import Geometry
+from hdplugins import OPERATORS, Operator
+from hdplugins.attention_tiles import Tiles, cubin_architecture
+from hdplugins.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
+from hdplugins.plugin_face import face_of
 
 _ROOT = Path(__file__).parents[2]
-_GPU_TESTS = ("tests/plugins/test_cuda_launch.py", "tests/runtime/tensorrt/test_gpu.py")
+_GPU_TESTS = (
+    "tests/plugins/test_cuda_launch.py",
+    "tests/plugins/test_block_sparse_kernel.py",
+    "tests/runtime/tensorrt/test_gpu.py",
+)
 
-_LENGTHS = (4096, 512, 16384, 1024, 2048, 8192)
+LENGTHS = (4096, 512, 16384, 1024, 2048, 8192)
 """In order of what a cut should lose last."""
 
 _WINDOW = 256
-_TOTAL_TOKENS = 65536
+TOTAL_TOKENS = 65536
 
-_SMALL_TILES = Geometry(64, 32, 16, 4, 2, 32)
-_NO_CEILINGS = Ceilings(device="cpu", dtype="float16", matmul_flops_per_s=1.0, copy_bytes_per_s=1.0)
+_SMALL_TILES = Tiles(64, 32, 4, 2, 32)
+NO_CEILINGS = Ceilings(device="cpu", dtype="float16", matmul_flops_per_s=1.0, copy_bytes_per_s=1.0)
 """Of a rehearsal, which claims nothing about time."""
-
-_PREFIX = "SlidingWindowAttention-"
-_FUNCTIONS = ("plan_keys", "attend")
 
 
 def check(job: Job, head_dims: Sequence[int]) -> None:
     """The kernel's answers in every dtype, against the operator's definition in float64."""
     for head_dim in (32,) if job.rehearsal else head_dims:
-        geometry = _SMALL_TILES if job.rehearsal else None
-        problems = list(gpu_kernels.check_answers(job.device, geometry=geometry, head_dims=(head_dim,)))
-        job.write(case="answers", head_dim=head_dim, problems=problems)
-        if problems:
-            raise StepFailedError(f"{len(problems)} wrong answers, the first: {problems[0]}")
+        tiles = _SMALL_TILES if job.rehearsal else None
+        write_answers(job, head_dim, gpu_kernels.check_answers(job.device, tiles=tiles, head_dims=(head_dim,)))
+
+
+def write_answers(job: Job, head_dim: int, found: Iterable[str]) -> None:
+    """Record what is wrong with a kernel, and fail if anything is."""
+    problems = list(found)
+    job.write(case="answers", head_dim=head_dim, problems=problems)
+    if problems:
+        raise StepFailedError(f"{len(problems)} wrong answers, the first: {problems[0]}")
 
 
 def time_kernels(job: Job, head_dims: Sequence[int]) -> None:
     """The kernel against SDPA and FlexAttention, at every length."""
     if job.rehearsal:
-        shapes: dict[str, Any] = {"window": 8, "total_tokens": 32, "ceilings": _NO_CEILINGS}
+        shapes: dict[str, Any] = {"window": 8, "total_tokens": 32, "ceilings": NO_CEILINGS}
         rows = gpu_kernels.timed_rows((32,), (128,), device="cpu", **shapes)
     else:
         ceilings = measured_ceilings("cuda", "float16")
         rows = gpu_kernels.timed_rows(
-            _LENGTHS, head_dims, window=_WINDOW, total_tokens=_TOTAL_TOKENS, ceilings=ceilings, device="cuda"
+            LENGTHS, head_dims, window=_WINDOW, total_tokens=TOTAL_TOKENS, ceilings=ceilings, device="cuda"
         )
     for row in rows:
         job.write(**row)
@@ -74,20 +94,42 @@ def check_shipped(job: Job) -> None:
 
     It is the plugin's way but for TensorRT around it. A rehearsal does all but load and start them.
     """
-    from hdplugins.aot import compile_kernels
-    from hdplugins.sliding_window_attention import tensorrt_plugin as face
-    from hdplugins.sliding_window_attention.geometry import cubin_architecture
+    import torch
 
-    architecture = gpu_kernels.architecture_of(job.device)
+    from hdplugins.sliding_window_attention.reference import sliding_window_attention
+
     attributes = {"left": 100, "right": 90, "dilation": (1, 1, 3), "global_bound": 8, "scale": 0.125}
-    batch, heads, tokens, head_dim = 2, 3, 333, 64
-    shapes = ((batch, heads, tokens, head_dim),) * 3 + ((batch, tokens),)
+    token_kind = torch.ones((2, 333), dtype=torch.int32)
+    token_kind[0, -80:], token_kind[1, ::90] = 0, 2
+    check_plugin_kernels(job, OPERATORS["SlidingWindowAttention"], (token_kind,), attributes, sliding_window_attention)
+
+
+def check_plugin_kernels(
+    job: Job, operator: Operator, masks: Sequence[Any], attributes: dict[str, Any], reference: Callable[..., Any]
+) -> None:
+    """Check an operator's shipped kernels on random texts of 3 heads of 64.
+
+    Args:
+        job: of the step.
+        operator: one with a plugin.
+        masks: the inputs behind query, key and value; the first is [batch, tokens].
+        attributes: of the operator.
+        reference: its definition.
+    """
+    from hdplugins.aot import compile_kernels
+
+    face = face_of(operator)
+    architecture = gpu_kernels.architecture_of(job.device)
+    query = (masks[0].shape[0], 3, masks[0].shape[1], 64)
+    shapes = [query, query, query, *(tuple(mask.shape) for mask in masks)]
     with tempfile.TemporaryDirectory() as folder:
-        sources = face.kernel_sources(shapes, dtype="float16", architectures=[cubin_architecture(architecture)])
+        compiled_for = [cubin_architecture(architecture)]
+        sources = face.kernel_sources(shapes, attributes, dtype="float16", architectures=compiled_for)
         for kernel in compile_kernels(sources):
             for file in (kernel.cubin, kernel.metadata):
-                shutil.copyfile(file, Path(folder) / (_PREFIX + file.name))
-        problem = _problem_of_shipped(job, Path(folder), architecture, shapes, attributes)
+                shutil.copyfile(file, Path(folder) / f"{operator.name}-{file.name}")
+        found = _loaded(job, Path(folder), operator, architecture, shapes, attributes)
+    problem = _problem_of(job, found, operator, shapes, masks, attributes, reference)
     job.write(case="shipped kernels", architecture=architecture, problem=problem)
     if problem:
         raise StepFailedError(problem)
@@ -123,31 +165,48 @@ def _outcomes(report: Path) -> Any:
         yield {"test": case.get("name"), "outcome": outcome, "reason": reason}
 
 
-def _problem_of_shipped(
-    job: Job, folder: Path, architecture: int, shapes: Sequence[tuple[int, ...]], attributes: dict[str, Any]
+def _loaded(
+    job: Job,
+    folder: Path,
+    operator: Operator,
+    architecture: int,
+    shapes: Sequence[tuple[int, ...]],
+    attributes: dict[str, Any],
+) -> dict[str, LoadedKernel]:
+    import torch
+
+    face, prefix = face_of(operator), f"{operator.name}-"
+
+    def serves(kernel: Any) -> bool:
+        return face.serves(kernel, shapes, attributes, dtype="float16")
+
+    if job.rehearsal:
+        found = find_kernels(folder, prefix, face.KERNELS, architecture=architecture, serves=serves)
+        return {name: LoadedKernel(compiled=kernel, function=None, driver=None) for name, kernel in found.items()}
+    torch.cuda.init()
+    return load_kernels(folder, prefix, face.KERNELS, serves=serves)
+
+
+def _problem_of(
+    job: Job,
+    kernels: dict[str, LoadedKernel],
+    operator: Operator,
+    shapes: Sequence[tuple[int, ...]],
+    masks: Sequence[Any],
+    attributes: dict[str, Any],
+    reference: Callable[..., Any],
 ) -> str | None:
     import torch
 
-    from hdplugins.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
-    from hdplugins.sliding_window_attention import tensorrt_plugin as face
-    from hdplugins.sliding_window_attention.reference import sliding_window_attention
-
-    def serves(kernel: Any) -> bool:
-        return face.serves(kernel, shapes, dtype="float16")
-
-    if job.rehearsal:
-        found = find_kernels(folder, _PREFIX, _FUNCTIONS, architecture=architecture, serves=serves)
-        kernels = {name: LoadedKernel(compiled=kernel, function=None, driver=None) for name, kernel in found.items()}
-    else:
-        torch.cuda.init()
-        kernels = load_kernels(folder, _PREFIX, _FUNCTIONS, serves=serves)
-    query, key, value = (torch.randn(shapes[0], dtype=torch.float16, device=job.device) for _ in range(3))
-    token_kind = torch.ones(shapes[3], dtype=torch.int32, device=job.device)
-    token_kind[0, -80:], token_kind[1, ::90] = 0, 2
-    out = torch.full_like(query, torch.nan)
-    plan_bytes = face.workspace(shapes, attributes)["plan"]
-    plan = torch.full((plan_bytes,), 0xFF, dtype=torch.uint8, device=job.device)
-    tensors = {"query": query, "key": key, "value": value, "token_kind": token_kind, "out": out, "plan": plan}
+    face = face_of(operator)
+    texts = [torch.randn(shape, dtype=torch.float16, device=job.device) for shape in shapes[:3]]
+    out = torch.full_like(texts[0], torch.nan)
+    scratch = {
+        name: torch.full((size,), 0xFF, dtype=torch.uint8, device=job.device)
+        for name, size in face.workspace(shapes, attributes).items()
+    }
+    given = [*texts, *(mask.to(job.device) for mask in masks)]
+    tensors = {**dict(zip(operator.inputs, given, strict=False)), face.OUTPUT: out, **scratch}
     places = {name: place for place, name in enumerate(tensors)}
     constants = {name: kernel.compiled.constants for name, kernel in kernels.items()}
     launches = [
@@ -160,7 +219,7 @@ def _problem_of_shipped(
     for launch in launches:
         launch.start([tensor.data_ptr() for tensor in tensors.values()], driver.CUstream(0))
     torch.cuda.synchronize()
-    window = {name: attributes[name] for name in ("left", "right", "dilation", "scale")}
-    halves = [tensor.cpu() for tensor in (query, key, value)]
-    right = sliding_window_attention(*(half.double() for half in halves), token_kind.cpu(), **window)
-    return gpu_kernels.compare(out.cpu(), right, sliding_window_attention(*halves, token_kind.cpu(), **window))
+    semantic = {name: value for name, value in attributes.items() if name != "global_bound"}
+    halves = [tensor.cpu() for tensor in texts]
+    right = reference(*(half.double() for half in halves), *masks, **semantic)
+    return gpu_kernels.compare(out.cpu(), right, reference(*halves, *masks, **semantic))

@@ -172,7 +172,8 @@ def _our_kernel(query: Any, key: Any, value: Any, token_kind: Any, **attributes:
     """[batch, heads, tokens, head_dim], by the Triton kernel, whose tensors are contiguous."""
     import torch
 
-    from hdplugins.sliding_window_attention.geometry import geometry_for, workspace_bytes
+    from hdplugins.attention_tiles import tiles_for
+    from hdplugins.sliding_window_attention.geometry import workspace_bytes
     from hdplugins.sliding_window_attention.triton_kernel import launch
 
     batch, _, tokens, head_dim = query.shape
@@ -181,8 +182,8 @@ def _our_kernel(query: Any, key: Any, value: Any, token_kind: Any, **attributes:
     size = workspace_bytes(batch, tokens, attributes["global_bound"])
     workspace = torch.empty(size, dtype=torch.uint8, device=query.device)
     dtype = str(query.dtype).removeprefix("torch.")
-    geometry = geometry_for(_architecture(query.device.type), head_dim, dtype)
-    launch(query, key, value, token_kind.contiguous(), out, workspace, geometry=geometry, **attributes)
+    tiles = tiles_for(_architecture(query.device.type), head_dim, dtype)
+    launch(query, key, value, token_kind.contiguous(), out, workspace, tiles=tiles, **attributes)
     return out
 
 

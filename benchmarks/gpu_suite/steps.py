@@ -57,6 +57,36 @@ def _kernels(*head_dims: int) -> Callable[[Job], None]:
     return run
 
 
+def _block_answers(*head_dims: int) -> Callable[[Job], None]:
+    def run(job: Job) -> None:
+        from gpu_suite.block_kernels import check
+
+        check(job, head_dims)
+
+    return run
+
+
+def _block_kernels(head_dim: int, dtype: str) -> Callable[[Job], None]:
+    def run(job: Job) -> None:
+        from gpu_suite.block_kernels import time_kernels
+
+        time_kernels(job, head_dim, dtype)
+
+    return run
+
+
+def _block_registers(job: Job) -> None:
+    from gpu_suite.block_kernels import count_registers
+
+    count_registers(job)
+
+
+def _shipped_blocks(job: Job) -> None:
+    from gpu_suite.block_kernels import check_shipped
+
+    check_shipped(job)
+
+
 def _registers(job: Job) -> None:
     from gpu_suite.kernels import count_registers
 
@@ -105,11 +135,14 @@ STEPS = (
     Step("answers-d64", 60, _answers(64)),
     Step("ceilings", 40, _ceilings),
     Step("kernels-d64", 90, _kernels(64)),
+    Step("block-answers-d64", 60, _block_answers(64)),
+    Step("block-kernels-d64", 75, _block_kernels(64, "float16")),
     Step("bert-our-kernel", 60, _model("bert-base", "our kernel, window")),
     Step("bert-sdpa", 60, _model("bert-base", "torch sdpa")),
     Step("longformer-our-kernel", 60, _model("longformer-base", "our kernel")),
     Step("longformer-hugging-face", 60, _model("longformer-base", "hugging face")),
     Step("shipped-kernels", 45, _shipped),
+    Step("shipped-block-kernels", 45, _shipped_blocks),
     Step("engine-tensorrt", 75, _engine("tensorrt", is_windowed=False)),
     Step("engine-tensorrt-plugin", 75, _engine("tensorrt", is_windowed=True)),
     Step("engine-tensorrt-rtx", 60, _engine("tensorrt_rtx", is_windowed=False), ("engine-tensorrt-rtx-plugin",)),
@@ -119,8 +152,11 @@ STEPS = (
     Step("bert-compile", 75, _model("bert-base", "torch.compile")),
     Step("longformer-flex", 75, _model("longformer-base", "FlexAttention")),
     Step("registers", 60, _registers),
+    Step("block-registers", 60, _block_registers),
     Step("answers-other", 90, _answers(32, 80, 96, 128), ("answers-d64",)),
     Step("kernels-d128", 75, _kernels(128), ("kernels-d64",)),
+    Step("block-kernels-d128", 75, _block_kernels(128, "bfloat16"), ("block-kernels-d64",)),
+    Step("block-answers-other", 90, _block_answers(32, 80, 96, 128), ("block-answers-d64",)),
     Step(
         "longformer-compile",
         75,

@@ -13,17 +13,24 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hdexport.attention_modules import Layers, attention_modules, wrap_layers
+from hdexport.block_setup import BlockSetup
+from hdexport.block_sparse import block_sparse_node, through_blocks
 from hdexport.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 from hdplugins.dense_attention.reference import dense_attention
 from hdplugins.sliding_window_attention.reference import sliding_window_attention
-from hdruntime.manifest import Window
+from hdruntime.manifest import BlockSparse, Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _IMPLEMENTATION = "hdexport"
 """Name under which the library's attention interface knows us."""
+
+
+_LISTED_BLOCKS = "listed_blocks"
+"""Buffer of a layer's attention: the operator's table."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +48,29 @@ class _WindowMask:
     global_rows: GlobalRows | None
 
 
-def use_operators(model: PreTrainedModel, window: Window | None = None) -> None:
+@dataclass(frozen=True)
+class _BlockMask:
+    """What block-sparse layers are given for a mask.
+
+    Attributes:
+        spec: what the attention is.
+        token_mask: [batch, tokens], int32, 0 for padding.
+    """
+
+    spec: BlockSparse
+    token_mask: torch.Tensor
+
+
+def use_operators(model: PreTrainedModel, window: Window | None = None, blocks: BlockSetup | None = None) -> None:
     """Make every attention of the model call our operators, in place.
 
     Args:
         model: a model whose attention is reached through the library's attention interface.
         window: turns dense attention into windowed attention; None leaves each layer what it is.
+        blocks: turns dense attention into block-sparse attention; None likewise.
     """
+    if blocks is not None:
+        _use_blocks(model, blocks)
     ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attention_interface)
     ALL_MASK_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, functools.partial(_mask_interface, window=window))
     model.config._attn_implementation = _IMPLEMENTATION
@@ -131,15 +154,39 @@ def _attention_interface(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | _WindowMask,
+    attention_mask: torch.Tensor | _WindowMask | _BlockMask,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if isinstance(attention_mask, _WindowMask):
         return _windowed_attention(query, key, value, attention_mask, scale), None
+    if isinstance(attention_mask, _BlockMask):
+        spec, token_mask, listed = attention_mask.spec, attention_mask.token_mask, getattr(module, _LISTED_BLOCKS, None)
+        sparse = block_sparse_node(query, key, value, token_mask, listed, spec=spec, scale=scale)
+        return sparse.transpose(1, 2).contiguous(), None
     attended = dense_attention_node(query, key, value, attention_mask, scale=scale)
     return attended.transpose(1, 2).contiguous(), None
+
+
+def _use_blocks(model: PreTrainedModel, blocks: BlockSetup) -> None:
+    """Give each attention its table, and the stack of layers the order of tokens that blocks count."""
+    if blocks.listed_blocks is not None:
+        for module, table in zip(attention_modules(model), blocks.listed_blocks, strict=True):
+            module.register_buffer(_LISTED_BLOCKS, torch.from_numpy(table), persistent=False)
+    spec, global_embeddings = blocks.spec, None
+    if blocks.global_embeddings is not None:
+        # A parameter of the model, so that it is a weight of the graph.
+        global_embeddings = torch.nn.Parameter(torch.from_numpy(blocks.global_embeddings).to(model.dtype))
+        model.register_parameter("global_embeddings", global_embeddings)
+
+    def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
+        def masked(states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+            return layers(states, _BlockMask(spec, token_mask))
+
+        return through_blocks(spec, hidden_states, attention_mask, masked, global_embeddings)
+
+    wrap_layers(model, around)
 
 
 def _windowed_attention(

@@ -16,7 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.attention_spec import check_window
+from hdexport.attention_spec import BlockRequest, check_window
+from hdexport.block_setup import BlockSetup, block_setup, write_setup
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.engines import EngineOptions, build_engines, check_engine_options
 from hdexport.garbage_collection import rare_garbage_collection
@@ -24,7 +25,7 @@ from hdexport.global_attention import global_attention_of
 from hdexport.positions import DEFAULT_ALPHA, Scheme
 from hdexport.progress import Progress
 from hdexport.tasks import Task
-from hdexport.tokenizer_files import write_tokenizer
+from hdexport.tokenizer_files import first_special_id, write_tokenizer
 from hdruntime.bundle import (
     FORMAT_VERSION,
     Bundle,
@@ -52,6 +53,11 @@ _PORTABLE_FILE = "model.onnx"
 _WEIGHTS_FILE = "model.onnx.data"
 _CPU_FILE = "onnxruntime_cpu.onnx"
 
+_NOT_TRAINED = (
+    "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
+    "against PyTorch with the same {}."
+)
+
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
 
@@ -68,7 +74,10 @@ class BuildOptions:
         task: the task; None infers it from the checkpoint.
         scheme: where positions past the checkpoint's come from.
         alpha: weight of the coarse position in the hierarchical scheme.
-        window: what takes the place of dense attention; None leaves the model's attention as it is.
+        attention: what takes the place of dense attention; None leaves the model's attention as it is.
+        last_block: of BigBird's attention, ``padded`` or ``row``; None for ``padded``, which is Hugging Face's.
+        global_embeddings: a .npy file, what the layers are given for ETC's global tokens; None takes the embeddings of
+            ids.
         max_global: the most global tokens that a caller may mark in a text, for models with such an input; None for 16,
             in question answering 64.
         engines: which engines beside the ONNX graphs.
@@ -85,7 +94,9 @@ class BuildOptions:
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
-    window: Window | None = None
+    attention: Window | BlockRequest | None = None
+    last_block: str | None = None
+    global_embeddings: Path | None = None
     max_global: int | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: bool = True
@@ -127,11 +138,15 @@ def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions
     """Write the graphs and engines; returns the manifest but for what is not of them."""
     task = options.task or checkpoint.task()
     model = checkpoint.load(task, allow_pickle=options.allow_pickle)
-    _check_window(model, checkpoint, options, progress)
+    if isinstance(options.attention, Window):
+        _check_window(options.attention, model, checkpoint, options, progress)
     global_attention = global_attention_of(checkpoint.family, model.config, task, max_global=options.max_global)
     positions = _extend(model, checkpoint, options, progress)
+    blocks = _block_setup(model, checkpoint, options, progress)
+    if blocks is not None:
+        write_setup(blocks, directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-    module = _graph_module(model, checkpoint, task, global_attention, options)
+    module = _graph_module(model, checkpoint, task, global_attention, blocks, options)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime on a CPU")
@@ -141,25 +156,46 @@ def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions
         _describe(portable, module, checkpoint, task, positions, options, parameters=parameters),
         engines=engines,
         global_attention=global_attention,
+        block_sparse=None if blocks is None else blocks.spec,
+        token_type_separator_id=checkpoint.family.token_type_separator_id(model.config, task),
     )
 
 
-def _check_window(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> None:
+def _check_window(
+    window: Window, model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress
+) -> None:
     """Refuse a window that the model cannot have, and say what one does to its answers."""
-    if options.window is None:
-        return
     check_window(
-        options.window,
+        window,
         checkpoint.family,
         model_type=checkpoint.config["model_type"],
         heads=model.config.num_attention_heads,
         max_len=options.max_len,
     )
     progress.result(
-        f"Attention is cut to windows of {options.window.tokens} tokens on each side, which the model was not trained "
-        "with: answers on longer texts change, and fine-tuning is expected. Checks are against PyTorch with the same "
-        "windows."
+        f"Attention is cut to windows of {window.tokens} tokens on each side, {_NOT_TRAINED.format('windows')}"
     )
+
+
+def _block_setup(
+    model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress
+) -> BlockSetup | None:
+    """The model's block-sparse attention, its own or what was asked for; says what the latter does to its answers."""
+    request = options.attention if isinstance(options.attention, BlockRequest) else None
+    blocks = block_setup(
+        request,
+        model,
+        checkpoint.family,
+        max_len=options.max_len,
+        last_block=options.last_block,
+        global_embeddings=options.global_embeddings,
+        first_special_id=lambda: first_special_id(checkpoint),
+    )
+    if blocks is not None and checkpoint.family.block_sparse is None:
+        progress.result(
+            f"Attention is cut to blocks of {blocks.spec.block_size} tokens, {_NOT_TRAINED.format('blocks')}"
+        )
+    return blocks
 
 
 def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> Positions:
@@ -189,8 +225,10 @@ def _graph_module(
     checkpoint: Checkpoint,
     task: Task,
     global_attention: GlobalAttention | None,
+    blocks: BlockSetup | None,
     options: BuildOptions,
 ) -> GraphModule:
+    from hdexport.activations import fuse_gelu
     from hdexport.attention import use_operators
     from hdexport.heads import GraphModule
     from hdexport.precision import Precision, cast_model
@@ -203,12 +241,17 @@ def _graph_module(
     folded_token_types = not has_token_types and fold_token_types(model, family)
     folded_positions = fold_positions(model, family)
     cast_model(model, Precision(options.precision))
-    if global_attention is None:
-        family.adapt(model)
-    else:
+    fuse_gelu(model)
+    window = options.attention if isinstance(options.attention, Window) else None
+    if global_attention is not None:
         assert family.adapt_global is not None
         family.adapt_global(model, global_attention.bound)
-    use_operators(model, options.window)
+    elif blocks is not None and family.adapt_blocks is not None:
+        family.adapt_blocks(model, blocks.spec, blocks.tables(model.config.num_hidden_layers))
+        blocks = None
+    else:
+        family.adapt(model)
+    use_operators(model, window, blocks)
     return GraphModule(
         model,
         task,
@@ -288,7 +331,7 @@ def _describe(
         positions=positions,
         attention=dict(Counter(f"{node.domain}::{operator_of(node).name}" for node in operator_nodes(portable))),
         windows=tuple(node.attributes["left"].as_int() for node in operator_nodes(portable, "SlidingWindowAttention")),
-        window=options.window,
+        window=options.attention if isinstance(options.attention, Window) else None,
         inputs=tuple(_tensor_spec(value) for value in portable.graph.inputs),
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
         graphs=(

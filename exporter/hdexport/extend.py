@@ -110,15 +110,16 @@ def _refuse_computed_positions(checkpoint: Checkpoint) -> None:
 
 
 def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: Positions, directory: Path) -> None:
-    found = []
+    has_table = False
     file_of_weight: dict[str, str] = {}
     total_bytes = 0
     for file in files:
         name_stem = file.stem.replace("pytorch_model", "model") if len(files) > 1 else "model"
         weights = read_weights(file)
         for name, weight in weights.items():
+            # A decoder may have a table as well, with as many rows by the same key of the configuration.
             if name.endswith(checkpoint.family.position_table):
-                found.append(name)
+                has_table = True
                 _check_rows(checkpoint, name, weight)
                 weights[name] = _extended(weight, positions)
             elif name.endswith((_POSITION_IDS, _TOKEN_TYPE_IDS)):
@@ -126,10 +127,10 @@ def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: P
         write_weights(weights, directory / f"{name_stem}.safetensors")
         file_of_weight |= dict.fromkeys(weights, f"{name_stem}.safetensors")
         total_bytes += sum(weight.nbytes for weight in weights.values())
-    if len(found) != 1:
+    if not has_table:
         raise ModelError(
-            f"{checkpoint.path} holds {len(found) or 'no'} position tables{''.join(f', {name}' for name in found)}; "
-            f"one weight whose name ends in {checkpoint.family.position_table} is needed.\n"
+            f"{checkpoint.path} holds no position table; a weight whose name ends in "
+            f"{checkpoint.family.position_table} is needed.\n"
             "Check that config.json belongs to the weights."
         )
     if len(files) > 1:

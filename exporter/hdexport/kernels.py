@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.lowering.plugin_nodes import plugin_nodes, shapes_of_inputs
-from hdexport.passes.graph_nodes import operator_of
+from hdexport.passes.graph_nodes import attributes_of, operator_of
 from hdplugins import Operator
 from hdplugins.aot import KernelError, KernelSource, compile_kernels
 from hdplugins.plugin_face import face_of
@@ -88,9 +88,15 @@ def _sources(lowered: onnx_ir.Model, dtype: str, architectures: Sequence[int]) -
     """What is needed, each once."""
     wanted: list[tuple[Operator, KernelSource]] = []
     for node in plugin_nodes(lowered):
-        operator = operator_of(node)
+        operator, attributes = operator_of(node), attributes_of(node)
+        face = face_of(operator)
         try:
-            sources = face_of(operator).kernel_sources(shapes_of_inputs(node), dtype=dtype, architectures=architectures)
+            sources = face.kernel_sources(
+                shapes_of_inputs(node),
+                {name: attributes[name] for name in face.FIELDS},
+                dtype=dtype,
+                architectures=architectures,
+            )
         except ValueError as error:
             raise InputError(f"{error}\nLeave that GPU out of --sm. {_OTHERWISE}") from error
         wanted += [(operator, source) for source in sources if (operator, source) not in wanted]

@@ -32,7 +32,11 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Reference:
-    """PyTorch's answers in float32, each distinct input computed once."""
+    """PyTorch's answers in float32, each distinct input computed once.
+
+    Attributes:
+        counts_from_padding: whether the model's blocks of tokens begin with the padding on the left.
+    """
 
     def __init__(
         self,
@@ -43,8 +47,9 @@ class Reference:
         positions_shift: bool,
         global_bound: int,
         special_ids: Sequence[int],
+        counts_from_padding: bool,
     ) -> None:
-        self._module = module
+        self._module, self.counts_from_padding = module, counts_from_padding
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
         self._global_bound = global_bound
         self._answers: dict[tuple[int, int, int], dict[str, FloatArray]] = {}
@@ -122,6 +127,8 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
     Raises:
         ModelError: the checkpoint is not the one that the bundle was built from.
     """
+    from hdexport.block_masks import use_block_masks
+    from hdexport.block_setup import read_setup
     from hdexport.heads import GraphModule
     from hdexport.sentence_pooling import sentence_pooling
     from hdexport.surgery import extend_positions
@@ -140,8 +147,17 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
             f"{positions.base}.\nName the checkpoint it was built from with --model."
         )
+    setup = read_setup(bundle)
     if manifest.window is not None:
         use_dense_masks(model, manifest.window)
+    elif setup is not None and checkpoint.family.block_sparse is None:
+        use_block_masks(model, setup)
+    elif setup is not None and setup.listed_blocks is not None:
+        assert checkpoint.family.adapt_blocks is not None
+        # Hugging Face has tables in training only: the operator's definition in PyTorch, which tests hold to that.
+        checkpoint.family.adapt_blocks(model, setup.spec, setup.tables(model.config.num_hidden_layers))
+    else:
+        checkpoint.family.as_trained(model)
     module = GraphModule(
         model,
         task,
@@ -159,6 +175,9 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         positions_shift=positions.first_row == 0,
         global_bound=0 if manifest.global_attention is None else manifest.global_attention.bound,
         special_ids=[pad_token_id, 0, 1, 2, 3],
+        counts_from_padding=checkpoint.family.block_sparse is not None
+        and setup is not None
+        and setup.listed_blocks is None,
     )
 
 

@@ -86,7 +86,8 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
         return None
     engine = next((engine for engine in engines if engine.flavour in flavours), engines[0])
     has_plugins = bool(read_passport(bundle, engine).plugins)
-    native = bool(bundle.manifest.windows) and not has_plugins
+    is_sparse = bool(bundle.manifest.windows) or bundle.manifest.block_sparse is not None
+    native = is_sparse and not has_plugins
     return EngineOptions(
         attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.PLUGIN,
         profiles=engine.profiles,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["write_tokenizer"]
+__all__ = ["first_special_id", "write_tokenizer"]
 
 import logging
 from pathlib import Path
+from typing import Any
 
 from hdexport.checkpoint import Checkpoint
 from hdruntime.bundle import TokenizerInfo
@@ -30,18 +31,10 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
     Raises:
         ModelError: the tokenizer's files cannot be read.
     """
-    if not any((checkpoint.path / name).is_file() for name in _TOKENIZER_FILES):
+    tokenizer = _tokenizer(checkpoint)
+    if tokenizer is None:
         logger.warning("%s has no tokenizer; the bundle will take input_ids, not texts.", checkpoint.path)
         return None
-    from transformers import AutoTokenizer
-
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
-    except Exception as error:
-        # Each tokenizer class fails in its own way on a damaged file.
-        raise ModelError(
-            f"The tokenizer of {checkpoint.path} could not be read: {error}\nDownload the model again."
-        ) from error
     # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
     # the runtime's ids must be those that the model was verified and fine-tuned with.
     tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
@@ -52,3 +45,31 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         unk_token_id=tokenizer.unk_token_id,
         mask_token_id=tokenizer.mask_token_id,
     )
+
+
+def first_special_id(checkpoint: Checkpoint) -> int | None:
+    """The id of the token that every text begins with (BERT's ``[CLS]``), None where the tokenizer knows none.
+
+    Raises:
+        ModelError: the tokenizer's files cannot be read.
+    """
+    tokenizer = _tokenizer(checkpoint)
+    if tokenizer is None:
+        return None
+    first: int | None = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
+    return first
+
+
+def _tokenizer(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's tokenizer in transformers, None where it has none."""
+    if not any((checkpoint.path / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+    except Exception as error:
+        # Each tokenizer class fails in its own way on a damaged file.
+        raise ModelError(
+            f"The tokenizer of {checkpoint.path} could not be read: {error}\nDownload the model again."
+        ) from error

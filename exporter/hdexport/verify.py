@@ -99,12 +99,14 @@ def verify_bundle(
     """
     manifest = bundle.manifest
     base = manifest.positions.base
-    grid = list(cases(base, manifest.max_len, windows=manifest.windows, longest=longest, thorough=thorough))
-    if _reads_padding(manifest):
+    lengths = {"windows": manifest.windows, "blocks": manifest.block_sparse, "longest": longest}
+    grid = list(cases(base, manifest.max_len, **lengths, thorough=thorough))  # type: ignore[arg-type]
+    reason = _why_not_left(manifest, reference)
+    if reason is not None:
         grid = [case for case in grid if case.padding != "left"]
-        report("-[-] padding left: not checked: Hugging Face's classifier reads token 0, and a window sees no padding")
+        report(f"-[-] padding left: not checked: {reason}")
     # All of PyTorch's answers come first: its threads and ONNX Runtime's spin, and would take turns to wait.
-    expected = {case: _expected(case, reference) for case in grid}
+    expected = {case: _expected(case, reference, manifest) for case in grid}
     limit_bytes = (free_bytes() or 2 * _SCORES_LIMIT_BYTES) // 2 if thorough else _SCORES_LIMIT_BYTES
     checks = []
     for graph in manifest.graphs:
@@ -134,14 +136,19 @@ def verify_bundle(
     return checks
 
 
-def _reads_padding(manifest: Manifest) -> bool:
-    """Whether padding on the left leaves nothing to compare with.
+def _why_not_left(manifest: Manifest, reference: Reference) -> str | None:
+    """Why padding on the left leaves nothing to compare with; None where it does.
 
     A classifier of Hugging Face's reads the token at index 0. If that is padding, dense attention gives it a value,
-    which counts as an answer; in windowed attention it is undefined, but in Longformer, where it is 0.
+    which counts as an answer; in sparse attention it is undefined, but in Longformer, where it is 0.
     """
-    is_classifier = manifest.task == Task.TEXT_CLASSIFICATION.value
-    return is_classifier and bool(manifest.windows) and manifest.global_attention is None
+    is_sparse = bool(manifest.windows) or manifest.block_sparse is not None
+    if manifest.task == Task.TEXT_CLASSIFICATION.value and is_sparse and manifest.global_attention is None:
+        return "Hugging Face's classifier reads token 0, and sparse attention sees no padding"
+    by_row = manifest.block_sparse is not None and manifest.block_sparse.last_block == "row"
+    if by_row and reference.counts_from_padding and not reference.takes_position_ids:
+        return "blocks count from each text's first token, and Hugging Face's from the padding, which moves positions"
+    return None
 
 
 def summary(checks: Sequence[Check]) -> dict[str, object]:
@@ -200,34 +207,52 @@ def _scores_bytes(graph: GraphFile, case: Case, manifest: Manifest) -> int:
     has_dense_layers = any("DenseAttention" in name for name in manifest.attention)
     if not has_dense_layers and graph.lowering != "portable":
         return 0
-    # A block of a window's queries meets the window and about a quarter of it more.
-    reach = case.tokens if has_dense_layers else min(case.tokens, 3 * max(manifest.windows))
-    return 3 * 4 * case.batch * manifest.num_heads * case.tokens * reach
+    return 3 * 4 * case.batch * manifest.num_heads * case.tokens * _reach(case.tokens, manifest, has_dense_layers)
 
 
-def _expected(case: Case, reference: Reference) -> list[dict[str, FloatArray]]:
+def _reach(tokens: int, manifest: Manifest, has_dense_layers: bool) -> int:
+    """Keys that a query meets in the portable graph, about."""
+    if has_dense_layers:
+        return tokens
+    if manifest.block_sparse is None:
+        # A block of a window's queries meets the window and about a quarter of it more.
+        return min(tokens, 3 * max(manifest.windows))
+    blocks = manifest.block_sparse
+    # Five blocks and the random ones of each query; two blocks of queries meet all, which is two more of each.
+    return min(tokens, (7 + blocks.random_blocks) * blocks.block_size + blocks.global_tokens)
+
+
+def _expected(case: Case, reference: Reference, manifest: Manifest) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row's text alone: padding must change nothing but the positions it shifts.
 
-    With padding on the left PyTorch is asked about the padded batch where nothing else would do: a classifier of
-    Hugging Face's reads the token at index 0, even where that is padding, and some models take no position ids.
+    PyTorch is asked about the padded batch where nothing else would do: blocks may be those of the batch; with padding
+    on the left a classifier of Hugging Face's reads the token at index 0, even where that is padding, and some models
+    take no position ids.
     """
+    by_batch = manifest.block_sparse is not None and manifest.block_sparse.last_block == "padded"
     shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
-    if shifted or (case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION):
-        from hdexport.heads import OUTPUTS_OF_TASK
-
-        outputs = reference.batch(_padded_batch(case, reference))
-        axes = OUTPUTS_OF_TASK[reference.task]
-        return [
-            {
-                name: values[row, case.tokens - length :] if "tokens" in axes[name] else values[row]
-                for name, values in outputs.items()
-            }
-            for row, length in enumerate(case.lengths)
-        ]
+    reads_first = case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION
+    if (by_batch and case.padding != "none") or shifted or reads_first:
+        return _expected_padded(case, reference)
     return [
         reference.unpadded(row, length, shift=case.tokens - length if case.padding == "left" else 0)
         for row, length in enumerate(case.lengths)
     ]
+
+
+def _expected_padded(case: Case, reference: Reference) -> list[dict[str, FloatArray]]:
+    """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
+    from hdexport.heads import OUTPUTS_OF_TASK
+
+    inputs, axes = _padded_batch(case, reference), OUTPUTS_OF_TASK[reference.task]
+    rows = []
+    for row, length in enumerate(case.lengths):
+        outputs = reference.batch({name: array[row : row + 1] for name, array in inputs.items()})
+        rows.append({
+            name: values[0, case.real(length)] if "tokens" in axes[name] else values[0]
+            for name, values in outputs.items()
+        })  # fmt: skip
+    return rows
 
 
 def _not_finite(bundle: Bundle, graph: GraphFile, case: Case) -> Check:
@@ -250,7 +275,7 @@ def _check(
         for row, length in enumerate(case.lengths):
             actual = got[spec.name][row]
             if "tokens" in spec.shape:
-                actual = actual[case.tokens - length :] if case.padding == "left" else actual[:length]
+                actual = actual[case.real(length)]
             # Scores without a feature axis ([batch, tokens]) are compared as one vector a row.
             pair = np.atleast_2d(actual), np.atleast_2d(expected[row][spec.name])
             found.append(compare(*pair, half_precision=half_precision))
@@ -277,7 +302,7 @@ def _padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
     input_ids = np.tile(filler, (case.batch, 1))
     attention_mask, global_tokens = np.zeros_like(input_ids), np.zeros_like(input_ids)
     for row, length in enumerate(case.lengths):
-        real = slice(case.tokens - length, None) if case.padding == "left" else slice(0, length)
+        real = case.real(length)
         input_ids[row, real] = reference.text(row, length)
         attention_mask[row, real] = 1
         global_tokens[row, real] = reference.global_tokens(length)

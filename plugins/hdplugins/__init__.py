@@ -4,10 +4,13 @@ from __future__ import annotations
 
 __all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET", "OPERATORS", "Operator"]
 
+from hdplugins.block_sparse_attention import OPERATOR as _BLOCK_SPARSE_ATTENTION
 from hdplugins.constants import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.dense_attention import OPERATOR as _DENSE_ATTENTION
 from hdplugins.operator import Operator
 from hdplugins.sliding_window_attention import OPERATOR as _SLIDING_WINDOW_ATTENTION
 
-OPERATORS: dict[str, Operator] = {operator.name: operator for operator in (_DENSE_ATTENTION, _SLIDING_WINDOW_ATTENTION)}
+OPERATORS: dict[str, Operator] = {
+    operator.name: operator for operator in (_BLOCK_SPARSE_ATTENTION, _DENSE_ATTENTION, _SLIDING_WINDOW_ATTENTION)
+}
 """Every operator by its name. Conformance tests and the README's support table iterate over it."""

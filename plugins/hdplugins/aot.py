@@ -31,10 +31,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeAlias
 
 logger = logging.getLogger(__name__)
 
 _WORKER = "hdplugins.aot_worker"
+
+Constant: TypeAlias = int | float | bool | str | None
+"""Value of a constant of a kernel."""
 
 
 class KernelError(RuntimeError):
@@ -46,12 +50,13 @@ class KernelSource:
     """One kernel for one kind of GPU.
 
     Attributes:
-        module: import path of the kernel's module. What decides the machine code lies in this file, the functions that
-            the kernel calls too, or comes as a constant: the cache looks at no other file.
+        module: import path of the kernel's module. What decides the machine code lies in this file or those of
+            `called_modules`, or comes as a constant: the cache looks at no other file.
         function: name of the `triton.jit` function.
         architecture: compute capability as in sm_90: 90.
         signature: Triton's type of each argument that is no constant, in the function's order: "*fp16", "i32".
-        constants: the `tl.constexpr` arguments.
+        constants: the `tl.constexpr` arguments; None for a pointer that this kernel does without.
+        called_modules: import paths of the modules whose functions the kernel calls beside its own.
         aligned: the arguments that are divisible by 16, pointers in bytes: without it no load is wider than one value.
         num_warps: warps of one program.
         num_stages: depth of the software pipeline.
@@ -61,7 +66,8 @@ class KernelSource:
     function: str
     architecture: int
     signature: Mapping[str, str]
-    constants: Mapping[str, int | float | bool | str]
+    constants: Mapping[str, Constant]
+    called_modules: tuple[str, ...] = ()
     aligned: tuple[str, ...] = ()
     num_warps: int = 4
     num_stages: int = 3
@@ -96,7 +102,7 @@ class CompiledKernel:
     architecture: int
     arguments: tuple[tuple[str, str], ...]
     scratch_pointers: int
-    constants: Mapping[str, int | float | bool | str]
+    constants: Mapping[str, Any]
     num_warps: int
     shared_bytes: int
     registers: int
@@ -195,7 +201,7 @@ def _triton_version() -> str:
 def _key(source: KernelSource, version: str) -> str:
     """Changes with everything that the machine code depends on."""
     digest = hashlib.sha256()
-    for module in (_WORKER, source.module):
+    for module in (_WORKER, source.module, *source.called_modules):
         digest.update(_file_of(module).read_bytes())
     # As a list: the order of the arguments counts.
     fields = [*dataclasses.asdict(source).items(), list(source.signature), version, list(sys.version_info[:2])]

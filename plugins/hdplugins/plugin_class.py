@@ -148,7 +148,7 @@ class Plugin:
         described = tensors[position].desc
         if described.format != self.trt.TensorFormat.LINEAR:
             return False
-        wanted = (*self.face.INPUT_DTYPES, None)[position]
+        wanted = (*self.face.INPUT_DTYPES[:num_inputs], None)[position]
         if wanted is not None:
             return _DTYPES.get(described.type.name) == wanted
         return _DTYPES.get(described.type.name) in self.face.DTYPES and described.type == tensors[0].desc.type
@@ -208,13 +208,14 @@ class Plugin:
         face = self.face
 
         def serves(kernel: Any) -> bool:
-            return face.serves(kernel, shapes, dtype=dtype)
+            return face.serves(kernel, shapes, self.attributes, dtype=dtype)
 
         if not self._loaded or not all(serves(kernel.compiled) for kernel in self._loaded.values()):
             self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.KERNELS, serves=serves)
         constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
         offsets, _ = self._workspace(shapes)
-        places = {name: place for place, name in enumerate((*self.operator.inputs, face.OUTPUT, *offsets))}
+        given = self.operator.inputs[: len(shapes)]
+        places = {name: place for place, name in enumerate((*given, face.OUTPUT, *offsets))}
         return _Plan(
             first_shape=shapes[0],
             launches=tuple(

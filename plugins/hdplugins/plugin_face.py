@@ -19,7 +19,7 @@ Attributes = Mapping[str, Any]
 """An operator's attributes by name: an int, a tuple of ints, or a float each, as `PluginFace.FIELDS` says."""
 
 Shapes = Sequence[Sequence[int]]
-"""The shapes of an operator's inputs, in order."""
+"""The shapes of an operator's inputs, in order, as many as a node has: optional ones at the end may be left out."""
 
 
 class FieldType(str, Enum):
@@ -38,7 +38,7 @@ class PluginFace(Protocol):
     Attributes:
         FIELDS: attribute -> its type.
         DTYPES: what the operator's own dtype may be: "float16", "bfloat16", "float32".
-        INPUT_DTYPES: of each input; None for the operator's own dtype.
+        INPUT_DTYPES: of each input, optional ones too; None for the operator's own dtype.
         OUTPUT: the kernels' name of the output. The inputs have the operator's names for them.
         KERNELS: functions of the kernels that a call needs.
     """
@@ -65,15 +65,17 @@ class PluginFace(Protocol):
             ValueError: it says what fits.
         """
 
-    def kernel_sources(self, shapes: Shapes, *, dtype: str, architectures: Sequence[int]) -> tuple[KernelSource, ...]:
+    def kernel_sources(
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, architectures: Sequence[int]
+    ) -> tuple[KernelSource, ...]:
         """What must be compiled for GPUs of these compute capabilities; sm_90 is 90.
 
         Raises:
             ValueError: one of them has no kernel.
         """
 
-    def serves(self, kernel: CompiledKernel, shapes: Shapes, *, dtype: str) -> bool:
-        """Whether a kernel was compiled for these types and sizes."""
+    def serves(self, kernel: CompiledKernel, shapes: Shapes, attributes: Attributes, *, dtype: str) -> bool:
+        """Whether a kernel was compiled for these types, sizes and attributes."""
 
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """The kernels' name of each scratch buffer -> bytes; at most as many for smaller shapes."""

@@ -16,7 +16,7 @@ def pack_by_tokens(
     lengths: Sequence[int],
     *,
     batch_tokens: int,
-    equal_length: bool = False,
+    alike: Callable[[int], int] | None = None,
     most_rows: Callable[[int], int] | None = None,
 ) -> list[list[int]]:
     """Sort rows by length and cut them into batches of at most ``batch_tokens`` tokens, padding included.
@@ -25,7 +25,8 @@ def pack_by_tokens(
         lengths: tokens of each row, 1 or more.
         batch_tokens: most tokens a batch may have: its rows times its longest row. A row that is longer goes
             alone.
-        equal_length: put only rows of one length into a batch, so that none is padded.
+        alike: tokens of a row -> what has to be equal of all rows of a batch. Of lengths in between two that are alike
+            it says the same. None where any lengths may share a batch.
         most_rows: tokens of a batch's longest row -> most rows that it may have; None for any number.
 
     Returns:
@@ -38,12 +39,12 @@ def pack_by_tokens(
     if batch_tokens < 1:
         raise InputError(f"batch_tokens is {batch_tokens}; it must be 1 or more, for example 16384.")
     batches: list[list[int]] = []
-    longest = most = 0
+    most, kind = 0, None
     for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
-        full = not batches or len(batches[-1]) == most
-        if full or (equal_length and lengths[row] != longest):
+        kind_of_row = None if alike is None else alike(lengths[row])
+        if not batches or len(batches[-1]) == most or kind_of_row != kind:
             batches.append([])
-            longest = lengths[row]
+            longest, kind = lengths[row], kind_of_row
             most = max(1, batch_tokens // longest)
             if most_rows is not None:
                 most = min(most, most_rows(longest))

@@ -6,6 +6,7 @@ __all__ = [
     "FORMAT_VERSION",
     "MANIFEST_FILE",
     "Backend",
+    "BlockSparse",
     "Bundle",
     "EngineFile",
     "FileRecord",
@@ -37,6 +38,7 @@ from hdruntime.constants import FORMAT_VERSION, MANIFEST_FILE, RUNTIME_CACHE_SUF
 from hdruntime.errors import BundleCorruptError, BundleError, BundleNotFoundError
 from hdruntime.manifest import (
     Backend,
+    BlockSparse,
     EngineFile,
     FileRecord,
     GlobalAttention,

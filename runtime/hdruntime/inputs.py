@@ -31,7 +31,7 @@ def checked_inputs(
 
     Args:
         given: name -> array, tensor or nested list of integers; masks may be boolean. ``attention_mask`` defaults to
-            ones, ``token_type_ids`` to zeros, ``global_attention_mask`` to what the manifest says.
+            ones, ``token_type_ids`` to zeros or, as ``global_attention_mask``, to what the manifest says.
         manifest: what the bundle accepts.
         max_len: most tokens, where what runs the bundle takes fewer than the manifest says.
 
@@ -52,7 +52,7 @@ def checked_inputs(
     for name in accepted:
         if name != "input_ids":
             value = given.get(name)
-            inputs[name] = _default(name, input_ids) if value is None else _integers(name, value)
+            inputs[name] = _default(name, input_ids, manifest) if value is None else _integers(name, value)
     _check_shapes(inputs)
     _check_ids(input_ids, manifest.vocab_size)
     if given.get("attention_mask") is not None:
@@ -110,8 +110,18 @@ def _fill_or_check_global_tokens(given: Mapping[str, object], inputs: dict[str, 
     check_global_tokens(inputs[name], inputs["attention_mask"], global_attention)
 
 
-def _default(name: str, input_ids: IntArray) -> IntArray:
-    return np.ones_like(input_ids) if name == "attention_mask" else np.zeros_like(input_ids)
+def _default(name: str, input_ids: IntArray, manifest: Manifest) -> IntArray:
+    if name == "attention_mask":
+        return np.ones_like(input_ids)
+    if name == "token_type_ids" and manifest.token_type_separator_id is not None:
+        return _types_by_separator(input_ids, manifest.token_type_separator_id)
+    return np.zeros_like(input_ids)
+
+
+def _types_by_separator(input_ids: IntArray, separator_id: int) -> IntArray:
+    """0 up to the first separator, 1 behind it; where there is none, as Hugging Face's BigBird has it, from token 1."""
+    first = (input_ids == separator_id).argmax(axis=1)
+    return (np.arange(input_ids.shape[1]) > first[:, None]).astype(np.int64)
 
 
 def _integers(name: str, value: object) -> IntArray:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "Backend",
+    "BlockSparse",
     "EngineFile",
     "FileRecord",
     "GlobalAttention",
@@ -89,6 +90,32 @@ class Window:
 
 
 @dataclass(frozen=True, kw_only=True)
+class BlockSparse:
+    """Block-sparse attention: a checkpoint's own, or what ``--attention bigbird|etc|blocks`` put in its place.
+
+    Attributes:
+        kind: ``bigbird``: the first and the last block and a window of three blocks, and random ones; ``etc``: global
+            tokens in front of the text and the window; ``blocks``: what a list says.
+        block_size: tokens of a block.
+        mode: where blocks beyond that come from: ``hf_eval``, every random block is block 0, as Hugging Face has it
+            outside of training; ``table``, a table of random blocks; ``lists``, the list of kind ``blocks``; ``none``.
+        random_blocks: random blocks of each row of blocks; 0 for other kinds than ``bigbird``.
+        global_tokens: tokens in front of each text that ``etc`` adds; 0 for other kinds.
+        last_block: ``padded``: the last block is that of the padded batch, as in Hugging Face, so a text's answer
+            depends on the padding; ``row``: it is that of each text, and padding changes nothing.
+        dense_tokens: the longest text that is attended to densely; 0 for none. With ``padded`` its padding counts.
+    """
+
+    kind: str
+    block_size: int
+    mode: str
+    random_blocks: int
+    global_tokens: int
+    last_block: str
+    dense_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class GlobalAttention:
     """The input ``global_attention_mask``: what it is when a caller leaves it out, and what it may hold.
 
@@ -168,8 +195,11 @@ class Manifest:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
         attention: attention operator -> number of nodes, in the portable graph.
         windows: tokens on each side of the window of each ``SlidingWindowAttention``, in graph order.
-        window: what replaced the model's dense attention, None where nothing did.
+        window: the windows that replaced the model's dense attention, None where none did.
+        block_sparse: block-sparse attention, the model's own or in place of its dense one; None where there is none.
         global_attention: about the input ``global_attention_mask``, None where there is none.
+        token_type_separator_id: where a caller gives no token types, they are 0 up to the first token of this id and 1
+            behind it; None: they are 0.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run.
         made_by: versions, command, date and source of the build.
@@ -200,7 +230,9 @@ class Manifest:
     files: dict[str, FileRecord]
     windows: tuple[int, ...] = ()
     window: Window | None = None
+    block_sparse: BlockSparse | None = None
     global_attention: GlobalAttention | None = None
+    token_type_separator_id: int | None = None
 
 
 def json_from_manifest(manifest: Manifest) -> str:

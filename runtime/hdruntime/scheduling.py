@@ -59,13 +59,20 @@ class Scheduler:
 
     Args:
         runner: what runs batches; the scheduler closes it.
+        padding_limit: tokens of a row -> the most that it may be padded to with its answer as it was.
         non_finite_error: (output name, row numbers, which may be none) -> the error of rows that hold NaN or infinity.
     """
 
     def __init__(
-        self, runner: Runner, *, non_finite_error: Callable[[str, Sequence[int]], NonFiniteOutputError]
+        self,
+        runner: Runner,
+        *,
+        padding_limit: Callable[[int], int],
+        non_finite_error: Callable[[str, Sequence[int]], NonFiniteOutputError],
     ) -> None:
         self.memory = MemoryLimits()
+        # Rows of one length share any batch that is not padded, and of one limit any batch.
+        self.alike = _own_length if runner.prefers_equal_lengths else padding_limit
         self._runner: Runner | None = runner
         self._non_finite_error = non_finite_error
         self._lock = threading.Lock()
@@ -100,8 +107,9 @@ class Scheduler:
     ) -> Iterator[BatchResult]:
         """Run rows, the longest first, with as many batches under way as the runner wants.
 
-        A batch that gets no memory is halved, and rows of such lengths go in smaller batches from then on. A batch
-        that fails otherwise is run row by row.
+        A row's answer does not depend on the others: rows share a batch only where the padding changes none. A batch
+        that gets no memory is halved, and rows of such lengths go in smaller batches from then on. A batch that fails
+        otherwise is run row by row.
 
         Args:
             lengths: tokens of each row.
@@ -280,11 +288,11 @@ class _Run:
 
     def _packed(self, rows: Iterable[int]) -> deque[list[int]]:
         """Batches as large as the memory allows, as far as is known."""
-        rows, runner = list(rows), self._scheduler.runner
+        rows = list(rows)
         batches = pack_by_tokens(
             [self._lengths[row] for row in rows],
             batch_tokens=self._batch_tokens,
-            equal_length=runner.prefers_equal_lengths,
+            alike=self._scheduler.alike,
             most_rows=self._scheduler.most_rows,
         )
         return deque([rows[index] for index in batch] for batch in batches)
@@ -306,6 +314,10 @@ def _joined(parts: list[BatchResult], attention_mask: IntArray) -> BatchResult:
 def _failed(batch: _Batch, error: BackendError) -> BatchResult:
     errors: dict[int, HdexportError] = dict.fromkeys(batch.rows, error)
     return BatchResult(rows=batch.rows, attention_mask=batch.inputs["attention_mask"], outputs={}, errors=errors)
+
+
+def _own_length(tokens: int) -> int:
+    return tokens
 
 
 def _raise(error: BackendError) -> Outputs:

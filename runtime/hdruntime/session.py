@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Encoding", "Session", "load"]
 
+import functools
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,6 +23,7 @@ from hdruntime.global_attention import check_questions
 from hdruntime.gpu_options import GpuOptions
 from hdruntime.inputs import check_text_lengths, checked_choice, checked_inputs
 from hdruntime.manifest import TensorSpec
+from hdruntime.padding_limit import padding_limit
 from hdruntime.pooling import embedding_output, embedding_size, mean_over_tokens
 from hdruntime.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
@@ -82,7 +84,11 @@ class Session:
     def __init__(self, bundle: Bundle, runner: Runner) -> None:
         self._bundle = bundle
         self._output_names = [spec.name for spec in bundle.manifest.outputs]
-        self._scheduler = Scheduler(runner, non_finite_error=self._non_finite_error)
+        self._scheduler = Scheduler(
+            runner,
+            padding_limit=functools.partial(padding_limit, bundle.manifest.block_sparse),
+            non_finite_error=self._non_finite_error,
+        )
         self._backend = runner.backend
         info = bundle.manifest.tokenizer
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
@@ -145,7 +151,8 @@ class Session:
         Args:
             input_ids: [batch, tokens], any integers; nested lists will do.
             attention_mask: [batch, tokens], 1 for real tokens, 0 for padding; default ones.
-            token_type_ids: [batch, tokens], default zeros; only if the bundle has this input.
+            token_type_ids: [batch, tokens], default zeros, or, in question answering with BigBird, 0 up to the first
+                separator and 1 behind it; only if the bundle has this input.
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
                 is the first real token of a row, or, where the task is question answering, its tokens before the
                 first separator. Marks on padding are ignored.

@@ -14,6 +14,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from hdruntime.bundle import (
+    BlockSparse,
     EngineFile,
     GraphFile,
     Manifest,
@@ -202,3 +203,50 @@ def test_an_engine_that_later_versions_run_says_so(bundle: Path) -> None:
     (engine,) = MANIFEST.engines
     seal(bundle, dataclasses.replace(MANIFEST, engines=(dataclasses.replace(engine, version_compatible=True),)))
     assert "tensorrt_rtx 1.7.1 and later, sm89, sm120" in inspect(str(bundle)).stdout
+
+
+def block_sparse(kind: str, mode: str, last_block: str, **numbers: int) -> BlockSparse:
+    absent = {"random_blocks": 0, "global_tokens": 0, "dense_tokens": 0}
+    return BlockSparse(kind=kind, block_size=64, mode=mode, last_block=last_block, **(absent | numbers))
+
+
+@pytest.mark.parametrize(
+    ("spec", "lines"),
+    [
+        (
+            block_sparse("bigbird", "hf_eval", "padded", random_blocks=3, dense_tokens=704),
+            [
+                "block-sparse bigbird, blocks of 64 tokens",
+                "3 random blocks, all of them block 0, as in Hugging Face",
+                "the last block is that of the padded batch, as in Hugging Face: padding changes answers",
+                "dense up to 704 tokens",
+            ],
+        ),
+        (
+            block_sparse("bigbird", "table", "row", random_blocks=2, dense_tokens=576),
+            [
+                "block-sparse bigbird, blocks of 64 tokens",
+                "2 random blocks, from a table",
+                "the last block is each text's own: padding changes nothing",
+                "dense up to 576 tokens",
+            ],
+        ),
+        (
+            block_sparse("etc", "none", "row", global_tokens=16),
+            ["block-sparse etc, blocks of 64 tokens", "16 global tokens in front of each text"],
+        ),
+        (block_sparse("blocks", "lists", "row"), ["block-sparse blocks, blocks of 64 tokens"]),
+    ],
+)
+def test_block_sparse_attention_is_told_in_full(bundle: Path, spec: BlockSparse, lines: list[str]) -> None:
+    seal(bundle, dataclasses.replace(MANIFEST, block_sparse=spec))
+    shown = [" ".join(row.split()) for row in inspect(str(bundle)).stdout.splitlines()]
+    first = shown.index(lines[0])
+    assert shown[first : first + len(lines)] == lines
+    assert shown[first + len(lines)].startswith("labels"), "and no more"
+
+
+def test_json_has_the_block_sparse_attention(bundle: Path) -> None:
+    spec = block_sparse("etc", "none", "row", global_tokens=16)
+    seal(bundle, dataclasses.replace(MANIFEST, block_sparse=spec))
+    assert json.loads(inspect(str(bundle), "--json").stdout)["manifest"]["block_sparse"] == dataclasses.asdict(spec)

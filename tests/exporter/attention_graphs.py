@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
-__all__ = ["HEADS", "STATES", "Dense", "Window", "answer_by_definition", "insert_after", "portable_graph", "states_of"]
+__all__ = [
+    "HEADS",
+    "STATES",
+    "Blocks",
+    "Dense",
+    "Window",
+    "answer_by_definition",
+    "insert_after",
+    "portable_graph",
+    "states_of",
+]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir as ir
 import torch
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
+from hdplugins.block_sparse_attention import onnx_function as block_function
+from hdplugins.block_sparse_attention.reference import block_sparse_attention
 from hdplugins.dense_attention.onnx_function import function_of_arity
 from hdplugins.dense_attention.reference import dense_attention
 from hdplugins.sliding_window_attention.onnx_function import function_for, function_name
@@ -95,7 +108,63 @@ class Window:
         return sliding_window_attention(*states, feeds["token_kind"], **self.attributes, scale=scale)  # type: ignore[arg-type]
 
 
-def portable_graph(*layers: Dense | Window, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
+@dataclass(frozen=True, kw_only=True)
+class Blocks:
+    """A node BlockSparseAttention; `listed` is the shape of its table."""
+
+    block: int = 8
+    first: int = 1
+    last: int = 1
+    window: int = 1
+    repeats: int = 0
+    dense: int = 0
+    by_row: int = 0
+    listed: tuple[int, int, int] | None = None
+
+    @property
+    def name(self) -> str:
+        """Operator type of the node."""
+        return block_function.function_name(attributes=self.attributes, listed=self.listed is not None)
+
+    @property
+    def body(self) -> onnx.FunctionProto:
+        """What the portable graph holds for it."""
+        return block_function.function_for(attributes=self.attributes, listed=self.listed is not None)
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """After query, key and value."""
+        return ("token_mask", *self.constants)
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """The table, [1 or heads, rows, listed], by its name."""
+        if self.listed is None:
+            return {}
+        table = np.random.default_rng(0).integers(-1, self.listed[1] + 4, self.listed)
+        return {"table_" + "x".join(map(str, self.listed)): table.astype(np.int32)}
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        """Of the node, `scale` aside."""
+        return {
+            "block_size": self.block,
+            "first_global": self.first,
+            "last_global": self.last,
+            "window": self.window,
+            "first_repeats": self.repeats,
+            "dense_tokens": self.dense,
+            "ends_by_row": self.by_row,
+        }
+
+    def by_definition(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """[batch, heads, tokens, head_dim]."""
+        scale = states[0].shape[-1] ** -0.5
+        tables = map(torch.from_numpy, self.constants.values())
+        return block_sparse_attention(*states, feeds["token_mask"], *tables, **self.attributes, scale=scale)
+
+
+def portable_graph(*layers: Blocks | Dense | Window, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
     """Attentions in a chain, each taking its query from the one before; the result is the last one's, negated.
 
     Args:
@@ -106,7 +175,8 @@ def portable_graph(*layers: Dense | Window, head_dim: int = 32, dtype: int = Ten
     hidden, split = ["batch", "tokens", HEADS * head_dim], ["batch", HEADS, "tokens", head_dim]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, hidden) for name in STATES]
     others = {name for layer in layers for name in layer.inputs}
-    kinds = {"key_mask": TensorProto.BOOL, "token_kind": TensorProto.INT32}
+    kinds = {"key_mask": TensorProto.BOOL, "token_kind": TensorProto.INT32, "token_mask": TensorProto.INT32}
+    tables = {name: table for layer in layers if isinstance(layer, Blocks) for name, table in layer.constants.items()}
     inputs += [
         helper.make_tensor_value_info(name, kinds[name], ["batch", "tokens"]) for name in kinds if name in others
     ]
@@ -140,7 +210,10 @@ def portable_graph(*layers: Dense | Window, head_dim: int = 32, dtype: int = Ten
         "attention",
         inputs,
         [helper.make_tensor_value_info("result", TensorProto.FLOAT, hidden)],
-        [helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape) for name, shape in constants.items()],
+        [
+            *(helper.make_tensor(name, TensorProto.INT64, [len(shape)], shape) for name, shape in constants.items()),
+            *(numpy_helper.from_array(table, name) for name, table in tables.items()),
+        ],
         value_info=values,
     )
     opsets = [helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)]
@@ -168,7 +241,7 @@ def states_of(batch: int, tokens: int, *, head_dim: int = 32) -> dict[str, np.nd
     return {name: (1.5 * generator.normal(size=shape)).astype(np.float32) for name in STATES}
 
 
-def answer_by_definition(layers: Sequence[Dense | Window], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+def answer_by_definition(layers: Sequence[Blocks | Dense | Window], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
     """What `portable_graph` of these layers answers, [batch, tokens, hidden], computed in float64."""
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
     tensors |= {name: feed.double() for name, feed in tensors.items() if feed.dtype == torch.float32}

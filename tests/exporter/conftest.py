@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 import hdruntime
-from hdexport.attention_spec import window_from_spec
+from hdexport.attention_spec import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.tasks import Task
 from hdruntime.manifest import Manifest
@@ -75,9 +75,10 @@ TinyBundles = Callable[..., TinyBundle]
 
 @pytest.fixture(scope="session")
 def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
-    """Build ``(model_type, task, precision, max_len, attention, max_global, **config_changes)``, unverified.
+    """Build ``(model_type, task, precision, max_len, attention, max_global, last_block, **changes)``, unverified.
 
-    All but the first have defaults; ``attention`` is what ``--attention`` takes.
+    All but the first have defaults; ``attention`` and ``last_block`` are what ``--attention`` and
+    ``--bigbird-last-block`` take, ``changes`` are of the configuration.
 
     What was asked for before is not built again.
     """
@@ -90,6 +91,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         max_len: int,
         attention: str | None,
         max_global: int | None,
+        last_block: str | None,
         changes: tuple,
     ) -> TinyBundle:
         directory = tmp_path_factory.mktemp(f"{model_type}-{task}-{precision}")
@@ -102,8 +104,9 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
             output=path,
             max_len=max_len,
             precision=precision,
-            window=None if attention is None else window_from_spec(attention),
+            attention=None if attention is None else attention_from_spec(attention),
             max_global=max_global,
+            last_block=last_block,
             verify=False,
         )
         return TinyBundle(checkpoint, path, build(options))
@@ -115,8 +118,10 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         max_len: int = MAX_LEN,
         attention: str | None = None,
         max_global: int | None = None,
+        last_block: str | None = None,
         **changes: Any,
     ) -> TinyBundle:
-        return build_once(model_type, task, precision, max_len, attention, max_global, tuple(sorted(changes.items())))
+        options = (task, precision, max_len, attention, max_global, last_block)
+        return build_once(model_type, *options, tuple(sorted(changes.items())))
 
     return make

@@ -15,6 +15,9 @@ ALPHA = 0.4
 _AFTER_PADDING_ROW = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
 """Model types whose first position is the row after the padding row."""
 
+_BLOCK_SPARSE = ("big_bird", "bigbird_pegasus")
+"""Model types that a short text turns into dense ones for good."""
+
 _COMPUTED_POSITIONS = ("modernbert",)
 """Model types without a table of positions: any length is computed."""
 
@@ -56,9 +59,9 @@ class HuggingFace:
         self.task = task
         self.model = _CLASS_OF_TASK[task].from_pretrained(directory, dtype=torch.float32).eval()
         model_type = self.model.config.model_type
-        if model_type == "led":
+        if model_type in ("led", "bigbird_pegasus"):
             self.model = self.model.encoder
-            self._extend_led(max_len, alpha)
+            self._extend_encoder(max_len, alpha)
         elif model_type not in _COMPUTED_POSITIONS:
             self._extend(max_len, alpha)
 
@@ -67,19 +70,32 @@ class HuggingFace:
         table = embeddings.position_embeddings.weight.detach().numpy()
         first_row = 2 if self.model.config.model_type in _AFTER_PADDING_ROW else 0
         self.checkpoint_rows = table.copy()
+        if self.model.config.model_type == "big_bird":
+            # It pads texts to a multiple of the block, and the padding has positions.
+            max_len += -max_len % self.model.config.block_size
+            self.model.config.max_position_embeddings = max_len
         rows = extended_rows(table[first_row:], max_len, alpha=alpha).astype(np.float32)
         weight = torch.from_numpy(np.concatenate([table[:first_row], rows]))
         embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(weight)
         embeddings.position_ids = torch.arange(len(weight))[None]
         embeddings.token_type_ids = torch.zeros(1, len(weight), dtype=torch.long)
 
-    def _extend_led(self, max_len: int, alpha: float) -> None:
+    def _extend_encoder(self, max_len: int, alpha: float) -> None:
         table = self.model.embed_positions.weight.detach().numpy()
         self.checkpoint_rows = table.copy()
-        # It pads texts to a multiple of the window, and the padding has positions.
-        window = max(self.model.config.attention_window)
-        rows = extended_rows(table, -(-max_len // window) * window, alpha=alpha).astype(np.float32)
+        if self.model.config.model_type == "led":
+            # It pads texts to a multiple of the window, and the padding has positions.
+            max_len += -max_len % max(self.model.config.attention_window)
+        else:
+            self.model.config.max_position_embeddings = max_len
+        rows = extended_rows(table, max_len, alpha=alpha).astype(np.float32)
         self.model.embed_positions.weight = torch.nn.Parameter(torch.from_numpy(rows))
+
+    def _renew(self) -> None:
+        """Make every layer's attention anew, as the configuration now is."""
+        base = self.model.base_model
+        base.set_attention_type("original_full")
+        base.set_attention_type(self.model.config.attention_type)
 
     def __call__(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, **others: np.ndarray
@@ -89,6 +105,8 @@ class HuggingFace:
         if self.model.config.model_type in ("led", "longformer"):
             # The library's own default for most tasks is no global token at all, or the first, padding or not.
             inputs.setdefault("global_attention_mask", first_real_tokens(attention_mask))
+        if self.model.config.model_type in _BLOCK_SPARSE:
+            self._renew()
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
         if self.task != "sentence-similarity":

@@ -21,8 +21,14 @@ LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 211, 300)
 ATOL = 2e-5
 COSINE = 0.999
 
+BLOCK_SPARSE = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).block_sparse is not None]
+"""Model types whose answers depend on the padding, as Hugging Face has it; test_big_bird.py has more of them."""
+
 TASKS_OF_MODEL_TYPE = [
-    (name, task.value) for name in SUPPORTED_MODEL_TYPES for task in Task if task in (family_of(name).tasks or Task)
+    (name, task.value)
+    for name in SUPPORTED_MODEL_TYPES
+    for task in Task
+    if task in (family_of(name).tasks or Task) and (name not in BLOCK_SPARSE or task is Task.FEATURE_EXTRACTION)
 ]
 
 
@@ -121,7 +127,7 @@ def check_a_row_of_padding(bundle, padding: str) -> None:
         assert_close(both["last_hidden_state"][1, real], alone["last_hidden_state"][0, real], atol=atol)
 
 
-@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name not in BLOCK_SPARSE])
 def test_a_row_answers_the_same_in_any_batch(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     _, input_ids, attention_mask = next(batch for batch in batches(129) if batch[0] == "padding on the right, batch 3")

@@ -65,7 +65,7 @@ def test_a_plugin_finds_what_was_written_for_its_gpu(lowered: ir.Model, tmp_path
         return set(
             find_kernels(
                 tmp_path / "kernels", "SlidingWindowAttention-", face.KERNELS, architecture=architecture,
-                serves=lambda kernel: face.serves(kernel, shapes, dtype=dtype),
+                serves=lambda kernel: face.serves(kernel, shapes, {}, dtype=dtype),
             )
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ def test_triton_compiles_for_one_architecture_alone_from_sm_90_on(lowered: ir.Mo
     """Why a cubin of sm_120 is not given to sm_121: once Triton compiles for families, fewer are needed."""
     from hdplugins.aot import compile_kernels
 
-    sources = face.kernel_sources([(1, 2, 1, 32)], dtype="float16", architectures=[89, 90, 121])
+    sources = face.kernel_sources([(1, 2, 1, 32)], {}, dtype="float16", architectures=[89, 90, 121])
     targets = {kernel.architecture: PTX_TARGET.search(kernel.ptx.read_text()) for kernel in compile_kernels(sources)}
     assert {number: found and found[1] for number, found in targets.items()} == {
         86: "sm_86", 90: "sm_90a", 121: "sm_121a",

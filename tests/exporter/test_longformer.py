@@ -308,7 +308,8 @@ def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(t
     roberta = save_tiny_model(checkpoint, "roberta", Task.FEATURE_EXTRACTION)
     longformer = _longformer_of_roberta(roberta, max_len=max_len, window=window)
     asked = Window(tokens=window, global_tokens=1, dilation=(1,))
-    build(BuildOptions(model=checkpoint, output=path, max_len=max_len, scheme=Scheme.TILE, window=asked, verify=False))
+    options = {"scheme": Scheme.TILE, "attention": asked, "verify": False}
+    build(BuildOptions(model=checkpoint, output=path, max_len=max_len, **options))
     session = hdruntime.load(path, backend="onnxruntime", threads=1)
     for tokens in (window, 65, max_len):
         input_ids = np.random.default_rng(tokens).integers(5, VOCAB_SIZE, (2, tokens))

@@ -20,7 +20,7 @@ import torch
 import transformers
 
 from comparators import assert_close, assert_same_directions
-from hdexport.attention_spec import check_window, window_from_spec
+from hdexport.attention_spec import attention_from_spec, check_window
 from hdexport.build import BuildOptions, build
 from hdexport.engine import build_engine
 from hdexport.families import family_of
@@ -306,7 +306,7 @@ def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
 def test_no_window_takes_the_place_of_the_global_layers() -> None:
     family = family_of("modernbert")
     with pytest.raises(ModelError, match=r"modernbert cannot be given windowed attention: its local layers have"):
-        check_window(window_from_spec("window:16"), family, model_type="modernbert", heads=4, max_len=300)
+        check_window(attention_from_spec("window:16"), family, model_type="modernbert", heads=4, max_len=300)
 
 
 def rotary_of(model: transformers.PreTrainedModel) -> Any:

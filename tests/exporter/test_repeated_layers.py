@@ -16,7 +16,7 @@ import torch
 
 import hdexport.tracing
 from hdexport.attention import use_operators
-from hdexport.attention_spec import window_from_spec
+from hdexport.attention_spec import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.heads import GraphModule
 from hdexport.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT, repeat_layers
@@ -74,6 +74,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
     "one layer called again": ("albert", {"num_hidden_layers": 3}, None, 2),
     # Its sizes have two names until the first layer proves them equal.
     "Longformer's windows": ("longformer", {"attention_window": [8, 8]}, None, 1),
+    "BigBird's tables, of which each layer has its own": ("big_bird", {}, "bigbird:mode=table", 1),
     # The first layer lacks a normalisation, and every other one attends to all.
     "two kinds that take turns": ("modernbert", {"num_hidden_layers": 4, "global_attn_every_n_layers": 2}, None, 1),
 }
@@ -88,9 +89,9 @@ def test_the_graph_is_that_of_all_layers_traced(
     caplog.set_level(logging.DEBUG, logger="hdexport.tracing")
 
     def built(output: str) -> list[ir.Model]:
-        window = None if attention is None else window_from_spec(attention)
+        asked = None if attention is None else attention_from_spec(attention)
         bundle = tmp_path / output
-        build(BuildOptions(model=tmp_path / "model", output=bundle, max_len=100, window=window, verify=False))
+        build(BuildOptions(model=tmp_path / "model", output=bundle, max_len=100, attention=asked, verify=False))
         return [ir.load(bundle / file) for file in ("model.onnx", "onnxruntime_cpu.onnx")]
 
     once = built("once")

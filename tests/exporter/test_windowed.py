@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from comparators import assert_close, assert_same_directions
-from hdexport.attention_spec import window_from_spec
+from hdexport.attention_spec import attention_from_spec
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.pytorch_reference import reference_of
@@ -41,7 +41,7 @@ SPECS = {
 
 def pair_mask(attention_mask: np.ndarray, spec: str, *, heads: int = 4) -> np.ndarray:
     """[batch, heads, tokens, tokens], True where the third axis sees the fourth: the definition, pair by pair."""
-    window = window_from_spec(spec)
+    window = attention_from_spec(spec)
     steps = window.dilation * (heads // len(window.dilation))
     tokens = attention_mask.shape[1]
     offset = np.arange(tokens)[None, :] - np.arange(tokens)[:, None]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 __all__ = [
     "BASE",
+    "BLOCK_SIZE",
     "LABELS",
     "PAD_TOKEN_ID",
+    "RANDOM_BLOCKS",
     "SEPARATOR_ID",
     "VOCAB_SIZE",
     "WINDOWS",
@@ -33,6 +35,9 @@ LABELS = ("negative", "neutral", "positive")
 WINDOWS = (8, 16)
 """Longformer's and LED's ``attention_window``, a layer each: both sides of a token together."""
 
+BLOCK_SIZE, RANDOM_BLOCKS = 4, 3
+"""BigBird's, and BigBird-Pegasus'."""
+
 _SPECIAL_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
 PAD_TOKEN_ID = 1
 SEPARATOR_ID = 2
@@ -54,6 +59,20 @@ _AFTER_PADDING_ROW = {"max_position_embeddings": BASE + PAD_TOKEN_ID + 1}
 _ROBERTA = _AFTER_PADDING_ROW | {"type_vocab_size": 1}
 _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 16},
+    # Texts of up to 44 tokens are short.
+    "big_bird": {"block_size": BLOCK_SIZE, "num_random_blocks": RANDOM_BLOCKS, "sep_token_id": SEPARATOR_ID},
+    "bigbird_pegasus": {
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 1,
+        "decoder_ffn_dim": 8,
+        "init_std": 0.15,
+        "block_size": BLOCK_SIZE,
+        "num_random_blocks": RANDOM_BLOCKS,
+    },
     "camembert": _ROBERTA,
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
     "electra": {"embedding_size": 16},
@@ -86,6 +105,13 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
 }
 
 _NAMED_OTHERWISE: dict[str, tuple[str, ...]] = {
+    "bigbird_pegasus": (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "initializer_range",
+    ),
     "distilbert": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
     "led": (
         "hidden_size",

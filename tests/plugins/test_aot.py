@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import importlib.metadata
 import json
 import os
@@ -13,12 +14,16 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hdplugins import aot
 from hdplugins.aot import CompiledKernel, KernelError, KernelSource, cache_directory, compile_kernels, read_kernel
-from hdplugins.sliding_window_attention.geometry import HEAD_DIMS, kernel_sources
+from hdplugins.attention_tiles import HEAD_DIMS
+from hdplugins.block_sparse_attention.geometry import KERNELS as BLOCK_KERNELS
+from hdplugins.block_sparse_attention.geometry import kernel_sources as block_kernel_sources
+from hdplugins.sliding_window_attention.geometry import kernel_sources
 
 triton = pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
@@ -48,6 +53,27 @@ def double(source, target, count, block: tl.constexpr):
 """
 
 
+CALLED = """
+import triton
+
+@triton.jit
+def times():
+    return FACTOR
+"""
+
+ALL_SOURCES = [
+    *kernel_sources(head_dim=80, dtype="float16", architectures=[80]),
+    *block_kernel_sources(head_dim=80, block_size=64, has_table=True, dtype="float16", architectures=[80]),
+]
+
+
+def called_modules(kernel: Any) -> set[str]:
+    """The modules of a Triton function and of all that it calls."""
+    named = [kernel.fn.__globals__.get(name) for name in kernel.fn.__code__.co_names]
+    called = [value for value in named if isinstance(value, triton.JITFunction)]
+    return {kernel.fn.__module__}.union(*map(called_modules, called))
+
+
 def assert_no_spills(kernel: CompiledKernel) -> None:
     assert kernel.spilled_bytes == 0, f"{kernel.cubin.stem}: {kernel.spilled_bytes} bytes spilled"
 
@@ -62,12 +88,19 @@ def narrow_loads(ptx: str) -> int:
     return len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", ptx))
 
 
-@pytest.fixture(scope="module")
-def attend_kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[int, CompiledKernel]:
+@pytest.fixture(scope="module", params=["window", "blocks"])
+def attend_kernels(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> dict[int, CompiledKernel]:
     """Architecture -> `attend` for float16 heads of 64."""
-    sources = kernel_sources(head_dim=64, dtype="float16", architectures=[80, 90, 120])
-    compiled = compile_kernels(sources, cache=tmp_path_factory.mktemp("kernels"))
-    return {kernel.architecture: kernel for kernel in compiled if kernel.function == "attend"}
+    compiled_for: dict[str, Any] = {"head_dim": 64, "dtype": "float16", "architectures": [80, 90, 120]}
+    if request.param == "window":
+        sources = kernel_sources(**compiled_for)
+    else:
+        sources = block_kernel_sources(**compiled_for, block_size=64, has_table=False)
+    attends = [source for source in sources if source.function == "attend"]
+    compiled = compile_kernels(attends, cache=tmp_path_factory.mktemp("kernels"))
+    return {kernel.architecture: kernel for kernel in compiled}
 
 
 @pytest.mark.parametrize("architecture", [80, 90, 120])
@@ -109,7 +142,7 @@ def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(
         *(width[kind[0]] for _, kind in kernel.arguments),
         *["64"] * kernel.scratch_pointers,
     ]
-    assert [name for name, _ in kernel.arguments][:6] == ["query", "key", "value", "token_kind", "plan", "out"]
+    assert [name for name, _ in kernel.arguments][:3] == ["query", "key", "value"]
     assert kernel.arguments[-1] == ("scale", "fp32")
 
 
@@ -120,12 +153,36 @@ def test_kernels_name_no_path_of_the_machine_that_compiled_them(attend_kernels: 
         assert os.fsencode(Path(aot.__file__).parent) not in file.read_bytes()
 
 
+def test_a_pointer_that_a_kernel_does_without_is_no_argument_of_it(tmp_path: Path) -> None:
+    with_table, without = (
+        next(source for source in block_kernel_sources(
+            head_dim=64, block_size=64, has_table=has_table, dtype="float16", architectures=[80]
+        ) if source.function == "list_blocks")
+        for has_table in (True, False)
+    )  # fmt: skip
+    compiled = compile_kernels([with_table, without], cache=tmp_path)
+    assert [kernel.arguments[0][0] for kernel in compiled] == ["listed_blocks", "plan"]
+    assert compiled[0].arguments[1:] == compiled[1].arguments
+    assert read_kernel(compiled[1].metadata).constants["listed_blocks"] is None
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("dtype", "head_dim"), [("float16", 64), ("bfloat16", 128), ("float32", 64)])
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "block_size"),
+    [
+        ("float16", 64, None), ("bfloat16", 128, None), ("float32", 64, None),
+        ("float16", 64, 64), ("bfloat16", 128, 64), ("float32", 64, 64), ("float16", 64, 84),
+    ],
+)  # fmt: skip
 def test_six_architectures_compile_in_a_minute_without_spills_and_load_in_a_second(
-    dtype: str, head_dim: int, tmp_path: Path
+    dtype: str, head_dim: int, block_size: int | None, tmp_path: Path
 ) -> None:
-    sources = kernel_sources(head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
+    """Windows, and blocks where they have a size."""
+    compiled_for: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "architectures": list(SHARED_BYTES)}
+    if block_size is None:
+        sources = kernel_sources(**compiled_for)
+    else:
+        sources = block_kernel_sources(**compiled_for, block_size=block_size, has_table=True)
     start = time.perf_counter()
     compiled = compile_kernels(sources, cache=tmp_path)
     assert time.perf_counter() - start <= COLD_SECONDS
@@ -142,9 +199,7 @@ def test_six_architectures_compile_in_a_minute_without_spills_and_load_in_a_seco
             assert (TENSOR_CORES[kernel.architecture] in ptx) == (dtype != "float32")
 
 
-def test_the_checks_of_machine_code_see_what_they_are_for(
-    attend_kernels: dict[int, CompiledKernel], tmp_path: Path
-) -> None:
+def test_the_checks_of_machine_code_see_what_they_are_for(tmp_path: Path) -> None:
     """Without alignment loads are narrow, and twice the queries a warp do not fit its registers."""
     (source,) = (s for s in kernel_sources(head_dim=64, dtype="float16", architectures=[80]) if s.function == "attend")
     unaligned = dataclasses.replace(source, aligned=())
@@ -221,6 +276,29 @@ def test_whatever_the_machine_code_depends_on_makes_another_kernel(
 ) -> None:
     plain, changed = compile_kernels([another(), another(**changes)], cache=tmp_path / "cache")
     assert plain.sha256 != changed.sha256
+
+
+def test_a_changed_function_of_another_module_is_compiled_again(kernel_module: Path, tmp_path: Path) -> None:
+    called = kernel_module.with_name("called_module.py")
+    called.write_text(CALLED.replace("FACTOR", "2"))
+    kernel_module.write_text("from called_module import times\n" + KERNEL.replace("* FACTOR", "* times()"))
+    source = another(called_modules=("called_module",))
+    (old,), (again,) = (compile_kernels([source], cache=tmp_path / "cache") for _ in range(2))
+    called.write_text(CALLED.replace("FACTOR", "3"))
+    (new,) = compile_kernels([source], cache=tmp_path / "cache")
+    assert old == again
+    assert new.sha256 != old.sha256
+
+
+@pytest.mark.parametrize("source", ALL_SOURCES, ids=lambda source: f"{source.module.split('.')[1]}.{source.function}")
+def test_our_kernels_name_every_module_whose_functions_they_call(source: KernelSource) -> None:
+    kernel = getattr(importlib.import_module(source.module), source.function)
+    assert called_modules(kernel) <= {source.module, *source.called_modules}
+
+
+def test_the_search_for_called_modules_sees_those_of_functions_that_are_called() -> None:
+    attend = importlib.import_module("hdplugins.block_sparse_attention.triton_kernel").attend
+    assert called_modules(attend) > called_modules(importlib.import_module("hdplugins.running_softmax").load_rows)
 
 
 def test_a_changed_source_is_compiled_again(kernel_module: Path, tmp_path: Path) -> None:
@@ -373,5 +451,11 @@ def test_kernels_are_kept_where_the_platform_keeps_caches(
 def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
     for head_dim in HEAD_DIMS:
         for dtype in ("float16", "bfloat16", "float32"):
-            sources = kernel_sources(head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
+            compiled_for: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "architectures": list(SHARED_BYTES)}
+            sources = kernel_sources(**compiled_for)
             assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
+            for block_size in (16, 32, 64, 84, 128):
+                sources = block_kernel_sources(**compiled_for, block_size=block_size, has_table=True)
+                assert [source.architecture for source in sources] == [
+                    architecture for architecture in SHARED_BYTES for _ in BLOCK_KERNELS
+                ]

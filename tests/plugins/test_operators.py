@@ -12,6 +12,16 @@ from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
 ATTRIBUTES = {
+    "BlockSparseAttention": {
+        "block_size": 16,
+        "first_global": 1,
+        "last_global": 1,
+        "window": 1,
+        "first_repeats": 3,
+        "dense_tokens": 100,
+        "ends_by_row": 0,
+        "scale": 0.5,
+    },
     "DenseAttention": {"scale": 0.5},
     "SlidingWindowAttention": {"left": 8, "right": 8, "dilation": (1, 2), "global_bound": 3, "scale": 0.5},
 }

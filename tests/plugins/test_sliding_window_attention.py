@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +15,12 @@ import torch
 from onnx import TensorProto, helper
 
 from comparators import assert_close
+from function_bodies import growth_bytes, new_session, operators_of, planned_bytes, run
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.dense_attention.reference import dense_attention
+from hdplugins.onnx_text import BlockOrder
 from hdplugins.sliding_window_attention import OPERATOR
-from hdplugins.sliding_window_attention.onnx_function import BlockOrder, function_for, function_name
+from hdplugins.sliding_window_attention.onnx_function import function_for, function_name
 from hdplugins.sliding_window_attention.reference import sliding_window_attention
 
 PROTO = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
@@ -159,33 +158,17 @@ def model_of(cases: Sequence[Case], order: BlockOrder) -> onnx.ModelProto:
             helper.make_node(name, [query, *rest], [f"attended_{number}"], domain=ONNX_DOMAIN, **case.attributes)
         )
     output = helper.make_tensor_value_info(nodes[-1].output[0], PROTO[cases[0].dtype], state)
-    model = helper.make_model(
+    return helper.make_model(
         helper.make_graph(nodes, "attention", inputs, [output]),
         functions=list(bodies.values()),
         opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)],
         ir_version=10,
     )
-    onnx.checker.check_model(model, full_check=True)
-    return model
 
 
 @functools.cache
 def session_of(cases: tuple[Case, ...], order: BlockOrder) -> onnxruntime.InferenceSession:
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    return onnxruntime.InferenceSession(model_of(cases, order).SerializeToString(), options)
-
-
-def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The output, written into an array of NaN, so that a row left out shows."""
-    output = np.full_like(feeds["query"], np.nan)
-    (name,) = (value.name for value in session.get_outputs())
-    binding = session.io_binding()
-    for input_name, feed in feeds.items():
-        binding.bind_cpu_input(input_name, feed)
-    binding.bind_output(name, "cpu", 0, output.dtype, output.shape, output.ctypes.data)
-    session.run_with_iobinding(binding)
-    return output
+    return new_session(model_of(cases, order))
 
 
 @functools.lru_cache(maxsize=32)
@@ -358,15 +341,6 @@ def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
 # What a body is made of.
 
 
-def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
-    counts = Counter(node.op_type for node in graph.node)
-    for node in graph.node:
-        for attribute in node.attribute:
-            if attribute.HasField("g"):
-                counts += operators_of(attribute.g)
-    return counts
-
-
 @each_order
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_body_is_of_standard_operators_that_tensorrt_takes(case: Case, order: BlockOrder) -> None:
@@ -440,82 +414,22 @@ def test_layers_compute_their_tables_once(order: BlockOrder, tmp_path: Path) -> 
 
 # Memory, measured in processes of their own.
 
-_MEASURE_PEAK = """
-import sys
-import numpy as np
-import onnxruntime
-tokens = int(sys.argv[2])
-options = onnxruntime.SessionOptions()
-options.log_severity_level = 3
-session = onnxruntime.InferenceSession(sys.argv[1], options)
-shape = session.get_inputs()[0].shape
-feeds = {name: np.random.rand(1, shape[1], tokens, shape[3]).astype(np.float32) for name in ("query", "key", "value")}
-feeds["token_kind"] = np.ones((1, tokens), np.int32)
-feeds["token_kind"][0, ::500] = 2
-def peak():
-    with open("/proc/self/status") as status:
-        return next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
-before = peak()
-session.run(None, feeds)
-print(1024 * (peak() - before))
-"""
 
-
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc, which Linux has")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
 @each_order
 def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
     onnx.save(model_of([Case(left=256, right=256, bound=40, heads=4, head_dim=64)], order), path)
-    growth_bytes = []
-    for tokens in (8192, 16384):
-        command = [sys.executable, "-c", _MEASURE_PEAK, str(path), str(tokens)]
-        growth_bytes.append(int(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
+    short, long = (growth_bytes(path, tokens=tokens) for tokens in (8192, 16384))
     output_bytes = 4 * 8192 * 64 * 4
-    assert growth_bytes[0] > output_bytes, "less than the output: nothing was measured"
-    assert growth_bytes[1] <= 2.2 * growth_bytes[0]
+    assert short > output_bytes, "less than the output: nothing was measured"
+    assert long <= 2.2 * short
     if order is BlockOrder.SEQUENTIAL:
         # Eight times the output of 8 MB; in parallel the scores alone are ten times that.
-        assert growth_bytes[0] <= 8 * output_bytes
+        assert short <= 8 * output_bytes
 
 
 # TensorRT-RTX builds the parallel body by itself.
-
-_BUILD = """
-import re
-import sys
-import tensorrt_rtx as trt
-
-class Log(trt.ILogger):
-    def __init__(self):
-        trt.ILogger.__init__(self)
-        self.text = ""
-    def log(self, severity, message):
-        self.text += message + "\\n"
-
-log = Log()
-builder = trt.Builder(log)
-network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-parser = trt.OnnxParser(network, log)
-assert parser.parse_from_file(sys.argv[1]), [parser.get_error(i).desc() for i in range(parser.num_errors)]
-kinds = {network.get_layer(index).type for index in range(network.num_layers)}
-assert not kinds & {trt.LayerType.PLUGIN, trt.LayerType.PLUGIN_V2, trt.LayerType.PLUGIN_V3}
-for longest in map(int, sys.argv[2:]):
-    config = builder.create_builder_config()
-    # kOPT is no multiple of any block, and no length that the model was checked at.
-    for opt, most in ((97, longest // 8), (333, longest // 2), (1001, longest)):
-        profile = builder.create_optimization_profile()
-        for index in range(network.num_inputs):
-            tensor = network.get_input(index)
-            shapes = []
-            for batch, tokens in ((1, 1), (1, opt), (2, most)):
-                rest = (tensor.shape[1], tokens, tensor.shape[3]) if len(tensor.shape) == 4 else (tokens,)
-                shapes.append((batch, *rest))
-            profile.set_shape(tensor.name, *shapes)
-        config.add_optimization_profile(profile)
-    log.text = ""
-    assert builder.build_serialized_network(network, config) is not None
-    print(max(map(int, re.findall(r"Total Activation Memory: (\\d+) bytes", log.text))))
-"""
 
 
 @pytest.mark.parametrize(
@@ -530,15 +444,11 @@ for longest in map(int, sys.argv[2:]):
     ids=str,
 )
 def test_tensorrt_rtx_builds_a_body_and_plans_memory_linear_in_tokens(case: Case, tmp_path: Path) -> None:
-    """A logger is for good in a process, so the build has one of its own."""
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
     path = tmp_path / "model.onnx"
     onnx.save(model_of([case], BlockOrder.PARALLEL), path)
-    command = [sys.executable, "-c", _BUILD, str(path), "8192", "16384"]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    planned_bytes = [int(line) for line in built.stdout.split()]
+    short_bytes, long_bytes = planned_bytes(path, 8192, 16384)
     span = 128 + case.left + case.right + case.bound
     scores_bytes = 2 * case.heads * 8192 * span * 4  # two texts
-    assert 0 < planned_bytes[0] <= 4 * scores_bytes
-    assert planned_bytes[1] <= 2.1 * planned_bytes[0]
+    assert 0 < short_bytes <= 4 * scores_bytes
+    assert long_bytes <= 2.1 * short_bytes

@@ -10,22 +10,16 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hdplugins.sliding_window_attention.geometry import (
-    HEAD_DIMS,
-    SUMMARY_INTS,
-    Geometry,
-    geometry_for,
-    kernel_sources,
-    launches,
-    workspace_bytes,
-)
+from comparators import assert_as_accurate
+from hdplugins.attention_tiles import HEAD_DIMS, Tiles, tiles_for
+from hdplugins.sliding_window_attention.geometry import SUMMARY_INTS, kernel_sources, launches, workspace_bytes
 from hdplugins.sliding_window_attention.reference import sliding_window_attention
 from interpreted_kernel import Interpreter, Texts
 
 pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
 
 WINDOW = 16
-SMALL = Geometry(block_queries=32, block_keys=16, block_globals=16, num_warps=4, num_stages=2, head=32)
+SMALL = Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32)
 """Small tiles: short texts then have blocks of every sort, at the edges and between them."""
 
 PADDING, LOCAL, GLOBAL = 0, 1, 2
@@ -89,19 +83,6 @@ def answers_of_pytorch(given: Texts, *, left: int, right: int, dilation: Sequenc
     return attended.masked_fill(~seen.any(-1, keepdim=True), 0)
 
 
-def assert_as_accurate(actual: torch.Tensor, right: torch.Tensor, pytorch: torch.Tensor) -> None:
-    """Every error is at most twice PyTorch's largest and a rounding of the dtype, and what is defined as 0 is 0."""
-    assert actual.shape == right.shape
-    assert actual.dtype == pytorch.dtype
-    assert torch.isfinite(actual).all(), f"{int((~torch.isfinite(actual)).sum())} values are not finite"
-    zeros = (right == 0).all(-1)
-    assert (actual[zeros] == 0).all(), "a row that sees no key is not 0"
-    rounding = torch.finfo(actual.dtype).eps * float(right.abs().max())
-    allowed = 2 * float((pytorch.double() - right).abs().max()) + rounding
-    error = float((actual.double() - right).abs().max())
-    assert error <= allowed, f"error {error:.3g} > {allowed:.3g}"
-
-
 def check(
     interpreter: Interpreter,
     given: Texts,
@@ -109,13 +90,13 @@ def check(
     left: int = WINDOW,
     right: int | None = None,
     dilation: Sequence[int] = (1,),
-    geometry: Geometry = SMALL,
+    tiles: Tiles = SMALL,
     global_bound: int | None = None,
 ) -> None:
     window = {"left": left, "right": left if right is None else right, "dilation": dilation}
     scale = given.query.shape[-1] ** -0.5
     bound = int((given.token_kind == GLOBAL).sum(1).max()) if global_bound is None else global_bound
-    actual = interpreter.attention(given, geometry=geometry, global_bound=bound, scale=scale, **window)
+    actual = interpreter.attention(given, tiles=tiles, global_bound=bound, scale=scale, **window)
     assert_as_accurate(
         actual, right_answers(given, scale=scale, **window), answers_of_pytorch(given, scale=scale, **window)
     )
@@ -166,14 +147,14 @@ def test_every_head_dim_and_dtype_gives_the_right_answer_with_the_tiles_of_a_gpu
     head_dim: int, dtype: torch.dtype, interpreter: Interpreter
 ) -> None:
     given = texts(kinds(300, [0, 150], range(280, 300)), head_dim=head_dim, dtype=dtype)
-    tiles = geometry_for(86, head_dim, str(dtype).removeprefix("torch."))
-    check(interpreter, given, left=100, right=90, geometry=tiles)
+    tiles = tiles_for(86, head_dim, str(dtype).removeprefix("torch."))
+    check(interpreter, given, left=100, right=90, tiles=tiles)
 
 
 def test_a_head_of_128_may_be_one_part_or_two(interpreter: Interpreter) -> None:
     given = texts(kinds(61, [0]), head_dim=128)
     for head in (64, 128):
-        check(interpreter, given, geometry=Geometry(32, 16, 16, 4, 2, head))
+        check(interpreter, given, tiles=Tiles(32, 16, 4, 2, head))
 
 
 def test_scores_far_beyond_exp_do_not_overflow(interpreter: Interpreter) -> None:
@@ -185,7 +166,7 @@ def test_keys_outside_the_window_are_not_loaded(interpreter: Interpreter) -> Non
     right, pytorch = right_answers(given, **RIGHT_WINDOW), answers_of_pytorch(given, **RIGHT_WINDOW)
     for tensor in (given.key, given.value):
         tensor[:, :, 128:] = torch.nan
-    actual = interpreter.attention(given, geometry=SMALL, global_bound=0, **RIGHT_WINDOW)
+    actual = interpreter.attention(given, tiles=SMALL, global_bound=0, **RIGHT_WINDOW)
     # Blocks of 32 queries: the last one whose windows end before token 128 is the third.
     assert_as_accurate(actual[:, :, :96], right[:, :, :96], pytorch[:, :, :96])
     assert torch.isnan(actual[:, :, 128:]).all()
@@ -348,4 +329,4 @@ def test_tensors_that_do_not_fit_are_refused(interpreter: Interpreter) -> None:
 
 
 def check_input(interpreter: Interpreter, given: Texts) -> None:
-    interpreter.attention(given, geometry=SMALL, left=1, right=1, scale=1.0, global_bound=0)
+    interpreter.attention(given, tiles=SMALL, left=1, right=1, scale=1.0, global_bound=0)

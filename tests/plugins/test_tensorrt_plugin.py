@@ -17,10 +17,11 @@ import torch
 from comparators import assert_close
 from hdplugins import OPERATORS, Operator
 from hdplugins.aot import KernelError, KernelSource
+from hdplugins.attention_tiles import Tiles, cubin_architecture
 from hdplugins.cuda_launch import Launch, LaunchError
 from hdplugins.plugin_class import plugin_class
 from hdplugins.plugin_face import FieldType, face_of
-from hdplugins.sliding_window_attention.geometry import Geometry, cubin_architecture, kernel_sources, workspace_bytes
+from hdplugins.sliding_window_attention.geometry import kernel_sources, workspace_bytes
 from hdplugins.sliding_window_attention.reference import sliding_window_attention
 from hdplugins.tensorrt import plugin_operators, plugins_with_kernels, take_plugin_errors
 from hdplugins.tensorrt_link import provide_library_link
@@ -34,7 +35,7 @@ trt = pytest.importorskip(
 )
 pytest.importorskip("triton", reason="the kernels are written in Triton, which has no wheel for this platform")
 
-SMALL = Geometry(block_queries=32, block_keys=16, block_globals=16, num_warps=4, num_stages=2, head=32)
+SMALL = Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32)
 WINDOW = {"left": 16, "right": 16, "dilation": (1,), "global_bound": 5, "scale": 0.2}
 SHAPE = (2, 2, 70, 32)
 STREAM, WORKSPACE = 0x570, 0x9000
@@ -118,7 +119,7 @@ def test_a_plugin_gives_the_right_answers(
 ) -> None:
     attributes = WINDOW | changes
     calls = [texts(token_kind, dtype=dtype) for token_kind in token_kinds]
-    answers = gpu.attention(calls, tmp_path / "kernels", geometry=SMALL, attributes=attributes)
+    answers = gpu.attention(calls, tmp_path / "kernels", tiles=SMALL, attributes=attributes)
     for call, answer in zip(calls, answers, strict=True):
         assert_close(answer.numpy(), right_answer(call, attributes), atol=ATOL[dtype])
         assert (answer.masked_select((call.token_kind == 0)[:, None, :, None]) == 0).all()
@@ -127,7 +128,7 @@ def test_a_plugin_gives_the_right_answers(
 @pytest.mark.parametrize("wrong", [{"left": 15}, {"right": 17}, {"dilation": (2,)}, {"scale": 0.201}], ids=str)
 def test_the_comparison_refuses_other_attributes(wrong: dict[str, Any], gpu: SimulatedGpu, tmp_path: Path) -> None:
     call = texts(kinds("G" + "l" * 60), dtype=torch.float16)
-    (answer,) = gpu.attention([call], tmp_path / "kernels", geometry=SMALL, attributes=WINDOW | wrong)
+    (answer,) = gpu.attention([call], tmp_path / "kernels", tiles=SMALL, attributes=WINDOW | wrong)
     with pytest.raises(AssertionError, match=">"):
         assert_close(answer.numpy(), right_answer(call, WINDOW), atol=ATOL[torch.float16])
 
@@ -408,7 +409,7 @@ def test_registering_again_is_no_error_and_makes_no_second_creator() -> None:
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == ["SlidingWindowAttention"]
+    assert [operator.name for operator in plugin_operators()] == ["BlockSparseAttention", "SlidingWindowAttention"]
     for operator in plugin_operators():
         face = face_of(operator)
         assert len(face.INPUT_DTYPES) == len(operator.inputs)
@@ -429,7 +430,7 @@ class TwoBuffers(ModuleType):
     def check(shapes: Any, attributes: Any) -> None: ...
 
     @staticmethod
-    def serves(kernel: Any, shapes: Any, *, dtype: str) -> bool:
+    def serves(kernel: Any, shapes: Any, attributes: Any, *, dtype: str) -> bool:
         return dtype == "float32"
 
     @staticmethod
@@ -504,7 +505,7 @@ print([face_of(operator).KERNELS for operator in plugin_operators()])
 print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[('plan_keys', 'attend')]\n[]\n"
+    assert done.stdout == "[('count_tokens', 'list_blocks', 'attend', 'combine'), ('plan_keys', 'attend')]\n[]\n"
 
 
 def test_an_operator_without_a_plugin_has_none() -> None:

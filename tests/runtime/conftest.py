@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hdruntime.bundle import (
     FORMAT_VERSION,
+    BlockSparse,
     GraphFile,
     Manifest,
     Positions,
@@ -40,16 +42,30 @@ _OUTPUTS = {
 }
 
 
-def hidden_states(input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> np.ndarray:
-    """What the model computes: each token's vector plus the mean of the row's real ones."""
+def hidden_states(
+    input_ids: np.ndarray, attention_mask: np.ndarray | None = None, blocks: BlockSparse | None = None
+) -> np.ndarray:
+    """What the model computes: each token's vector plus the mean of the row's real ones.
+
+    With `blocks` plus the sum of those in the last block, unless all tokens are dense: [batch, tokens, hidden size].
+    """
     vectors = TABLE[input_ids].astype(np.float64)
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
-    total = np.where(mask[..., None] == 1, vectors, 0).sum(1, keepdims=True)
-    return vectors + total / np.maximum(mask.sum(1), 1)[:, None, None]
+    real = np.where(mask[..., None] == 1, vectors, 0)
+    result = vectors + real.sum(1, keepdims=True) / np.maximum(mask.sum(1), 1)[:, None, None]
+    tokens = input_ids.shape[1]
+    if blocks is not None and tokens > blocks.dense_tokens:
+        result += real[:, (tokens - 1) // blocks.block_size * blocks.block_size :].sum(1, keepdims=True)
+    return result
 
 
-def write_model(path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool) -> None:
-    """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers."""
+def write_model(
+    path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool, blocks: BlockSparse | None = None
+) -> None:
+    """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers.
+
+    With `blocks` they depend on the last block of the padded batch, as BigBird's do.
+    """
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names]
     outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in _OUTPUTS[task].items()]
@@ -76,8 +92,15 @@ def write_model(path: Path, *, task: str, token_types: bool, masked: bool, exter
         helper.make_node("ReduceSum", ["mask_float", "axis_tokens"], ["count"]),
         helper.make_node("Max", ["count", "one"], ["count_safe"]),
         helper.make_node("Div", ["total", "count_safe"], ["mean"]),
-        helper.make_node("Add", ["vectors", "mean"], [hidden]),
+        helper.make_node("Add", ["vectors", "mean"], ["states" if blocks else hidden]),
     ]
+    if blocks is not None:
+        constants |= {
+            "block_size": np.array([blocks.block_size]),
+            "dense_tokens": np.array([blocks.dense_tokens]),
+            "one_id": np.array([1]),
+        }
+        nodes += _last_block_nodes(hidden)
     first = []
     if not token_types:
         first.append(helper.make_node("Mul", ["input_ids", "zero_id"], ["no_types"]))
@@ -101,6 +124,21 @@ def write_model(path: Path, *, task: str, token_types: bool, masked: bool, exter
         location="model.onnx.data",
         size_threshold=100,  # the table only: ONNX Runtime wants axes and shapes in the graph
     )
+
+
+def _last_block_nodes(output: str) -> list[onnx.NodeProto]:
+    """Add the sum of the real tokens in the padded batch's last block to "states", unless the batch is dense."""
+    return [
+        helper.make_node("Shape", ["input_ids"], ["tokens"], start=1, end=2),
+        helper.make_node("Sub", ["tokens", "one_id"], ["last_place"]),
+        helper.make_node("Div", ["last_place", "block_size"], ["last_block"]),
+        helper.make_node("Mul", ["last_block", "block_size"], ["block_start"]),
+        helper.make_node("Slice", ["real", "block_start", "tokens", "axis_tokens"], ["in_last_block"]),
+        helper.make_node("ReduceSum", ["in_last_block", "axis_tokens"], ["block_sum"]),
+        helper.make_node("Greater", ["tokens", "dense_tokens"], ["is_sparse"]),
+        helper.make_node("Where", ["is_sparse", "block_sum", "zero"], ["block_term"]),
+        helper.make_node("Add", ["states", "block_term"], [output]),
+    ]
 
 
 def write_tokenizer(path: Path) -> None:
@@ -129,11 +167,16 @@ def make_bundle(
     external_data: bool = False,
     tokenizer: bool = True,
     dtype: str = "float32",
+    blocks: BlockSparse | None = None,
 ) -> Path:
-    """Make a sealed bundle of the tiny model; ``cpu_graph`` adds one for the CPU that ignores its mask."""
+    """Make a sealed bundle of the tiny model; ``cpu_graph`` adds one for the CPU that ignores its mask.
+
+    With `blocks` its answers depend on the padded length, unless they say that they do not.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     graphs = [GraphFile(file="model.onnx", lowering="portable", dtype="float32")]
-    options = {"task": task, "token_types": token_types}
+    padded = blocks if blocks is not None and blocks.last_block == "padded" else None
+    options = {"task": task, "token_types": token_types, "blocks": padded}
     write_model(directory / "model.onnx", masked=True, external_data=external_data, **options)
     if cpu_graph:
         graphs.append(GraphFile(file="onnxruntime_cpu.onnx", lowering="onnxruntime_cpu", dtype="float32"))
@@ -141,7 +184,8 @@ def make_bundle(
     if tokenizer:
         write_tokenizer(directory / "tokenizer.json")
     (directory / "config.json").write_text("{}")
-    seal(directory, _manifest(task, tuple(graphs), token_types, tokenizer, dtype))
+    manifest = _manifest(task, tuple(graphs), token_types, tokenizer, dtype)
+    seal(directory, dataclasses.replace(manifest, block_sparse=blocks))
     return directory
 
 
@@ -198,5 +242,5 @@ def bundle_path(new_bundle: BundleMaker) -> Path:
 
 @pytest.fixture
 def model() -> Callable[..., np.ndarray]:
-    """What the model of the bundles computes, by NumPy: (input_ids, attention_mask=None) -> hidden states."""
+    """What the model of the bundles computes: (input_ids, attention_mask=None, blocks=None) -> hidden states."""
     return hidden_states

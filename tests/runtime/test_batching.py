@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -15,20 +16,32 @@ from hdruntime.pooling import mean_over_tokens
 
 LENGTHS = st.lists(st.integers(1, 70), max_size=60)
 BUDGETS = st.integers(1, 400)
+Alike = Callable[[int], int] | None
 
 
-@given(lengths=LENGTHS, batch_tokens=BUDGETS, equal_length=st.booleans())
-def test_each_row_is_in_one_batch(lengths: list[int], batch_tokens: int, equal_length: bool) -> None:
-    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, equal_length=equal_length)
+def own_length(tokens: int) -> int:
+    return tokens
+
+
+def tens(tokens: int) -> int:
+    return tokens // 10
+
+
+ALIKE = st.sampled_from([None, own_length, tens])
+
+
+@given(lengths=LENGTHS, batch_tokens=BUDGETS, alike=ALIKE)
+def test_each_row_is_in_one_batch(lengths: list[int], batch_tokens: int, alike: Alike) -> None:
+    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=alike)
     assert sorted(itertools.chain.from_iterable(batches)) == list(range(len(lengths)))
     assert all(batches)
 
 
-@given(lengths=LENGTHS, batch_tokens=BUDGETS, equal_length=st.booleans())
+@given(lengths=LENGTHS, batch_tokens=BUDGETS, alike=ALIKE)
 def test_a_batch_keeps_its_budget_unless_one_row_alone_is_longer(
-    lengths: list[int], batch_tokens: int, equal_length: bool
+    lengths: list[int], batch_tokens: int, alike: Alike
 ) -> None:
-    for rows in pack_by_tokens(lengths, batch_tokens=batch_tokens, equal_length=equal_length):
+    for rows in pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=alike):
         assert len(rows) == 1 or len(rows) * max(lengths[row] for row in rows) <= batch_tokens
 
 
@@ -36,15 +49,26 @@ def test_a_batch_keeps_its_budget_unless_one_row_alone_is_longer(
 def test_rows_of_unlike_lengths_never_share_a_batch_when_lengths_must_be_equal(
     lengths: list[int], batch_tokens: int
 ) -> None:
-    for rows in pack_by_tokens(lengths, batch_tokens=batch_tokens, equal_length=True):
+    for rows in pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=own_length):
         assert len({lengths[row] for row in rows}) == 1
 
 
-@given(lengths=LENGTHS, batch_tokens=BUDGETS, equal_length=st.booleans())
+@given(lengths=LENGTHS, batch_tokens=BUDGETS)
+def test_rows_share_a_batch_only_where_they_are_alike(lengths: list[int], batch_tokens: int) -> None:
+    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=tens)
+    for rows in batches:
+        assert len({tens(lengths[row]) for row in rows}) == 1
+    # Of neighbours that are alike, no two would fit into one.
+    for batch, following in itertools.pairwise(batches):
+        longest = lengths[batch[0]]
+        assert tens(longest) != tens(lengths[following[0]]) or (len(batch) + 1) * longest > batch_tokens
+
+
+@given(lengths=LENGTHS, batch_tokens=BUDGETS, alike=ALIKE)
 def test_the_longest_rows_come_first_and_equals_keep_their_order(
-    lengths: list[int], batch_tokens: int, equal_length: bool
+    lengths: list[int], batch_tokens: int, alike: Alike
 ) -> None:
-    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, equal_length=equal_length)
+    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=alike)
     order = list(itertools.chain.from_iterable(batches))
     assert order == sorted(order, key=lambda row: (-lengths[row], row))
 
@@ -57,14 +81,14 @@ def test_batches_are_filled(lengths: list[int], batch_tokens: int) -> None:
         assert (len(batch) + 1) * lengths[batch[0]] > batch_tokens, (batch, following)
 
 
-@given(lengths=LENGTHS, batch_tokens=BUDGETS, equal_length=st.booleans(), rows_of_70=st.integers(1, 4))
+@given(lengths=LENGTHS, batch_tokens=BUDGETS, alike=ALIKE, rows_of_70=st.integers(1, 4))
 def test_a_batch_has_no_more_rows_than_its_longest_allows(
-    lengths: list[int], batch_tokens: int, equal_length: bool, rows_of_70: int
+    lengths: list[int], batch_tokens: int, alike: Alike, rows_of_70: int
 ) -> None:
     def most_rows(tokens: int) -> int:
         return rows_of_70 * 70 // tokens
 
-    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, equal_length=equal_length, most_rows=most_rows)
+    batches = pack_by_tokens(lengths, batch_tokens=batch_tokens, alike=alike, most_rows=most_rows)
     assert sorted(itertools.chain.from_iterable(batches)) == list(range(len(lengths)))
     assert all(len(rows) <= most_rows(lengths[rows[0]]) for rows in batches)
 

@@ -36,7 +36,11 @@ def texts(*lengths: int) -> Ids:
 
 
 def scheduler(runner: RecordingRunner) -> Scheduler:
-    return Scheduler(runner, non_finite_error=lambda name, rows: NonFiniteOutputError(f"{name} {list(rows)}"))
+    return Scheduler(
+        runner,
+        padding_limit=lambda tokens: sys.maxsize,
+        non_finite_error=lambda name, rows: NonFiniteOutputError(f"{name} {list(rows)}"),
+    )
 
 
 def run(over: Scheduler | RecordingRunner, ids: Ids, batch_tokens: int | None = None) -> Iterator[BatchResult]:

@@ -13,6 +13,7 @@ from hdexport.bench.lengths import default_lengths
 from hdexport.bench.peers import PEERS
 from hdexport.bench.results import Series
 from hdexport.bench.subject import Subject
+from hdexport.block_setup import GLOBAL_EMBEDDINGS_FILE, LISTED_BLOCKS_FILE
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.bundle import Backend, Bundle, open_bundle
 from hdruntime.errors import InputError
@@ -149,13 +150,14 @@ def _check_lengths(lengths: Sequence[int], bundles: Sequence[Bundle]) -> None:
 
 
 def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
-    """Bundles that PyTorch has one model for: precisions and engines of the same checkpoint and positions."""
+    """Bundles that PyTorch has one model for: precisions and engines of one checkpoint, positions and attention."""
     groups: dict[object, list[Bundle]] = {}
     for bundle in bundles:
         manifest = bundle.manifest
         positions = manifest.positions
         key = (
-            model or manifest.made_by.get("source"), manifest.task, manifest.window,
+            model or manifest.made_by.get("source"), manifest.task, manifest.window, manifest.block_sparse,
+            *(manifest.files.get(name) for name in (LISTED_BLOCKS_FILE, GLOBAL_EMBEDDINGS_FILE)),
             positions.scheme, positions.alpha, positions.base,
         )  # fmt: skip
         groups.setdefault(key, []).append(bundle)

@@ -106,6 +106,7 @@ def _write_expected(subject: Subject, folder: Path, batch: int, tokens: int) -> 
     from hdexport.pytorch_reference import Reference, reference_of
 
     def answers(reference: Reference) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
+        # They are of one length and have no padding, so that alone they answer as together, whatever the attention is.
         for row in range(batch):
             outputs = reference.batch({name: ids[row : row + 1] for name, ids in inputs.items()})
             yield {name: values[0] for name, values in outputs.items()}

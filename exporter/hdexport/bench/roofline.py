@@ -28,6 +28,12 @@ _PORTABLE = "portable"
 _ATTENTION_PRODUCTS = 2
 """Query by key, and weights by value."""
 
+_TABLE = "listed_blocks"
+"""Input of an operator, whose content decides the pairs."""
+
+_SHAPE_BYTES = 256
+"""Constants that are computed while the shapes of a graph are: other shapes, no weights."""
+
 _NOT_COUNTED = frozenset({"Attention", "Conv", "ConvTranspose", "Einsum"})
 """Products that no graph of ours has; one that had them would be undercounted."""
 
@@ -54,7 +60,8 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
     """Count the work of a bundle's portable graph for texts without padding; its weights are not read.
 
     Every product counts as the graph has it: a head over one token counts one token, and Longformer's rows of global
-    tokens count all the slots that the graph has for them.
+    tokens count all the slots that the graph has for them. Of global tokens that the graph itself puts in front of each
+    text, the padding that completes their last block counts as well.
 
     Args:
         bundle_path: a bundle's directory.
@@ -82,7 +89,7 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
     model = ir.load(bundle.file(graph.file))
     marked = min(tokens, _default_global_tokens(manifest) if global_tokens is None else global_tokens)
     # The operators lose their names below.
-    attentions = [(node.outputs[0], operator_of(node).name, attributes_of(node)) for node in operator_nodes(model)]
+    attentions = [(node.outputs[0], operator_of(node).name, _decisive(node)) for node in operator_nodes(model)]
     _fix_shapes(model, batch, tokens)
     products = sum(_flops_of_product(node) for node in model.graph)
     in_windows = sum(_flops_of_attention(*attention, marked) for attention in attentions)
@@ -119,6 +126,23 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
+def _decisive(node: onnx_ir.Node) -> dict[str, Any]:
+    """What decides which queries and keys of an attention see each other: its attributes, and a table of blocks."""
+    import onnx_ir as ir
+
+    decisive = attributes_of(node)
+    for name, value in zip(operator_of(node).inputs, node.inputs, strict=False):
+        if name == _TABLE and value is not None:
+            table = ir.convenience.get_const_tensor(value)
+            if table is None:
+                raise ExportError(
+                    f"The graph computes {value.name}, the table of an attention, so its work cannot be counted.\n"
+                    "Please report the model and the versions that `hdexport doctor` prints."
+                )
+            decisive[name] = table.numpy()
+    return decisive
+
+
 def _default_global_tokens(manifest: Manifest) -> int:
     if manifest.window is not None:
         return manifest.window.global_tokens
@@ -132,6 +156,7 @@ def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
     """
     import onnx_ir as ir
     from onnx_ir.passes.common import ShapeInferencePass
+    from onnxscript.optimizer import fold_constants
 
     for value in model.graph.inputs:
         value.shape = ir.Shape([batch, tokens])
@@ -140,6 +165,7 @@ def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
         node.attributes.clear()
         node.resize_inputs(1)
     model.functions.clear()
+    fold_constants(model, onnx_shape_inference=True, input_size_limit=_SHAPE_BYTES, output_size_limit=_SHAPE_BYTES)
     ShapeInferencePass()(model)
 
 
@@ -156,10 +182,10 @@ def _flops_of_product(node: onnx_ir.Node) -> int:
     return 2 * math.prod(_sizes(node.outputs[0])) * summed
 
 
-def _flops_of_attention(output: onnx_ir.Value, operator: str, attributes: dict[str, Any], global_tokens: int) -> int:
+def _flops_of_attention(output: onnx_ir.Value, operator: str, decisive: dict[str, Any], global_tokens: int) -> int:
     batch, heads, tokens, head_dim = _sizes(output)
     count = OPERATORS[operator].face("pairs").pairs
-    pairs = count(tokens=tokens, heads=heads, global_tokens=global_tokens, **attributes)
+    pairs = count(tokens=tokens, heads=heads, global_tokens=global_tokens, **decisive)
     return 2 * _ATTENTION_PRODUCTS * batch * pairs * head_dim
 
 

@@ -13,7 +13,7 @@ class Subject:
     """One PyTorch model; bundles of other precisions and backends may share it.
 
     Attributes:
-        bundle: says which task, positions and windows the model has; of several the one that takes the longest texts.
+        bundle: says which task, positions and attention the model has; of several the one that takes the longest texts.
         checkpoint: what the bundle was built from: a directory, or ``organisation/name`` on the Hugging Face hub; None
             where it is not here, so that there are inputs, and neither PyTorch's answers nor peers.
         allow_pickle: also read weights that are stored as a pickle.

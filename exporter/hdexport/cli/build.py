@@ -53,11 +53,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     attention.add_argument(
         "--attention",
         metavar="SPEC",
-        help="window:W[,global:G][,dilation:D[/D...]] gives a model of BERT's kind windowed attention, with cost and "
-        "memory linear in tokens: every query sees W tokens on each side of it (Longformer's attention_window counts "
-        "both sides: its 512 is W = 256) in steps of D tokens, one D for all heads or one a head; the first G tokens "
-        "(default: 1) see all and are seen by all. Answers change, and fine-tuning is expected (default: what the "
-        "model has)",
+        help="gives a model of BERT's kind attention with cost and memory linear in tokens, its weights kept; answers "
+        "change: fine-tuning is expected (default: what the model has). "
+        "window:W[,global:G][,dilation:D[/D...]]: every query sees W tokens on each side of it (Longformer's "
+        "attention_window counts both sides: its 512 is W = 256) in steps of D tokens, one D for all heads or one a "
+        "head; the first G tokens (default: 1) see all and are seen by all. "
+        "bigbird[:block=B,random=R,mode=hf_eval|table,seed=S,table=FILE.npy]: BigBird, by blocks of B tokens (default: "
+        "64): the first and the last block, three around a query's, and R random ones (default: 3), which are all the "
+        "first in hf_eval, as in Hugging Face, or drawn by seed or given. A BigBird checkpoint takes mode, seed and "
+        "table. "
+        "etc:global=G[,block=B,tokens=ID[/ID...]]: G more tokens in front of each text, which see all and are seen by "
+        "all, with the embeddings of these ids (default: the token that texts begin with), and three blocks around a "
+        "query's. "
+        "blocks:file=FILE.npz,block=B: the blocks that a file lists, full_kv_num_blocks and full_kv_indices as in "
+        "FlexAttention",
+    )
+    attention.add_argument(
+        "--bigbird-last-block",
+        metavar="POLICY",
+        help="padded (default): BigBird's last block is that of the padded batch, as in Hugging Face; row: that of "
+        "each text, so that padding changes no answer",
+    )
+    attention.add_argument(
+        "--global-embeddings",
+        metavar="FILE.npy",
+        help="what the layers are given for the global tokens of etc, float32 [G, width], in place of ids' embeddings",
     )
     attention.add_argument(
         "--max-global",
@@ -92,7 +112,8 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> BuildOptions:
-    from hdexport.attention_spec import window_from_spec
+    from hdexport.attention_spec import attention_from_spec
+    from hdexport.block_setup import checked_last_block
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.positions import Scheme, check_options, scheme_from_name
@@ -112,7 +133,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     # Positions that are computed have no table to extend: any length will do, as with tiling.
     needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
     check_options(scheme=needed, alpha=alpha, max_len=max_len, base=base)
-    window = None if options.attention is None else window_from_spec(options.attention)
+    attention = None if options.attention is None else attention_from_spec(options.attention)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
@@ -125,7 +146,9 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         task=task_from_name(options.task),
         scheme=scheme,
         alpha=alpha,
-        window=window,
+        attention=attention,
+        last_block=checked_last_block(options.bigbird_last_block),
+        global_embeddings=None if options.global_embeddings is None else Path(options.global_embeddings),
         max_global=None if options.max_global is None else whole_number("--max-global", options.max_global, example=32),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None

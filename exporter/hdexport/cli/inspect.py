@@ -19,7 +19,7 @@ from hdruntime.optional import require
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle import Bundle, EngineFile, Manifest
+    from hdruntime.bundle import BlockSparse, Bundle, EngineFile, Manifest
 
 SUMMARY = "show what is in a bundle"
 
@@ -152,6 +152,8 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "positions", _positions(manifest)
     yield "attention", _counts(manifest.attention) or "none counted"
     yield from _windows(manifest)
+    if manifest.block_sparse is not None:
+        yield from _block_sparse(manifest.block_sparse)
     if manifest.labels:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer
@@ -184,6 +186,22 @@ def _windows(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if manifest.global_attention is not None:
         default = "the first token" if manifest.global_attention.default == "first_token" else "the question's tokens"
         yield "global tokens", f"{default} unless given, at most {manifest.global_attention.bound}"
+
+
+def _block_sparse(spec: BlockSparse) -> Iterator[tuple[str, str]]:
+    yield "block-sparse", f"{spec.kind}, blocks of {spec.block_size} tokens"
+    if spec.kind == "bigbird":
+        of_mode = {"hf_eval": "all of them block 0, as in Hugging Face", "table": "from a table"}
+        yield "", f"{spec.random_blocks} random blocks, {of_mode.get(spec.mode, spec.mode)}"
+        of_policy = {
+            "padded": "that of the padded batch, as in Hugging Face: padding changes answers",
+            "row": "each text's own: padding changes nothing",
+        }
+        yield "", f"the last block is {of_policy.get(spec.last_block, spec.last_block)}"
+    if spec.global_tokens:
+        yield "", f"{spec.global_tokens} global tokens in front of each text"
+    if spec.dense_tokens:
+        yield "", f"dense up to {spec.dense_tokens} tokens"
 
 
 def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:

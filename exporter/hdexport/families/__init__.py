@@ -12,6 +12,8 @@ from hdruntime.errors import ModelError
 _MODULE_OF_MODEL_TYPE = {
     "albert": "albert",
     "bert": "bert",
+    "big_bird": "big_bird",
+    "bigbird_pegasus": "bigbird_pegasus",
     "camembert": "roberta",
     "distilbert": "bert",
     "electra": "bert",

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 __all__ = ["Family"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from hdexport.tasks import Task
+    from hdruntime.manifest import BlockSparse
 
 
 def _nothing_to_adapt(model: PreTrainedModel) -> None:
@@ -32,6 +34,8 @@ class Family:
         learned_positions: whether there is a table of positions; where there is none, as with rotary positions, any
             length is computed and nothing is extended.
         why_not_windowed: why ``--attention window:...`` cannot be applied, as half a sentence; None where it can.
+        token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
+            1 behind it, where a caller gives none; None where all are 0.
         tasks: the tasks that an encoder of the family can be built for; None for all.
         encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
         embeddings: the module of word, position and, for some, token-type embeddings; it holds the table of positions
@@ -43,6 +47,12 @@ class Family:
         adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
         adapt_global: for models with an input ``global_attention_mask``, called in place of `adapt`: with the model
             and the most global tokens that a text may have. None for all others.
+        block_sparse: the block-sparse attention that a checkpoint of that configuration has, None where it is dense; of
+            a family that has none at all, None.
+        adapt_blocks: for models with block-sparse attention of their own, called in place of `adapt`: with the model,
+            what its attention is, and the table of listed blocks of each layer, int32 [heads, rows, listed], or None.
+        as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
+            would, in place. It is what bundles are compared with.
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
             "eager" code otherwise.
     """
@@ -57,10 +67,14 @@ class Family:
     padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     adapt_global: Callable[[PreTrainedModel, int], None] | None = None
+    block_sparse: Callable[[Any], BlockSparse | None] | None = None
+    adapt_blocks: Callable[[PreTrainedModel, BlockSparse, Sequence[torch.Tensor | None]], None] | None = None
+    as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     has_sdpa: bool = True
     shares_layers: bool = False
     learned_positions: bool = True
     why_not_windowed: str | None = None
+    token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
 
     def first_row(self, config: Any) -> int:
         """Row of the position table that the first real token uses."""

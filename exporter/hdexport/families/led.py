@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY"]
+__all__ = ["FAMILY", "encoder_of"]
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class _Positions(torch.nn.Module):
-    """LED's position embedding around a table that can be exchanged, as other families have it."""
+    """Positions of a model of BART's kind around a table that can be exchanged, as other families have it."""
 
     def __init__(self, original: torch.nn.Embedding) -> None:
         super().__init__()
@@ -32,7 +32,8 @@ class _Positions(torch.nn.Module):
         return embedded
 
 
-def _encoder(model: Any) -> PreTrainedModel:
+def encoder_of(model: Any) -> PreTrainedModel:
+    """The encoder of a model of BART's kind, its table of positions one that can be exchanged."""
     encoder: PreTrainedModel = model.encoder
     encoder.embed_positions = _Positions(encoder.embed_positions)
     return encoder
@@ -79,7 +80,7 @@ def _padded_tokens(config: Any, tokens: int) -> int:
 FAMILY = Family(
     model_types=("led",),
     tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
-    encoder=_encoder,
+    encoder=encoder_of,
     embeddings=lambda encoder: encoder.embed_positions,
     positions_key="max_encoder_position_embeddings",
     position_table="encoder.embed_positions.weight",

@@ -31,28 +31,20 @@ layers of a model need the same tables and masks, and computes them once.
 
 from __future__ import annotations
 
-__all__ = ["BlockOrder", "function_for", "function_name", "function_of_node"]
+__all__ = ["function_for", "function_name", "function_of_node"]
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any
 
 import onnx
 import onnx.helper
-import onnx.parser
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
+from hdplugins.onnx_text import BlockOrder, nodes_of
 
 _NAME = "SlidingWindowAttention"
 _INPUTS = ("query", "key", "value", "token_kind")
 _ATTRIBUTES = ("left", "right", "dilation", "global_bound", "scale")
-
-
-class BlockOrder(str, Enum):
-    """How the blocks of a text are computed: all in one batch, or one after another in a Scan."""
-
-    PARALLEL = "parallel"
-    SEQUENTIAL = "sequential"
 
 
 def function_name(*, dilation: Sequence[int], global_bound: int) -> str:
@@ -441,9 +433,7 @@ def _join_of_heads(dilation: Sequence[int]) -> str:
 
 
 def _nodes(text: str) -> list[onnx.NodeProto]:
-    signature = f"part <{', '.join(_ATTRIBUTES)}> ({', '.join(_INPUTS)}) => (none)"
-    opening = f'<domain: "{ONNX_DOMAIN}", opset_import: ["" : {ONNX_OPSET}]>'
-    return list(onnx.parser.parse_function(f"{opening} {signature} {{ {text} }}").node)
+    return nodes_of(text, inputs=_INPUTS, attributes=_ATTRIBUTES)
 
 
 def _add_suffix(nodes: Sequence[onnx.NodeProto], suffix: str, names: set[str]) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hdplugins.aot import CompiledKernel, KernelSource
+from hdplugins.attention_tiles import TRITON_TYPE, cubin_architecture
 from hdplugins.cuda_launch import Launch
 from hdplugins.plugin_face import Attributes, FieldType, Shapes
 from hdplugins.sliding_window_attention import geometry
@@ -45,18 +46,20 @@ def check(shapes: Shapes, attributes: Attributes) -> None:
     launches(shapes, attributes, constants=_NOMINAL)
 
 
-def kernel_sources(shapes: Shapes, *, dtype: str, architectures: Sequence[int]) -> tuple[KernelSource, ...]:
+def kernel_sources(
+    shapes: Shapes, attributes: Attributes, *, dtype: str, architectures: Sequence[int]
+) -> tuple[KernelSource, ...]:
     """See `hdplugins.plugin_face.PluginFace`."""
-    compiled_for = dict.fromkeys(geometry.cubin_architecture(architecture) for architecture in architectures)
+    compiled_for = dict.fromkeys(cubin_architecture(architecture) for architecture in architectures)
     return geometry.kernel_sources(head_dim=shapes[0][3], dtype=dtype, architectures=list(compiled_for))
 
 
-def serves(kernel: CompiledKernel, shapes: Shapes, *, dtype: str) -> bool:
-    """See `hdplugins.plugin_face.PluginFace`; `plan_keys` depends on neither."""
+def serves(kernel: CompiledKernel, shapes: Shapes, attributes: Attributes, *, dtype: str) -> bool:
+    """See `hdplugins.plugin_face.PluginFace`; `plan_keys` serves all."""
     if kernel.function == "plan_keys":
         return True
     head_dim = int(kernel.constants["head"]) + int(kernel.constants["tail"])
-    return dict(kernel.arguments)["query"] == f"*{geometry.TRITON_TYPE[dtype]}" and head_dim == shapes[0][3]
+    return dict(kernel.arguments)["query"] == f"*{TRITON_TYPE[dtype]}" and head_dim == shapes[0][3]
 
 
 def workspace(shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:

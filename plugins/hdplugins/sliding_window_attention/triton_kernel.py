@@ -11,13 +11,8 @@ forward pass of one block of queries, in three loops that share one running soft
 Keys outside the window are never loaded. A head of dilation D is D windows over every D-th token: a program takes
 queries of one such residue class, and its keys lie D tokens apart.
 
-float32 multiplies in IEEE single precision and not in TF32: float32 is what a user picks to get the checkpoint's own
-numbers, and TF32 keeps 10 bits of the mantissa, no more than float16, which is the faster choice then.
-
-All that decides the machine code lies in this file or comes as a constant, as `hdplugins.aot` requires. Letters in the
-kernels: m and n count queries and keys within a residue class; names with `tail` hold the last columns of a head that
-is split in two powers of two: 80 = 64 + 16 and 96 = 64 + 32 instead of padding to 128, and 128 = 64 + 64 where
-registers are short.
+All that decides the machine code lies in this file and in `running_softmax`, or comes as a constant. Letters in the
+kernels: m and n count queries and keys within a residue class; `tail` is explained in `running_softmax`.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -32,10 +27,13 @@ import torch
 import triton
 import triton.language as tl
 
+from hdplugins.attention_tiles import Tiles
+from hdplugins.kernel_tensors import check_states, check_token_mask
+from hdplugins.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
 from hdplugins.sliding_window_attention.geometry import (
+    BLOCK_GLOBALS,
     PLAN_CHUNK,
     SUMMARY_INTS,
-    Geometry,
     launches,
     workspace_bytes,
 )
@@ -60,7 +58,7 @@ def launch(
     dilation: Sequence[int] = (1,),
     scale: float,
     global_bound: int,
-    geometry: Geometry,
+    tiles: Tiles,
 ) -> None:
     """Run the kernels on tensors of one GPU, or on CPU tensors where Triton interprets. Nothing is allocated.
 
@@ -76,13 +74,14 @@ def launch(
         dilation: one a head, or one for all heads.
         scale: factor of the scores, greater than 0.
         global_bound: the most global tokens that a text may have; those beyond it would be seen by no query.
-        geometry: tile sizes, see `geometry.geometry_for`.
+        tiles: see `attention_tiles.tiles_for`.
 
     Raises:
         ValueError: a tensor or an attribute does not fit.
     """
     batch, heads, tokens, head_dim = query.shape
-    _check_tensors(query, key, value, out, token_kind)
+    check_states(query, key=key, value=value, out=out)
+    check_token_mask("token_kind", token_kind, query)
     if workspace.dtype != torch.uint8 or workspace.numel() < workspace_bytes(batch, tokens, global_bound):
         needed = workspace_bytes(batch, tokens, global_bound)
         raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}, not {needed} or more of torch.uint8.")
@@ -97,7 +96,7 @@ def launch(
         dilation=dilation,
         scale=scale,
         global_bound=global_bound,
-        block_queries=geometry.block_queries,
+        block_queries=tiles.block_queries,
     ):
         if step.kernel == "plan_keys":
             plan_keys[step.grid](token_kind, plan, **step.scalars, summary_ints=SUMMARY_INTS, chunk=PLAN_CHUNK)
@@ -111,29 +110,13 @@ def launch(
             out,
             **step.scalars,
             summary_ints=SUMMARY_INTS,
-            head=geometry.head,
-            tail=head_dim - geometry.head,
-            block_queries=geometry.block_queries,
-            block_keys=geometry.block_keys,
-            block_globals=geometry.block_globals,
-            num_warps=geometry.num_warps,
-            num_stages=geometry.num_stages,
-        )
-
-
-def _check_tensors(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, token_kind: torch.Tensor
-) -> None:
-    for name, tensor in (("query", query), ("key", key), ("value", value), ("out", out)):
-        if tensor.shape != query.shape or tensor.dtype != query.dtype or not tensor.is_contiguous():
-            raise ValueError(
-                f"{name} is {tensor.dtype} {list(tensor.shape)} with strides {list(tensor.stride())}; query, key, "
-                f"value and out are contiguous and alike, and query is {query.dtype} {list(query.shape)}."
-            )
-    wanted = [query.shape[0], query.shape[2]]
-    if list(token_kind.shape) != wanted or token_kind.dtype != torch.int32 or not token_kind.is_contiguous():
-        raise ValueError(
-            f"token_kind is {token_kind.dtype} {list(token_kind.shape)}, not contiguous torch.int32 {wanted}."
+            head=tiles.head,
+            tail=head_dim - tiles.head,
+            block_queries=tiles.block_queries,
+            block_keys=tiles.block_keys,
+            block_globals=BLOCK_GLOBALS[str(query.dtype).removeprefix("torch.")],
+            num_warps=tiles.num_warps,
+            num_stages=tiles.num_stages,
         )
 
 
@@ -213,55 +196,6 @@ def plan_keys(
 
 
 @triton.jit
-def _load_rows(base, offsets, present, head: tl.constexpr, skip: tl.constexpr, masked: tl.constexpr):
-    """[rows, head]: columns skip.. of the rows that start at the offsets; rows that are not present are 0."""
-    pointers = base + offsets[:, None] + skip + tl.arange(0, head)[None, :]
-    if masked:
-        return tl.load(pointers, mask=present[:, None], other=0.0)
-    return tl.load(pointers)
-
-
-@triton.jit
-def _attend_keys(
-    query,
-    query_tail,
-    keys,
-    values,
-    offsets,  # [keys], where each key's row starts
-    present,  # [keys], rows that may be read
-    seen,  # [queries or 1, keys]
-    state,
-    scale,
-    head: tl.constexpr,
-    tail: tl.constexpr,
-    masked: tl.constexpr,
-):
-    """Add one block of keys to the running softmax; `present` and `seen` count only where masked."""
-    sums, sums_tail, top, norm = state
-    key = _load_rows(keys, offsets, present, head, 0, masked)
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
-    if tail:
-        key_tail = _load_rows(keys, offsets, present, tail, head, masked)
-        scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
-    if masked:
-        scores = tl.where(seen, scores, float("-inf"))
-    # scale > 0, so the largest score stays the largest, and the scores are scaled by the subtraction's multiply-add.
-    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
-    # Where a query has seen no key yet, -inf - -inf would be NaN. Without a mask every query has.
-    shift = tl.where(new_top == float("-inf"), 0.0, new_top) if masked else new_top
-    weights = tl.exp2(scores * scale - shift[:, None])
-    decay = tl.exp2(top - shift)
-    norm = norm * decay + tl.sum(weights, 1)
-    value = _load_rows(values, offsets, present, head, 0, masked)
-    weights = weights.to(value.dtype)
-    sums = tl.dot(weights, value, sums * decay[:, None], input_precision="ieee")
-    if tail:
-        value_tail = _load_rows(values, offsets, present, tail, head, masked)
-        sums_tail = tl.dot(weights, value_tail, sums_tail * decay[:, None], input_precision="ieee")
-    return sums, sums_tail, new_top, norm
-
-
-@triton.jit
 def _run_around(begins, ends, at, begin, end, residue, dilation):
     """The part of [begin, end) of a residue class that lies in the run of local tokens around key `at` of the class."""
     token = residue + dilation * at
@@ -313,10 +247,8 @@ def attend(
     m = first + tl.arange(0, block_queries)
     query_offsets = m * step
     query_kind = tl.load(kinds + m * dilation, mask=m < count, other=0)
-    q = _load_rows(query + base, query_offsets, m < count, head, 0, True)
-    q_tail = q
-    if tail:
-        q_tail = _load_rows(query + base, query_offsets, m < count, tail, head, True)
+    q = load_rows(query + base, query_offsets, m < count, head, 0, True)
+    q_tail = load_tail(query + base, query_offsets, m < count, q, head, tail)
 
     # The keys of the window, [begin, end) in the class, none for a block of padding.
     globals_listed = tl.load(plan)
@@ -346,21 +278,14 @@ def attend(
         whole_begin = begin
     whole_end = whole_begin + whole_blocks * block_keys
 
-    sums = tl.zeros((block_queries, head), tl.float32)
-    norm = tl.zeros((block_queries,), tl.float32)
-    top = tl.full((block_queries,), float("-inf"), tl.float32)
-    sums_tail = norm
-    if tail:
-        sums_tail = tl.zeros((block_queries, tail), tl.float32)
-    state = (sums, sums_tail, top, norm)
-
+    state = nothing_seen(block_queries, head, tail)
     anywhere = base - residue * stride_token
     for start in range(0, globals_listed, block_globals):
         slot = start + tl.arange(0, block_globals)
         present = slot < globals_listed
         offsets = tl.load(listed + slot, mask=present, other=0) * stride_token
-        state = _attend_keys(
-            q, q_tail, key + anywhere, value + anywhere, offsets, present, present[None, :], state, scale,
+        state = attend_keys(
+            q, q_tail, key + anywhere, value + anywhere, offsets, present, present[None, :], None, state, scale,
             head, tail, True,
         )  # fmt: skip
 
@@ -371,21 +296,15 @@ def attend(
         kind = tl.load(kinds + n * dilation, mask=present, other=0)
         # Globals are seen already, by the first loop.
         seen = (kind == _LOCAL)[None, :] & (n[None, :] >= m[:, None] - left) & (n[None, :] <= m[:, None] + right)
-        state = _attend_keys(
-            q, q_tail, key + base, value + base, n * step, present, seen, state, scale, head, tail, True
+        state = attend_keys(
+            q, q_tail, key + base, value + base, n * step, present, seen, None, state, scale, head, tail, True
         )
 
     for start in range(whole_begin, whole_end, block_keys):
         n = start + tl.arange(0, block_keys)
-        state = _attend_keys(
-            q, q_tail, key + base, value + base, n * step, n < end, n[None, :] < end, state, scale, head, tail, False
-        )
+        state = attend_keys(
+            q, q_tail, key + base, value + base, n * step, n < end, n[None, :] < end, None, state, scale,
+            head, tail, False,
+        )  # fmt: skip
 
-    sums, sums_tail, top, norm = state
-    # Queries that see no key have a norm of 0, and padded ones are 0 whatever they saw.
-    share = tl.where((norm == 0) | (query_kind == 0), 0.0, 1.0 / tl.where(norm == 0, 1.0, norm))[:, None]
-    pointers = out + base + query_offsets[:, None] + tl.arange(0, head)[None, :]
-    tl.store(pointers, (sums * share).to(out.dtype.element_ty), mask=(m < count)[:, None])
-    if tail:
-        pointers = out + base + query_offsets[:, None] + head + tl.arange(0, tail)[None, :]
-        tl.store(pointers, (sums_tail * share).to(out.dtype.element_ty), mask=(m < count)[:, None])
+    store_shares(out + base, query_offsets, m < count, query_kind, state, head, tail)

@@ -7,7 +7,7 @@ __all__ = ["OnnxRuntimeRunner"]
 import functools
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from hdruntime.batching import equal_length_groups, right_padded_rows
 from hdruntime.bundle import Backend, Bundle, GraphFile
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
 from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
+from hdruntime.padding_limit import changes_with_padding
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +39,8 @@ class OnnxRuntimeRunner:
     """A bundle's graph in an ONNX Runtime session on the CPU, also where the package has GPU providers.
 
     The fast attention of ONNX Runtime on the CPU, whose memory is linear in tokens, takes no mask. So rows
-    with padding on the right run without it, grouped by length; only rows with other masks run with theirs.
+    with padding on the right run without it, grouped by length; only rows with other masks run with theirs. Where
+    padding changes answers, batches run as they are given.
 
     Args:
         bundle: its graph for the CPU is taken, else its portable one.
@@ -60,6 +62,7 @@ class OnnxRuntimeRunner:
         manifest = bundle.manifest
         graph = _graph(bundle)
         self._has_tokens_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
+        self._keeps_padding = changes_with_padding(manifest.block_sparse)
         self.max_len = manifest.max_len
         session = _session(bundle, graph, threads)
         _check_names(bundle, graph, "inputs", {item.name for item in session.get_inputs()})
@@ -72,8 +75,8 @@ class OnnxRuntimeRunner:
         return sys.maxsize
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
-        """Of rows with padding on the right their own tokens only; see :class:`hdruntime.backends.Runner`."""
-        if attention_mask.all():
+        """Of rows whose padding is cut off their own tokens only; see :class:`hdruntime.backends.Runner`."""
+        if self._keeps_padding or attention_mask.all():
             return attention_mask.size
         whole = ~right_padded_rows(attention_mask)
         return int(attention_mask[~whole].sum()) + attention_mask[whole].size
@@ -92,7 +95,7 @@ class OnnxRuntimeRunner:
             return self._run_as_given(inputs, outputs)
         batch, tokens = attention_mask.shape
         whole: Outputs = {}
-        for rows, length in equal_length_groups(attention_mask):
+        for rows, length in self._groups(attention_mask):
             part = self._run_as_given(
                 {name: np.ascontiguousarray(array[rows, :length]) for name, array in inputs.items()}, outputs
             )
@@ -106,6 +109,10 @@ class OnnxRuntimeRunner:
                 shape = (batch, tokens, *values.shape[2:])
                 whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
         return whole
+
+    def _groups(self, attention_mask: npt.NDArray[np.int64]) -> Iterable[tuple[npt.NDArray[np.intp], int | None]]:
+        """Rows that run together, and how many of their tokens do; None for all."""
+        return [(np.arange(len(attention_mask)), None)] if self._keeps_padding else equal_length_groups(attention_mask)
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         session = self._session

@@ -23,12 +23,16 @@ from comparators import assert_close
 from hdexport.bench.opening import open_case
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.onnx_plain import export_plainly
-from hdexport.bench.peers.torch_model import load_module
-from hdruntime.bundle import Manifest, Window, open_bundle, write_manifest
+from hdexport.bench.peers.torch_model import load_module, open_module
+from hdruntime.bundle import BlockSparse, Manifest, Window, open_bundle, write_manifest
 from hdruntime.errors import BackendError, BackendUnavailableError, ExportError, MissingDependencyError
 
 SHAPES = [(1, 1), (3, 65), (3, 300)]
 """Batch and tokens; the checkpoints have 64 positions, the bundles 300."""
+
+BIGBIRD = BlockSparse(
+    kind="bigbird", block_size=4, mode="hf_eval", random_blocks=0, global_tokens=0, last_block="padded", dense_tokens=20
+)
 
 HAS_OPTIMUM = shutil.which("optimum-cli") is not None
 NEEDS_OPTIMUM = pytest.mark.skipif(
@@ -56,6 +60,7 @@ def assert_right(case: Any, peer: str) -> None:
     [
         ("bert",),
         ("longformer",),
+        ("big_bird",),
         ("roberta", "question-answering"),
         ("distilbert", "text-classification"),
         ("bert", "sentence-similarity"),
@@ -65,7 +70,7 @@ def test_torch_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...
     assert_right(workshop(*of_bundle), "torch")
 
 
-@pytest.mark.parametrize("of_bundle", [("longformer",), ("bert", "sentence-similarity")])
+@pytest.mark.parametrize("of_bundle", [("longformer",), ("big_bird",), ("bert", "sentence-similarity")])
 def test_sentence_transformers_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...]) -> None:
     assert_right(workshop(*of_bundle), "sentence-transformers")
 
@@ -89,6 +94,26 @@ def test_a_plain_export_of_longformer_is_wrong_and_shows_it(workshop: Any) -> No
     opened = open_case(case.spec("onnx-plain", 3, 300, made.artefact))
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         opened.call()
+
+
+def test_a_plain_export_of_bigbird_is_dense_and_shows_it(workshop: Any) -> None:
+    case = workshop("big_bird")
+    manifest = open_bundle(case.subject.bundle).manifest
+    assert manifest.block_sparse is not None
+    dense_tokens = manifest.block_sparse.dense_tokens
+    assert PEERS["onnx-plain"].remark(manifest) == (
+        f"attends densely at every length, as the model does up to {dense_tokens} tokens: it was exported so"
+    )
+    assert_dense(case, "onnx-plain", dense_tokens)
+
+
+def assert_dense(case: Any, peer: str, dense_tokens: int) -> None:
+    """What a peer made of BigBird is right for short texts, and for longer ones it is seen not to be."""
+    made = case.artefact(peer)
+    assert case.error(peer, 3, dense_tokens, made.artefact).passed
+    for tokens in (dense_tokens + 1, 300):
+        found = case.error(peer, 3, tokens, made.artefact)
+        assert (found.passed, (found.max_abs_error or 0) > 0.01) == (False, True)
 
 
 def test_a_model_that_no_exporter_takes_is_an_error_and_leaves_nothing(
@@ -119,6 +144,22 @@ def test_compiled_torch_is_right(workshop: Any, manifest: Manifest) -> None:
     assert found.passed, found
 
 
+def through_numpy(input_ids: torch.Tensor, **_: torch.Tensor) -> torch.Tensor:
+    """As BigBird's code does, which takes a minute to compile."""
+    drawn = [np.zeros(2, np.int32), np.ones(2, np.int32)]
+    torch._dynamo.graph_break()
+    return input_ids + torch.tensor(np.stack(drawn)).sum()
+
+
+def test_code_that_goes_through_numpy_can_be_compiled(workshop: Any, manifest: Manifest) -> None:
+    spec = workshop("bert").spec("torch-compile", 1, 65)
+    with np.load(spec.inputs) as file:
+        inputs = {name: file[name] for name in file.files}
+    run = torch.compile(through_numpy, backend="eager")
+    opened = open_module(run, spec, manifest, inputs, lambda result: {"sums": result}, is_compiled=True)
+    np.testing.assert_array_equal(opened.call()["sums"], inputs["input_ids"] + 2)
+
+
 def test_a_compiler_that_fails_is_named(workshop: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     case = workshop("bert")
     opened = open_case(case.spec("torch-compile", 1, 65, case.artefact("torch-compile").artefact))
@@ -134,20 +175,36 @@ def test_a_compiler_that_fails_is_named(workshop: Any, monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("peer", ["torch", "sentence-transformers"])
-def test_who_knows_no_windows_says_so_and_differs(workshop: Any, manifest: Manifest, tmp_path: Path, peer: str) -> None:
+@pytest.mark.parametrize(
+    ("change", "remark"),
+    [
+        ({"window": Window(tokens=4, global_tokens=1, dilation=(1,))}, "knows no windows: its attention is dense"),
+        ({"block_sparse": BIGBIRD}, "knows no block-sparse attention: its attention is dense"),
+    ],
+)
+def test_who_knows_only_dense_attention_says_so_and_differs(
+    workshop: Any, manifest: Manifest, tmp_path: Path, change: dict[str, Any], remark: str, peer: str
+) -> None:
     dense = workshop("bert")
-    windowed = Path(shutil.copytree(dense.subject.bundle, tmp_path / "windowed"))
-    # PyTorch's answers are those of windows by what the manifest says, whatever the graphs compute.
-    manifest = dataclasses.replace(manifest, window=Window(tokens=4, global_tokens=1, dilation=(1,)))
-    write_manifest(windowed, manifest)
+    cut = Path(shutil.copytree(dense.subject.bundle, tmp_path / "cut"))
+    # PyTorch's answers are those of windows or blocks by what the manifest says, whatever the graphs compute.
+    manifest = dataclasses.replace(manifest, **change)
+    write_manifest(cut, manifest)
     folder = tmp_path / "prepared"
     folder.mkdir()
-    case = dataclasses.replace(dense, subject=dataclasses.replace(dense.subject, bundle=windowed), folder=folder)
-    assert "its attention is dense" in (PEERS[peer].remark(manifest) or "")
+    case = dataclasses.replace(dense, subject=dataclasses.replace(dense.subject, bundle=cut), folder=folder)
+    assert (PEERS[peer].remark(manifest) or "").startswith(remark)
     artefact = case.artefact(peer).artefact
     assert case.error(peer, 1, 1, artefact).passed
     found = case.error(peer, 1, 65, artefact)
     assert (found.passed, (found.max_abs_error or 0) > 0.01) == (False, True)
+
+
+@pytest.mark.parametrize("peer", list(PEERS))
+def test_who_has_no_table_of_random_blocks_says_so(manifest: Manifest, peer: str) -> None:
+    table = dataclasses.replace(BIGBIRD, mode="table", random_blocks=2)
+    remark = PEERS[peer].remark(dataclasses.replace(manifest, model_type="big_bird", block_sparse=table))
+    assert remark == "knows no table of random blocks: all of its random blocks are block 0"
 
 
 def test_a_half_precision_bundle_is_compared_with_float32_peers_on_a_cpu(workshop: Any) -> None:
@@ -223,7 +280,9 @@ def test_sentence_transformers_only_embeds(manifest: Manifest) -> None:
     assert peer.unavailable(manifest) is None
     fill_mask = dataclasses.replace(manifest, task="fill-mask")
     assert peer.unavailable(fill_mask) == "it embeds texts, and the bundle's task is fill-mask"
-    assert "decoder" in (peer.unavailable(dataclasses.replace(manifest, model_type="led")) or "")
+    for model_type in ("led", "bigbird_pegasus"):
+        refusal = peer.unavailable(dataclasses.replace(manifest, model_type=model_type))
+        assert refusal == f"it runs the decoder of a {model_type} as well, and the bundle is the encoder"
 
 
 def test_asking_the_peers_imports_none_of_them(workshop: Any) -> None:
@@ -341,6 +400,16 @@ def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path
 @pytest.mark.slow
 def test_optimums_export_of_dense_attention_is_right(workshop: Any) -> None:
     assert_right(workshop("bert"), "optimum")
+
+
+@NEEDS_OPTIMUM
+@pytest.mark.slow
+def test_optimums_export_of_bigbird_is_dense_and_shows_it(workshop: Any) -> None:
+    case = workshop("big_bird")
+    manifest = open_bundle(case.subject.bundle).manifest
+    assert manifest.block_sparse is not None
+    assert "attends densely at every length" in (PEERS["optimum"].remark(manifest) or "")
+    assert_dense(case, "optimum", manifest.block_sparse.dense_tokens)
 
 
 @NEEDS_OPTIMUM

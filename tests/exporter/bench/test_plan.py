@@ -13,7 +13,7 @@ from hdexport.bench.plan import BenchOptions, Plan, plan
 from hdruntime.bundle import EngineFile, open_bundle, seal
 from hdruntime.errors import BundleNotFoundError, InputError
 from hdruntime.gpu import Gpu
-from hdruntime.manifest import Backend, ProfileShape
+from hdruntime.manifest import Backend, BlockSparse, ProfileShape
 from hdruntime.passport import ThisMachine
 
 ENGINE = EngineFile(
@@ -71,6 +71,19 @@ def test_models_that_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path
     assert names(planned(bundle, other, peers=("torch",))) == [
         "bundle (onnxruntime)", "other (onnxruntime)", "torch: bundle", "torch: other",
     ]  # fmt: skip
+
+
+def test_models_whose_blocks_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path) -> None:
+    blocks = BlockSparse(
+        kind="blocks", block_size=4, mode="lists", random_blocks=0, global_tokens=0, last_block="row", dense_tokens=0
+    )
+    with_lists = {}
+    for name, lists in {"one": b"some", "same": b"some", "other": b"others"}.items():
+        with_lists[name] = copied(bundle, tmp_path / name, block_sparse=blocks)
+        (with_lists[name] / "listed_blocks.npy").write_bytes(lists)
+        seal(with_lists[name], open_bundle(with_lists[name], check_files=False).manifest)
+    found = names(planned(bundle, *with_lists.values(), peers=("torch",)))
+    assert found[4:] == ["torch: bundle", "torch: one", "torch: other"]
 
 
 def test_bundles_of_one_name_are_told_apart(bundle: Path, tmp_path: Path) -> None:

@@ -102,6 +102,54 @@ def test_the_rows_of_longformers_global_tokens_are_counted_as_the_graph_has_them
     assert without == by_hand - 2 * 2 * width * sum(tokens - window - 1 for window in (4, 8))
 
 
+ONE_LAYER = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
+
+
+def operations_of_one_layer(tokens: int, pairs: int) -> int:
+    """Of `ONE_LAYER`; the pairs are those of one head."""
+    return 2 * tokens * (4 * 64**2 + 2 * 64 * 48) + 2 * (2 * pairs * 64)
+
+
+def test_global_tokens_that_the_graph_puts_in_front_are_counted(tiny_bundles: Callable[..., Any]) -> None:
+    """6 of them take 2 blocks of 4; with a text of 61 tokens, the last of 18 blocks has one token."""
+    built = tiny_bundles("bert", attention="etc:global=6,block=4,tokens=3", **ONE_LAYER)
+    global_rows = 8 * 69
+    # Keys of 2 global blocks, and of one, two or three others.
+    pairs = global_rows + 4 * (8 + 8) + 13 * 4 * (8 + 12) + 4 * (8 + 9) + 1 * (8 + 5)
+    assert work_of(built.path, batch=1, tokens=61).flops == operations_of_one_layer(69, pairs)
+
+
+def test_blocks_are_counted_as_the_table_in_the_graph_lists_them(tiny_bundles: Callable[..., Any]) -> None:
+    built = tiny_bundles("bert", attention="bigbird:block=4,random=2,mode=table", **ONE_LAYER)
+    (node,) = (node for node in ir.load(built.path / "model.onnx").graph if node.domain == "hdexport")
+    table = ir.convenience.get_const_tensor(node.inputs[4]).numpy()
+    assert table.shape[::2] == (2, 2)
+    pairs = 0
+    for head in table:
+        # 61 tokens are 16 blocks, the last of one token; the table is one for longer texts.
+        sizes = dict(enumerate([4] * 15 + [1]))
+        for block in range(16):
+            seen = {0, 15, block - 1, block, block + 1, *head[block - 1]} if 0 < block < 15 else set(range(16))
+            pairs += sizes[block] * sum(sizes.get(other, 0) for other in seen)
+    assert work_of(built.path, batch=1, tokens=61).flops == operations_of_one_layer(61, pairs // 2)
+    assert work_of(built.path, batch=1, tokens=36).flops == operations_of_one_layer(36, 36**2)
+
+
+def test_a_table_that_is_computed_is_not_left_out(tiny_bundles: Callable[..., Any], tmp_path: Path) -> None:
+    built = tiny_bundles("bert", attention="bigbird:block=4,random=2,mode=table", **ONE_LAYER)
+    path = tmp_path / "bundle"
+    shutil.copytree(built.path, path)
+    model = ir.load(path / "model.onnx")
+    (node,) = (node for node in model.graph if node.domain == "hdexport")
+    computed = ir.node("Neg", [node.inputs[4]])
+    model.graph.insert_before(node, computed)
+    node.replace_input_with(4, computed.outputs[0])
+    ir.save(model, path / "model.onnx")
+    seal(path, built.manifest)
+    with pytest.raises(ExportError, match="the table of an attention, so its work cannot be counted"):
+        work_of(path, batch=1, tokens=64)
+
+
 def test_a_shape_that_the_bundle_does_not_take_is_refused(layer: Any) -> None:
     for batch, tokens in ((1, 4097), (0, 64), (1, 0)):
         with pytest.raises(InputError, match=f"{batch} x {tokens} tokens do not fit(.|\n)*1 to 4096 tokens"):

@@ -14,7 +14,7 @@ import pytest
 
 from comparators import assert_close
 from hdruntime.backends.tensorrt import TensorRtRunner
-from hdruntime.bundle import Bundle, ProfileShape
+from hdruntime.bundle import BlockSparse, Bundle, ProfileShape
 from simulated_device import SimulatedDevice
 from simulated_tensorrt import SimulatedTensorRt, add_engine
 
@@ -50,8 +50,8 @@ class Machine:
 
     def expected(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Hidden states, 0 where there is padding."""
-        mask = inputs["attention_mask"]
-        return np.where(mask[..., np.newaxis] == 1, self.model(inputs["input_ids"], mask), 0)
+        mask, blocks = inputs["attention_mask"], self.bundle.manifest.block_sparse
+        return np.where(mask[..., np.newaxis] == 1, self.model(inputs["input_ids"], mask, blocks), 0)
 
     def check(self, inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
         """Assert that results are the model's, and float32."""
@@ -70,7 +70,7 @@ MachineMaker = Callable[..., Machine]
 def new_machine(
     new_bundle: Callable[..., Path], model: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
 ) -> Any:
-    """Make a machine: (seed=0, profiles=..., flavour=..., backend module=..., task=..., **engine options)."""
+    """Make a machine: (seed=0, profiles=..., flavour=..., backend module=..., **bundle's and engine's options)."""
     if importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("our plugins need TensorRT-RTX's base classes: pip install 'hdexport[rtx]'")
     machines: list[Machine] = []
@@ -85,13 +85,14 @@ def new_machine(
         eagerness: float | None = None,
         task: str = "feature-extraction",
         token_types: bool = False,
+        blocks: BlockSparse | None = None,
         **options: Any,
     ) -> Machine:
         device = SimulatedDevice(seed, eagerness=eagerness)
         trt = SimulatedTensorRt(device, module or flavour)
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", device)  # type: ignore[misc]
         monkeypatch.setitem(sys.modules, module or flavour, trt)
-        path = new_bundle(f"bundle-{len(machines)}", task=task, token_types=token_types)
+        path = new_bundle(f"bundle-{len(machines)}", task=task, token_types=token_types, blocks=blocks)
         machines.append(Machine(add_engine(path, profiles, flavour=flavour, **options), device, trt, model))
         return machines[-1]
 

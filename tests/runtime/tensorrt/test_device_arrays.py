@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hdruntime.bundle import BlockSparse, ProfileShape
 from hdruntime.dlpack import CPU, CUDA, DlTensor, capsule_of, open_capsule
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.session import Session
@@ -125,6 +126,22 @@ def test_arrays_on_the_gpu_give_the_models_answers_there(
         assert arrays[HIDDEN].shape == (*batch["input_ids"].shape, 4)
         machine.check(batch, {HIDDEN: arrays[HIDDEN].to_numpy()})
     del arrays, results
+    gc.collect()
+
+
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_it_is_given(
+    padding: str, new_machine: Any, new_batch: Batches, on_gpu: Arrays
+) -> None:
+    bigbird = BlockSparse(
+        kind="bigbird", block_size=20, mode="hf_eval", random_blocks=0, global_tokens=0, last_block="padded",
+        dense_tokens=40,
+    )  # fmt: skip
+    machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)),), blocks=bigbird)
+    session = Session(machine.bundle, machine.runner())
+    for tokens in (17, 41, 60, 61):
+        batch = new_batch(3, tokens, padding)
+        machine.check(batch, {HIDDEN: session.run_on_device(**on_gpu(machine, batch, ByDlpack))[HIDDEN].to_numpy()})
     gc.collect()
 
 

@@ -43,7 +43,7 @@ def flavour(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="module", params=[None, "window:16"], ids=["dense", "window"])
 def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    from hdexport.attention_spec import window_from_spec
+    from hdexport.attention_spec import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines import EngineOptions
     from hdexport.tasks import Task
@@ -60,7 +60,7 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
             output=folder / "bundle",
             max_len=MAX_LEN,
             precision="float16",
-            window=None if request.param is None else window_from_spec(request.param),
+            attention=None if request.param is None else attention_from_spec(request.param),
             engines=EngineOptions(flavours=(flavour,), profiles=PROFILES),
             verify=False,
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,22 @@ import numpy as np
 import pytest
 
 from comparators import assert_close
-from hdruntime.errors import NonFiniteOutputError, OutOfMemoryError
+from hdruntime.bundle import BlockSparse, Bundle, ProfileShape
+from hdruntime.errors import BackendUnavailableError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.scheduling import PaddingCount
 from hdruntime.session import Encoding, Session
 
 HIDDEN = "last_hidden_state"
+PROFILES = (ProfileShape(batch=(1, 1, 8), tokens=(1, 32, 32)), ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)))
+BIGBIRD = BlockSparse(
+    kind="bigbird",
+    block_size=20,
+    mode="hf_eval",
+    random_blocks=0,
+    global_tokens=0,
+    last_block="padded",
+    dense_tokens=40,
+)
 
 
 def encodings(lengths: Sequence[int], seed: int = 0) -> list[Encoding]:
@@ -32,7 +44,7 @@ def encodings(lengths: Sequence[int], seed: int = 0) -> list[Encoding]:
 def check(machine: Any, given: Sequence[Encoding], results: Sequence[dict[str, np.ndarray]]) -> None:
     assert len(given) == len(results)
     for encoding, result in zip(given, results, strict=True):
-        expected = machine.model(np.array([encoding.input_ids]))[0]
+        expected = machine.model(np.array([encoding.input_ids]), blocks=machine.bundle.manifest.block_sparse)[0]
         assert_close(result[HIDDEN], expected, atol=1e-5)
 
 
@@ -91,3 +103,45 @@ def test_padding_to_the_steps_of_an_engine_is_counted(machine: Any) -> None:
     computed = sum(batch * tokens for batch, tokens in machine.trt.shapes_run)
     assert computed > 2 * 20 + 33, "no batch was padded beyond its longest row"
     assert session.padding == PaddingCount(tokens=70, padded_tokens=computed - 70)
+
+
+@pytest.mark.parametrize("graphs", ["on", "off"])
+def test_where_padding_changes_answers_texts_answer_as_they_do_alone(graphs: str, new_machine: Any) -> None:
+    machine = new_machine(profiles=PROFILES, blocks=BIGBIRD)
+    session = Session(machine.bundle, machine.runner(graphs=graphs))
+    given = encodings([*range(1, 201, 3), *range(195, 201), *range(36, 45)])
+    check(machine, given, session.infer(given))
+    computed = sum(batch * tokens for batch, tokens in machine.trt.shapes_run)
+    # Graphs are checked by running a batch again.
+    assert graphs == "on" or session.padding.tokens + session.padding.padded_tokens == computed
+    assert max(batch for batch, _ in machine.trt.shapes_run) == 8, "texts do share batches"
+
+
+@pytest.mark.parametrize("padding", ["right", "left", "holes", "all"])
+def test_where_padding_changes_answers_a_batch_is_answered_as_it_is_given(
+    padding: str, new_machine: Any, new_batch: Any
+) -> None:
+    machine = new_machine(profiles=PROFILES, blocks=BIGBIRD)
+    session = Session(machine.bundle, machine.runner())
+    for tokens in (20, 32, 33, 40, 41, 60, 61, 181, 200):
+        # Five rows of more than 32 tokens run in parts, which are no narrower.
+        batch = new_batch(5, tokens, padding)
+        machine.check(batch, session(**batch))
+        assert session.most_rows(tokens) == (8 if tokens <= 32 else 4)
+
+
+def test_padding_to_the_steps_of_an_engine_would_be_noticed(new_machine: Any, new_batch: Any) -> None:
+    machine = new_machine(profiles=PROFILES, blocks=BIGBIRD)
+    by_row = dataclasses.replace(machine.bundle.manifest, block_sparse=dataclasses.replace(BIGBIRD, last_block="row"))
+    bundle, machine.bundle = machine.bundle, Bundle(machine.bundle.path, by_row)
+    session = Session(machine.bundle, machine.runner())
+    machine.bundle = bundle
+    batch = new_batch(2, 60, "none")
+    with pytest.raises(AssertionError):
+        machine.check(batch, session(**batch))
+
+
+def test_an_engine_that_pads_too_far_is_refused(new_machine: Any) -> None:
+    machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 8), tokens=(64, 128, 200)),), blocks=BIGBIRD)
+    with pytest.raises(BackendUnavailableError, match=r"(?s)40 tokens only with .* --bigbird-last-block row"):
+        machine.runner()

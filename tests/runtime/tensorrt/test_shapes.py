@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hdruntime.backends.tensorrt.layout import layout_of, padding_ranges, rounded_up
-from hdruntime.backends.tensorrt.shapes import Choice, Shape, choose_profile, longest, most_rows
-from hdruntime.errors import InputError
+from hdruntime.backends.tensorrt.shapes import Choice, Shape, check_limits, choose_profile, longest, most_rows
+from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.manifest import ProfileShape, TensorSpec
 
 BUCKETS = tuple(ProfileShape(batch=(1, 1, 8), tokens=(1, length, length)) for length in (128, 512, 4096))
@@ -83,6 +83,39 @@ def test_an_engine_sees_few_lengths() -> None:
 def test_rows_are_limited_by_the_profiles_that_take_the_length() -> None:
     assert [most_rows(UNEVEN, tokens) for tokens in (1, 32, 33, 512, 513, 1000, 1001)] == [64, 64, 8, 8, 1, 1, 0]
     assert longest(UNEVEN) == 1000
+
+
+def limit_of(tokens: int) -> int:
+    """Blocks of 20 tokens, of which two are dense."""
+    return max(40, -(-tokens // 20) * 20)
+
+
+@given(st.integers(1, 8), st.integers(1, 4096))
+def test_no_batch_is_padded_beyond_its_limit(batch: int, tokens: int) -> None:
+    index, shape = choose_profile(BUCKETS, batch, tokens, limit=limit_of(tokens))
+    assert tokens <= shape.tokens <= min(limit_of(tokens), BUCKETS[index].tokens[2])
+    free = choose_profile(BUCKETS, batch, tokens)
+    assert shape.tokens == min(free.shape.tokens, limit_of(tokens))
+
+
+def test_a_profile_beyond_the_limit_takes_no_batch() -> None:
+    # Profile 1 begins at 100 tokens, and profile 2 takes one row only.
+    assert choose_profile(UNEVEN, 4, 81, limit=100).profile == 1
+    assert [most_rows(UNEVEN, tokens, limit=limit_of(tokens)) for tokens in (32, 80, 81, 512)] == [64, 1, 8, 8]
+    with pytest.raises(InputError, match="4 rows of 80 tokens; this engine accepts up to 1 of that length"):
+        choose_profile(UNEVEN, 4, 80, limit=80)
+
+
+def test_an_engine_that_would_have_to_pad_too_far_is_refused() -> None:
+    for profiles in (BUCKETS, UNEVEN):
+        check_limits(profiles, limit_of)
+    # Between 40 and 61 tokens there is no profile, and 41 to 60 may not be padded to 61.
+    gap = (ProfileShape(batch=(1, 1, 1), tokens=(1, 40, 40)), ProfileShape(batch=(1, 1, 1), tokens=(61, 99, 99)))
+    with pytest.raises(BackendUnavailableError, match="takes 60 tokens only with padding to more than 60, which"):
+        check_limits(gap, limit_of)
+    check_limits(gap, lambda tokens: 100)
+    # The last block ends behind the longest row.
+    check_limits((gap[0], ProfileShape(batch=(1, 1, 1), tokens=(60, 99, 99))), limit_of)
 
 
 def test_too_many_tokens_are_named_with_what_fits() -> None:

@@ -17,7 +17,15 @@ from hdexport.bench.case import CaseSpec
 from hdexport.bench.inputs import Texts
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, first_cause, not_installed, runs_in_half
+from hdexport.bench.peers.peer import (
+    Inputs,
+    OpenCase,
+    Prepared,
+    export_remark,
+    first_cause,
+    not_installed,
+    runs_in_half,
+)
 from hdexport.bench.peers.torch_model import load_module
 from hdexport.bench.subject import Subject
 from hdruntime.bundle import Manifest, open_bundle
@@ -46,8 +54,8 @@ class OnnxPlain:
         return not_installed(*packages, install="pip install 'hdexport[export]'")
 
     def remark(self, manifest: Manifest) -> str | None:
-        """That it knows no windows of ours."""
-        return dense_remark(manifest)
+        """What of the bundle's attention it does not know."""
+        return export_remark(manifest, _EXAMPLE[1])
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Export the model; the remark says so where that took the older exporter."""

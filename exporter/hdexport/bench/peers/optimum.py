@@ -11,7 +11,7 @@ from pathlib import Path
 from hdexport.bench.case import CaseSpec
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, not_installed, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, export_remark, not_installed, runs_in_half
 from hdexport.bench.subject import Subject
 from hdruntime.bundle import Manifest, open_bundle
 from hdruntime.errors import ExportError, MissingDependencyError
@@ -23,6 +23,10 @@ _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
 
 _ERROR_LINES = 1
 """Of what it says when it fails; the reason is at the end."""
+
+
+_EXAMPLE_TOKENS = 16
+"""Of the texts that it exports models with, unless told otherwise."""
 
 
 class Optimum:
@@ -38,8 +42,8 @@ class Optimum:
         return not_installed("torch", "transformers", "safetensors", "onnx", install="pip install 'hdexport[export]'")
 
     def remark(self, manifest: Manifest) -> str | None:
-        """That it knows no windows of ours."""
-        return dense_remark(manifest)
+        """What of the bundle's attention it does not know."""
+        return export_remark(manifest, _EXAMPLE_TOKENS)
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Export the extended checkpoint; the remark says which inputs and outputs the graph lacks."""

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["Call", "OpenCase", "Peer", "Prepared", "dense_remark", "first_cause", "not_installed", "runs_in_half"]
+__all__ = [
+    "Call",
+    "OpenCase",
+    "Peer",
+    "Prepared",
+    "attention_remark",
+    "export_remark",
+    "first_cause",
+    "not_installed",
+    "runs_in_half",
+]
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -16,6 +26,9 @@ import numpy.typing as npt
 from hdexport.bench.case import CaseSpec
 from hdexport.bench.subject import Subject
 from hdruntime.bundle import Manifest
+
+_BLOCK_SPARSE_MODELS = ("big_bird", "bigbird_pegasus")
+"""Model types whose attention is block-sparse in PyTorch, too. Their families know it, and want PyTorch to be asked."""
 
 Inputs = Mapping[str, npt.NDArray[np.int64]]
 
@@ -101,11 +114,27 @@ class Peer(Protocol):
         """
 
 
-def dense_remark(manifest: Manifest) -> str | None:
-    """The remark on those who know nothing of windows that a bundle was given; None where it has none."""
-    if manifest.window is None:
+def attention_remark(manifest: Manifest) -> str | None:
+    """The remark on those who know the model, and not what ``--attention`` made of it; None where nothing was made."""
+    blocks = manifest.block_sparse
+    if blocks is not None and manifest.model_type in _BLOCK_SPARSE_MODELS:
+        is_as_trained = blocks.mode == "hf_eval"
+        return None if is_as_trained else "knows no table of random blocks: all of its random blocks are block 0"
+    if manifest.window is None and blocks is None:
         return None
-    return "knows no windows: its attention is dense, and its answers are those of the model before --attention"
+    unknown = "windows" if blocks is None else "block-sparse attention"
+    return f"knows no {unknown}: its attention is dense, and its answers are those of the model before --attention"
+
+
+def export_remark(manifest: Manifest, tokens: int) -> str | None:
+    """The remark on those who export the model with a text of so many tokens, which are few; else None.
+
+    BigBird's code in PyTorch chooses the dense attention for short texts, and an exporter sees what it chose.
+    """
+    remark, blocks = attention_remark(manifest), manifest.block_sparse
+    if remark is not None or blocks is None or tokens > blocks.dense_tokens:
+        return remark
+    return f"attends densely at every length, as the model does up to {blocks.dense_tokens} tokens: it was exported so"
 
 
 def runs_in_half(device: str, manifest: Manifest) -> bool:

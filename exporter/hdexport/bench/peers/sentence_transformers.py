@@ -9,12 +9,14 @@ from typing import Any
 
 from hdexport.bench.case import CaseSpec
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, not_installed, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, attention_remark, not_installed, runs_in_half
 from hdexport.bench.peers.torch_model import open_module
 from hdexport.bench.subject import Subject
 from hdruntime.bundle import Manifest
 
 _TASKS = ("feature-extraction", "sentence-similarity")
+
+_WITH_DECODERS = ("bigbird_pegasus", "led")
 
 _NAME_OF_OUTPUT = {"last_hidden_state": "token_embeddings"}
 """Name in the manifest -> in sentence-transformers, where they differ."""
@@ -30,13 +32,13 @@ class SentenceTransformers:
         """Where it is missing, or the model is none of its kind."""
         if manifest.task not in _TASKS:
             return f"it embeds texts, and the bundle's task is {manifest.task}"
-        if manifest.model_type == "led":
-            return "it runs the decoder of a LED as well, and the bundle is the encoder"
+        if manifest.model_type in _WITH_DECODERS:
+            return f"it runs the decoder of a {manifest.model_type} as well, and the bundle is the encoder"
         return not_installed("sentence_transformers", "safetensors", install="pip install sentence-transformers")
 
     def remark(self, manifest: Manifest) -> str | None:
-        """That it knows no windows of ours."""
-        return dense_remark(manifest)
+        """What of the bundle's attention it does not know."""
+        return attention_remark(manifest)
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Extend the checkpoint's positions."""

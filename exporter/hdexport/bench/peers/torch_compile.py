@@ -58,4 +58,6 @@ class TorchCompile(TorchEager):
             except (TorchDynamoException, InductorError) as error:
                 raise BackendError(f"torch.compile failed: {first_cause(error)}") from error
 
-        return open_module(run, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)))
+        return open_module(
+            run, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)), is_compiled=True
+        )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hdexport.bench.case import CaseSpec
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, dense_remark, not_installed, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, attention_remark, not_installed, runs_in_half
 from hdexport.bench.peers.torch_model import load_module, open_module
 from hdexport.bench.subject import Subject
 from hdruntime.bundle import Manifest
@@ -25,8 +25,8 @@ class TorchEager:
         return torch_unavailable()
 
     def remark(self, manifest: Manifest) -> str | None:
-        """That it knows no windows of ours."""
-        return dense_remark(manifest)
+        """What of the bundle's attention it does not know."""
+        return attention_remark(manifest)
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Extend the checkpoint's positions."""

@@ -64,6 +64,8 @@ def open_module(
     manifest: Manifest,
     inputs: Inputs,
     outputs: Callable[[Any], dict[str, torch.Tensor]],
+    *,
+    is_compiled: bool = False,
 ) -> OpenCase:
     """A batch through a module, the copies to and from the GPU included.
 
@@ -73,13 +75,18 @@ def open_module(
         manifest: of the bundle whose model it is.
         inputs: name -> [batch, tokens].
         outputs: from what `run` returns to tensors by the manifest's names.
+        is_compiled: whether `run` compiles.
     """
     import torch
+
+    # Inference mode saves a little, but in it PyTorch 2.13 cannot compile code that makes tensors of NumPy's arrays, as
+    # BigBird's does ("Guard failed on the same frame").
+    without_gradients = torch.no_grad if is_compiled else torch.inference_mode
 
     torch.set_num_threads(spec.threads)
 
     def call() -> dict[str, npt.NDArray[np.float32]]:
-        with torch.inference_mode():
+        with without_gradients():
             result = run(**{name: torch.from_numpy(ids).to(spec.device) for name, ids in inputs.items()})
         # The copy to the host waits for the GPU.
         return {name: values.float().cpu().numpy() for name, values in outputs(result).items()}

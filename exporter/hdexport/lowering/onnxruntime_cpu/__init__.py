@@ -10,6 +10,7 @@ __all__ = ["FUSED_DTYPES", "lower_for_onnxruntime_cpu"]
 
 from typing import TYPE_CHECKING
 
+from hdexport.lowering.onnxruntime_cpu.block_sparse_attention import lower_block_sparse_attention
 from hdexport.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
 from hdexport.lowering.onnxruntime_cpu.flash import CONTRIB_DOMAIN
 from hdexport.lowering.onnxruntime_cpu.sliding_window_attention import lower_sliding_window_attention
@@ -18,10 +19,14 @@ from hdexport.passes.widen_to_float32 import widen_to_float32
 if TYPE_CHECKING:
     import onnx_ir
 
-FUSED_DTYPES: dict[str, tuple[str, ...]] = {"DenseAttention": ("float32",), "SlidingWindowAttention": ()}
+FUSED_DTYPES: dict[str, tuple[str, ...]] = {
+    "BlockSparseAttention": (),
+    "DenseAttention": ("float32",),
+    "SlidingWindowAttention": (),
+}
 """Operator -> dtypes in which this lowering computes it with a fused kernel; a half-precision graph is widened.
 
-None for windows: short texts take the fused kernel there too, but what windows are for are the others.
+None for sparse attention: short texts take the fused kernel there too, but what it is for are the others.
 """
 
 
@@ -36,6 +41,7 @@ def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
     widen_to_float32(model)
     lower_dense_attention(model)
     lower_sliding_window_attention(model)
+    lower_block_sparse_attention(model)
     model.graph.opset_imports[CONTRIB_DOMAIN] = 1
     RemoveUnusedNodesPass()(model)
     RemoveUnusedFunctionsPass()(model)

@@ -12,8 +12,10 @@ __all__ = [
     "Insertion",
     "choose",
     "fused_attention",
+    "merge_heads",
     "replace_by_merged",
     "states_before_splitting",
+    "states_tokens_first",
 ]
 
 from collections.abc import Sequence
@@ -48,9 +50,13 @@ class Insertion:
         import onnx_ir as ir
 
         node = ir.node(op_type, inputs, attributes=attributes)
+        self.insert(node)
+        return node.outputs[0]
+
+    def insert(self, node: onnx_ir.Node) -> None:
+        """Put a node in."""
         assert self._before.graph is not None
         self._before.graph.insert_before(self._before, node)
-        return node.outputs[0]
 
     def integers(self, values: Sequence[int]) -> onnx_ir.Value:
         """A constant [len(values)], int64."""
@@ -103,10 +109,30 @@ def states_before_splitting(insertion: Insertion, node: onnx_ir.Node) -> list[on
     query, key, value = (_before_transposition(state) for state in heads)
     if query is None:
         query = insertion.op("Transpose", [heads[0]], {"perm": SWAP_HEADS_AND_TOKENS})
-    merged_query = _merge_heads(insertion, query)
+    merged_query = merge_heads(insertion, query)
     if key is None or value is None:
         return [merged_query, *heads[1:]]
-    return [merged_query, _merge_heads(insertion, key), _merge_heads(insertion, value)]
+    return [merged_query, merge_heads(insertion, key), merge_heads(insertion, value)]
+
+
+def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+    """Query, key and value as [batch, tokens, heads, head_dim], from before they were turned, where they were.
+
+    Args:
+        insertion: in front of the node, for what is missing.
+        node: its first inputs are query, key and value, [batch, heads, tokens, head_dim].
+    """
+    states = []
+    for heads in node.inputs[:3]:
+        assert heads is not None
+        before = _before_transposition(heads)
+        states.append(before or insertion.op("Transpose", [heads], {"perm": SWAP_HEADS_AND_TOKENS}))
+    return states
+
+
+def merge_heads(insertion: Insertion, tokens_first: onnx_ir.Value) -> onnx_ir.Value:
+    """[batch, tokens, heads, head_dim] as [batch, tokens, hidden], which copies nothing."""
+    return insertion.op("Reshape", [tokens_first, insertion.integers([0, 0, -1])])
 
 
 def choose(
@@ -171,11 +197,6 @@ def _branch(name: str, nodes: Sequence[onnx_ir.Node]) -> onnx_ir.Graph:
         node.outputs[0].name = f"{name}_{number}"
         node.outputs[0].dtype = ir.DataType.FLOAT
     return ir.Graph([], [nodes[-1].outputs[0]], nodes=nodes, name=name)
-
-
-def _merge_heads(insertion: Insertion, tokens_first: onnx_ir.Value) -> onnx_ir.Value:
-    """[batch, tokens, heads, head_dim] as [batch, tokens, hidden], which copies nothing."""
-    return insertion.op("Reshape", [tokens_first, insertion.integers([0, 0, -1])])
 
 
 def _before_transposition(heads: onnx_ir.Value) -> onnx_ir.Value | None:

@@ -12,8 +12,6 @@ tokens  blocks  fused
 1024    21      15
 2048    92      59
 ======  ======  =====
-
-Longer texts are not for it: its time is quadratic, and with the mask that the window would then be, so is its memory.
 """
 
 from __future__ import annotations
@@ -22,13 +20,7 @@ __all__ = ["lower_sliding_window_attention"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.onnxruntime_cpu.flash import (
-    SWAP_HEADS_AND_TOKENS,
-    Insertion,
-    choose,
-    fused_attention,
-    replace_by_merged,
-)
+from hdexport.lowering.onnxruntime_cpu.short_texts import ShortTexts
 from hdexport.passes.graph_nodes import attributes_of, operator_nodes
 
 if TYPE_CHECKING:
@@ -42,27 +34,22 @@ def lower_sliding_window_attention(model: onnx_ir.Model) -> int:
         The number of nodes.
     """
     nodes = operator_nodes(model, "SlidingWindowAttention")
-    conditions: dict[tuple[onnx_ir.Value, int], onnx_ir.Value] = {}
+    short_texts = ShortTexts()
     for number, node in enumerate(nodes):
         attributes = attributes_of(node)
         _set_body(model, node)
-        if max(attributes["dilation"]) > 1:
-            # However short the text, such a head does not see all of it.
-            continue
-        token_kind = node.inputs[3]
-        assert token_kind is not None
-        longest = min(attributes["left"], attributes["right"]) + 1
-        insertion = Insertion(node)
-        if (token_kind, longest) not in conditions:
-            conditions[token_kind, longest] = _is_covered(insertion, token_kind, longest)
-        _choose(insertion, node, conditions[token_kind, longest], name=f"window_{number}")
+        # However short the text, a dilated head does not see all of it.
+        if max(attributes["dilation"]) == 1:
+            longest = min(attributes["left"], attributes["right"]) + 1
+            short_texts.fuse(node, longest=longest, name=f"window_{number}")
     return len(nodes)
 
 
 def _set_body(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
     import onnx_ir as ir
 
-    from hdplugins.sliding_window_attention.onnx_function import BlockOrder, function_for
+    from hdplugins.onnx_text import BlockOrder
+    from hdplugins.sliding_window_attention.onnx_function import function_for
 
     attributes = attributes_of(node)
     body = function_for(
@@ -71,38 +58,3 @@ def _set_body(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
     function = ir.serde.deserialize_function(body)
     assert function.identifier() == node.op_identifier()
     model.functions[function.identifier()] = function
-
-
-def _is_covered(insertion: Insertion, token_kind: onnx_ir.Value, longest: int) -> onnx_ir.Value:
-    """[], bool: whether no token is padding and every query's window reaches both ends of the text."""
-    import onnx_ir as ir
-
-    smallest = insertion.op("ReduceMin", [token_kind], {"keepdims": 0})
-    unpadded = insertion.op("Cast", [smallest], {"to": int(ir.DataType.BOOL)})
-    tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_kind], {"start": 1, "end": 2})])
-    reached = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
-    return insertion.op("And", [unpadded, reached])
-
-
-def _choose(insertion: Insertion, node: onnx_ir.Node, is_covered: onnx_ir.Value, *, name: str) -> None:
-    """Both branches read split heads: states from before the splitting would be kept in memory for the other one."""
-    import onnx_ir as ir
-
-    query, key, value = (state for state in node.inputs[:3] if state is not None)
-    to_hidden = insertion.integers([0, 0, -1])
-
-    def merge(heads: onnx_ir.Value) -> list[onnx_ir.Node]:
-        tokens_first = ir.node("Transpose", [heads], {"perm": SWAP_HEADS_AND_TOKENS})
-        return [tokens_first, ir.node("Reshape", [tokens_first.outputs[0], to_hidden])]
-
-    merged_query = merge(query)
-    fused = fused_attention(node, [merged_query[-1].outputs[0], key, value])
-    blocks = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
-    attended = choose(
-        insertion,
-        is_covered,
-        then=[*merged_query, fused],
-        otherwise=[blocks, *merge(blocks.outputs[0])],
-        name=name,
-    )
-    replace_by_merged(insertion, node, attended)

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["TensorRtRunner"]
 
 import contextlib
+import functools
 import logging
 import threading
 import time
@@ -22,13 +23,14 @@ from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.options import checked_options
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
-from hdruntime.backends.tensorrt.shapes import Choice, choose_profile, longest, most_rows
+from hdruntime.backends.tensorrt.shapes import Choice, check_limits, choose_profile, longest, most_rows
 from hdruntime.backends.tensorrt.slots import FloatArrays, Pending, Slot
 from hdruntime.bundle import Backend, Bundle, EngineFile
 from hdruntime.device_arrays import DeviceArray
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu import driver_version, gpus
 from hdruntime.gpu_options import GpuOptions
+from hdruntime.padding_limit import padding_limit
 
 logger = logging.getLogger(__name__)
 
@@ -56,7 +58,8 @@ class TensorRtRunner:
     Raises:
         InputError: options contradict each other.
         MissingDependencyError: the flavour's package is not installed.
-        BackendUnavailableError: cuda-python, the driver or the GPU is missing.
+        BackendUnavailableError: cuda-python, the driver or the GPU is missing; or the engine would pad some batches so
+            far that their answers change.
         BackendError: TensorRT refuses the engine.
         OutOfMemoryError: there is too little memory for it.
         BundleCorruptError: the engine is not what the manifest says.
@@ -82,6 +85,8 @@ class TensorRtRunner:
         mode, specialization = checked_options(self.backend, graphs, most_graphs, kernel_specialization)
         self.max_len = min(bundle.manifest.max_len, longest(engine.profiles))
         self._profiles = engine.profiles
+        self._limit = functools.partial(padding_limit, bundle.manifest.block_sparse)
+        check_limits(self._profiles, self._limit)
         self._lock = threading.Lock()
         self._turn = 0
         self._closed = False
@@ -111,11 +116,11 @@ class TensorRtRunner:
 
     def most_rows(self, tokens: int) -> int:
         """Rows that a batch of that length may have; 0 for more tokens than any profile takes."""
-        return most_rows(self._profiles, tokens)
+        return most_rows(self._profiles, tokens, limit=self._limit(tokens))
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
         """Those of the shape that the batch is padded to; see :class:`hdruntime.backends.Runner`."""
-        shape = choose_profile(self._profiles, *attention_mask.shape).shape
+        shape = self._choice(*attention_mask.shape).shape
         return shape.batch * shape.tokens
 
     def start(
@@ -126,7 +131,7 @@ class TensorRtRunner:
         Raises:
             InputError: no profile takes so many rows or tokens.
         """
-        choice = choose_profile(self._profiles, *inputs[MASK].shape)
+        choice = self._choice(*inputs[MASK].shape)
         with self._slot() as (machine, slot):
             collect = self._with_memory(machine, lambda: self._batches.start(slot, choice, inputs, list(outputs)))
             slot.pending = pending = Pending(collect)
@@ -155,7 +160,7 @@ class TensorRtRunner:
         with self._slot() as (machine, slot):
             names = list(self._loaded.inputs)
             with device_inputs(inputs, names, self._device, machine.copying_in) as arrays:
-                choice = choose_profile(self._profiles, *arrays[MASK].shape)
+                choice = self._choice(*arrays[MASK].shape)
                 results, wait = self._with_memory(
                     machine, lambda: self._batches.start_on_device(slot, choice, arrays, list(outputs))
                 )
@@ -181,6 +186,9 @@ class TensorRtRunner:
                         self._loaded.close()
             except BackendError as error:
                 logger.warning("not all memory of the GPU could be given back: %s", error)
+
+    def _choice(self, batch: int, tokens: int) -> Choice:
+        return choose_profile(self._profiles, batch, tokens, limit=self._limit(tokens))
 
     def _results(self, pending: Pending) -> FloatArrays:
         results = pending.results()

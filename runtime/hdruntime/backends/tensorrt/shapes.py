@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["Choice", "Shape", "choose_profile", "longest", "most_rows"]
+__all__ = ["Choice", "Shape", "check_limits", "choose_profile", "longest", "most_rows"]
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hdruntime.errors import InputError
+from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.manifest import ProfileShape
 
 _SHORTEST_STEP = 16
@@ -35,13 +36,14 @@ class Choice(NamedTuple):
     shape: Shape
 
 
-def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int) -> Choice:
+def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int, *, limit: int = sys.maxsize) -> Choice:
     """The profile that computes least for a batch, and of those that do equally little the narrowest.
 
     Args:
         profiles: of the engine, in its order.
         batch: rows.
         tokens: of the longest row, padding that the caller made included.
+        limit: the most tokens that a batch of so many may be padded to; see `hdruntime.padding_limit`.
 
     Raises:
         InputError: no profile takes so many rows or tokens.
@@ -49,11 +51,11 @@ def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int) ->
     fitting = [
         (index, profile)
         for index, profile in enumerate(profiles)
-        if batch <= profile.batch[2] and tokens <= profile.tokens[2]
+        if batch <= profile.batch[2] and _takes(profile, tokens, limit)
     ]
     if not fitting:
-        raise _too_large(profiles, batch, tokens)
-    choices = [(Choice(index, _padded(profile, batch, tokens)), profile) for index, profile in fitting]
+        raise _too_large(profiles, batch, tokens, limit)
+    choices = [(Choice(index, _padded(profile, batch, tokens, limit)), profile) for index, profile in fitting]
 
     def cost(item: tuple[Choice, ProfileShape]) -> tuple[int, ...]:
         (index, shape), profile = item
@@ -62,9 +64,9 @@ def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int) ->
     return min(choices, key=cost)[0]
 
 
-def most_rows(profiles: Sequence[ProfileShape], tokens: int) -> int:
+def most_rows(profiles: Sequence[ProfileShape], tokens: int, *, limit: int = sys.maxsize) -> int:
     """Rows that a batch of that length may have; 0 where no profile takes such a length."""
-    return max((profile.batch[2] for profile in profiles if tokens <= profile.tokens[2]), default=0)
+    return max((profile.batch[2] for profile in profiles if _takes(profile, tokens, limit)), default=0)
 
 
 def longest(profiles: Sequence[ProfileShape]) -> int:
@@ -72,9 +74,37 @@ def longest(profiles: Sequence[ProfileShape]) -> int:
     return max(profile.tokens[2] for profile in profiles)
 
 
-def _padded(profile: ProfileShape, batch: int, tokens: int) -> Shape:
+def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int]) -> None:
+    """Refuse an engine that would have to pad some rows further than they may be.
+
+    Args:
+        profiles: of the engine.
+        limit_of: tokens of a row -> the most that it may be padded to; see `hdruntime.padding_limit`.
+
+    Raises:
+        BackendUnavailableError: there are such rows.
+    """
+    tokens, last = 0, longest(profiles)
+    while tokens < last:
+        limit = limit_of(tokens + 1)
+        # A profile that takes the longest row of a limit takes the shorter ones, too.
+        tokens = min(limit, last)
+        if not most_rows(profiles, tokens, limit=limit):
+            raise BackendUnavailableError(
+                f"The engine takes {tokens} tokens only with padding to more than {limit}, which changes answers: this "
+                "bundle's last block is that of the padded batch.\n"
+                "Rebuild the engine with profiles from 1 token on (--profiles), or the bundle with "
+                "--bigbird-last-block row."
+            )
+
+
+def _takes(profile: ProfileShape, tokens: int, limit: int) -> bool:
+    return tokens <= profile.tokens[2] and profile.tokens[0] <= limit
+
+
+def _padded(profile: ProfileShape, batch: int, tokens: int, limit: int) -> Shape:
     wanted = max(tokens, profile.tokens[0])
-    return Shape(max(batch, profile.batch[0]), min(_stepped(wanted), profile.tokens[2]))
+    return Shape(max(batch, profile.batch[0]), min(_stepped(wanted), profile.tokens[2], limit))
 
 
 def _stepped(tokens: int) -> int:
@@ -83,14 +113,14 @@ def _stepped(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def _too_large(profiles: Sequence[ProfileShape], batch: int, tokens: int) -> InputError:
+def _too_large(profiles: Sequence[ProfileShape], batch: int, tokens: int, limit: int) -> InputError:
     most = longest(profiles)
     if tokens > most:
         return InputError(
             f"The batch has {tokens} tokens; this engine accepts 1 to {most}.\n"
             f"Truncate it, or rebuild with --max-len {tokens} (or longer --profiles)."
         )
-    rows = most_rows(profiles, tokens)
+    rows = most_rows(profiles, tokens, limit=limit)
     return InputError(
         f"The batch has {batch} rows of {tokens} tokens; this engine accepts up to {rows} of that length.\n"
         f"Split it, or rebuild with --batch 1:1:{batch}."

@@ -1,0 +1,111 @@
+"""The parts of a model that windows and blocks act on, found by running it: its attentions, and its stack of layers."""
+
+from __future__ import annotations
+
+__all__ = ["Layers", "attention_modules", "layer_stack", "states_before_layers", "wrap_layers"]
+
+import functools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+Layers = Callable[[torch.Tensor, Any], torch.Tensor]
+"""(hidden states, what every attention is to get for a mask) -> hidden states."""
+
+_RECORDING = "hdexport-recording"
+"""Name under which the library's attention interface knows the recorder."""
+
+
+def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The modules that call the library's attention interface, in the order in which they do; each once.
+
+    A model that uses the same layer several times has one.
+    """
+    found: dict[torch.nn.Module, None] = {}
+
+    def attend(module: torch.nn.Module, query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
+        found.setdefault(module)
+        return query.transpose(1, 2).contiguous(), None
+
+    ALL_ATTENTION_FUNCTIONS.register(_RECORDING, attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_RECORDING, lambda *_, **__: None)
+    before = model.config._attn_implementation
+    model.config._attn_implementation = _RECORDING
+    try:
+        _run(model, torch.zeros(1, 2, dtype=torch.int64))
+    finally:
+        model.config._attn_implementation = before
+    return list(found)
+
+
+def layer_stack(model: PreTrainedModel) -> torch.nn.Module:
+    """The module that runs all layers: between the embeddings and the head."""
+    base = model.base_model
+    stack: torch.nn.Module = base.transformer if hasattr(base, "transformer") else base.encoder  # DistilBERT's name
+    return stack
+
+
+def states_before_layers(model: PreTrainedModel, input_ids: torch.Tensor) -> torch.Tensor:
+    """What the layers are given for a text: [tokens, width].
+
+    Args:
+        model: in evaluation mode.
+        input_ids: [tokens], int64.
+    """
+    seen: list[torch.Tensor] = []
+
+    def look(_: torch.nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        seen.append(named["hidden_states"] if "hidden_states" in named else arguments[0])
+
+    handle = layer_stack(model).register_forward_pre_hook(look, with_kwargs=True)
+    try:
+        _run(model, input_ids.unsqueeze(0))
+    finally:
+        handle.remove()
+    return seen[0][0]
+
+
+def wrap_layers(model: PreTrainedModel, around: Callable[[torch.Tensor, torch.Tensor, Layers], torch.Tensor]) -> None:
+    """Put something around the stack of layers, in place.
+
+    Args:
+        model: whose attention is reached through the library's attention interface.
+        around: (hidden states [batch, tokens, width], what the interface made of the mask, the layers) -> hidden
+            states [batch, tokens, hidden_size]. The layers take hidden states and what every attention is to get for a
+            mask.
+    """
+    stack = layer_stack(model)
+    stack.forward = functools.partial(_forward, stack.forward, around)
+
+
+def _forward(
+    original: Callable[..., Any],
+    around: Callable[[torch.Tensor, torch.Tensor, Layers], torch.Tensor],
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    output = None
+
+    def layers(states: torch.Tensor, mask: Any) -> torch.Tensor:
+        nonlocal output
+        output = original(states, mask, *args, **kwargs)
+        last: torch.Tensor = output.last_hidden_state
+        return last
+
+    states = around(hidden_states, attention_mask, layers)
+    assert output is not None
+    output.last_hidden_state = states
+    return output
+
+
+def _run(model: PreTrainedModel, input_ids: torch.Tensor) -> None:
+    with torch.inference_mode():
+        model.base_model(input_ids=input_ids, attention_mask=torch.ones_like(input_ids))

@@ -1,0 +1,175 @@
+"""BigBird: blocks of tokens see those around them, the first, the last, and random ones, which may count again."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY", "SelfAttention", "block_sparse", "forget_short_texts"]
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
+
+from hdexport.attention import dense_attention_node
+from hdexport.block_setup import bigbird
+from hdexport.block_sparse import block_sparse_node, through_blocks
+from hdexport.families.family import Family
+from hdexport.tasks import Task
+from hdruntime.errors import ModelError
+from hdruntime.manifest import BlockSparse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class SelfAttention(torch.nn.Module):
+    """The projections of the original module around our operators.
+
+    Args:
+        original: one of the library's two attention modules of a BigBird, or BigBird-Pegasus'.
+        spec: what the attention is; None where it is dense.
+        listed_blocks: int32, [1 or heads, rows, listed], for the mode ``table``.
+    """
+
+    listed_blocks: torch.Tensor | None
+
+    def __init__(
+        self, original: Any, spec: BlockSparse | None = None, listed_blocks: torch.Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.query, self.key, self.value = original.query, original.key, original.value
+        self.head_dim, self.spec = int(original.attention_head_size), spec
+        # Not a constant: each layer has its own, and layers that differ in nothing else are traced once.
+        self.register_buffer("listed_blocks", listed_blocks)
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+        """Attend.
+
+        Args:
+            hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
+            token_mask: [batch, tokens], 0 for padding: int32 where the attention is sparse, bool where it is dense.
+        """
+        query, key, value = (self._split(project(hidden_states)) for project in (self.query, self.key, self.value))
+        scale = self.head_dim**-0.5
+        if self.spec is None:
+            attended = dense_attention_node(query, key, value, token_mask, scale=scale)
+        else:
+            attended = block_sparse_node(query, key, value, token_mask, self.listed_blocks, spec=self.spec, scale=scale)
+        return attended.transpose(1, 2).flatten(2)
+
+    def _split(self, merged: torch.Tensor) -> torch.Tensor:
+        """[batch, tokens, hidden_size] as [batch, heads, tokens, head_dim]."""
+        return merged.unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+
+
+def block_sparse(config: Any) -> BlockSparse | None:
+    """The attention of a BigBird, or a BigBird-Pegasus, as Hugging Face evaluates it; None where it is dense.
+
+    Raises:
+        ModelError: the library cannot evaluate it.
+    """
+    if config.attention_type == "original_full":
+        return None
+    spec = bigbird(block_size=config.block_size, random_blocks=config.num_random_blocks)
+    if spec.random_blocks < 1:
+        raise ModelError(
+            f"config.json has num_random_blocks {spec.random_blocks}, with which Hugging Face's code fails on texts of "
+            f"more than {spec.dense_tokens} tokens.\nSet it to 1 or more, as the model was trained."
+        )
+    return spec
+
+
+def forget_short_texts(model: PreTrainedModel) -> None:
+    """Make a model of the library answer every call as a new one would, in place.
+
+    A text that is short enough for dense attention turns it into a dense model for good; so does this, and a hook turns
+    it back before each call. Modules that are made on the way back follow the configuration, and with it the positions
+    that there are now; those that were there do not.
+    """
+    if block_sparse(model.config) is None:
+        return
+    base: Any = model.base_model
+    base.set_attention_type("original_full")
+    base.register_forward_pre_hook(lambda module, _: module.set_attention_type("block_sparse"))
+
+
+class _Attention(torch.nn.Module):
+    """`SelfAttention` and what follows it, without the original's seed, in which all layers differ.
+
+    Args:
+        original: a ``BigBirdAttention``.
+        spec: what the attention is; None where it is dense.
+        listed_blocks: as `SelfAttention` takes it.
+    """
+
+    def __init__(self, original: Any, spec: BlockSparse | None, listed_blocks: torch.Tensor | None) -> None:
+        super().__init__()
+        self.self, self.output = SelfAttention(original.self, spec, listed_blocks), original.output
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> tuple[torch.Tensor, None]:
+        """Attend; the arguments are named as the layer around names them."""
+        return self.output(self.self(hidden_states, attention_mask), hidden_states), None
+
+
+def _forward(
+    model: Any,
+    spec: BlockSparse | None,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    token_type_ids: torch.Tensor | None = None,
+    position_ids: torch.Tensor | None = None,
+    **_: Any,
+) -> BaseModelOutputWithPoolingAndCrossAttentions:
+    """The model's forward without what Hugging Face's attention needs: padding to blocks, masks, a switch by length."""
+    hidden_states = model.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=token_type_ids)
+
+    def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for layer in model.encoder.layer:
+            states = layer(states, attention_mask=mask)
+        return states
+
+    if spec is None:
+        hidden_states = layers(hidden_states, attention_mask.bool())
+    else:
+        hidden_states = through_blocks(spec, hidden_states, attention_mask, layers)
+    return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden_states)
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    _adapt_blocks(model, None, [None] * model.config.num_hidden_layers)
+
+
+def _adapt_blocks(model: PreTrainedModel, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
+    base: Any = model.base_model
+    _check_separator(model)
+    for layer, table in zip(base.encoder.layer, tables, strict=True):
+        layer.attention = _Attention(layer.attention, spec, table)
+    base.forward = functools.partial(_forward, base, spec)
+
+
+def _check_separator(model: Any) -> None:
+    """Refuse question answering that cannot tell the question from the context."""
+    if hasattr(model, "qa_classifier") and model.config.sep_token_id is None:
+        raise ModelError(
+            "config.json has no sep_token_id, by which a big_bird finds the question, whose tokens are no answer.\n"
+            'Add it: the tokenizer knows the id of its separator, e.g. "sep_token_id": 66.'
+        )
+
+
+def _padded_tokens(config: Any, tokens: int) -> int:
+    return -(-tokens // config.block_size) * config.block_size
+
+
+FAMILY = Family(
+    model_types=("big_bird",),
+    padded_tokens=_padded_tokens,
+    adapt=_adapt,
+    block_sparse=block_sparse,
+    adapt_blocks=_adapt_blocks,
+    as_trained=forget_short_texts,
+    has_sdpa=False,
+    # Hugging Face's tokenizer gives no types to this task, and its model makes them so.
+    token_type_separator_id=lambda config, task: config.sep_token_id if task is Task.QUESTION_ANSWERING else None,
+    why_not_windowed="its attention is block-sparse already, by block_size of config.json",
+)

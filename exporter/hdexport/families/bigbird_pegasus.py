@@ -1,0 +1,100 @@
+"""BigBird-Pegasus' encoder: BigBird's attention in layers that normalise first, and positions that count from row 0."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.modeling_outputs import BaseModelOutput
+
+from hdexport.block_sparse import through_blocks
+from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts
+from hdexport.families.family import Family
+from hdexport.families.led import encoder_of
+from hdexport.tasks import Task
+from hdruntime.manifest import BlockSparse
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Layer(torch.nn.Module):
+    """A layer of the original's parts, without its look for infinity in float16, a branch that no graph can have.
+
+    Args:
+        original: a ``BigBirdPegasusEncoderLayer``.
+        attention: in the place of the original's.
+    """
+
+    def __init__(self, original: Any, attention: SelfAttention) -> None:
+        super().__init__()
+        self.self_attn, self.output = attention, original.self_attn.output
+        self.self_attn_layer_norm, self.final_layer_norm = original.self_attn_layer_norm, original.final_layer_norm
+        self.fc1, self.fc2, self.activation_fn = original.fc1, original.fc2, original.activation_fn
+
+    def forward(self, hidden_states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+        """Run the layer.
+
+        Args:
+            hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
+            token_mask: [batch, tokens], as the attention wants it.
+        """
+        attended = self.self_attn(self.self_attn_layer_norm(hidden_states), token_mask)
+        hidden_states = hidden_states + self.output(attended)
+        expanded = self.activation_fn(self.fc1(self.final_layer_norm(hidden_states)))
+        hidden_states = hidden_states + self.fc2(expanded)
+        if hidden_states.dtype == torch.float16:
+            # What is added up from layer to layer can leave float16's range; the library cuts it off there as well.
+            largest = torch.finfo(torch.float16).max - 1000
+            hidden_states = hidden_states.clamp(-largest, largest)
+        return hidden_states
+
+
+def _forward(
+    encoder: Any, spec: BlockSparse | None, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any
+) -> BaseModelOutput:
+    """The encoder's forward without what Hugging Face's attention needs; see `hdexport.families.big_bird`."""
+    hidden_states = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)
+
+    def layers(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        for layer in encoder.layers:
+            states = layer(states, mask)
+        return states
+
+    if spec is None:
+        hidden_states = layers(hidden_states, attention_mask.bool())
+    else:
+        hidden_states = through_blocks(spec, hidden_states, attention_mask, layers)
+    return BaseModelOutput(last_hidden_state=encoder.layernorm_embedding(hidden_states))
+
+
+def _adapt(encoder: PreTrainedModel) -> None:
+    _adapt_blocks(encoder, None, [None] * encoder.config.num_hidden_layers)
+
+
+def _adapt_blocks(encoder: Any, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
+    encoder.layers = torch.nn.ModuleList(
+        _Layer(layer, SelfAttention(layer.self_attn.self, spec, table))
+        for layer, table in zip(encoder.layers, tables, strict=True)
+    )
+    encoder.forward = functools.partial(_forward, encoder, spec)
+
+
+FAMILY = Family(
+    model_types=("bigbird_pegasus",),
+    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
+    encoder=encoder_of,
+    embeddings=lambda encoder: encoder.embed_positions,
+    # The encoder's and the decoder's, which are as long.
+    position_table="embed_positions.weight",
+    adapt=_adapt,
+    block_sparse=block_sparse,
+    adapt_blocks=_adapt_blocks,
+    as_trained=forget_short_texts,
+    has_sdpa=False,
+    why_not_windowed="its attention is block-sparse already, by block_size of config.json",
+)

@@ -1,0 +1,90 @@
+"""The work of block-sparse attention: queries with the keys of the blocks that they see."""
+
+from __future__ import annotations
+
+__all__ = ["pairs"]
+
+import numpy as np
+import numpy.typing as npt
+
+_Integers = npt.NDArray[np.int64]
+
+
+def pairs(
+    *,
+    tokens: int,
+    heads: int,
+    global_tokens: int = 0,
+    block_size: int,
+    first_global: int,
+    last_global: int,
+    window: int,
+    first_repeats: int,
+    dense_tokens: int,
+    ends_by_row: int | None = None,
+    scale: float | None = None,
+    listed_blocks: npt.ArrayLike | None = None,
+) -> int:
+    """Queries and keys that see each other in one text without padding, in all its heads; each pair counts once.
+
+    Exact, and linear in tokens to compute. A key that counts several times is one pair.
+
+    Args:
+        tokens: of the text.
+        heads: of the attention.
+        global_tokens: without meaning here: blocks are global.
+        block_size: attribute of the operator, as are those below; see `reference`.
+        first_global: likewise.
+        last_global: likewise.
+        window: likewise.
+        first_repeats: likewise.
+        dense_tokens: likewise.
+        ends_by_row: without meaning here: nothing is padding.
+        scale: likewise.
+        listed_blocks: [1 or heads, rows, listed], the operator's table; None where it has none.
+
+    Raises:
+        ValueError: the table does not fit the heads.
+    """
+    if tokens <= dense_tokens:
+        return heads * tokens * tokens
+    blocks = -(-tokens // block_size)
+    sizes = np.full(blocks, block_size, np.int64)
+    sizes[-1] = tokens - block_size * (blocks - 1)
+    seen = _seen_by_rule(blocks, first_global, last_global, window, first_repeats)[None]
+    if listed_blocks is not None:
+        listed = _listed(np.asarray(listed_blocks, np.int64), heads, blocks, first_global)
+        seen = np.concatenate([np.repeat(seen, len(listed), axis=0), listed], axis=2)
+    keys = _keys(seen, sizes)  # [1 or heads, blocks]
+    is_global = np.arange(blocks) < first_global
+    is_global[-1] |= bool(last_global)
+    keys[:, is_global] = tokens
+    return int((keys * sizes).sum()) * (heads // len(keys))
+
+
+def _seen_by_rule(blocks: int, first_global: int, last_global: int, window: int, first_repeats: int) -> _Integers:
+    """[blocks, seen], what each block of queries sees without the table; there may be repeats, and blocks out of it."""
+    number = np.arange(blocks, dtype=np.int64)[:, None]
+    always = [*range(max(first_global, min(first_repeats, 1))), *([blocks - 1] if last_global else [])]
+    near = number + np.arange(-window, window + 1)
+    return np.concatenate([np.broadcast_to(np.array(always, np.int64), (blocks, len(always))), near], axis=1)
+
+
+def _listed(table: _Integers, heads: int, blocks: int, first_global: int) -> _Integers:
+    """[1 or heads, blocks, listed], -1 where nothing is."""
+    if table.ndim != 3 or table.shape[0] not in (1, heads):
+        raise ValueError(
+            f"listed_blocks is {list(table.shape)}; with {heads} heads it is [1 or {heads}, rows, listed]."
+        )
+    listed = np.full((table.shape[0], blocks, table.shape[2]), -1, np.int64)
+    rows = min(table.shape[1], max(blocks - first_global, 0))
+    listed[:, first_global : first_global + rows] = table[:, :rows]
+    return listed
+
+
+def _keys(seen: _Integers, sizes: _Integers) -> _Integers:
+    """[heads, blocks], the keys in the blocks that are seen, each block once."""
+    ordered = np.sort(seen, axis=2)
+    counts = (ordered >= 0) & (ordered < len(sizes))
+    counts[..., 1:] &= ordered[..., 1:] != ordered[..., :-1]
+    return np.where(counts, sizes[np.clip(ordered, 0, len(sizes) - 1)], 0).sum(axis=2)

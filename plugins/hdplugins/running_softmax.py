@@ -1,0 +1,113 @@
+"""What the attention kernels share: a softmax that takes keys block by block, as FlashAttention does.
+
+Letters: names with `tail` hold the last columns of a head that is split in two powers of two: 80 = 64 + 16 and
+96 = 64 + 32 instead of padding to 128, and 128 = 64 + 64 where registers are short.
+
+float32 multiplies in IEEE single precision and not in TF32: float32 is what a user picks to get the checkpoint's own
+numbers, and TF32 keeps 10 bits of the mantissa, no more than float16, which is the faster choice then.
+"""
+
+# mypy: disable-error-code="no-untyped-def"
+# Annotations of device functions are read by Triton, as types of its own.
+from __future__ import annotations
+
+__all__ = ["attend_keys", "load_rows", "load_tail", "nothing_seen", "store_shares"]
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_rows(base, offsets, present, head: tl.constexpr, skip: tl.constexpr, masked: tl.constexpr):
+    """[rows, head]: columns skip.. of the rows that start at the offsets; rows that are not present are 0."""
+    pointers = base + offsets[:, None] + skip + tl.arange(0, head)[None, :]
+    if masked:
+        return tl.load(pointers, mask=present[:, None], other=0.0)
+    return tl.load(pointers)
+
+
+@triton.jit
+def load_tail(base, offsets, present, otherwise, head: tl.constexpr, tail: tl.constexpr):
+    """[rows, tail] behind the head, or `otherwise` where a head has no tail."""
+    result = otherwise
+    if tail:
+        result = load_rows(base, offsets, present, tail, head, True)
+    return result
+
+
+@triton.jit
+def nothing_seen(block_queries: tl.constexpr, head: tl.constexpr, tail: tl.constexpr):
+    """The running softmax before the first key: sums of values, of their tails, largest scores, sums of weights."""
+    sums = tl.zeros((block_queries, head), tl.float32)
+    norm = tl.zeros((block_queries,), tl.float32)
+    top = tl.full((block_queries,), float("-inf"), tl.float32)
+    sums_tail = norm
+    if tail:
+        sums_tail = tl.zeros((block_queries, tail), tl.float32)
+    return sums, sums_tail, top, norm
+
+
+@triton.jit
+def attend_keys(
+    query,
+    query_tail,
+    keys,
+    values,
+    offsets,  # [keys], where each key's row starts
+    present,  # [keys], rows that may be read
+    seen,  # [queries or 1, keys]
+    log2_times,  # of how many equal keys each of these stands for; None for one
+    state,
+    scale,
+    head: tl.constexpr,
+    tail: tl.constexpr,
+    masked: tl.constexpr,
+):
+    """Add one block of keys to the running softmax; `present` and `seen` count only where masked."""
+    sums, sums_tail, top, norm = state
+    key = load_rows(keys, offsets, present, head, 0, masked)
+    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    if tail:
+        key_tail = load_rows(keys, offsets, present, tail, head, masked)
+        scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
+    if masked:
+        scores = tl.where(seen, scores, float("-inf"))
+    # scale > 0, so the largest score stays the largest, and the scores are scaled by the subtraction's multiply-add.
+    highest = tl.max(scores, 1) * scale
+    if log2_times is not None:
+        highest += log2_times
+    new_top = tl.maximum(top, highest)
+    # Where a query has seen no key yet, -inf - -inf would be NaN. Without a mask every query has.
+    shift = tl.where(new_top == float("-inf"), 0.0, new_top) if masked else new_top
+    decay = tl.exp2(top - shift)
+    if log2_times is not None:
+        shift -= log2_times
+    weights = tl.exp2(scores * scale - shift[:, None])
+    norm = norm * decay + tl.sum(weights, 1)
+    value = load_rows(values, offsets, present, head, 0, masked)
+    weights = weights.to(value.dtype)
+    sums = tl.dot(weights, value, sums * decay[:, None], input_precision="ieee")
+    if tail:
+        value_tail = load_rows(values, offsets, present, tail, head, masked)
+        sums_tail = tl.dot(weights, value_tail, sums_tail * decay[:, None], input_precision="ieee")
+    return sums, sums_tail, new_top, norm
+
+
+@triton.jit
+def store_shares(
+    out,
+    offsets,  # [queries], where each query's row starts
+    present,  # [queries], rows that are written
+    answered,  # [queries], rows that are not 0 whatever was seen
+    state,
+    head: tl.constexpr,
+    tail: tl.constexpr,
+):
+    """Divide by the sums of weights and store; rows that saw no key are 0."""
+    sums, sums_tail, _, norm = state
+    share = tl.where((norm == 0) | (answered == 0), 0.0, 1.0 / tl.where(norm == 0, 1.0, norm))[:, None]
+    pointers = out + offsets[:, None] + tl.arange(0, head)[None, :]
+    tl.store(pointers, (sums * share).to(out.dtype.element_ty), mask=present[:, None])
+    if tail:
+        pointers = out + offsets[:, None] + head + tl.arange(0, tail)[None, :]
+        tl.store(pointers, (sums_tail * share).to(out.dtype.element_ty), mask=present[:, None])

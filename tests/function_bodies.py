@@ -1,0 +1,132 @@
+"""Models of function bodies, run by ONNX Runtime and built by TensorRT-RTX: what the tests of operators share."""
+
+from __future__ import annotations
+
+__all__ = ["growth_bytes", "new_session", "operators_of", "planned_bytes", "run"]
+
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+_MEASURE_PEAK = """
+import sys
+import numpy as np
+import onnxruntime
+sizes = dict(zip(("batch", "tokens"), map(int, sys.argv[2:])))
+options = onnxruntime.SessionOptions()
+options.log_severity_level = 3
+session = onnxruntime.InferenceSession(sys.argv[1], options)
+generator, feeds = np.random.default_rng(0), {}
+for value in session.get_inputs():
+    shape = [sizes.get(size, size) for size in value.shape]
+    is_state = value.type == "tensor(float)"
+    feeds[value.name] = generator.random(shape, np.float32) if is_state else np.ones(shape, np.int32)
+def memory(name):
+    with open("/proc/self/status") as status:
+        return 1024 * next(int(line.split()[1]) for line in status if line.startswith(name))
+with open("/proc/self/clear_refs", "w") as peak:
+    peak.write("5")
+before = memory("VmRSS")
+session.run(None, feeds)
+print(memory("VmHWM") - before)
+"""
+
+_BUILD = """
+import re
+import sys
+import tensorrt_rtx as trt
+
+class Log(trt.ILogger):
+    def __init__(self):
+        trt.ILogger.__init__(self)
+        self.text = ""
+    def log(self, severity, message):
+        self.text += message + "\\n"
+
+log = Log()
+builder = trt.Builder(log)
+network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+parser = trt.OnnxParser(network, log)
+assert parser.parse_from_file(sys.argv[1]), [parser.get_error(i).desc() for i in range(parser.num_errors)]
+kinds = {network.get_layer(index).type for index in range(network.num_layers)}
+assert not kinds & {trt.LayerType.PLUGIN, trt.LayerType.PLUGIN_V2, trt.LayerType.PLUGIN_V3}
+for longest in map(int, sys.argv[2:]):
+    config = builder.create_builder_config()
+    # kOPT is no multiple of any block, and no length that the model was checked at.
+    for opt, most in ((97, longest // 8), (333, longest // 2), (1001, longest)):
+        profile = builder.create_optimization_profile()
+        for index in range(network.num_inputs):
+            tensor = network.get_input(index)
+            shapes = []
+            for batch, tokens in ((1, 1), (1, opt), (2, most)):
+                rest = (tensor.shape[1], tokens, tensor.shape[3]) if len(tensor.shape) == 4 else (tokens,)
+                shapes.append((batch, *rest))
+            profile.set_shape(tensor.name, *shapes)
+        config.add_optimization_profile(profile)
+    log.text = ""
+    assert builder.build_serialized_network(network, config) is not None
+    print(max(map(int, re.findall(r"Total Activation Memory: (\\d+) bytes", log.text))))
+"""
+
+
+def new_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+    """A session on the CPU; onnx checks the model first, the shapes of its bodies included."""
+    onnx.checker.check_model(model, full_check=True)
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
+    return onnxruntime.InferenceSession(model.SerializeToString(), options)
+
+
+def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    """The output, of the shape of `query`, written into an array of NaN, so that a row left out shows."""
+    output = np.full_like(feeds["query"], np.nan)
+    (name,) = (value.name for value in session.get_outputs())
+    binding = session.io_binding()
+    for input_name, feed in feeds.items():
+        binding.bind_cpu_input(input_name, feed)
+    binding.bind_output(name, "cpu", 0, output.dtype, output.shape, output.ctypes.data)
+    session.run_with_iobinding(binding)
+    return output
+
+
+def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
+    """How many nodes of each type there are, in its branches and loops as well."""
+    counts = Counter(node.op_type for node in graph.node)
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("g"):
+                counts += operators_of(attribute.g)
+    return counts
+
+
+def growth_bytes(path: Path, *, tokens: int, batch: int = 1) -> int:
+    """How far the peak memory of a process of its own grows by texts without padding (Linux).
+
+    Args:
+        path: a model of float32 states and an int32 mask; its dynamic axes are called ``batch`` and ``tokens``.
+        tokens: of each text.
+        batch: texts.
+    """
+    command = [sys.executable, "-c", _MEASURE_PEAK, str(path), str(batch), str(tokens)]
+    return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+
+def planned_bytes(path: Path, *longest: int) -> list[int]:
+    """The activations that TensorRT-RTX plans for a model, built with three profiles up to each of the lengths.
+
+    A logger is for good in a process, so the builds have one of their own.
+
+    Args:
+        path: a model of states, [batch, heads, tokens, head_dim], and a mask, [batch, tokens].
+        longest: lengths; two texts of them are the largest batch.
+    """
+    command = [sys.executable, "-c", _BUILD, str(path), *map(str, longest)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stderr
+    return [int(line) for line in built.stdout.split()]
