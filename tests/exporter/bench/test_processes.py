@@ -172,6 +172,7 @@ def test_a_process_may_never_take_more_than_the_machine_has(monkeypatch: pytest.
         assert outcome.reason == "It was ended when it took more than the 0.09 GB of memory that it may."
 
 
+# Long enough to be looked at on a busy machine, too.
 _WITH_CHILDREN = """
 import os, sys, time
 block = bytearray(b"x") * 60_000_000
@@ -179,9 +180,9 @@ for _ in range(3):
     if os.fork() == 0:
         if sys.argv[1] == "own":
             block = bytearray(b"y") * 60_000_000
-        time.sleep(1)
+        time.sleep(3)
         os._exit(0)
-time.sleep(1)
+time.sleep(3)
 print('{"done": true}')
 """
 
