@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.array_files import load_arrays, reading
 from hdexport.attention_spec import DEFAULT_BLOCK_SIZE, DEFAULT_RANDOM_BLOCKS, BlockRequest, check_convertible
 from hdexport.families import Family
 from hdexport.random_blocks import random_table, read_block_lists, read_table
@@ -291,10 +292,8 @@ def _global_embeddings(
 
 
 def _read_embeddings(file: Path, shape: tuple[int, ...]) -> npt.NDArray[np.float32]:
-    try:
-        values = np.load(file, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        raise InputError(f"--global-embeddings {file} cannot be read: {error}\nWrite it with numpy.save.") from error
+    with reading(file, "numpy.save(file, rows)", option="--global-embeddings "):
+        values = load_arrays(file)
     if not isinstance(values, np.ndarray) or values.shape != shape or values.dtype.kind != "f":
         found = f"{values.dtype} {list(values.shape)}" if isinstance(values, np.ndarray) else "an archive"
         raise InputError(

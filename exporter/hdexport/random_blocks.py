@@ -5,13 +5,13 @@ from __future__ import annotations
 __all__ = ["random_table", "read_block_lists", "read_table"]
 
 import contextlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.array_files import load_arrays, reading
 from hdruntime.errors import InputError
 
 _DRAWN_FROM_TOKENS = 1024
@@ -70,9 +70,8 @@ def read_table(path: Path, *, heads: int, max_tokens: int, block_size: int, laye
     Raises:
         InputError: the file is no such array, or lists what is no block.
     """
-    with _reading(path, _SAVE_TABLE):
-        # Mapped, so that a damaged header cannot ask for memory that the file does not fill.
-        table = np.load(path, mmap_mode="r", allow_pickle=False)
+    with reading(path, _SAVE_TABLE):
+        table = load_arrays(path)
     if not isinstance(table, np.ndarray):
         raise InputError(f"{path} holds several arrays; a table is one.\nWrite it with {_SAVE_TABLE}.")
     _check_type(path, "the table", table)
@@ -145,20 +144,11 @@ def _check_count(random_blocks: int, most: int, max_tokens: int, block_size: int
     )
 
 
-@contextlib.contextmanager
-def _reading(path: Path, remedy: str) -> Iterator[None]:
-    try:
-        yield
-    except Exception as error:
-        # Of a damaged file NumPy raises what zip archives, Python's tokenizer and a dozen others do.
-        raise InputError(f"{path} cannot be read: {error}\nWrite it with {remedy}.") from error
-
-
 def _read_arrays(path: Path) -> dict[str, Integers]:
     """The arrays of a file of lists, integers."""
     arrays: dict[str, Integers] = {}
-    with _reading(path, _SAVE_LISTS), contextlib.ExitStack() as stack:
-        archive = np.load(path, mmap_mode="r", allow_pickle=False)
+    with reading(path, _SAVE_LISTS), contextlib.ExitStack() as stack:
+        archive = load_arrays(path)
         if isinstance(archive, np.lib.npyio.NpzFile):
             stack.enter_context(archive)
             arrays = {name: archive[name] for name in (_COUNTS, _INDICES, _PARTIAL_COUNTS) if name in archive}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import logging
 from pathlib import Path
 
@@ -21,6 +22,13 @@ from hdruntime.manifest import BlockSparse
 from tiny_models import save_tiny_model
 
 MAX_LEN = 300
+
+
+def header_of(shape: tuple[int, ...]) -> bytes:
+    """The beginning of a file of float32 values, without them."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -134,6 +142,11 @@ def test_global_tokens_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
         (np.zeros((3, 32), np.int64), r"holds int64 \[3, 32\]; this model takes float32"),
         (np.full((3, 32), np.nan, np.float32), "holds NaN or infinity"),
         (b"no array", "cannot be read: .*\nWrite it with numpy.save"),
+        (b"no array", "cannot be read: it is no file of NumPy arrays"),
+        # Python's tokenizer and zip archives raise errors of their own, and the last would take 4 TB.
+        (b"\x93NUMPY\x01\x00\x10\x00{'descr': '''     ", "cannot be read: .*\nWrite it with numpy.save"),
+        (b"PK\x03\x04" + bytes(60), "cannot be read: .*\nWrite it with numpy.save"),
+        (header_of((10**12,)), "cannot be read: .*\nWrite it with numpy.save"),
         (None, "cannot be read: .*No such file"),
     ],
 )

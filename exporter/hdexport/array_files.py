@@ -1,0 +1,43 @@
+"""Files of NumPy arrays that users hand in: read without running what is in them."""
+
+from __future__ import annotations
+
+__all__ = ["load_arrays", "reading"]
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdruntime.errors import InputError
+
+
+def load_arrays(path: Path) -> Any:
+    """The array of a ``.npy`` file, or the archive of a ``.npz`` file; for use within `reading`.
+
+    Mapped, so that a damaged header cannot ask for memory that the file does not fill.
+    """
+    return np.load(path, mmap_mode="r", allow_pickle=False)
+
+
+@contextlib.contextmanager
+def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
+    """Translate what NumPy raises.
+
+    Args:
+        path: the file.
+        remedy: how to write such a file.
+        option: that names the file, with a space behind it, for the message.
+
+    Raises:
+        InputError: the file cannot be read.
+    """
+    try:
+        yield
+    except Exception as error:
+        # Of a damaged file NumPy raises what zip archives, Python's tokenizer and a dozen others do; of one that is not
+        # its own it says how to run what may be in it.
+        reason = "it is no file of NumPy arrays, or one of Python objects" if "allow_pickle" in str(error) else error
+        raise InputError(f"{option}{path} cannot be read: {reason}\nWrite it with {remedy}.") from error
