@@ -2,6 +2,7 @@
 
 import os
 import re
+import signal
 
 import pytest
 
@@ -10,6 +11,11 @@ from hdplugins.tensorrt_link import provide_library_link
 # Two test processes share two cores, and the threads that PyTorch would start spin. Before torch is imported, and in
 # the environment, so that commands under test inherit it.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# A shell without job control starts what runs in the background, and nohup what it runs, with Ctrl-C ignored, and every
+# child inherits that. Tests press Ctrl-C on children, which have it from us as from a terminal.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Before any test imports TensorRT-RTX, whose parser cannot use plugins otherwise.
 provide_library_link()

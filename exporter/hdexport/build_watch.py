@@ -35,18 +35,22 @@ class BuildWatch:
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """While the block runs, Ctrl-C stops the build; afterwards it is raised as usual.
+        """While the block runs, Ctrl-C stops the build, unless it is ignored; afterwards it is raised as usual.
 
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        # Python gives signals to the main thread only; in another one there is nothing to catch.
+        # Python gives signals to the main thread only; in another one there is nothing to catch. Who started us with
+        # Ctrl-C ignored, as nohup does, wants it to stay so.
         main = threading.current_thread() is threading.main_thread()
-        previous = signal.signal(signal.SIGINT, self._interrupted) if main else None
+        previous = signal.getsignal(signal.SIGINT)
+        catches = main and previous is not signal.SIG_IGN
+        if catches:
+            signal.signal(signal.SIGINT, self._interrupted)
         try:
             yield
         finally:
-            if main:
+            if catches:
                 signal.signal(signal.SIGINT, previous)
             if self._reason is not None:
                 raise self._reason

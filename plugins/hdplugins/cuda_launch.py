@@ -199,15 +199,15 @@ def load_kernels(
     return {function: _loaded(driver, int(context), kernel) for function, kernel in found.items()}
 
 
-_kernels: dict[tuple[int, str], LoadedKernel] = {}
-"""(CUDA context, SHA-256 of the cubin) -> what was loaded. Kept for good: a process has few."""
+_kernels: dict[tuple[Any, int, str], LoadedKernel] = {}
+"""(driver, CUDA context, SHA-256 of the cubin) -> what was loaded. Kept for good: a process has few."""
 
 _kernels_lock = threading.Lock()
 
 
 def _loaded(driver: Any, context: int, kernel: CompiledKernel) -> LoadedKernel:
     with _kernels_lock:
-        key = (context, kernel.sha256)
+        key = (driver, context, kernel.sha256)
         if key not in _kernels:
             _kernels[key] = LoadedKernel(compiled=kernel, function=_load(driver, kernel), driver=driver)
         return _kernels[key]

@@ -23,8 +23,10 @@ from hdplugins.plugin_fields import FieldCollection, attributes_from_fields
 
 _registry_lock = threading.RLock()
 
-_creators: dict[tuple[str, str], Any] = {}
-"""(flavour, operator) -> its creator. TensorRT's registry holds a bare pointer, so they are held here for good."""
+_creators: dict[tuple[ModuleType, str], Any] = {}
+"""(flavour's module, operator) -> its creator, held here for good: TensorRT's registry has a bare pointer.
+
+By the module itself, for another of its name has a registry of its own."""
 
 
 def plugin_operators() -> tuple[Operator, ...]:
@@ -60,7 +62,7 @@ def plugins_with_kernels(trt: ModuleType, kernels: Path | None) -> Iterator[None
 
 
 def _registered_creator(trt: ModuleType, operator: Operator) -> Any:
-    key = (trt.__name__, operator.name)
+    key = (trt, operator.name)
     if key not in _creators:
         creator = _creator_class(trt, operator)()
         if not trt.get_plugin_registry().register_creator(creator, PLUGIN_NAMESPACE):

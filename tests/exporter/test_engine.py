@@ -334,6 +334,14 @@ def test_ctrl_c_stops_a_build(onnx_path: Path, tmp_path: Path) -> None:
 
 
 @needs_rtx
+def test_ctrl_c_that_is_ignored_stays_so(onnx_path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    _build(onnx_path, tmp_path, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@needs_rtx
 def test_an_error_while_reporting_progress_reaches_the_caller(onnx_path: Path, tmp_path: Path) -> None:
     def report(phase: str, done: int, total: int) -> None:
         raise RuntimeError("the terminal is gone")

@@ -408,6 +408,45 @@ def test_registering_again_is_no_error_and_makes_no_second_creator() -> None:
     assert ours == [operator.name for operator in plugin_operators()]
 
 
+class Namesake(ModuleType):
+    """Another module that is called as the real one, with a registry of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(trt.__name__)
+        self.registered: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(trt, name)
+
+    def get_plugin_registry(self) -> Namesake:
+        return self
+
+    def register_creator(self, creator: Any, namespace: str) -> bool:
+        self.registered.append(creator.name)
+        return True
+
+
+def test_modules_of_one_name_have_creators_of_their_own(kernels: Path) -> None:
+    expected = [operator.name for operator in plugin_operators()]
+    first, second = Namesake(), Namesake()
+    for namesake in (first, second, first):
+        with plugins_with_kernels(namesake, kernels):
+            creator = trt.get_plugin_registry().get_creator("SlidingWindowAttention", "1", "hdexport")
+            assert creator is None or creator.kernels is None
+    assert first.registered == second.registered == expected
+    assert plugin_of(trt, WINDOW, kernels).kernels == kernels
+
+
+def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for _ in range(2):
+        launched: list[LaunchedKernel] = []
+        driver = SimulatedDriver(context=0x1C0, run=launched.append)
+        monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
+        run(plugin_of(trt, WINDOW, kernels))
+        assert "cuModuleLoadData" in driver.calls
+        assert launched
+
+
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
     assert [operator.name for operator in plugin_operators()] == ["BlockSparseAttention", "SlidingWindowAttention"]
     for operator in plugin_operators():

@@ -217,10 +217,13 @@ run_process(["-c", sys.argv[1], sys.argv[2]], time_limit_s=600)
 def test_nothing_is_left_when_the_waiting_process_is_stopped(number: signal.Signals, tmp_path: Path) -> None:
     command = [sys.executable, "-c", _PARENT, _STUBBORN_FAMILY, str(tmp_path / "pids")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as parent:
-        pids = wait_for_pids(tmp_path / "pids", 3)
-        assert all(map(is_running, pids))
-        parent.send_signal(number)
-        _, errors = parent.communicate(timeout=30)
+        try:
+            pids = wait_for_pids(tmp_path / "pids", 3)
+            assert all(map(is_running, pids))
+            parent.send_signal(number)
+            _, errors = parent.communicate(timeout=30)
+        finally:
+            parent.kill()  # where the signal did not: what it started ends with it
     assert parent.returncode == -number
     assert ("KeyboardInterrupt" in errors) == (number is signal.SIGINT)
     deadline = time.monotonic() + 20

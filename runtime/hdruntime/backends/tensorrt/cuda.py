@@ -16,7 +16,7 @@ from hdruntime.errors import BackendError, BackendUnavailableError, OutOfMemoryE
 _OUT_OF_MEMORY = 2
 """``CUDA_ERROR_OUT_OF_MEMORY``, of device memory and of pinned host memory."""
 
-_devices: dict[tuple[int, int], Device] = {}
+_devices: dict[tuple[Any, int], Device] = {}
 _devices_lock = threading.Lock()
 
 
@@ -31,7 +31,7 @@ def open_device(ordinal: int) -> Device:
     """
     driver = _load_driver()
     with _devices_lock:
-        key = (id(driver), ordinal)
+        key = (driver, ordinal)
         if key not in _devices:
             _devices[key] = Device(driver, ordinal)
         return _devices[key]
