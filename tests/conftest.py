@@ -1,5 +1,6 @@
 """What holds for every test."""
 
+import gc
 import os
 import re
 import signal
@@ -19,6 +20,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Before any test imports TensorRT-RTX, whose parser cannot use plugins otherwise.
 provide_library_link()
+
+# Collecting imports PyTorch, transformers and more, whose objects stay: looking for garbage among them is idle.
+gc.disable()
+
+
+def pytest_collection_finish(session):
+    """Garbage is looked for among what tests make, not among a million objects of libraries, each time anew."""
+    gc.collect()
+    gc.freeze()
+    gc.enable()
+
 
 _MODEL_TYPE = re.compile(
     r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|roberta|xlm-roberta)\b"
