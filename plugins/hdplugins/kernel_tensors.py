@@ -4,7 +4,10 @@ from __future__ import annotations
 
 __all__ = ["check_states", "check_token_mask"]
 
-import torch
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
 
 
 def check_states(query: torch.Tensor, **others: torch.Tensor) -> None:
@@ -36,6 +39,8 @@ def check_token_mask(name: str, mask: torch.Tensor, query: torch.Tensor) -> None
     Raises:
         ValueError: it does not fit.
     """
+    import torch  # which compilers do without
+
     wanted = [query.shape[0], query.shape[2]]
     if list(mask.shape) != wanted or mask.dtype != torch.int32 or not mask.is_contiguous():
         raise ValueError(f"{name} is {mask.dtype} {list(mask.shape)}, not contiguous torch.int32 {wanted}.")

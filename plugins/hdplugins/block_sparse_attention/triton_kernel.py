@@ -22,9 +22,8 @@ from __future__ import annotations
 
 __all__ = ["attend", "combine", "count_tokens", "launch", "list_blocks"]
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 import triton
 import triton.language as tl
 
@@ -32,6 +31,9 @@ from hdplugins.attention_tiles import Tiles
 from hdplugins.block_sparse_attention import geometry
 from hdplugins.kernel_tensors import check_states, check_token_mask
 from hdplugins.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
+
+if TYPE_CHECKING:
+    import torch
 
 _NOT_SPECIALIZED = (
     "tokens", "blocks", "plan_ints", "list_ints", "most_listed", "first_global", "last_global", "window",
@@ -73,6 +75,8 @@ def launch(
     Raises:
         ValueError: a tensor or an attribute does not fit.
     """
+    import torch  # which compilers do without
+
     table = None if listed_blocks is None else listed_blocks.shape
     check_states(query, key=key, value=value, out=out)
     check_token_mask("token_mask", token_mask, query)
