@@ -6,13 +6,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help install demo test lint clean
+.PHONY: help install demo test test-all test-random lint clean
 
 help:
-	@echo "make demo     build the sample model to 4096 tokens, embed long documents, ask a question"
-	@echo "make test     run the whole test suite"
-	@echo "make lint     ruff, mypy, import-linter"
-	@echo "make clean    remove what these made"
+	@echo "make demo         build the sample model to 4096 tokens, embed long documents, ask a question"
+	@echo "make test         run the test suite"
+	@echo "make test-all     the same with what takes long: every GPU's kernels, every combination"
+	@echo "make test-random  the suite in another order; SEED=... repeats one"
+	@echo "make lint         ruff, mypy, import-linter"
+	@echo "make clean        remove what these made"
 
 install: $(INSTALLED)
 
@@ -34,8 +36,18 @@ demo: $(INSTALLED)
 	cd demo-output && $(abspath $(BIN))/hdexport build --max-len 4096 --fp16
 	$(BIN)/python docs/demo.py demo-output
 
+PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(PYTEST) -m 'not nightly'
+
+test-all: $(INSTALLED)
+	$(PYTEST)
+
+SEED ?= $(shell date +%s)
+
+test-random: $(INSTALLED)
+	$(PYTEST) -m 'not nightly' --random-order-bucket global --random-order-seed $(SEED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
