@@ -454,4 +454,6 @@ def add_engine(
         profiles=tuple(profiles),
         version_compatible=version_compatible,
     )
-    return Bundle(bundle, seal(bundle, dataclasses.replace(manifest, engines=(listed,), max_len=max_len)))
+    positions = dataclasses.replace(manifest.positions, rows=max_len)
+    changed = dataclasses.replace(manifest, engines=(listed,), max_len=max_len, positions=positions)
+    return Bundle(bundle, seal(bundle, changed))

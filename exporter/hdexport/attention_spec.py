@@ -20,7 +20,7 @@ from pathlib import Path
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
 from hdexport.global_attention import MOST_GLOBAL_TOKENS
 from hdruntime.errors import InputError, ModelError
-from hdruntime.manifest import Window
+from hdruntime.manifest import BlockKind, BlockMode, Window
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ _EXAMPLES = {
     "blocks": "blocks:file=pattern.npz,block=64",
 }
 
-_MODES = ("hf_eval", "table")
+_MODES: tuple[BlockMode, ...] = ("hf_eval", "table")
 
 DEFAULT_BLOCK_SIZE = 64
 """BigBird's, in tokens."""
@@ -64,10 +64,10 @@ class BlockRequest:
             special token.
     """
 
-    kind: str
+    kind: BlockKind
     block_size: int | None = None
     random_blocks: int | None = None
-    mode: str | None = None
+    mode: BlockMode | None = None
     seed: int | None = None
     file: Path | None = None
     global_tokens: int = 0
@@ -172,9 +172,10 @@ def _window(spec: str, given: _Given) -> Window:
 
 
 def _bigbird(spec: str, given: _Given) -> BlockRequest:
-    mode = given.get("mode", "table" if "table" in given or "seed" in given else None)
-    if mode not in (*_MODES, None):
-        raise InputError(_not_understood(spec, f"mode={mode}"))
+    asked = given.get("mode", "table" if "table" in given or "seed" in given else None)
+    mode = next((known for known in _MODES if known == asked), None)
+    if mode != asked:
+        raise InputError(_not_understood(spec, f"mode={asked}"))
     if mode == "hf_eval" and ("table" in given or "seed" in given):
         raise InputError(
             f"--attention {spec} gives a table of random blocks, which mode=hf_eval has none of.\n"

@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from hdexport.families import Family
 from hdexport.random_blocks import random_table, read_block_lists, read_table
 from hdruntime.bundle import Bundle
 from hdruntime.errors import InputError, ModelError
-from hdruntime.manifest import BlockSparse
+from hdruntime.manifest import BlockMode, BlockSparse, LastBlock
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 LISTED_BLOCKS_FILE = "listed_blocks.npy"
 GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
 
-LAST_BLOCKS = ("padded", "row")
+LAST_BLOCKS: tuple[LastBlock, ...] = get_args(LastBlock)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,7 @@ def block_setup(
     family: Family,
     *,
     max_len: int,
-    last_block: str | None = None,
+    last_block: LastBlock | None = None,
     global_embeddings: Path | None = None,
     first_special_id: Callable[[], int | None] = lambda: None,
 ) -> BlockSetup | None:
@@ -115,7 +115,9 @@ def block_setup(
     return BlockSetup(spec=spec, listed_blocks=tables, global_embeddings=embeddings)
 
 
-def bigbird(*, block_size: int, random_blocks: int, mode: str = "hf_eval", last_block: str = "padded") -> BlockSparse:
+def bigbird(
+    *, block_size: int, random_blocks: int, mode: BlockMode = "hf_eval", last_block: LastBlock = "padded"
+) -> BlockSparse:
     """BigBird's attention, by default as Hugging Face evaluates it.
 
     Its rule for what is attended to densely: texts that are no longer than the two global blocks, the three of the
@@ -138,15 +140,16 @@ def bigbird(*, block_size: int, random_blocks: int, mode: str = "hf_eval", last_
     )
 
 
-def checked_last_block(policy: str | None) -> str | None:
+def checked_last_block(policy: str | None) -> LastBlock | None:
     """The value of ``--bigbird-last-block``, if it was given.
 
     Raises:
         InputError: it is none.
     """
-    if policy not in (*LAST_BLOCKS, None):
+    known = next((known for known in LAST_BLOCKS if known == policy), None)
+    if known != policy:
         raise InputError(f"--bigbird-last-block {policy} is unknown.\nChoose one of: {', '.join(LAST_BLOCKS)}.")
-    return policy
+    return known
 
 
 def write_setup(setup: BlockSetup, directory: Path) -> None:
@@ -195,7 +198,7 @@ def _check_model(request: BlockRequest, own: BlockSparse | None, model: PreTrain
             raise InputError(f"--attention asks for {name}={asked}, and the checkpoint has {has}.\nLeave it out.")
 
 
-def _spec(request: BlockRequest | None, own: BlockSparse | None, last_block: str | None) -> BlockSparse | None:
+def _spec(request: BlockRequest | None, own: BlockSparse | None, last_block: LastBlock | None) -> BlockSparse | None:
     last_block = last_block or LAST_BLOCKS[0]
     if own is not None:
         mode = request.mode if request is not None else None

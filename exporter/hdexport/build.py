@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from hdexport.attention_spec import BlockRequest, check_window
 from hdexport.block_setup import BlockSetup, block_setup, write_setup
@@ -40,6 +40,7 @@ from hdruntime.bundle import (
     write_manifest,
 )
 from hdruntime.errors import VerificationError
+from hdruntime.manifest import Dtype, LastBlock, TensorDtype
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -90,12 +91,12 @@ class BuildOptions:
     model: str | Path
     output: Path
     max_len: int
-    precision: str = "float32"
+    precision: Dtype = "float32"
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
     attention: Window | BlockRequest | None = None
-    last_block: str | None = None
+    last_block: LastBlock | None = None
     global_embeddings: Path | None = None
     max_global: int | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
@@ -353,7 +354,7 @@ def _tensor_spec(value: onnx_ir.Value) -> TensorSpec:
     assert value.shape is not None
     return TensorSpec(
         name=value.name,
-        dtype=str(value.dtype.numpy()),
+        dtype=cast(TensorDtype, str(value.dtype.numpy())),
         shape=tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape),
     )
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 from hdexport.build_watch import BuildWatch, Progress
 from hdexport.flavours import default_architectures, load_flavour, load_polygraphy, supported_architectures
@@ -24,6 +24,7 @@ from hdruntime.backends.tensorrt.log import log_of
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError
 from hdruntime.gpu import gpus
+from hdruntime.manifest import Dtype, Flavour
 from hdruntime.passport import Passport
 
 logger = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def build_engine(
     bundle: Path,
     flavour: Backend,
     profiles: Sequence[ProfileShape],
-    precision: str,
+    precision: Dtype,
     architectures: Sequence[str] = (),
     version_compatible: bool = False,
     kernels: Path | None = None,
@@ -127,7 +128,7 @@ def build_engine(
             monitor=watch.as_monitor(trt),
         )
     passport = Passport(
-        flavour=flavour.value,
+        flavour=cast(Flavour, flavour.value),  # `load_flavour` takes no other
         version=trt.__version__,
         precision=precision,
         architectures=target_architectures(flavour, architectures=architectures),

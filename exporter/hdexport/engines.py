@@ -13,6 +13,7 @@ from hdexport.progress import Progress
 from hdruntime.bundle import Backend, EngineFile, ProfileShape
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
+from hdruntime.manifest import Dtype
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -62,7 +63,7 @@ def check_engine_options(options: EngineOptions) -> None:
 
 
 def build_engines(
-    portable: onnx_ir.Model, directory: Path, options: EngineOptions, *, dtype: str, progress: Progress
+    portable: onnx_ir.Model, directory: Path, options: EngineOptions, *, dtype: Dtype, progress: Progress
 ) -> tuple[EngineFile, ...]:
     """Build the engines and write them, their passports and the kernels of their plugins into a bundle.
 

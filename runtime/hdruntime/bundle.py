@@ -49,9 +49,8 @@ from hdruntime.manifest import (
     TensorSpec,
     TokenizerInfo,
     Window,
-    json_from_manifest,
-    manifest_from_json,
 )
+from hdruntime.manifest_json import json_from_manifest, manifest_from_json
 
 _READ_BYTES = 1 << 20
 """Size of the buffer that files are hashed through; larger ones were not faster."""

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: what is inside, as dataclasses, and its JSON form."""
+"""The manifest of a bundle: what is inside, as dataclasses; `hdruntime.manifest_json` reads and writes them."""
 
 from __future__ import annotations
 
@@ -9,29 +9,57 @@ __all__ = [
     "FileRecord",
     "GlobalAttention",
     "GraphFile",
+    "GraphVerification",
     "Manifest",
     "Positions",
     "ProfileShape",
     "TensorSpec",
     "TokenizerInfo",
+    "Verification",
     "Window",
-    "json_from_manifest",
-    "manifest_from_json",
 ]
 
-import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Annotated, Literal
 
-from hdruntime.constants import FORMAT_VERSION
-from hdruntime.errors import BundleCorruptError, BundleVersionError
-from hdruntime.typed_json import (
-    JsonMismatchError,
-    MissingKeyError,
-    WrongValueError,
-    decoded,
-    json_from_dataclass,
-)
+from msgspec import Meta
+
+# What a value may be. `hdruntime.manifest_json` refuses others, and values that contradict each other.
+
+Task = Literal[
+    "feature-extraction",
+    "sentence-similarity",
+    "fill-mask",
+    "text-classification",
+    "token-classification",
+    "question-answering",
+]
+Dtype = Literal["float32", "float16", "bfloat16"]
+TensorDtype = Literal["int64", "float32"]
+Scheme = Literal["hierarchical", "tile", "none"]
+Form = Literal["folded", "factored", "computed"]
+Lowering = Literal["portable", "onnxruntime_cpu"]
+Flavour = Literal["tensorrt", "tensorrt_rtx"]
+BlockKind = Literal["bigbird", "etc", "blocks"]
+BlockMode = Literal["hf_eval", "table", "lists", "none"]
+LastBlock = Literal["padded", "row"]
+GlobalDefault = Literal["first_token", "question"]
+
+_MOST_TOKENS = 2**24
+"""More than any model has positions for; up to here float32, in which graphs divide by lengths, has every integer."""
+
+_INT32_MAX = 2**31 - 1
+"""The largest axis, id or number of layers that the backends index with."""
+
+Length = Annotated[int, Meta(ge=1, le=_MOST_TOKENS)]
+TokenCount = Annotated[int, Meta(ge=0, le=_MOST_TOKENS)]
+TokenId = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+Size = Annotated[int, Meta(ge=1, le=_INT32_MAX)]
+Count = Annotated[int, Meta(ge=0, le=_INT32_MAX)]
+LargeCount = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Sha256 = Annotated[str, Meta(pattern="^[0-9a-f]{64}$")]
+Name = Annotated[str, Meta(min_length=1)]
 
 
 class Backend(str, Enum):
@@ -47,9 +75,9 @@ class Backend(str, Enum):
 class TensorSpec:
     """An input or output of the graphs; ``shape`` mixes names and sizes: ``("batch", "tokens", 384)``."""
 
-    name: str
-    dtype: str
-    shape: tuple[str | int, ...]
+    name: Name
+    dtype: TensorDtype
+    shape: tuple[str | Size, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +93,12 @@ class Positions:
         form: ``folded`` into one table, ``factored`` into two lookups and an add, or ``computed``: there is no table.
     """
 
-    scheme: str
+    scheme: Scheme
     alpha: float | None
-    base: int
-    rows: int
-    first_row: int
-    form: str
+    base: Length
+    rows: Length
+    first_row: TokenCount
+    form: Form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,9 +112,9 @@ class Window:
         dilation: tokens that a step of the window is: one value a head, or a single one for all heads.
     """
 
-    tokens: int
-    global_tokens: int
-    dilation: tuple[int, ...]
+    tokens: Length
+    global_tokens: TokenCount
+    dilation: tuple[Length, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +134,13 @@ class BlockSparse:
         dense_tokens: the longest text that is attended to densely; 0 for none. With ``padded`` its padding counts.
     """
 
-    kind: str
-    block_size: int
-    mode: str
-    random_blocks: int
-    global_tokens: int
-    last_block: str
-    dense_tokens: int
+    kind: BlockKind
+    block_size: Length
+    mode: BlockMode
+    random_blocks: Count
+    global_tokens: TokenCount
+    last_block: LastBlock
+    dense_tokens: TokenCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,9 +153,9 @@ class GlobalAttention:
         separator_id: id of the token that ends a question; None where the default is the first token.
     """
 
-    default: str
-    bound: int
-    separator_id: int | None
+    default: GlobalDefault
+    bound: Length
+    separator_id: TokenId | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,16 +163,16 @@ class GraphFile:
     """An ONNX graph; ``lowering`` is ``portable`` or ``onnxruntime_cpu``."""
 
     file: str
-    lowering: str
-    dtype: str
+    lowering: Lowering
+    dtype: Dtype
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileShape:
     """One optimisation profile of an engine: (min, opt, max) of each dynamic axis."""
 
-    batch: tuple[int, int, int]
-    tokens: tuple[int, int, int]
+    batch: tuple[Size, Size, Size]
+    tokens: tuple[Size, Size, Size]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,9 +188,9 @@ class EngineFile:
 
     file: str
     passport: str
-    flavour: str
+    flavour: Flavour
     version: str
-    precision: str
+    precision: Dtype
     architectures: tuple[str, ...]
     profiles: tuple[ProfileShape, ...]
     version_compatible: bool = False
@@ -173,18 +201,36 @@ class TokenizerInfo:
     """The tokenizer's file and the ids that the runtime needs."""
 
     file: str
-    pad_token_id: int
+    pad_token_id: TokenId
     pad_token: str
-    unk_token_id: int | None
-    mask_token_id: int | None
+    unk_token_id: TokenId | None
+    mask_token_id: TokenId | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileRecord:
     """What a file of the bundle must be: its SHA-256 in hexadecimal and its size."""
 
-    sha256: str
-    size_bytes: int
+    sha256: Sha256
+    size_bytes: LargeCount
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphVerification:
+    """What is shown of one graph's verification; the manifest keeps what else `hdexport verify` wrote."""
+
+    checks: Count = 0
+    passed: Count = 0
+    max_abs_error: float | None = None
+    tolerance: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """What every `Manifest.verification` is; it may have other keys beside these."""
+
+    passed: bool = False
+    graphs: dict[str, GraphVerification] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,24 +247,25 @@ class Manifest:
         token_type_separator_id: where a caller gives no token types, they are 0 up to the first token of this id and 1
             behind it; None: they are 0.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
-        verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run.
+        verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
+            `Verification` names is as it says.
         made_by: versions, command, date and source of the build.
         files: every file but the manifest, POSIX path relative to the bundle -> record.
     """
 
-    format_version: int
+    format_version: Size
     name: str
     model_type: str
-    task: str
-    max_len: int
-    dtype: str
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-    num_heads: int
-    parameters: int
+    task: Task
+    max_len: Length
+    dtype: Dtype
+    hidden_size: Size
+    vocab_size: Size
+    num_layers: Size
+    num_heads: Size
+    parameters: LargeCount
     positions: Positions
-    attention: dict[str, int]
+    attention: dict[str, Size]
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
     graphs: tuple[GraphFile, ...]
@@ -228,50 +275,8 @@ class Manifest:
     verification: dict[str, object] | None
     made_by: dict[str, str]
     files: dict[str, FileRecord]
-    windows: tuple[int, ...] = ()
+    windows: tuple[TokenCount, ...] = ()
     window: Window | None = None
     block_sparse: BlockSparse | None = None
     global_attention: GlobalAttention | None = None
-    token_type_separator_id: int | None = None
-
-
-def json_from_manifest(manifest: Manifest) -> str:
-    """The text of ``manifest.json``: indented, keys in the order of the dataclass.
-
-    Raises:
-        ValueError: ``verification`` holds NaN or infinity, which JSON cannot.
-    """
-    return json_from_dataclass(manifest)
-
-
-def manifest_from_json(text: str | bytes) -> Manifest:
-    """Read the text of ``manifest.json``; keys that this version does not know are ignored.
-
-    Raises:
-        BundleCorruptError: not JSON, or a key is missing or of another type; the message names the key.
-        BundleVersionError: written in a newer format.
-    """
-    try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
-    # The version comes first: a newer format may have other keys.
-    version = data.get("format_version") if isinstance(data, dict) else None
-    if type(version) is int and version > FORMAT_VERSION:
-        raise BundleVersionError(
-            f"The bundle has format version {version}; this hdexport reads up to {FORMAT_VERSION}.\n"
-            "Update it with: pip install -U hdexport"
-        )
-    try:
-        manifest: Manifest = decoded(data, Manifest, "manifest")
-        for name in ("format_version", "max_len", "vocab_size"):
-            if getattr(manifest, name) < 1:
-                raise WrongValueError(f"manifest.{name}", "1 or more", getattr(manifest, name))
-    except MissingKeyError as error:
-        raise BundleCorruptError(f"The manifest lacks {error.where}.\n{_COPY_AGAIN}") from None
-    except JsonMismatchError as error:
-        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
-    return manifest
-
-
-_COPY_AGAIN = "Rebuild or copy the bundle again."
+    token_type_separator_id: TokenId | None = None

@@ -13,15 +13,16 @@ __all__ = [
     "this_machine",
 ]
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
 from hdruntime.bundle import Backend, Bundle, EngineFile, ProfileShape
+from hdruntime.checked_json import from_json
 from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu import Gpu, driver_version, gpus
+from hdruntime.manifest import Dtype, Flavour
 
 PASSPORT_VERSION = 2
 """Version of the JSON's keys."""
@@ -67,9 +68,9 @@ class Passport:
         version_compatible: whether later versions run it too.
     """
 
-    flavour: str
+    flavour: Flavour
     version: str
-    precision: str
+    precision: Dtype
     architectures: tuple[str, ...]
     profiles: tuple[ProfileShape, ...]
     plugins: dict[str, int]
@@ -147,23 +148,31 @@ def read_passport(bundle: Bundle, engine: EngineFile) -> Passport:
     """
     path = bundle.file(engine.passport)
     try:
-        data = json.loads(path.read_bytes())
-        return Passport(
-            flavour=engine.flavour,
-            version=engine.version,
-            precision=engine.precision,
-            architectures=engine.architectures,
-            profiles=engine.profiles,
-            plugins=dict(data["plugins"]),
-            engine_sha256=str(data["engine_sha256"]),
-            onnx_sha256=dict(data["onnx_sha256"]),
-            built_on=BuiltOn(**{key: data["built_on"][key] for key in BuiltOn.__dataclass_fields__}),
-            version_compatible=engine.version_compatible,
-        )
-    except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise BundleCorruptError(
-            f"The passport {path} cannot be read: {type(error).__name__}: {error}.\nRebuild the bundle."
-        ) from None
+        own = from_json(path.read_bytes(), _OwnToPassport, name="passport")
+    except (OSError, ValueError) as error:
+        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
+    return Passport(
+        flavour=engine.flavour,
+        version=engine.version,
+        precision=engine.precision,
+        architectures=engine.architectures,
+        profiles=engine.profiles,
+        plugins=own.plugins,
+        engine_sha256=own.engine_sha256,
+        onnx_sha256=own.onnx_sha256,
+        built_on=own.built_on,
+        version_compatible=engine.version_compatible,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnToPassport:
+    """What a passport says and the manifest does not."""
+
+    plugins: dict[str, int]
+    engine_sha256: str
+    onnx_sha256: dict[str, str]
+    built_on: BuiltOn
 
 
 def _version_difference(engine: EngineFile, backend: Backend, here: str | None) -> list[str]:

@@ -38,23 +38,26 @@ def inspect(*arguments: str, **environment: str) -> subprocess.CompletedProcess[
     )
 
 
+INPUTS = ("input_ids", "attention_mask")
+
+
 def graph_with_a_branch() -> onnx.ModelProto:
     """Outside: one Equal and one If. In each branch: one Gather."""
-    output = helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", "tokens", 2])
+    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "tokens", 2])
 
     def branch(name: str) -> onnx.GraphProto:
         value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "tokens", 2])
-        return helper.make_graph([helper.make_node("Gather", ["table", "x"], [name])], name, [], [value])
+        return helper.make_graph([helper.make_node("Gather", ["table", "input_ids"], [name])], name, [], [value])
 
     nodes = [
         helper.make_node("Equal", ["zero", "zero"], ["is_true"]),
-        helper.make_node("If", ["is_true"], ["y"], then_branch=branch("a"), else_branch=branch("b")),
+        helper.make_node("If", ["is_true"], ["logits"], then_branch=branch("a"), else_branch=branch("b")),
     ]
     constants = [
         helper.make_tensor("table", TensorProto.FLOAT, [3, 2], [0.0] * 6),
         helper.make_tensor("zero", TensorProto.INT64, [], [0]),
     ]
-    inputs = [helper.make_tensor_value_info("x", TensorProto.INT64, ["batch", "tokens"])]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in INPUTS]
     graph = helper.make_graph(nodes, "branching", inputs, [output], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
@@ -63,7 +66,7 @@ MANIFEST = Manifest(
     format_version=1,
     name="tiny",
     model_type="roberta",
-    task="text-classification",
+    task="token-classification",
     max_len=4096,
     dtype="float16",
     hidden_size=2,
@@ -73,7 +76,7 @@ MANIFEST = Manifest(
     parameters=22713216,
     positions=Positions(scheme="hierarchical", alpha=0.4, base=512, rows=4096, first_row=2, form="folded"),
     attention={"hdexport::Attention": 6},
-    inputs=(TensorSpec(name="input_ids", dtype="int64", shape=("batch", "tokens")),),
+    inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in INPUTS),
     outputs=(TensorSpec(name="logits", dtype="float32", shape=("batch", "tokens", 2)),),
     graphs=(GraphFile(file="model.onnx", lowering="portable", dtype="float16"),),
     engines=(
@@ -123,7 +126,7 @@ def bundle(tmp_path: Path) -> Path:
     "line",
     [
         "model tiny (roberta)",
-        "task text-classification",
+        "task token-classification",
         "accepts 1 to 4096 tokens",
         "parameters 22,713,216 in float16",
         "positions hierarchical, alpha 0.4: 512 rows of the checkpoint (from row 2) serve 4096, folded",

@@ -19,7 +19,7 @@ from hdruntime.backends.choice import open_runner
 from hdruntime.bundle import Backend, Bundle, EngineFile, ProfileShape, open_bundle, seal
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
 from hdruntime.gpu import Gpu
-from hdruntime.manifest import manifest_from_json
+from hdruntime.manifest_json import manifest_from_json
 from hdruntime.passport import ThisMachine, this_machine
 
 NOWHERE = ThisMachine(gpu=None, driver=None, versions={Backend.TENSORRT_RTX: "1.7.1.116"})

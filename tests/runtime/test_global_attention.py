@@ -47,6 +47,7 @@ def marking_bundle(new_bundle: Callable[..., Path]) -> Callable[[GlobalAttention
         names = ("input_ids", "attention_mask", "global_attention_mask")
         manifest = dataclasses.replace(
             plain,
+            hidden_size=1,
             task=task,
             inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in names),
             outputs=tuple(TensorSpec(name=name, dtype="float32", shape=axes) for name, axes in OUTPUTS[task].items()),

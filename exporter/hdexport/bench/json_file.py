@@ -5,15 +5,14 @@ from __future__ import annotations
 __all__ = ["JSON_FILE", "read_result", "write_result", "write_whole"]
 
 import errno
-import json
 import os
 import secrets
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from hdexport.bench.results import SCHEMA_VERSION, BenchResult
+from hdruntime.checked_json import JsonMismatchError, from_json, json_from_dataclass
 from hdruntime.errors import HdexportError, InputError
-from hdruntime.typed_json import JsonMismatchError, decoded, json_from_dataclass
 
 JSON_FILE = "bench.json"
 
@@ -38,18 +37,19 @@ def read_result(path: Path) -> BenchResult:
         InputError: it is not there, no `bench.json`, damaged, or of a newer hdexport; the message names the key.
     """
     path = path / JSON_FILE if path.is_dir() else path
-    data = _data(path)
-    # The version comes first: a newer schema may have other keys.
-    version = data.get("schema_version") if isinstance(data, dict) else None
-    if type(version) is not int or "cases" not in data:
-        raise _no_result(path, "it lacks schema_version or cases")
+    text = _text(path)
+    try:
+        # The version comes first: a newer schema may have other keys.
+        version = from_json(text, _AnySchema, name="bench").schema_version
+    except ValueError as error:
+        raise _no_result(path, str(error)) from None
     if version > SCHEMA_VERSION:
         raise InputError(
             f"{path} has schema version {version}; this hdexport reads up to {SCHEMA_VERSION}.\n"
             "Update it with: pip install -U hdexport"
         )
     try:
-        result: BenchResult = decoded(data, BenchResult, "bench")
+        result = from_json(text, BenchResult, name="bench")
     except JsonMismatchError as error:
         raise InputError(f"{path}: {error}.\nCopy the file again, or {_MEASURE_AGAIN}") from None
     _require_known_series(path, result)
@@ -82,15 +82,21 @@ def write_whole(path: Path, content: str | bytes) -> None:
 _MEASURE_AGAIN = "measure again with: hdexport bench BUNDLE -o DIR"
 
 
-def _data(path: Path) -> Any:
+@dataclass(frozen=True, kw_only=True)
+class _AnySchema:
+    """What a result of any version has."""
+
+    schema_version: int
+    cases: list[object]
+
+
+def _text(path: Path) -> bytes:
     try:
-        return json.loads(path.read_bytes())
+        return path.read_bytes()
     except FileNotFoundError:
         raise InputError(f"There is no {path}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}") from None
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.\nCheck who may read it.") from error
-    except (ValueError, RecursionError) as error:
-        raise _no_result(path, f"it is not valid JSON: {error}") from None
 
 
 def _no_result(path: Path, reason: str) -> InputError:

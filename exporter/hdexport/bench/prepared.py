@@ -19,8 +19,8 @@ from hdexport.bench.results import Ceilings, Status
 from hdexport.bench.roofline import Work
 from hdexport.bench.subject import Subject
 from hdexport.bench.watcher import Watcher
+from hdruntime.checked_json import from_values
 from hdruntime.errors import BackendError
-from hdruntime.typed_json import decoded
 
 _TIME_LIMIT_S = 3600.0
 """Of one step: exports of large models take minutes."""
@@ -163,14 +163,14 @@ class Preparation:
         shapes = [f"{batch}x{tokens}" for batch, tokens in self._shapes(subject)]
         output = self._output("operations", "hdexport.bench.roofline", [str(subject.bundle), *shapes])
         if output is not None:
-            self._work[subject] = {shape: decoded(work, Work, shape) for shape, work in output.items()}
+            self._work[subject] = {shape: from_values(work, Work, name=shape) for shape, work in output.items()}
 
     def _measure_ceilings(self, device: str, dtype: str) -> None:
         self._watcher.step(f"Measuring the limits of this machine ({device}, {dtype})")
         options = ["--device", device, "--dtype", dtype, "--threads", str(self._plan.threads)]
         output = self._output(f"limits of {device} in {dtype}", "hdexport.bench.ceilings", options)
         if output is not None:
-            now = decoded(output, Ceilings, "ceilings")
+            now = from_values(output, Ceilings, name="ceilings")
             before = self._ceilings.get((device, dtype), now)
             self._ceilings[device, dtype] = dataclasses.replace(
                 now,

@@ -22,8 +22,8 @@ from hdexport.bench.processes import Outcome, own_output, run_process
 from hdexport.bench.results import PeakMemory, Status
 from hdexport.gpu_memory import GpuMemoryWatch
 from hdexport.memory import peak_resident_bytes, says_out_of_memory
+from hdruntime.checked_json import from_values
 from hdruntime.errors import HdexportError, OutOfMemoryError
-from hdruntime.typed_json import decoded
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ def run_case(
     if outcome.status is not Status.OK:
         return outcome, None
     assert outcome.output is not None
-    return outcome, decoded(outcome.output, CaseFigures, "case")
+    return outcome, from_values(outcome.output, CaseFigures, name="case")
 
 
 def measured(spec: CaseSpec) -> CaseFigures:

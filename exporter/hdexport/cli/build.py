@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
     from hdruntime.bundle import Manifest
+    from hdruntime.manifest import Dtype
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
@@ -125,7 +126,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         model, reason = default_model()
         progress.result(f"No MODEL was named; building {model.resolve()}: {reason}.")
     checkpoint = find_checkpoint(model)
-    precision = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
+    precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     base = checkpoint.base_positions
     max_len = base if options.max_len is None else whole_number("--max-len", options.max_len)
     scheme, alpha = scheme_from_name(options.positions), decimal_number("--alpha", options.alpha)

@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.jobs.input_files import InputFile
-from hdruntime.manifest import Manifest, json_from_manifest
+from hdruntime.manifest import Manifest
+from hdruntime.manifest_json import json_from_manifest
 
 Identity = Mapping[str, object]
 """What a person calls it -> its value, as JSON gives it back."""

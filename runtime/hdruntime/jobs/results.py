@@ -64,15 +64,9 @@ def results_of_bundle(bundle: Bundle, *, tokenized: bool = False) -> TaskResults
         tokenized: rows are ids, without a text.
 
     Raises:
-        InputError: the bundle has no tokenizer or no mask token where the task needs one, the task needs a text, or it
-            is unknown.
+        InputError: the bundle has no tokenizer or no mask token where the task needs one, or the task needs a text.
     """
     task = bundle.manifest.task
-    if task not in _RESULTS_OF_TASK:
-        raise InputError(
-            f"The bundle's task is {task!r}; jobs are run for {', '.join(_RESULTS_OF_TASK)}.\n"
-            "Use it from Python instead: hdruntime.load(bundle)."
-        )
     if tokenized and task in _TASKS_ON_TEXT:
         raise InputError(f"The bundle's task is {task}, whose results are places in a text.\nGive it text columns.")
     if not tokenized and bundle.manifest.tokenizer is None:

@@ -10,7 +10,7 @@ import pytest
 
 import hdruntime
 from hdruntime.bundle import open_bundle
-from hdruntime.errors import BackendError, InputError, OutputExistsError
+from hdruntime.errors import BackendError, BundleCorruptError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, plan_job, run_job, windows
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
@@ -209,7 +209,7 @@ def test_options_that_do_not_fit_the_task_are_refused(new_bundle: BundleMaker, t
         )
     with pytest.raises(InputError, match=r"has no mask token"):
         plan(gather_bundle(new_bundle("mlm"), "fill-mask", {"logits": logits}))
-    with pytest.raises(InputError, match=r"The bundle's task is 'summarization'; jobs are run for feature-extraction,"):
+    with pytest.raises(BundleCorruptError, match=r"manifest.task should be one of 'feature-extraction',"):
         plan(gather_bundle(new_bundle("other"), "summarization", {"logits": logits}))
     with pytest.raises(InputError, match=r"has no tokenizer, so it cannot read text"):
         plan(new_bundle("silent", tokenizer=False))

@@ -1,0 +1,163 @@
+"""JSON as dataclasses, every value checked against its annotation; what is wrong is said with its place and value."""
+
+from __future__ import annotations
+
+__all__ = [
+    "JsonMismatchError",
+    "MalformedJsonError",
+    "UnknownChoiceError",
+    "from_json",
+    "from_values",
+    "json_from_dataclass",
+]
+
+import copy
+import dataclasses
+import json
+import re
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import inspect
+
+_LONGEST_SHOWN = 60
+"""Characters of a wrong value that a message shows."""
+
+_ANY_KEY = "..."
+"""What msgspec calls a key of a dict, as it does not say which."""
+
+_MOST_LEVELS = 16
+"""Lists and objects inside each other; ours have seven."""
+
+Value = TypeVar("Value")
+
+
+class MalformedJsonError(ValueError):
+    """A text is not JSON, not UTF-8, or nested deeper than any of ours."""
+
+
+class JsonMismatchError(ValueError):
+    """JSON is not what the dataclasses say: ``manifest.max_len should be `int` >= 1, not 0``."""
+
+
+class UnknownChoiceError(JsonMismatchError):
+    """A string is none of a closed choice."""
+
+
+def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
+    """Read a dataclass; keys that it does not know are ignored, and those with a default may be missing.
+
+    Args:
+        text: JSON, strictly: UTF-8 without lone surrogates, finite numbers.
+        kind: a dataclass whose annotations msgspec understands.
+        name: what the value is called in messages.
+
+    Raises:
+        MalformedJsonError: no such text.
+        UnknownChoiceError: a string is not among those of its `Literal` or enum.
+        JsonMismatchError: a key is missing, or a value is of another type or out of its range.
+    """
+    try:
+        values = msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
+        raise MalformedJsonError(str(error)) from None
+    # Else what walks through it later, to show or copy it, might run out of stack.
+    if not _is_shallow(values, _MOST_LEVELS):
+        raise MalformedJsonError(f"more than {_MOST_LEVELS} lists and objects are inside each other")
+    return from_values(values, kind, name=name)
+
+
+def from_values(values: object, kind: type[Value], *, name: str) -> Value:
+    """The same of what was JSON once: objects, lists, strings, numbers, booleans and None."""
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        raise _mismatch(str(error), copy.deepcopy(values), kind, name) from None
+
+
+def json_from_dataclass(value: Any) -> str:
+    """The text of a dataclass: indented, keys in the order of its fields, enums as their values.
+
+    Raises:
+        ValueError: a number is NaN or infinite, which JSON cannot hold.
+    """
+    return json.dumps(dataclasses.asdict(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _mismatch(message: str, data: Any, kind: type, name: str) -> JsonMismatchError:
+    """The error for what msgspec says: "Expected `int`, got `str` - at `$.files[...].size_bytes`"."""
+    said, _, path = message.partition(" - at `$")
+    keys, value = _followed(data, path.rstrip("`"), message, kind)
+    where = name + "".join(f".{key}" if key.isidentifier() else f"[{key}]" for key in keys)
+    if missing := re.fullmatch("Object missing required field `(.*)`", said):
+        return JsonMismatchError(f"{where}.{missing[1]} is missing")
+    shown = json.dumps(value)
+    shown = shown if len(shown) <= _LONGEST_SHOWN else shown[: _LONGEST_SHOWN - 3] + "..."
+    if said.startswith("Invalid enum value"):
+        choices = ", ".join(map(repr, _choices(inspect.type_info(kind), keys)))
+        return UnknownChoiceError(f"{where} should be one of {choices}, not {shown}")
+    if said.startswith("Expected "):
+        expected = said.removeprefix("Expected ").partition(", got ")[0]
+        return JsonMismatchError(f"{where} should be {expected}, not {shown}")
+    return JsonMismatchError(f"{where} is {shown}: {said}")
+
+
+def _followed(data: Any, path: str, message: str, kind: type) -> tuple[list[str], Any]:
+    """The keys of a path of msgspec's, ".a[2][...].b" -> ["a", "2", "'x'", "b"], and the value there.
+
+    msgspec does not say which key of a dict it means: it is the first that alone gives the same message.
+    """
+    keys: list[str] = []
+    value = data
+    for key in re.findall(r"[^.\[\]]+|\.{3}", path):
+        if key == _ANY_KEY:
+            named = [name for name in list(value) if _fails_alone(data, value, name, message, kind)]
+            if not named:
+                return [*keys, _ANY_KEY], value
+            key = named[0]
+            keys.append(repr(key))
+        else:
+            keys.append(key)
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return keys, value
+
+
+def _fails_alone(data: Any, values: dict[str, Any], key: str, message: str, kind: type) -> bool:
+    """Whether the data without the other keys gives the message; if so, they are taken out for good."""
+    others = dict(values)
+    values.clear()
+    values[key] = others[key]
+    try:
+        msgspec.convert(data, kind)
+    except msgspec.ValidationError as error:
+        if str(error) == message:
+            return True
+    values.update(others)
+    return False
+
+
+def _is_shallow(value: object, levels: int) -> bool:
+    if not isinstance(value, (dict, list)):
+        return True
+    inner = value.values() if isinstance(value, dict) else value
+    return levels > 0 and all(_is_shallow(item, levels - 1) for item in inner)
+
+
+def _choices(kind: inspect.Type, keys: Sequence[str]) -> tuple[Any, ...]:
+    """The values of the `Literal` or enum at a place."""
+    kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
+    for kind in kinds:
+        if isinstance(kind, inspect.LiteralType):
+            return kind.values
+        if isinstance(kind, inspect.EnumType):
+            return tuple(member.value for member in kind.cls)
+        if isinstance(kind, inspect.DataclassType):
+            return _choices(next(field.type for field in kind.fields if field.name == keys[0]), keys[1:])
+        if isinstance(kind, inspect.VarTupleType):
+            return _choices(kind.item_type, keys[1:])
+        if isinstance(kind, inspect.TupleType):
+            return _choices(kind.item_types[int(keys[0])], keys[1:])
+        if isinstance(kind, inspect.DictType):
+            return _choices(kind.value_type, keys[1:])
+    raise AssertionError(f"no choice at {keys}")
