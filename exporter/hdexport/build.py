@@ -68,7 +68,8 @@ class BuildOptions:
     """What to build.
 
     Attributes:
-        model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub.
+        model: a checkpoint's directory, ``organisation/name[@revision]`` on the Hugging Face hub, or what
+            `find_checkpoint` found.
         output: the bundle's directory.
         max_len: the longest input, in tokens.
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
@@ -88,7 +89,7 @@ class BuildOptions:
         command: the command line, for the record.
     """
 
-    model: str | Path
+    model: str | Path | Checkpoint
     output: Path
     max_len: int
     precision: Dtype = "float32"
@@ -122,10 +123,9 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     check_engine_options(options.engines)
     with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
         progress.step("Reading the checkpoint")
-        checkpoint = find_checkpoint(options.model)
-        manifest = _write_graphs(checkpoint, directory, options, progress)
-        # After the model is gone from memory, in whose place the vocabulary then is.
-        manifest = dataclasses.replace(manifest, tokenizer=write_tokenizer(checkpoint, directory))
+        checkpoint = _checkpoint(options)
+        tokenizer = write_tokenizer(checkpoint, directory)
+        manifest = dataclasses.replace(_write_graphs(checkpoint, directory, options, progress), tokenizer=tokenizer)
         shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
         manifest = seal(directory, manifest)
         if options.verify:
@@ -135,10 +135,17 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     return manifest
 
 
+def _checkpoint(options: BuildOptions) -> Checkpoint:
+    # One that was found is not looked for again: on the hub, a branch may have moved since.
+    if isinstance(options.model, Checkpoint):
+        return options.model
+    return find_checkpoint(options.model, allow_pickle=options.allow_pickle)
+
+
 def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions, progress: Progress) -> Manifest:
     """Write the graphs and engines; returns the manifest but for what is not of them."""
     task = options.task or checkpoint.task()
-    model = checkpoint.load(task, allow_pickle=options.allow_pickle)
+    model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     if isinstance(options.attention, Window):
         _check_window(options.attention, model, checkpoint, options, progress)
     global_attention = global_attention_of(checkpoint.family, model.config, task, max_global=options.max_global)
@@ -260,7 +267,9 @@ def _graph_module(
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
         has_global_attention=global_attention is not None,
-        pooling=sentence_pooling(checkpoint.path) if task is Task.SENTENCE_SIMILARITY else None,
+        pooling=sentence_pooling(checkpoint.path, hidden_size=model.config.hidden_size)
+        if task is Task.SENTENCE_SIMILARITY
+        else None,
     ).eval()
 
 
@@ -364,7 +373,7 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
     return {
         "command": options.command,
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "source": str(checkpoint.path),
+        "source": checkpoint.source,
         "python": platform.python_version(),
         **{package: importlib.metadata.version(package) for package in packages},
     }

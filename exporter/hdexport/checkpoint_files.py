@@ -1,13 +1,14 @@
-"""The files of a Hugging Face checkpoint: which belong to it, read and written with errors of ours."""
+"""The files of a Hugging Face checkpoint: which belong to it beside its weights, and how all are written."""
 
 from __future__ import annotations
 
 __all__ = [
     "CHECKPOINT_DIRECTORY",
+    "SentenceModule",
     "is_copied",
     "module_folders",
-    "read_weights",
     "rewrite_json",
+    "sentence_modules",
     "write_index",
     "write_weights",
 ]
@@ -16,9 +17,11 @@ import errno
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from hdexport.json_files import read_json, read_object, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 from hdruntime.staging import DirectoryKind
@@ -41,51 +44,43 @@ def is_copied(file: Path) -> bool:
     return file.suffix in (".json", ".model") or file.name in _VOCABULARIES or file.stem in _LICENCES
 
 
-def module_folders(directory: Path) -> list[str]:
-    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them.
+@dataclass(frozen=True, kw_only=True)
+class SentenceModule:
+    """One of sentence-transformers' modules.
+
+    Attributes:
+        kind: its class, without the package.
+        folder: the name of the folder that holds its settings; empty for the checkpoint's own directory.
+    """
+
+    kind: str
+    folder: str
+
+
+def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
+    """What ``modules.json`` of a checkpoint lists, in order; nothing where there is none.
 
     Raises:
         ModelError: the file cannot be read, or names a folder outside of the checkpoint.
     """
     path = directory / "modules.json"
     if not path.is_file():
-        return []
-    modules = _read_json(path)
-    try:
-        folders = [str(module["path"]) for module in modules]
-    except (KeyError, TypeError) as error:
-        raise ModelError(f"{path} is no list of modules with paths.\nDownload the model again.") from error
-    for folder in folders:
-        if Path(folder).name != folder:
-            raise ModelError(f"{path} names the folder {folder!r}, which is not one of the checkpoint's own.")
-    # The first module, the encoder, usually is at the top; one without settings may have no folder.
-    return [folder for folder in folders if folder and (directory / folder).is_dir()]
+        return ()
+    modules = read_json(path)
+    if not isinstance(modules, list) or not modules:
+        raise ModelError(f"{path} lists no modules.\nDownload the model again.")
+    return tuple(_sentence_module(path, module) for module in modules)
 
 
-def read_weights(file: Path) -> dict[str, torch.Tensor]:
-    """The weights in a safetensors file or, checked to hold nothing else, in a pickle.
+def module_folders(directory: Path) -> list[str]:
+    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them.
 
     Raises:
-        ModelError: it cannot be read.
+        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
     """
-    pickles = require("torch")
-    safetensors = require("safetensors")
-    from safetensors.torch import load_file
-
-    try:
-        if file.suffix == ".safetensors":
-            weights: dict[str, torch.Tensor] = load_file(file)
-            return weights
-        loaded = pickles.load(file, map_location="cpu", weights_only=True)
-        # A pickle holds tied weights once; safetensors has no way to say so, and wants each in one piece.
-        return {name: weight.clone(memory_format=pickles.contiguous_format) for name, weight in loaded.items()}
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ModelError(f"{file} cannot be read: {error}\nDownload the model again.") from error
-    except Exception as error:
-        # Unpickling a damaged file raises whatever its bytes happen to ask for.
-        raise ModelError(
-            f"{file} cannot be read as weights: {type(error).__name__}: {error}\nDownload the model again."
-        ) from error
+    folders = [module.folder for module in sentence_modules(directory)]
+    # The first module, the encoder, usually is at the top; one without settings may have no folder.
+    return [folder for folder in folders if folder and (directory / folder).is_dir()]
 
 
 def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
@@ -123,19 +118,22 @@ def rewrite_json(path: Path, changes: Mapping[str, object]) -> None:
     """
     if not path.is_file():
         return
-    values = _read_json(path)
-    if not isinstance(values, dict):
-        raise ModelError(f"{path.name} of the checkpoint holds no JSON object.\nDownload the model again.")
+    values = read_object(path)
     changed = {key: value for key, value in changes.items() if values.get(key) is not None}
     if changed:
         path.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path.name} of the checkpoint cannot be read: {error}\nDownload the model again.") from error
+def _sentence_module(path: Path, module: object) -> SentenceModule:
+    kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(folder, str):
+        raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
+    if Path(folder).name != folder or "\0" in folder:
+        raise ModelError(
+            f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.\n"
+            "Download the model again."
+        )
+    return SentenceModule(kind=kind.rpartition(".")[2], folder=folder)
 
 
 def _is_checkpoint(directory: Path) -> bool:

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.weight_files import read_weights
 from hdexport.checkpoint_files import (
     CHECKPOINT_DIRECTORY,
     is_copied,
     module_folders,
-    read_weights,
     rewrite_json,
     write_index,
     write_weights,
@@ -45,11 +45,13 @@ class ExtendOptions:
     """What to extend.
 
     Attributes:
-        model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub.
+        model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub, which ``@revision`` may
+            follow.
         output: the directory to write.
         max_len: positions wanted; fewer than the checkpoint's cuts the table.
         scheme: where positions past the checkpoint's come from.
         alpha: weight of the coarse position in the hierarchical scheme.
+        revision: on the hub: a branch, a tag or a commit.
         force: replace a checkpoint that is at `output`.
         allow_pickle: also read weights that are stored as a pickle.
     """
@@ -59,6 +61,7 @@ class ExtendOptions:
     max_len: int
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
+    revision: str | None = None
     force: bool = False
     allow_pickle: bool = False
 
@@ -77,7 +80,7 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
     """
     progress = progress or Progress()
     progress.step("Reading the checkpoint")
-    checkpoint = find_checkpoint(options.model)
+    checkpoint = find_checkpoint(options.model, revision=options.revision, allow_pickle=options.allow_pickle)
     if checkpoint.path == options.output.resolve():
         raise OutputExistsError(f"{options.output} is the checkpoint itself.\nChoose another place with -o.")
     _refuse_computed_positions(checkpoint)
@@ -115,7 +118,7 @@ def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: P
     total_bytes = 0
     for file in files:
         name_stem = file.stem.replace("pytorch_model", "model") if len(files) > 1 else "model"
-        weights = read_weights(file)
+        weights = _read(file)
         for name, weight in weights.items():
             # A decoder may have a table as well, with as many rows by the same key of the configuration.
             if name.endswith(checkpoint.family.position_table):
@@ -135,6 +138,16 @@ def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: P
         )
     if len(files) > 1:
         write_index(file_of_weight, total_bytes, directory)
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    weights = read_weights(file)
+    if file.suffix == ".safetensors":
+        return weights
+    import torch
+
+    # A pickle holds tied weights once; safetensors has no way to say so, and wants each in one piece.
+    return {name: weight.clone(memory_format=torch.contiguous_format) for name, weight in weights.items()}
 
 
 def _check_rows(checkpoint: Checkpoint, name: str, table: torch.Tensor) -> None:

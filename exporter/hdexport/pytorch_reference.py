@@ -165,7 +165,9 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         folded_token_types=False,
         folded_positions=False,
         has_global_attention=manifest.global_attention is not None,
-        pooling=sentence_pooling(checkpoint.path) if task is Task.SENTENCE_SIMILARITY else None,
+        pooling=sentence_pooling(checkpoint.path, hidden_size=model.config.hidden_size)
+        if task is Task.SENTENCE_SIMILARITY
+        else None,
     ).eval()
     pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
     return Reference(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 __all__ = ["SentencePooling", "sentence_pooling"]
 
-import json
 from pathlib import Path
-from typing import Any
 
 import torch
 
+from hdexport.checkpoint.weight_files import read_weights
+from hdexport.checkpoint_files import sentence_modules
+from hdexport.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
 _MODES = {
@@ -19,6 +20,8 @@ _MODES = {
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
 }
 """Flag of ``1_Pooling/config.json`` -> the mode's name, in the order in which results are concatenated."""
+
+_TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
 
 
 class SentencePooling(torch.nn.Module):
@@ -65,99 +68,115 @@ def _pool(mode: str, token_embeddings: torch.Tensor, mask: torch.Tensor) -> torc
     return total / (count if mode == "mean" else count.sqrt())
 
 
-def sentence_pooling(path: Path) -> SentencePooling:
+def sentence_pooling(path: Path, *, hidden_size: int) -> SentencePooling:
     """Read ``modules.json`` and the folders it names.
 
     Args:
         path: a sentence-transformers directory.
+        hidden_size: width of the encoder's tokens.
 
     Raises:
-        ModelError: a module or a pooling mode is not supported, or a file is missing.
+        ModelError: a module or a pooling mode is not supported, a file is missing, or widths do not fit.
     """
-    modules = _read_json(path / "modules.json")
-    if not isinstance(modules, list) or not modules:
-        raise ModelError(f"{path / 'modules.json'} lists no modules.\nDownload the model again.")
-    if not all(isinstance(module, dict) and {"type", "path"} <= module.keys() for module in modules):
-        raise ModelError(f"{path / 'modules.json'} lists a module without type or path.\nDownload the model again.")
-    kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
+    modules = sentence_modules(path)
+    kinds = [module.kind for module in modules]
     if len(kinds) < 2 or kinds[0] != "Transformer" or kinds[1] != "Pooling":
         raise ModelError(
-            f"{path} chains the modules {', '.join(kinds)}; a Transformer followed by a Pooling is supported.\n"
-            "Build the tokens' embeddings instead: --task feature-extraction"
+            f"{path} chains the modules {', '.join(kinds) or '(none)'}; a Transformer followed by a Pooling is "
+            f"supported.\n{_TOKENS_INSTEAD}"
         )
-    layers = [_layer(kind, path / str(module["path"])) for kind, module in zip(kinds[2:], modules[2:], strict=True)]
-    return SentencePooling(_pooling_modes(path / str(modules[1]["path"]) / "config.json"), layers)
+    modes = _pooling_modes(path / modules[1].folder / "config.json")
+    layers: list[torch.nn.Module] = []
+    width = hidden_size * len(modes)
+    for module in modules[2:]:
+        layer, width = _layer(module.kind, path / module.folder, width)
+        layers.append(layer)
+    return SentencePooling(modes, layers)
 
 
 def _pooling_modes(config_path: Path) -> tuple[str, ...]:
-    config = _read_object(config_path)
+    config = read_object(config_path)
     named = config.get("pooling_mode")
     if named:
-        modes = tuple(named.split("+") if isinstance(named, str) else map(str, named))
+        listed = named if isinstance(named, list) else [named]
+        modes = tuple(named.split("+") if isinstance(named, str) else listed)
     else:
         modes = tuple(mode for flag, mode in _MODES.items() if config.get(flag))
         unknown = [
             flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on and flag not in _MODES
         ]
         modes += tuple(flag.removeprefix("pooling_mode_") for flag in unknown)
-    unsupported = [mode for mode in modes if mode not in _MODES.values()]
+    unsupported = [mode for mode in modes if mode not in list(_MODES.values())]
     if unsupported or not modes:
+        asked = ", ".join(mode if isinstance(mode, str) else shown(mode) for mode in unsupported)
         raise ModelError(
-            f"{config_path} asks for the pooling {', '.join(unsupported) or '(none)'}; "
-            f"supported: {', '.join(_MODES.values())}.\n"
-            "Build the tokens' embeddings instead: --task feature-extraction"
+            f"{config_path} asks for the pooling {asked or '(none)'}; supported: {', '.join(_MODES.values())}.\n"
+            f"{_TOKENS_INSTEAD}"
         )
     return modes
 
 
-def _layer(kind: str, folder: Path) -> torch.nn.Module:
+def _layer(kind: str, folder: Path, width: int) -> tuple[torch.nn.Module, int]:
+    """A layer that takes vectors of a width, and the width of what it gives."""
     if kind == "Normalize":
-        return _Normalize()
+        return _Normalize(), width
     if kind == "Dense":
-        return _dense(folder)
+        return _dense(folder, width)
     raise ModelError(
         f"The sentence-transformers module {kind} is not supported; Pooling, Dense and Normalize are.\n"
-        "Build the tokens' embeddings instead: --task feature-extraction"
+        f"{_TOKENS_INSTEAD}"
     )
 
 
-def _dense(folder: Path) -> torch.nn.Module:
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    config = _read_object(folder / "config.json")
+def _dense(folder: Path, width: int) -> tuple[torch.nn.Module, int]:
+    config = read_object(folder / "config.json")
     # Tanh is what sentence-transformers takes where none is named.
     activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
     if activation not in ("Identity", "Tanh", "ReLU", "GELU"):
         raise ModelError(
-            f"{folder / 'config.json'} asks for the activation {activation}; supported: Identity, Tanh, ReLU, GELU.\n"
-            "Build the tokens' embeddings instead: --task feature-extraction"
+            f"{folder / 'config.json'} asks for the activation {shown(activation)}; supported: Identity, Tanh, ReLU, "
+            f"GELU.\n{_TOKENS_INSTEAD}"
         )
     if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise ModelError(
-            f"{folder / 'config.json'} applies the layer to {config['module_input_name']}; only sentence_embedding is "
-            "supported.\nBuild the tokens' embeddings instead: --task feature-extraction"
+            f"{folder / 'config.json'} applies the layer to {shown(config['module_input_name'])}; only "
+            f"sentence_embedding is supported.\n{_TOKENS_INSTEAD}"
         )
     if not (folder / "model.safetensors").is_file():
         raise ModelError(f"{folder} holds no model.safetensors.\nConvert its weights to safetensors.")
-    try:
-        weights = load_file(folder / "model.safetensors")
-        linear = torch.nn.Linear(config["in_features"], config["out_features"], bias="linear.bias" in weights)
-        linear.load_state_dict({name.removeprefix("linear."): value for name, value in weights.items()})
-    except (SafetensorError, KeyError, TypeError, RuntimeError) as error:
-        raise ModelError(f"The layer in {folder} cannot be read: {error}\nDownload the model again.") from error
-    return torch.nn.Sequential(linear.float(), getattr(torch.nn, activation)())
+    weights = {
+        name.removeprefix("linear."): weight for name, weight in read_weights(folder / "model.safetensors").items()
+    }
+    _check_dense(folder, config, weights, width)
+    # The file's own tensors: nothing of a size that only the configuration names is made.
+    out_features, in_features = weights["weight"].shape
+    linear = torch.nn.Linear(in_features, out_features, bias="bias" in weights, device="meta")
+    linear.load_state_dict({name: weight.float() for name, weight in weights.items()}, assign=True)
+    return torch.nn.Sequential(linear, getattr(torch.nn, activation)()), linear.out_features
 
 
-def _read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ModelError(f"{path} cannot be read: {error}\nDownload the model again.") from error
-
-
-def _read_object(path: Path) -> dict[str, Any]:
-    content = _read_json(path)
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object.\nDownload the model again.")
-    return content
+def _check_dense(folder: Path, config: dict[str, object], weights: dict[str, torch.Tensor], width: int) -> None:
+    """Refuse a layer whose weights, configuration and input differ in width, or are no numbers to compute with."""
+    there = {name: list(weight.shape) for name, weight in weights.items()}
+    sizes = config.get("out_features"), config.get("in_features")
+    if not all(type(size) is int and size > 0 for size in sizes):
+        raise ModelError(
+            f"{folder / 'config.json'} has in_features {shown(sizes[1])} and out_features {shown(sizes[0])}; whole "
+            "numbers from 1 up are needed.\nSet them to the widths of the weights."
+        )
+    if there not in ({"weight": list(sizes)}, {"weight": list(sizes), "bias": [sizes[0]]}):
+        raise ModelError(
+            f"The layer in {folder} cannot be read: its weights are {shown(there)}, and config.json says "
+            f"in_features {sizes[1]} and out_features {sizes[0]}.\nDownload the model again."
+        )
+    if sizes[1] != width:
+        raise ModelError(
+            f"The layer in {folder} takes vectors of width {sizes[1]}, and those before it are of width {width}.\n"
+            "Check that modules.json, the pooling and the encoder belong together."
+        )
+    wrong = [name for name, weight in weights.items() if not (weight.is_floating_point() and weight.isfinite().all())]
+    if wrong:
+        raise ModelError(
+            f"The layer in {folder} has weights that are integers, NaN or infinite: {', '.join(wrong)}.\n"
+            "Download the model again, or build the checkpoint that was quantised."
+        )

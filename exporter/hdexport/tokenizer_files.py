@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hdexport.checkpoint import Checkpoint
+from hdexport.json_files import shown
 from hdruntime.bundle import TokenizerInfo
 from hdruntime.errors import ModelError
 
@@ -29,12 +30,15 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         What the runtime must know of it, or None where the checkpoint has no tokenizer; its bundle then takes ids.
 
     Raises:
-        ModelError: the tokenizer's files cannot be read.
+        ModelError: the tokenizer's files cannot be read, or it knows ids that the model has no embeddings for.
     """
+    # First, for transformers' tokenizers read config.json, too, and what is wrong with it is not their fault.
+    vocab_size = checkpoint.settings().vocab_size
     tokenizer = _tokenizer(checkpoint)
     if tokenizer is None:
         logger.warning("%s has no tokenizer; the bundle will take input_ids, not texts.", checkpoint.path)
         return None
+    _check_ids(checkpoint, tokenizer, vocab_size)
     # Not a copy of the checkpoint's file: transformers lets tokenizer_config.json overrule it (do_lower_case, say), and
     # the runtime's ids must be those that the model was verified and fine-tuned with.
     tokenizer.backend_tokenizer.save(str(directory / _FILE), pretty=False)
@@ -60,6 +64,17 @@ def first_special_id(checkpoint: Checkpoint) -> int | None:
     return first
 
 
+def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
+    token, highest = max(tokenizer.get_vocab().items(), key=lambda item: item[1], default=("", -1))
+    if highest >= vocab_size:
+        raise ModelError(
+            f"The tokenizer of {checkpoint.path} gives the id {highest} to {shown(token)}, and the model has "
+            f"embeddings for the ids 0 to {vocab_size - 1} (vocab_size of config.json).\n"
+            "Use the tokenizer that the model was trained with; for tokens that were added since, call "
+            "model.resize_token_embeddings(len(tokenizer)) and fine-tune it."
+        )
+
+
 def _tokenizer(checkpoint: Checkpoint) -> Any:
     """The checkpoint's tokenizer in transformers, None where it has none."""
     if not any((checkpoint.path / name).is_file() for name in _TOKENIZER_FILES):
@@ -68,8 +83,10 @@ def _tokenizer(checkpoint: Checkpoint) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
+    except MemoryError:
+        raise
     except Exception as error:
         # Each tokenizer class fails in its own way on a damaged file.
         raise ModelError(
-            f"The tokenizer of {checkpoint.path} could not be read: {error}\nDownload the model again."
+            f"The tokenizer of {checkpoint.path} could not be read: {shown(error)}\nDownload the model again."
         ) from error

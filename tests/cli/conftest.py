@@ -64,6 +64,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
     """The finished `hdexport build` of the tiny BERT; `bundle` is what it wrote."""
     output = tmp_path_factory.mktemp("bundles") / "tiny"
+    # Beside the bundle, where commands that compare it with PyTorch look for a checkpoint of that name.
+    (output.parent / checkpoint.name).symlink_to(checkpoint)
     return _run("build", checkpoint, "--max-len", MAX_LEN, "--target", "onnx", "-o", output)
 
 

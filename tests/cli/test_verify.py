@@ -19,8 +19,9 @@ Refused = Callable[..., str]
 
 
 @pytest.fixture
-def copy(bundle: Path, tmp_path: Path) -> Path:
-    """A bundle to verify anew; its manifest holds no outcome."""
+def copy(bundle: Path, checkpoint: Path, tmp_path: Path) -> Path:
+    """A bundle to verify anew, its checkpoint beside it; its manifest holds no outcome."""
+    (tmp_path / checkpoint.name).symlink_to(checkpoint)
     path = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     manifest = json.loads((path / "manifest.json").read_text())
     (path / "manifest.json").write_text(json.dumps(manifest | {"verification": None}))

@@ -46,7 +46,7 @@ def pooled_by_hand(*modes: str) -> np.ndarray:
 
 def pooled(directory: Path) -> np.ndarray:
     with torch.inference_mode():
-        return sentence_pooling(directory)(torch.from_numpy(TOKENS), torch.from_numpy(MASK)).numpy()
+        return sentence_pooling(directory, hidden_size=WIDTH)(torch.from_numpy(TOKENS), torch.from_numpy(MASK)).numpy()
 
 
 def flags(*modes: str) -> dict[str, object]:
@@ -116,7 +116,7 @@ def test_dense_is_a_linear_layer_and_its_activation(activation: str | None, func
 
 def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean", "cls", "mean_sqrt_len_tokens"))
-    module = sentence_pooling(tmp_path)
+    module = sentence_pooling(tmp_path, hidden_size=WIDTH)
     with torch.inference_mode():
         vector = module(torch.from_numpy(TOKENS), torch.zeros(3, 9, dtype=torch.int64))
     assert vector.isfinite().all()
@@ -134,14 +134,14 @@ def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
 def test_a_mode_that_is_not_supported_is_refused_by_name(pooling, named: str, tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=pooling)
     with pytest.raises(ModelError, match=rf"asks for the pooling {named}; supported: cls, max, mean, .*\n.*--task"):
-        sentence_pooling(tmp_path)
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize("module", ["LayerNorm", "CNN", "WeightedLayerPooling"])
 def test_a_module_that_is_not_supported_is_refused_by_name(module: str, tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, module, pooling=flags("mean"))
     with pytest.raises(ModelError, match=rf"module {module} is not supported.*\n.*--task feature-extraction"):
-        sentence_pooling(tmp_path)
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_module_that_is_not_supported_is_refused_by_name(module: str, tmp_path
 def test_modules_that_cannot_be_followed_are_refused(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(content)
     with pytest.raises(ModelError, match=message):
-        sentence_pooling(tmp_path)
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
 def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:
         config = tmp_path / "1_Pooling" / "config.json"
         config.write_text(content) if content is not None else config.unlink()
         with pytest.raises(ModelError, match=rf"1_Pooling/config.json.*{message}"):
-            sentence_pooling(tmp_path)
+            sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize("damage", ["truncated", "missing", "other shape", "no size", "activation", "on tokens"])
@@ -196,12 +196,12 @@ def test_a_damaged_or_foreign_dense_layer_is_refused(damage: str, tmp_path: Path
         "truncated": "cannot be read",
         "missing": "holds no model.safetensors",
         "other shape": "cannot be read",
-        "no size": "cannot be read",
+        "no size": "has in_features None and out_features 4; whole",
         "activation": "Softplus; supported: Identity, Tanh",
         "on tokens": "to token_embeddings; only",
     }
     with pytest.raises(ModelError, match=rf"2_Dense.*{expected[damage]}"):
-        sentence_pooling(tmp_path)
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
 TEXTS = [

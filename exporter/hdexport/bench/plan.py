@@ -14,6 +14,7 @@ from hdexport.bench.peers import PEERS
 from hdexport.bench.results import Series
 from hdexport.bench.subject import Subject
 from hdexport.block_setup import GLOBAL_EMBEDDINGS_FILE, LISTED_BLOCKS_FILE
+from hdexport.checkpoint import path_of_source
 from hdruntime.backends.choice import why_unavailable
 from hdruntime.bundle import Backend, Bundle, open_bundle
 from hdruntime.errors import InputError
@@ -155,8 +156,10 @@ def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
     for bundle in bundles:
         manifest = bundle.manifest
         positions = manifest.positions
+        source = manifest.made_by.get("source")
+        checkpoint = model or (source, path_of_source(source, bundle.path))
         key = (
-            model or manifest.made_by.get("source"), manifest.task, manifest.window, manifest.block_sparse,
+            checkpoint, manifest.task, manifest.window, manifest.block_sparse,
             *(manifest.files.get(name) for name in (LISTED_BLOCKS_FILE, GLOBAL_EMBEDDINGS_FILE)),
             positions.scheme, positions.alpha, positions.base,
         )  # fmt: skip
@@ -170,11 +173,10 @@ def _longest(group: Sequence[Bundle]) -> Bundle:
 
 def _subject(group: Sequence[Bundle], options: BenchOptions) -> Subject:
     bundle = _longest(group)
-    source = bundle.manifest.made_by.get("source")
-    is_here = source is not None and Path(source).exists()
+    path = path_of_source(bundle.manifest.made_by.get("source"), bundle.path)
     return Subject(
         bundle=bundle.path,
-        checkpoint=options.model or (source if is_here else None),
+        checkpoint=options.model or (None if path is None else str(path)),
         allow_pickle=options.allow_pickle,
     )
 

@@ -118,7 +118,8 @@ def _write_expected(subject: Subject, folder: Path, batch: int, tokens: int) -> 
         inputs = {name: file[name] for name in file.files}
     assert subject.checkpoint is not None
     bundle = open_bundle(subject.bundle, check_files=False)
-    reference = reference_of(bundle, find_checkpoint(subject.checkpoint), allow_pickle=subject.allow_pickle)
+    checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)
+    reference = reference_of(bundle, checkpoint, allow_pickle=subject.allow_pickle)
     write_rows(path, answers(reference), batch=batch)
 
 

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from hdexport.cli.arguments import command_line
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.optional import missing_dependency
 
@@ -38,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     debug = "--debug" in arguments
     try:
         options = parser().parse_args(arguments)
+        options.command_line = command_line(arguments)
         logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
         for package in ("hdexport", "hdruntime", "hdplugins"):
             # Ours only: torch, transformers and httpx would drown it.

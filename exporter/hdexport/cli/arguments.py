@@ -2,11 +2,52 @@
 
 from __future__ import annotations
 
-__all__ = ["add_pickle_argument", "add_position_arguments", "decimal_number", "optional_number", "whole_number"]
+__all__ = [
+    "add_pickle_argument",
+    "add_position_arguments",
+    "add_revision_argument",
+    "command_line",
+    "decimal_number",
+    "optional_number",
+    "whole_number",
+]
 
 import argparse
+import re
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
 
 from hdruntime.errors import InputError
+
+_ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
+"""An absolute path as a value in an argument; its last part is the group."""
+
+
+def command_line(arguments: Sequence[str]) -> str:
+    """The command for the record: a bundle goes to other machines, so of absolute paths only the last part stays.
+
+    Args:
+        arguments: what follows ``hdexport``.
+    """
+    return shlex.join(
+        [
+            "hdexport",
+            *(
+                Path(argument).name if argument.startswith("/") else _ABSOLUTE_PATH.sub(r"\1", argument)
+                for argument in arguments
+            ),
+        ]
+    )
+
+
+def add_revision_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--revision``."""
+    parser.add_argument(
+        "--revision",
+        metavar="REV",
+        help="branch, tag or commit of a MODEL on the hub (default: its main branch), as in organisation/name@REV",
+    )
 
 
 def add_pickle_argument(parser: argparse.ArgumentParser) -> None:

@@ -64,7 +64,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "process's memory",
     )
     parser.add_argument(
-        "--model", metavar="MODEL", help="the checkpoint of the bundles (default: where they say they came from)"
+        "--model", metavar="MODEL", help="the checkpoint of the bundles (default: as for hdexport verify)"
     )
     add_pickle_argument(parser)
     parser.add_argument(

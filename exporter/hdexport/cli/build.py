@@ -6,12 +6,16 @@ The bundle appears when it is complete, or not at all.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_pickle_argument, add_position_arguments, decimal_number, whole_number
+from hdexport.cli.arguments import (
+    add_pickle_argument,
+    add_position_arguments,
+    add_revision_argument,
+    decimal_number,
+    whole_number,
+)
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
 
 if TYPE_CHECKING:
@@ -42,6 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="feature-extraction, sentence-similarity, fill-mask, text-classification, token-classification, "
         "question-answering, or auto (default): what the checkpoint was made for",
     )
+    add_revision_argument(parser)
     add_pickle_argument(parser)
     types = parser.add_mutually_exclusive_group()
     types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
@@ -125,7 +130,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     if model is None:
         model, reason = default_model()
         progress.result(f"No MODEL was named; building {model.resolve()}: {reason}.")
-    checkpoint = find_checkpoint(model)
+    checkpoint = find_checkpoint(model, revision=options.revision, allow_pickle=options.allow_pickle)
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     base = checkpoint.base_positions
     max_len = base if options.max_len is None else whole_number("--max-len", options.max_len)
@@ -140,7 +145,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
         refuse_engine_options(options, why=why)
     return BuildOptions(
-        model=model,
+        model=checkpoint,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
         max_len=max_len,
         precision=precision,
@@ -157,7 +162,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         verify=not options.no_verify,
         force=options.force,
         allow_pickle=options.allow_pickle,
-        command=shlex.join(["hdexport", *sys.argv[1:]]),
+        command=options.command_line,
     )
 
 

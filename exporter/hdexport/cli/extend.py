@@ -9,7 +9,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from hdexport.cli.arguments import add_pickle_argument, add_position_arguments, decimal_number, whole_number
+from hdexport.cli.arguments import (
+    add_pickle_argument,
+    add_position_arguments,
+    add_revision_argument,
+    decimal_number,
+    whole_number,
+)
 
 SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
 
@@ -22,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-len", metavar="TOKENS", required=True, help="positions of the new checkpoint")
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
+    add_revision_argument(parser)
     add_pickle_argument(parser)
     add_position_arguments(parser.add_argument_group("positions"))
 
@@ -42,6 +49,7 @@ def run(options: argparse.Namespace) -> int:
                 max_len=whole_number("--max-len", options.max_len),
                 scheme=scheme_from_name(options.positions),
                 alpha=decimal_number("--alpha", options.alpha),
+                revision=options.revision,
                 force=options.force,
                 allow_pickle=options.allow_pickle,
             ),

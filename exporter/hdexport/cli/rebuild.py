@@ -7,8 +7,6 @@ it was.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
                     previous=previous_engines(bundle, flavours),
                 ),
                 force=options.force,
-                command=shlex.join(["hdexport", *sys.argv[1:]]),
+                command=options.command_line,
             ),
             progress,
         )

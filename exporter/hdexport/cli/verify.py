@@ -24,7 +24,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="MODEL",
-        help="the checkpoint it was built from (default: where the bundle says it came from)",
+        help="the checkpoint it was built from (default: the commit on the hub that the bundle names, or the directory "
+        "of the name that it gives, here or beside the bundle)",
     )
     parser.add_argument(
         "--longest",
@@ -45,14 +46,16 @@ def run(options: argparse.Namespace) -> int:
         progress.step("Opening the bundle")
         bundle = open_bundle(options.bundle)
         model = _model_of(bundle, options.model)
-        progress.step("Loading PyTorch's model")
+        progress.step(f"Loading PyTorch's model from {model}")
         from hdexport.checkpoint import find_checkpoint
         from hdexport.pytorch_reference import reference_of
         from hdexport.verify import summary, verify_bundle
         from hdexport.verify_grid import LONGEST_CHECKED
 
         longest = LONGEST_CHECKED if options.longest is None else whole_number("--longest", options.longest)
-        reference = reference_of(bundle, find_checkpoint(model), allow_pickle=options.allow_pickle)
+        reference = reference_of(
+            bundle, find_checkpoint(model, allow_pickle=options.allow_pickle), allow_pickle=options.allow_pickle
+        )
         progress.step("Verifying against PyTorch")
         checks = verify_bundle(bundle, reference, longest=longest, thorough=True, report=progress.result)
         found = summary(checks)
@@ -62,13 +65,19 @@ def run(options: argparse.Namespace) -> int:
     return 0 if found["passed"] else 1
 
 
-def _model_of(bundle: Bundle, model: str | None) -> str:
+def _model_of(bundle: Bundle, model: str | None) -> str | Path:
+    from hdexport.checkpoint import is_hub_source, path_of_source
+
     if model is not None:
         return model
-    source = bundle.manifest.made_by.get("source", "a checkpoint that it does not name")
-    if not Path(source).exists():
-        raise InputError(
-            f"The bundle {bundle.path} was built from {source}, which is not here.\n"
-            f"Name the checkpoint: hdexport verify {bundle.path} --model MODEL"
-        )
-    return source
+    source = bundle.manifest.made_by.get("source")
+    path = path_of_source(source, bundle.path)
+    if path is not None:
+        return path
+    if source is not None and is_hub_source(source):
+        return source
+    source = source or "a checkpoint that it does not name"
+    raise InputError(
+        f"The bundle {bundle.path} was built from {source}, which is not here.\n"
+        f"Name the checkpoint: hdexport verify {bundle.path} --model MODEL"
+    )

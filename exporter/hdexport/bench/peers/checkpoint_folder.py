@@ -28,7 +28,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     from hdexport.pytorch_reference import positions_of
 
     assert subject.checkpoint is not None
-    checkpoint = find_checkpoint(subject.checkpoint)
+    checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)
     # What is opened later reads pickles, too: this is where they are refused.
     checkpoint.weight_files(allow_pickle=subject.allow_pickle)
     if not checkpoint.family.learned_positions:

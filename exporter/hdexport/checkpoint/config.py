@@ -1,0 +1,174 @@
+"""``config.json`` of a checkpoint: what it must say before anything is made from it."""
+
+from __future__ import annotations
+
+__all__ = ["MOST_LAYERS", "file_key", "read_config", "settings_from"]
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdexport.json_files import read_object, shown
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+MOST_LAYERS = 1024
+"""Layers of a stack; the deepest transformer that was published has 1000."""
+
+_MOST_LABELS = 2**20
+
+_LIMITS = {
+    **dict.fromkeys(("num_hidden_layers", "n_layers", "encoder_layers", "decoder_layers"), MOST_LAYERS),
+    **dict.fromkeys(("num_hidden_groups", "inner_group_num"), MOST_LAYERS),
+    "num_labels": _MOST_LABELS,
+}
+"""Key of ``config.json`` -> the most of what transformers makes one by one, before it looks at any weight."""
+
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
+"""Attributes of every configuration in transformers, whatever their keys in the file are."""
+
+_EPSILONS = ("layer_norm_eps", "norm_eps")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The content of a checkpoint's ``config.json``, as far as it is the same for all families.
+
+    Args:
+        path: the checkpoint's directory.
+
+    Raises:
+        ModelError: there is none, it cannot be read, or asks for what no graph of ours computes.
+    """
+    file = path / "config.json"
+    if not file.exists() and not file.is_symlink():
+        raise ModelError(
+            f"{path} holds no config.json, so it is no Hugging Face checkpoint.\n"
+            "Name the directory that save_pretrained() wrote."
+        )
+    config = read_object(file)
+    if not isinstance(config.get("model_type"), str):
+        raise ModelError(
+            f'{file} names no model_type, so the model\'s family is unknown.\nAdd it, e.g. "model_type": "bert".'
+        )
+    _check_values(file, config)
+    _refuse_variants(file, config)
+    return config
+
+
+def settings_from(path: Path, config: dict[str, Any]) -> PreTrainedConfig:
+    """The configuration in transformers, of values that a model can be made from.
+
+    Args:
+        path: the checkpoint's directory.
+        config: what `read_config` gave.
+
+    Raises:
+        ModelError: a value is of the wrong type, or no model has it.
+    """
+    from transformers import AutoConfig
+
+    file = path / "config.json"
+    if config.get("quantization_config") is not None:
+        raise ModelError(
+            f"{file} has a quantization_config: the weights are integers, and floating-point ones are needed.\n"
+            "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
+        )
+    try:
+        settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Each configuration has checks of its own, and those that it lacks fail somewhere in its code.
+        raise ModelError(
+            f"{file} does not describe a {config['model_type']}: {shown(error)}\n"
+            "Correct that value, or download the model's config.json again."
+        ) from error
+    for name in _SIZES:
+        _check_size(file, file_key(settings, name), getattr(settings, name, None))
+    for name in _EPSILONS:
+        epsilon = getattr(settings, name, 0.0)
+        if epsilon < 0:
+            raise ModelError(f"{file} has {name} {epsilon}, which is below zero.\nSet it to the model's, e.g. 1e-12.")
+    # How a caller of the library likes its answers, which is no property of the model.
+    settings.return_dict, settings.output_attentions, settings.output_hidden_states = True, False, False
+    return settings
+
+
+def file_key(settings: PreTrainedConfig, name: str) -> str:
+    """The key in ``config.json`` of what every configuration has: DistilBERT's layers are ``n_layers``."""
+    return str(settings.attribute_map.get(name, name))
+
+
+def _check_values(file: Path, config: dict[str, Any]) -> None:
+    """Refuse what would be read, wrongly or for ever, before transformers has checked a type."""
+    architectures = config.get("architectures")
+    if architectures is not None and not (
+        isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
+    ):
+        raise ModelError(
+            f"{file} has architectures {shown(architectures)}, which is no list of names.\n"
+            'Set it to what the model is, e.g. "architectures": ["BertModel"], or leave it out.'
+        )
+    for key, value in _values(config):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ModelError(
+                f"{file} has {shown(key)} {value}, which is no finite number.\n"
+                "Set it to the model's, or download the file again."
+            )
+        if isinstance(value, str) and not _is_text(value):
+            raise ModelError(f"{file} has {shown(key)} {shown(value)}, which is no text.\nDownload the model again.")
+    for key, most in _LIMITS.items():
+        value = config.get(key)
+        if isinstance(value, (int, float)) and value > most:
+            raise ModelError(f"{file} has {key} {value}; the most is {most}.\nSet it to what the weights have.")
+
+
+def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+    """All values that hold no others, and all keys, each with the key that it stands under."""
+    pending: list[tuple[str, Any]] = list(config.items())
+    while pending:
+        key, value = pending.pop()
+        yield key, key
+        if isinstance(value, dict):
+            pending += value.items()
+        elif isinstance(value, list):
+            pending += [(key, item) for item in value]
+        else:
+            yield key, value
+
+
+def _is_text(value: str) -> bool:
+    """Whether a file can hold it: JSON can name halves of characters."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
+
+
+def _check_size(file: Path, key: str, value: object) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise ModelError(
+            f"{file} has {key} {shown(value)}; a whole number from 1 up is needed.\nSet it to the model's."
+        )
+
+
+def _refuse_variants(file: Path, config: dict[str, Any]) -> None:
+    """Refuse what a supported family's config can also ask for and no graph of ours would compute."""
+    if config.get("is_decoder"):
+        raise ModelError(
+            f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "
+            'supported.\nIf it was trained as an encoder, set "is_decoder": false.'
+        )
+    # Current transformers ignores this key and would silently compute something else.
+    kind = config.get("position_embedding_type") or "absolute"
+    if kind != "absolute":
+        raise ModelError(
+            f"{file} asks for {shown(kind)} positions; only learned absolute ones are supported.\n"
+            "Choose a model whose position_embedding_type is absolute."
+        )
+    weights = config.get("transformers_weights")
+    if weights not in (None, "model.safetensors", "model.safetensors.index.json"):
+        raise ModelError(
+            f"{file} says that the weights are in {shown(weights)}; they are read from model.safetensors.\n"
+            "Rename that file, and remove transformers_weights from config.json."
+        )

@@ -1,0 +1,99 @@
+"""Checkpoints on the Hugging Face hub: named, downloaded once, and pinned to a commit."""
+
+from __future__ import annotations
+
+__all__ = ["HubModel", "cached_snapshot", "download", "hub_model"]
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdexport.checkpoint.weight_files import weight_files
+from hdexport.json_files import shown
+from hdruntime.errors import ModelError
+from hdruntime.optional import require
+
+_NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][\w./-]*))?", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*/config.json"]
+_PICKLES = ["*.bin"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubModel:
+    """A model on the hub.
+
+    Attributes:
+        name: ``organisation/name``.
+        revision: a branch, a tag or a commit; None for the main branch.
+    """
+
+    name: str
+    revision: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.revision is None else f"{self.name}@{self.revision}"
+
+
+def hub_model(text: str) -> HubModel | None:
+    """``organisation/name`` or ``organisation/name@revision``; None where the text is neither."""
+    match = _NAME.fullmatch(text)
+    return None if match is None else HubModel(name=match["name"], revision=match["revision"])
+
+
+def download(model: HubModel, *, allow_pickle: bool) -> Path:
+    """The model's files, downloaded where they are not in the cache yet.
+
+    Args:
+        model: what to download. What is in the cache of a commit is not asked for again: commits do not change.
+        allow_pickle: also take ``*.bin`` where there is no safetensors; without it no ``.bin`` is downloaded.
+
+    Returns:
+        A directory that is named after the commit.
+
+    Raises:
+        ModelError: it could not be had.
+    """
+    cached = cached_snapshot(model)
+    if cached is not None and _is_complete(cached, allow_pickle=allow_pickle):
+        return cached
+    path = _snapshot(model, _FILES)
+    if allow_pickle and not next(path.glob("*.safetensors"), None):
+        path = _snapshot(HubModel(name=model.name, revision=path.name), _FILES + _PICKLES)
+    return path
+
+
+def cached_snapshot(model: HubModel) -> Path | None:
+    """Where the files of a commit are in the cache; None where they are not, or the revision is no commit."""
+    if model.revision is None or not _COMMIT.fullmatch(model.revision):
+        return None
+    hub = require("huggingface_hub")
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return Path(hub.snapshot_download(model.name, revision=model.revision, local_files_only=True))
+    except (HFValidationError, OSError):
+        # That it is not in the cache is an OSError to the client.
+        return None
+
+
+def _is_complete(path: Path, *, allow_pickle: bool) -> bool:
+    try:
+        weight_files(path, allow_pickle=allow_pickle)
+    except ModelError:
+        return False
+    return (path / "config.json").is_file()
+
+
+def _snapshot(model: HubModel, patterns: list[str]) -> Path:
+    hub = require("huggingface_hub")
+    try:
+        return Path(hub.snapshot_download(model.name, revision=model.revision, allow_patterns=patterns))
+    except Exception as error:
+        # The hub's client raises its own, requests' and the operating system's errors alike.
+        raise ModelError(
+            f"There is no directory {str(model)!r}, and it could not be had from the Hugging Face hub: "
+            f"{shown(error)}\n"
+            "Check the name and the revision, or download the model and name its directory."
+        ) from error

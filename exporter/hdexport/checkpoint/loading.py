@@ -1,0 +1,134 @@
+"""Loading a checkpoint's weights into the model that its ``config.json`` describes, both checked first."""
+
+from __future__ import annotations
+
+__all__ = ["load_model"]
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.checkpoint.agreement import Agreement
+from hdexport.checkpoint.weight_files import read_weights, stored_weights
+from hdexport.families import Family
+from hdexport.json_files import shown
+from hdexport.memory import says_out_of_memory
+from hdexport.tasks import AUTO_CLASS_OF_TASK, Task
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig, PreTrainedModel
+
+    from hdexport.checkpoint.checkpoint import Checkpoint
+
+
+def load_model(
+    checkpoint: Checkpoint, task: Task, files: tuple[Path, ...], report: Callable[[str], None]
+) -> PreTrainedModel:
+    """The model for a task, all of it, in float32.
+
+    Args:
+        checkpoint: whose configuration decides the model.
+        task: decides the head.
+        files: that hold its weights.
+        report: takes a line that names the weights that the task does not need, if there are any.
+
+    Raises:
+        ModelError: weights and configuration do not agree, the task's head is missing, or a weight is not finite.
+    """
+    import torch
+    import transformers
+
+    # The library's own report of unused weights is noise here; what matters is checked below.
+    transformers.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    path, family = checkpoint.path, checkpoint.family
+    agreement = Agreement(
+        path=path,
+        stored=stored_weights(files),
+        settings=checkpoint.settings(),
+        not_needed=_not_needed(family, task),
+    )
+    agreement.check_layers()
+    skeleton = _skeleton(agreement, family, task)
+    agreement.check_weights(skeleton)
+    try:
+        model, found = type(skeleton).from_pretrained(
+            # No path: what is read is what was checked, and no adapter or other file that lies beside it.
+            None,
+            config=agreement.settings,
+            state_dict={name: weight for file in files for name, weight in read_weights(file).items()},
+            dtype=torch.float32,
+            attn_implementation=_attention(family),
+            output_loading_info=True,
+        )
+    except (MemoryError, ModelError):
+        raise
+    except Exception as error:
+        if says_out_of_memory(str(error)):
+            raise MemoryError(str(error)) from error
+        raise ModelError(
+            f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload or copy it again."
+        ) from error
+    _check_missing(checkpoint, task, found["missing_keys"])
+    _check_finite(path, model)
+    if unused := agreement.unused(skeleton):
+        report(f"Not needed for {task.value}, and left out: {unused}.")
+    return model
+
+
+def _not_needed(family: Family, task: Task) -> tuple[str, ...]:
+    # A pooler is in no graph of ours but the classifier's, where BERT's head reads it. Families with a choice of tasks
+    # are the encoders of larger models.
+    pooler = () if task is Task.TEXT_CLASSIFICATION else ("pooler.",)
+    return pooler if family.tasks is None else (*pooler, "decoder.")
+
+
+def _attention(family: Family) -> str:
+    return "sdpa" if family.has_sdpa else "eager"
+
+
+def _skeleton(agreement: Agreement, family: Family, task: Task) -> PreTrainedModel:
+    """The model that the configuration describes, without memory for its weights."""
+    import torch
+    import transformers
+
+    settings: PreTrainedConfig = agreement.settings
+    try:
+        with torch.device("meta"):
+            skeleton: PreTrainedModel = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(
+                settings, dtype=torch.float32, attn_implementation=_attention(family)
+            )
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Sizes that do not fit each other fail wherever a module is made of them.
+        raise ModelError(
+            f"No {settings.model_type} can be made of {agreement.path / 'config.json'}: {shown(error)}\n"
+            "Correct that value, or download the model's config.json again."
+        ) from error
+    return skeleton
+
+
+def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
+    optional = ("pooler.",) if task is not Task.TEXT_CLASSIFICATION else ()
+    missing = sorted(key for key in keys if not any(part in key for part in optional))
+    if missing:
+        raise ModelError(
+            f"{checkpoint.path} has no weights for {', '.join(missing[:3])}"
+            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}, "
+            f"which the task {task.value} needs.\n"
+            f"Choose the task it was made for (--task {checkpoint.task().value}), or fine-tune it first."
+        )
+
+
+def _check_finite(path: Path, model: PreTrainedModel) -> None:
+    # Smallest and largest in one pass that makes no temporary of a weight's size; NaN is both of them.
+    extremes = {name: weight.detach().aminmax() for name, weight in model.named_parameters() if weight.numel()}
+    wrong = [name for name, (low, high) in extremes.items() if not (low.isfinite() and high.isfinite())]
+    if wrong:
+        raise ModelError(
+            f"{path} has weights that are NaN or infinite: {', '.join(wrong[:3])}"
+            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}.\n"
+            "The file is damaged, or its training diverged; use another checkpoint."
+        )

@@ -1,0 +1,169 @@
+"""The files that hold a checkpoint's weights: which they are, and what is in them."""
+
+from __future__ import annotations
+
+__all__ = ["StoredWeight", "read_weights", "stored_weights", "weight_files"]
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.json_files import read_object, shown
+from hdruntime.errors import ModelError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    import torch
+
+_SAFETENSORS, _PICKLE = "model.safetensors", "pytorch_model.bin"
+
+_TYPES_OF_SAFETENSORS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_FLOATING = frozenset(_TYPES_OF_SAFETENSORS.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredWeight:
+    """A weight as a file has it.
+
+    Attributes:
+        dtype: its type: that of PyTorch where it is a floating-point number, else as the file names it.
+        shape: its axes.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_floating(self) -> bool:
+        """Whether it can be computed with as it is; what is of 8 bits needs scales that are stored elsewhere."""
+        return self.dtype in _FLOATING
+
+
+def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, ...]:
+    """The files that hold the weights, safetensors before pickles.
+
+    Args:
+        directory: of the checkpoint.
+        allow_pickle: also take ``.bin`` files.
+
+    Raises:
+        ModelError: there are none, or only pickles and those are not allowed.
+    """
+    if (directory / "adapter_config.json").is_file():
+        raise ModelError(
+            f"{directory} holds an adapter, whose weights are of no use without the model's.\n"
+            "Merge them first: PEFT's merge_and_unload(), then save_pretrained()."
+        )
+    for name in [_SAFETENSORS] + ([_PICKLE] if allow_pickle else []):
+        if (directory / name).is_file():
+            return (directory / name,)
+        if (directory / f"{name}.index.json").is_file():
+            return _files_of_index(directory / f"{name}.index.json", allow_pickle=allow_pickle)
+    if next(directory.glob("*.bin"), None):
+        raise _pickles_refused(directory)
+    raise ModelError(f"{directory} holds no weights.\nIt needs a model.safetensors; download the model again.")
+
+
+def stored_weights(files: Iterable[Path]) -> dict[str, StoredWeight]:
+    """Name -> type and shape of each weight; no weight is read.
+
+    Raises:
+        ModelError: a file cannot be read, or two hold a weight of the same name.
+    """
+    found: dict[str, StoredWeight] = {}
+    for file in files:
+        for name, weight in _headers(file).items():
+            if name in found:
+                raise ModelError(f"{file.parent} holds the weight {shown(name)} twice.\nDownload the model again.")
+            found[name] = weight
+    return found
+
+
+def read_weights(file: Path) -> dict[str, torch.Tensor]:
+    """The weights in a safetensors file or, checked to hold nothing else, in a pickle.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    safetensors = require("safetensors")
+    from safetensors.torch import load_file
+
+    if file.suffix != ".safetensors":
+        return _unpickled(file, "cpu")
+    try:
+        weights: dict[str, torch.Tensor] = load_file(file)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise _unreadable(file, error) from error
+    return weights
+
+
+def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
+    directory, file_of_weight = index.parent, read_object(index).get("weight_map")
+    if not isinstance(file_of_weight, dict) or not all(isinstance(name, str) for name in file_of_weight.values()):
+        raise ModelError(f"{index} has no weight_map of names of files.\nDownload the model again.")
+    names = sorted(set(file_of_weight.values()))
+    missing = [name for name in names if Path(name).name != name or not (directory / name).is_file()]
+    if missing or not names:
+        raise ModelError(
+            f"{directory} lacks {', '.join(map(shown, missing[:3])) or 'the files'}, which {index.name} names.\n"
+            "Download the model again."
+        )
+    for name in names:
+        # The suffix decides how a file is read, and what is no safetensors is read as a pickle.
+        if name.endswith(".bin") and not allow_pickle:
+            raise _pickles_refused(directory)
+        if not name.endswith((".safetensors", ".bin")):
+            raise ModelError(
+                f"{index} names {shown(name)}; weights are read from .safetensors files and, with --allow-pickle, "
+                "from .bin files.\nConvert the model to safetensors."
+            )
+    return tuple(directory / name for name in names)
+
+
+def _pickles_refused(directory: Path) -> ModelError:
+    return ModelError(
+        f"{directory} holds its weights as a pickle (.bin), which can run code when it is read.\n"
+        "Convert it to safetensors, or, if you trust its origin, add --allow-pickle."
+    )
+
+
+def _headers(file: Path) -> dict[str, StoredWeight]:
+    safetensors = require("safetensors")
+    if file.suffix != ".safetensors":
+        return {
+            name: StoredWeight(dtype=str(weight.dtype).removeprefix("torch."), shape=tuple(weight.shape))
+            for name, weight in _unpickled(file, "meta").items()
+        }
+    try:
+        with safetensors.safe_open(file, framework="numpy") as opened:
+            slices = {name: opened.get_slice(name) for name in opened.keys()}  # noqa: SIM118
+            return {
+                name: StoredWeight(
+                    dtype=_TYPES_OF_SAFETENSORS.get(part.get_dtype(), part.get_dtype()), shape=tuple(part.get_shape())
+                )
+                for name, part in slices.items()
+            }
+    except (safetensors.SafetensorError, OSError) as error:
+        raise _unreadable(file, error) from error
+
+
+def _unpickled(file: Path, device: str) -> dict[str, torch.Tensor]:
+    import torch
+
+    try:
+        loaded = torch.load(file, map_location=device, weights_only=True)
+        if not all(isinstance(name, str) and isinstance(weight, torch.Tensor) for name, weight in loaded.items()):
+            raise TypeError("it holds other things than weights with names")
+    except OSError as error:
+        raise _unreadable(file, error) from error
+    except Exception as error:
+        # Unpickling a damaged file raises whatever its bytes happen to ask for.
+        raise ModelError(
+            f"{file} cannot be read as weights: {type(error).__name__}: {shown(error)}\nDownload the model again."
+        ) from error
+    return dict(loaded)
+
+
+def _unreadable(file: Path, error: Exception) -> ModelError:
+    return ModelError(f"{file} cannot be read: {shown(error)}\nDownload or copy it again.")

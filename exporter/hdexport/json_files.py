@@ -1,0 +1,57 @@
+"""JSON files of a checkpoint: read, whatever is in them, with errors of ours."""
+
+from __future__ import annotations
+
+__all__ = ["read_json", "read_object", "shown"]
+
+import errno
+import json
+from pathlib import Path
+from typing import Any
+
+from hdruntime.errors import ModelError
+
+_LONGEST_SHOWN = 300
+"""Characters of a value from a file in a message: the file may hold a word of megabytes."""
+
+
+def read_json(path: Path) -> Any:
+    """The content of a JSON file.
+
+    Raises:
+        ModelError: it cannot be read.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        # Of ValueError's kind are JSON and UTF-8 that are none, a path with a NUL, and a number of thousands of digits.
+        raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}\nDownload the model again.") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The content of a file that holds one JSON object.
+
+    Raises:
+        ModelError: it cannot be read, or holds something else.
+    """
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} holds no JSON object.\nDownload the model again.")
+    return content
+
+
+def shown(value: object) -> str:
+    """A value from a file as a message shows it: a path or an error as it is, other things as Python writes them."""
+    text = str(value) if isinstance(value, (Path, Exception)) else repr(value)
+    text = "".join(character if character.isprintable() else "?" for character in text.replace("\n", " "))
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply."
+    if isinstance(error, OSError):
+        return "it is a link that leads to itself." if error.errno == errno.ELOOP else f"{error.strerror}."
+    if isinstance(error, (json.JSONDecodeError, UnicodeDecodeError)):
+        return str(error)
+    return "it holds a number of thousands of digits." if "digits" in str(error) else str(error)
