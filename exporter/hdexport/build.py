@@ -380,9 +380,13 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
 
 
 def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, report: Callable[[str], None]) -> Manifest:
+    from hdexport.half_range import check_half_range
     from hdexport.pytorch_reference import reference_of
     from hdexport.verify import summary, verify_bundle
 
+    half_range = check_half_range(bundle, report=report)
+    if half_range.problem is not None:
+        raise VerificationError(half_range.problem)
     reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
     found = summary(verify_bundle(bundle, reference, report=report))
     if not found["passed"]:
@@ -390,6 +394,6 @@ def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, repor
             "The bundle's answers differ from PyTorch's in the checks marked FAILED above, so it was not written.\n"
             "Please report the model and the versions that `hdexport doctor` prints; --no-verify writes it anyway."
         )
-    manifest = dataclasses.replace(bundle.manifest, verification=found)
+    manifest = dataclasses.replace(bundle.manifest, verification=found, half_range=half_range.record)
     write_manifest(bundle.path, manifest)
     return manifest

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from hdexport.heads import OUTPUTS_OF_TASK, GraphModule
+from hdexport.passes.module_names import name_transposed_weights
 from hdexport.passes.repeat_layers import repeat_layers
 from hdexport.repeated_layers import layers_traced_once
 from hdplugins import ONNX_OPSET
@@ -74,6 +75,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
         raise ExportError("PyTorch's exporter returned no graph.")
     copies = repeat_layers(program.model)
     logger.debug("%d layers repeat one that was traced.", copies)
+    name_transposed_weights(program.model)
     program.optimize()
     _name_axes(program.model, module)
     return program.model

@@ -10,6 +10,7 @@ __all__ = [
     "GlobalAttention",
     "GraphFile",
     "GraphVerification",
+    "HalfRange",
     "Manifest",
     "Positions",
     "ProfileShape",
@@ -168,6 +169,29 @@ class GraphFile:
 
 
 @dataclass(frozen=True, kw_only=True)
+class HalfRange:
+    """The largest activation of a float16 graph, on text that was run in float32.
+
+    Attributes:
+        largest: its magnitude; None where it was infinite or NaN.
+        limit: float16's largest number.
+        operator: what the graph's node does that computes it.
+        node: that node's name.
+        module: of PyTorch's model, "encoder.layer.3.output.dense"; empty where it is not known.
+        tokens: of each text.
+        text: what the texts were, "English text" or "random ids".
+    """
+
+    largest: float | None
+    limit: float
+    operator: str
+    node: str
+    module: str
+    tokens: tuple[Length, ...]
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class ProfileShape:
     """One optimisation profile of an engine: (min, opt, max) of each dynamic axis."""
 
@@ -246,6 +270,7 @@ class Manifest:
         global_attention: about the input ``global_attention_mask``, None where there is none.
         token_type_separator_id: where a caller gives no token types, they are 0 up to the first token of this id and 1
             behind it; None: they are 0.
+        half_range: of the portable graph; None where it is not float16, or was not verified.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
             `Verification` names is as it says.
@@ -280,3 +305,4 @@ class Manifest:
     block_sparse: BlockSparse | None = None
     global_attention: GlobalAttention | None = None
     token_type_separator_id: TokenId | None = None
+    half_range: HalfRange | None = None

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from hdruntime.bundle import BlockSparse, Bundle, EngineFile, Manifest
+    from hdruntime.manifest import HalfRange
 
 SUMMARY = "show what is in a bundle"
 
@@ -159,6 +160,8 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     info = manifest.tokenizer
     yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
     yield from _verification(manifest.verification)
+    if manifest.half_range is not None:
+        yield "float16 range", _half_range(manifest.half_range)
     yield from _made_by(manifest.made_by)
 
 
@@ -217,6 +220,13 @@ def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:
 def _graph_checks(result: dict[str, object]) -> str:
     checks = f"{result.get('passed')} of {result.get('checks')} checks"
     return f"{checks}, max abs error {_number(result.get('max_abs_error'))} ({result.get('tolerance')})"
+
+
+def _half_range(found: HalfRange) -> str:
+    largest = "infinity or NaN" if found.largest is None else f"{found.largest:,.5g}"
+    where = f"{found.operator} {found.node}" + (f" of {found.module}" if found.module else "")
+    tokens = ", ".join(map(str, found.tokens))
+    return f"largest magnitude {largest} of {found.limit:,.0f}: {where}, on {found.text} of {tokens} tokens"
 
 
 def _made_by(made_by: dict[str, str]) -> Iterator[tuple[str, str]]:

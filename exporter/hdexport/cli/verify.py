@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import add_pickle_argument, whole_number
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
     from hdruntime.bundle import Bundle
@@ -48,6 +48,7 @@ def run(options: argparse.Namespace) -> int:
         model = _model_of(bundle, options.model)
         progress.step(f"Loading PyTorch's model from {model}")
         from hdexport.checkpoint import find_checkpoint
+        from hdexport.half_range import check_half_range
         from hdexport.pytorch_reference import reference_of
         from hdexport.verify import summary, verify_bundle
         from hdexport.verify_grid import LONGEST_CHECKED
@@ -58,10 +59,15 @@ def run(options: argparse.Namespace) -> int:
         )
         progress.step("Verifying against PyTorch")
         checks = verify_bundle(bundle, reference, longest=longest, thorough=True, report=progress.result)
+        half_range = check_half_range(bundle, report=progress.result)
         found = summary(checks)
-        write_manifest(bundle.path, dataclasses.replace(bundle.manifest, verification=found))
+        found["passed"] = found["passed"] and half_range.problem is None
+        manifest = dataclasses.replace(bundle.manifest, verification=found, half_range=half_range.record)
+        write_manifest(bundle.path, manifest)
     failed = sum(not check.passed for check in checks)
     print(f"{len(checks) - failed} of {len(checks)} checks passed")
+    if half_range.problem is not None:
+        raise VerificationError(half_range.problem)
     return 0 if found["passed"] else 1
 
 
