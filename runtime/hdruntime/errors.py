@@ -8,6 +8,7 @@
     │   ├── BundleCorruptError      a file is missing, changed, or lies outside the bundle
     │   └── BundleVersionError      the bundle was written by a newer hdexport
     ├── InputError                  the caller's ids, masks, texts, rows or options do not fit
+    │   └── InputChangedError       a job's input is not what it was when the job began
     ├── OutputExistsError           the output is there already
     ├── BackendError                a backend cannot run what was asked of it
     │   ├── BackendUnavailableError the backend, its package or its hardware is not here
@@ -32,6 +33,7 @@ __all__ = [
     "EngineError",
     "ExportError",
     "HdexportError",
+    "InputChangedError",
     "InputError",
     "MissingDependencyError",
     "ModelError",
@@ -64,6 +66,10 @@ class BundleVersionError(BundleError):
 
 class InputError(HdexportError, ValueError):
     """The caller's ids, masks, texts, rows or options do not fit."""
+
+
+class InputChangedError(InputError):
+    """A job's input is not what it was when the job began."""
 
 
 class OutputExistsError(HdexportError):

@@ -80,7 +80,7 @@ class TextTokenizer:
 
         Raises:
             InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
-                or it has too many and ``overflow`` is ``error``.
+                or it has too many and ``overflow`` is ``error``; or the tokenizer cannot encode a text.
         """
         choice = checked_choice(Overflow, overflow, option="overflow")
         _check_texts(texts, "texts")
@@ -91,7 +91,13 @@ class TextTokenizer:
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
             batch = list(zip(texts, pairs, strict=True))
-        encoded = (self._truncating if choice is Overflow.TRUNCATE else self._whole).encode_batch(batch)
+        tokenizer = self._truncating if choice is Overflow.TRUNCATE else self._whole
+        try:
+            encoded = tokenizer.encode_batch(batch)
+        except Exception as error:
+            if type(error) is not Exception:  # tokenizers raises nothing more specific
+                raise
+            raise _unencodable(tokenizer, batch, error) from error
         # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
         check_text_lengths([len(item) for item in encoded], sys.maxsize if choice is Overflow.SPLIT else self._max_len)
         return [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in encoded]
@@ -123,6 +129,21 @@ class TextTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
+
+
+def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:
+    """The error of a batch, which says nothing of where it was, with the first text that has it alone."""
+    what = "The batch"
+    for index, item in enumerate(batch):
+        try:
+            tokenizer.encode_batch([item])
+        except Exception as alone:
+            what, error = "The text" if len(batch) == 1 else f"Text {index}", alone
+            break
+    return InputError(
+        f"{what} cannot be encoded by the bundle's tokenizer: {error}.\n"
+        "Leave it out, or build the bundle again of a checkpoint whose tokenizer knows an unknown token."
+    )
 
 
 def _check_texts(texts: Sequence[str], name: str) -> None:

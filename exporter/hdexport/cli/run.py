@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import optional_number, whole_number
 from hdexport.cli.interruption import SIGNALLED, terminated_like_interrupted
-from hdruntime.errors import HdexportError, InputError
+from hdruntime.errors import HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
@@ -142,6 +142,10 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job)}")
             return SIGNALLED + (stop.args[0] if stop.args else signal.SIGINT)
+        except InputChangedError as error:
+            # What is kept is of no use to the same command; the error says to which.
+            report.ended("failed", str(error))
+            raise
         except HdexportError as error:
             explained = type(error)(f"{error}{_kept(job)}")
             report.ended("failed", str(explained))

@@ -7,9 +7,10 @@ __all__ = ["Identity", "difference", "identity_of_bundle", "identity_of_inputs"]
 import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.jobs.input_files import InputFile
+from hdruntime.jobs.input_files import InputFile, change_of_file
 from hdruntime.manifest import Manifest
 from hdruntime.manifest_json import json_from_manifest
 
@@ -53,7 +54,7 @@ def difference(old: Identity, new: Identity) -> str | None:
     return None
 
 
-def _different_inputs(old: list[list[object]], new: list[list[object]]) -> str:
+def _different_inputs(old: list[list[Any]], new: list[list[Any]]) -> str:
     before, now = [file[0] for file in old], [file[0] for file in new]
     for path in now:
         if path not in before:
@@ -61,5 +62,7 @@ def _different_inputs(old: list[list[object]], new: list[list[object]]) -> str:
     for path in before:
         if path not in now:
             return f"its input {path} is missing"
-    changed = [path for path, file, was in zip(now, new, old, strict=False) if file != was and path == was[0]]
-    return f"its input {changed[0]} has changed since" if changed else "its inputs were in another order"
+    for (path, *found), (old_path, *was) in zip(new, old, strict=False):
+        if path == old_path and found != was:
+            return f"its input {path} has changed since: {change_of_file((was[0], was[1]), (found[0], found[1]))}"
+    return "its inputs were in another order"

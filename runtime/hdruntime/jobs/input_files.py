@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["InputFile", "RowFormat", "find_inputs", "integer_ids"]
+__all__ = ["InputFile", "RowFormat", "change_of_file", "find_inputs", "integer_ids"]
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from enum import Enum
 from pathlib import Path
 
 from hdruntime.errors import InputError
 from hdruntime.jobs.parquet_rows import checked_rows, has_int64
+from hdruntime.jobs.regular_files import opened_input
 from hdruntime.jobs.rows import Columns
 
 logger = logging.getLogger(__name__)
@@ -35,7 +38,8 @@ class InputFile:
     Attributes:
         path: as it was given, or below a directory that was given.
         format: how it holds rows.
-        size_bytes, modified_ns: together they tell a file that changed.
+        size_bytes, modified_ns: where either differs, the file was written to, or another has taken its place.
+        inode, changed_ns: where only these differ, it may also have been copied, or its owner changed.
         rows: how many it has; None where only reading it would tell.
     """
 
@@ -43,6 +47,8 @@ class InputFile:
     format: RowFormat
     size_bytes: int
     modified_ns: int
+    inode: int
+    changed_ns: int
     rows: int | None
 
     def bytes_before(self, offset: int) -> int:
@@ -65,6 +71,15 @@ def find_inputs(paths: Sequence[Path], *, columns: Columns) -> list[InputFile]:
     return [_checked_file(file, columns) for file in found]
 
 
+def change_of_file(before: tuple[int, int], now: tuple[int, int]) -> str | None:
+    """What a file's size in bytes and time of the last change in nanoseconds, before and now, say of it in words."""
+    if now[0] != before[0]:
+        return f"its size was {before[0]} bytes, and is {now[0]}"
+    if now[1] != before[1]:
+        return f"it was written to at {_clock_time(now[1])}, though its size is the same"
+    return None
+
+
 def integer_ids(files: Sequence[InputFile], *, columns: Columns) -> bool:
     """Whether every id is known to fit an int64: rows are numbered, or Parquet columns say so."""
     if columns.id is None:
@@ -79,12 +94,16 @@ def _files_at(path: Path) -> list[Path]:
         raise InputError(f"There is no file or directory {path}.")
     if not path.is_dir():
         return [path]
-    shown = sorted(file for file in path.iterdir() if file.is_file() and not file.name.startswith(_HIDDEN))
+    shown = sorted(file for file in path.iterdir() if not (file.is_dir() or file.name.startswith(_HIDDEN)))
     endings = [kind.value for kind in RowFormat]
+    known = []
     for file in shown:
         if file.suffix.lower() not in endings:
             logger.warning("%s is left out: it ends in none of %s", file, ", ".join(endings))
-    known = [file for file in shown if file.suffix.lower() in endings]
+        elif not file.is_file():
+            logger.warning("%s is left out: it is no file", file)
+        else:
+            known.append(file)
     if not known:
         raise InputError(f"The directory {path} holds no file that ends in {', '.join(endings)}.")
     return known
@@ -93,11 +112,10 @@ def _files_at(path: Path) -> list[Path]:
 def _checked_file(path: Path, columns: Columns) -> InputFile:
     kind = _format_of(path)
     try:
-        status = path.stat()
-        if path.is_file() and status.st_size == 0:
+        with opened_input(path) as opened:
+            status = os.fstat(opened.fileno())
+        if status.st_size == 0:
             raise InputError(f"{path} is empty.\nLeave it out, or check what wrote it.")
-        with path.open("rb"):
-            pass
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}.") from error
     named = columns.text_pair or columns.id or columns.input_ids
@@ -110,8 +128,14 @@ def _checked_file(path: Path, columns: Columns) -> InputFile:
         format=kind,
         size_bytes=status.st_size,
         modified_ns=status.st_mtime_ns,
+        inode=status.st_ino,
+        changed_ns=status.st_ctime_ns,
         rows=checked_rows(path, columns) if kind is RowFormat.PARQUET else None,
     )
+
+
+def _clock_time(time_ns: int) -> str:
+    return datetime.fromtimestamp(time_ns / 1e9).isoformat(sep=" ", timespec="milliseconds")
 
 
 def _format_of(file: Path) -> RowFormat:

@@ -5,31 +5,32 @@ from __future__ import annotations
 __all__ = ["Job", "JobOptions", "plan_job", "run_job"]
 
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
 
 from hdruntime.bundle import Bundle
-from hdruntime.errors import InputError
-from hdruntime.jobs.files import job_folder_path
+from hdruntime.errors import InputChangedError, InputError
 from hdruntime.jobs.folder import (
     JobFolder,
     check_job_folder,
+    has_job_folder,
     opened_job_folder,
     tidy_job_folder,
     was_published,
 )
 from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, find_inputs, integer_ids
+from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
 from hdruntime.jobs.receipt import has_receipt, receipt_of
 from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.saved import Saved
-from hdruntime.jobs.windows import WindowOptions, WindowPool, cut_windows
+from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import ResultEncoding, check_output, encoding_of_output
 from hdruntime.tokenization import Overflow
 
@@ -94,12 +95,13 @@ def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: J
         InputError: an input, a column or an option does not fit the bundle's task, or an unfinished job of other
             inputs or options is kept for this output.
         OutputExistsError: the output is there and may not be replaced, or another process is writing it.
+        HdexportError: what an unfinished job keeps is damaged, or not in a folder of this user's.
     """
     options = options or JobOptions()
     options.check()
     tidy_job_folder(output)
     # What this very job may have put there is looked at below, when it is known which job it is.
-    has_folder = job_folder_path(output).is_dir()
+    has_folder = has_job_folder(output)
     check_output(output, force=options.force or has_folder or has_receipt(output))
     task = results_of_bundle(bundle, tokenized=options.columns.input_ids is not None)
     _check_options(bundle.manifest.task, task, options)
@@ -135,9 +137,10 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
 
     Raises:
         InputError: a file cannot be read on, or has no rows; or as `plan_job`.
+        InputChangedError: an input is not what it was when the job was planned, or when an earlier process read it.
         OutputExistsError: the output appeared meanwhile, or another process is writing it.
         BackendError: the backend fails on rows that it had run before, so it is not the rows' fault.
-        HdexportError: the output cannot be written.
+        HdexportError: the output cannot be written, or somebody has removed what is kept of it.
         Whatever is raised, there is no output then, or the one that was there before; the rows that are done are kept,
         and the same job goes on after them.
     """
@@ -167,15 +170,49 @@ def _run_windows(
     meter: ProgressMeter,
     report: Callable[[JobProgress], None],
 ) -> None:
-    rows = read_rows(job.files, columns=job.options.columns, start=folder.saved.position)
-    for window, result in pool.map(cut_windows(rows, characters=pool.window_characters)):
+    watch = InputWatch(job.files, job.options.columns)
+    _require_unchanged(watch.change_since(folder.saved.position, folder.saved.stamp), folder)
+    for window, result in pool.map(_windows_of(job, pool.window_characters, watch, folder)):
+        _require_unchanged(watch.change(folder.saved.position, window.rows), folder)
         data = encoding.encode(result.results)
         if not folder.saved.result_bytes:
             data = encoding.begin() + data
         counts = folder.saved.counts + result.counts
-        folder.append(data, position=window.end, counts=counts, seconds=meter.seconds)
+        stamp = watch.stamp(window.end.file)
+        folder.append(data, position=window.end, stamp=stamp, counts=counts, seconds=meter.seconds)
         folder.commit_if_due()
         report(meter.progress(JobState.RUNNING, counts, window.end))
+    _require_unchanged(watch.final_change(folder.saved.position), folder)
+
+
+def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder) -> Iterator[Window]:
+    """The windows that are left of a job, of inputs that have not changed while they were read."""
+    start = folder.saved.position
+    rows = read_rows(job.files, columns=job.options.columns, start=start)
+    try:
+        for window in cut_windows(rows, characters=characters):
+            _require_unchanged(watch.change(start, window.rows), folder)
+            yield window
+            start = window.end
+    except InputChangedError:
+        raise
+    except InputError:
+        # That it changed may be why it cannot be read on.
+        _require_unchanged(watch.change_of_files(), folder)
+        raise
+
+
+def _require_unchanged(change: str | None, folder: JobFolder) -> None:
+    if change is None:
+        return
+    rows = folder.saved.counts.rows
+    kept = "No row is kept. Run the same command again when nothing writes to its inputs, or on copies of them."
+    if rows:
+        kept = (
+            f"{rows} rows are kept in {folder.path}, of what it was: put that back, time of change included, and the "
+            "same command goes on after them. Or start over with what is there now: --restart"
+        )
+    raise InputChangedError(f"{change}.\n{kept}")
 
 
 def _check_options(task: str, results: TaskResults, options: JobOptions) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LOCK_FILE", "held_lock"]
+__all__ = ["locked_folder"]
 
 import contextlib
 import errno
@@ -14,12 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hdruntime.errors import OutputExistsError
-from hdruntime.jobs.writers import disk_errors_explained
+from hdruntime.jobs.disk_errors import disk_errors_explained
+from hdruntime.jobs.files import LOCK_FILE, OpenFolder, opened_folder
 
 logger = logging.getLogger(__name__)
-
-LOCK_FILE = "lock"
-"""In the job's folder; names who holds it."""
 
 _HELD_BY_ANOTHER = (errno.EAGAIN, errno.EACCES)
 
@@ -28,23 +26,33 @@ _ATTEMPTS = 100
 
 
 @contextlib.contextmanager
-def held_lock(folder: Path, output: Path) -> Iterator[None]:
-    """Hold the lock of a folder, which is made; the kernel drops it when this process dies, however it dies."""
-    descriptor = next(filter(None, (_acquired(folder, output) for _ in range(_ATTEMPTS))), None)
-    if descriptor is None:
-        raise _held(output, "one that begins and ends all the time")
-    try:
-        yield
-    finally:
-        os.close(descriptor)
+def locked_folder(output: Path) -> Iterator[tuple[OpenFolder, int]]:
+    """The folder of an output's job, which is made if there is none, and the descriptor of its lock, which is held.
+
+    The kernel drops the lock when this process dies, however it dies.
+
+    Raises:
+        OutputExistsError: another process is at work on this output.
+        HdexportError: as `opened_folder`.
+    """
+    for _ in range(_ATTEMPTS):
+        with opened_folder(output, make=True) as folder:
+            lock = None if folder is None else _acquired(folder, output)
+            if folder is None or lock is None:
+                continue
+            try:
+                yield folder, lock
+            finally:
+                os.close(lock)
+            return
+    raise _held(output, "one that begins and ends all the time")
 
 
-def _acquired(folder: Path, output: Path) -> int | None:
+def _acquired(folder: OpenFolder, output: Path) -> int | None:
     """The descriptor of a lock that is held; None where its owner removed it before we had it."""
     with disk_errors_explained(output):
-        folder.mkdir(exist_ok=True)
         try:
-            descriptor = os.open(folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            descriptor = folder.open(LOCK_FILE, os.O_RDWR | os.O_CREAT)
         except FileNotFoundError:
             return None
     try:
@@ -54,8 +62,8 @@ def _acquired(folder: Path, output: Path) -> int | None:
             holder = os.read(descriptor, 1000).decode(errors="replace")
             os.close(descriptor)
             raise _held(output, holder or "of a process that has just begun") from None
-        logger.warning("no lock on %s (%s): see that no other job writes %s", folder, error, output)
-    if not _is_at(folder / LOCK_FILE, descriptor):
+        logger.warning("no lock on %s (%s): see that no other job writes %s", folder.path, error, output)
+    if not folder.holds(LOCK_FILE, descriptor):
         os.close(descriptor)
         return None
     # For whom it refuses; a full disk does not stop us here.
@@ -63,13 +71,6 @@ def _acquired(folder: Path, output: Path) -> int | None:
         os.ftruncate(descriptor, 0)
         os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
     return descriptor
-
-
-def _is_at(path: Path, descriptor: int) -> bool:
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _held(output: Path, holder: str) -> OutputExistsError:

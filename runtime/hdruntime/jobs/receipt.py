@@ -25,8 +25,8 @@ _MOST_CHARACTERS = 500
 """Of the first error: a file system may have room for 4 kB of attributes."""
 
 
-def leave_receipt(output: Path, identity: Identity, saved: Saved) -> None:
-    """Note on a complete output which job it is and what that did, where the file system can."""
+def leave_receipt(output: int, identity: Identity, saved: Saved) -> None:
+    """Note on a complete output, an open file, which job it is and what that did, where the file system can."""
     first_error = saved.counts.first_error and saved.counts.first_error[:_MOST_CHARACTERS]
     shortened = dataclasses.replace(saved, counts=dataclasses.replace(saved.counts, first_error=first_error))
     note = json.dumps([*_file_and_job(output, identity), json_from_saved(shortened)])
@@ -57,7 +57,7 @@ def _note(output: Path) -> list[str] | None:
     return note if isinstance(note, list) and note else None
 
 
-def _file_and_job(output: Path, identity: Identity) -> list[str]:
-    status = output.stat()
+def _file_and_job(output: Path | int, identity: Identity) -> list[str]:
+    status = os.stat(output)
     job = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return [str(status.st_size), str(status.st_mtime_ns), job]

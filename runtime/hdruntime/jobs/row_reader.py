@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["read_rows", "row_from_values"]
+__all__ = ["checksum_before", "read_rows", "row_from_values"]
 
+import itertools
 import json
 import unicodedata
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -13,6 +15,7 @@ from hdruntime.errors import InputError
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.lines import read_lines
 from hdruntime.jobs.parquet_rows import Undecodable, parquet_values
+from hdruntime.jobs.regular_files import opened_input
 from hdruntime.jobs.rows import Columns, ErrorKind, Position, Row
 
 _BLANKS = " \t\r\n\v\f"
@@ -21,9 +24,14 @@ _BLANKS = " \t\r\n\v\f"
 _INVISIBLE = ("Cc", "Cf")
 """Unicode's categories of control and format characters."""
 
+_BLOCK_BYTES = 2**20
+"""Read at a time where nothing but a checksum is wanted."""
 
 Values = dict[str, Any] | str
 """A row's columns; a string, which says why, where they could not be read."""
+
+_Read = tuple[Values, int, int, int]
+"""Of a row; the offset, the line and the checksum of where it ends, as `Position` has them."""
 
 
 def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position | None = None) -> Iterator[Row]:
@@ -44,12 +52,33 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
         if index > position.file:
             position = Position(file=index, row=position.row)
         before = position
-        for values, offset, line in _READERS[files[index].format](files[index], columns, position):
-            position = Position(file=index, offset=offset, line=line, row=position.row + 1)
+        for values, offset, line, checksum in _READERS[files[index].format](files[index], columns, position):
+            position = Position(file=index, offset=offset, line=line, row=position.row + 1, checksum=checksum)
             yield row_from_values(values, columns, end=position)
         # Before a position that is not the file's beginning there was a row.
         if position == before and position.offset == 0:
             raise InputError(f"{files[index].path} holds no rows.\nLeave it out, or check what wrote it.")
+
+
+def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
+    """What `Position.checksum` would be at an offset of the file as it is now.
+
+    Raises:
+        InputError: the file cannot be read so far.
+    """
+    checksum = 0
+    if file.format is RowFormat.PARQUET:
+        for read in itertools.islice(_parquet_values(file, columns, Position()), offset):
+            checksum = read[-1]
+        return checksum
+    try:
+        with opened_input(file.path) as stream:
+            while offset and (block := stream.read(min(offset, _BLOCK_BYTES))):
+                checksum = zlib.crc32(block, checksum)
+                offset -= len(block)
+    except OSError as error:
+        raise InputError(f"{file.path} cannot be read: {error.strerror}.") from error
+    return checksum
 
 
 def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
@@ -76,18 +105,18 @@ def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
     return Row(id=row_id, text=values[columns.text], text_pair=pair, end=end)
 
 
-def _text_values(file: InputFile, columns: Columns, start: Position) -> Iterator[tuple[Values, int, int]]:
-    for line in read_lines(file.path, offset=start.offset, number=start.line):
-        yield (line.error or {columns.text: line.text}), line.end, line.number
+def _text_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
+    for line in read_lines(file.path, offset=start.offset, number=start.line, checksum=start.checksum):
+        yield (line.error or {columns.text: line.text}), line.end, line.number, line.checksum
 
 
-def _json_values(file: InputFile, columns: Columns, start: Position) -> Iterator[tuple[Values, int, int]]:
+def _json_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
     del columns
-    for line in read_lines(file.path, offset=start.offset, number=start.line):
+    for line in read_lines(file.path, offset=start.offset, number=start.line, checksum=start.checksum):
         if line.text is None:
-            yield line.error or "", line.end, line.number
+            yield line.error or "", line.end, line.number, line.checksum
         elif line.text.strip():
-            yield _json_object(line.number, line.text), line.end, line.number
+            yield _json_object(line.number, line.text), line.end, line.number, line.checksum
 
 
 def _json_object(number: int, text: str) -> Values:
@@ -100,10 +129,12 @@ def _json_object(number: int, text: str) -> Values:
     return values
 
 
-def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Iterator[tuple[Values, int, int]]:
+def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
     names = [name for name in (columns.id, *columns.content) if name]
+    checksum = start.checksum
     for number, values in enumerate(parquet_values(file.path, names, start=start.offset), start.offset + 1):
-        yield values, number, 0
+        checksum = zlib.crc32(repr(values).encode(), checksum)
+        yield values, number, 0, checksum
 
 
 _READERS = {

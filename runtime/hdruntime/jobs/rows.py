@@ -56,12 +56,14 @@ class Position:
         offset: bytes of that file that come before; of Parquet, rows.
         line: lines of that file that come before; of Parquet, 0.
         row: rows of all files that come before.
+        checksum: CRC-32 of what comes before in that file: of its bytes; of Parquet, of the values that were read.
     """
 
     file: int = 0
     offset: int = 0
     line: int = 0
     row: int = 0
+    checksum: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

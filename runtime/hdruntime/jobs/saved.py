@@ -18,6 +18,7 @@ class Saved:
 
     Attributes:
         position: where reading goes on.
+        stamp: of the file there, as `hdruntime.jobs.input_watch` tells them apart.
         counts: of the rows before that.
         seconds: that it took.
         result_bytes: length of their results; what comes after that in the file is of no account.
@@ -25,6 +26,7 @@ class Saved:
     """
 
     position: Position = field(default_factory=Position)
+    stamp: tuple[int, int] | None = None
     counts: RowCounts = field(default_factory=RowCounts)
     seconds: float = 0.0
     result_bytes: int = 0
@@ -46,6 +48,7 @@ def saved_from_json(text: str | bytes) -> Saved:
     try:
         values["position"] = Position(**values["position"])
         values["counts"] = RowCounts(**values["counts"])
+        values["stamp"] = values["stamp"] and tuple(values["stamp"])
         return Saved(**values)
     except (AttributeError, KeyError, TypeError) as error:
         raise ValueError(f"not what a job saves: {error}") from error

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["ResultEncoding", "ResultFormat", "check_output", "disk_errors_explained", "encoding_of_output"]
+__all__ = ["ResultEncoding", "ResultFormat", "check_output", "encoding_of_output"]
 
-import contextlib
-import errno
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -17,15 +15,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
-from hdruntime.errors import HdexportError, InputError, OutputExistsError
+from hdruntime.errors import InputError, OutputExistsError
+from hdruntime.jobs.files import OpenFolder
+from hdruntime.jobs.regular_files import special_kind
 
 _GROUP_ROWS = 4096
 """Rows of a Parquet row group. Readers like large ones; each one's writer holds it in memory."""
 
 _GROUP_BYTES = 64 * 2**20
 """A row group is written when its columns reach this, however few its rows."""
-
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Results = Sequence[Mapping[str, object]]
 
@@ -46,12 +44,13 @@ class ResultEncoding(Protocol):
     def encode(self, rows: Results) -> bytes:
         """Some rows, each a value for every column, None for no value."""
 
-    def finish(self, encoded: Path, finished: Path) -> None:
+    def finish(self, folder: OpenFolder, encoded: str, finished: str) -> None:
         """Make the output of all that was encoded: it appears whole, and stays. `encoded` may be gone then.
 
         Args:
+            folder: where both are.
             encoded: on the disk.
-            finished: in the same directory.
+            finished: what it shall be.
         """
 
 
@@ -59,9 +58,16 @@ def check_output(output: Path, *, force: bool) -> None:
     """Refuse a place that results cannot be written to.
 
     Raises:
-        InputError: the name's ending is no format's, or there is no such directory.
+        InputError: the name's ending is no format's, or there is no such directory, or it is a device or a pipe.
         OutputExistsError: something is there, and it may not be replaced.
     """
+    # Through links: a job moves its output to where they end, into the place of a device, too.
+    kind = special_kind(output.stat()) if output.exists() else None
+    if kind is not None:
+        raise InputError(
+            f"{output} is {kind}; an output is a file, which appears when it is complete.\n"
+            "Name a file that ends in .jsonl or .parquet with -o."
+        )
     _format_of(output)
     if output.is_dir():
         raise OutputExistsError(f"{output} is a directory.\nName a file with -o.")
@@ -69,24 +75,6 @@ def check_output(output: Path, *, force: bool) -> None:
         raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
     if not output.parent.is_dir():
         raise InputError(f"There is no directory {output.parent} for the output.\nMake it: mkdir -p {output.parent}")
-
-
-@contextlib.contextmanager
-def disk_errors_explained(output: Path) -> Iterator[None]:
-    """Say of an error of the disk what it means for the output and what to do.
-
-    Raises:
-        HdexportError: in place of an OSError.
-    """
-    try:
-        yield
-    except OSError as error:
-        advice = (
-            "Free some space there; then the same command continues."
-            if error.errno in _NO_SPACE
-            else "Check who may write there, or choose another place with -o."
-        )
-        raise HdexportError(f"{output} could not be written: {error.strerror or error}.\n{advice}") from error
 
 
 def encoding_of_output(output: Path, fields: Sequence[pa.Field]) -> ResultEncoding:
@@ -122,8 +110,8 @@ class _JsonLines:
     def encode(self, rows: Results) -> bytes:
         return "".join(map(_line_from_row, rows)).encode()
 
-    def finish(self, encoded: Path, finished: Path) -> None:
-        encoded.replace(finished)
+    def finish(self, folder: OpenFolder, encoded: str, finished: str) -> None:
+        folder.rename(encoded, finished)
 
 
 def _line_from_row(row: Mapping[str, object]) -> str:
@@ -155,17 +143,12 @@ class _Parquet:
         columns = [pa.array(_cells(rows, field), type=field.type) for field in self._schema]
         return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
 
-    def finish(self, encoded: Path, finished: Path) -> None:
-        partial = finished.with_name(f"{finished.name}.partial")
-        with partial.open("wb") as file:
-            self._write_groups(encoded, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(finished)
+    def finish(self, folder: OpenFolder, encoded: str, finished: str) -> None:
+        with open(folder.open(encoded, os.O_RDONLY), "rb") as source, folder.replacing(finished) as file:
+            self._write_groups(source, file)
 
-    def _write_groups(self, encoded: Path, file: BinaryIO) -> None:
+    def _write_groups(self, source: BinaryIO, file: BinaryIO) -> None:
         with (
-            pa.OSFile(str(encoded)) as source,
             pa.ipc.open_stream(source) as batches,
             pa.parquet.ParquetWriter(file, self._schema) as writer,
         ):

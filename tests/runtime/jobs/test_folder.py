@@ -16,7 +16,7 @@ from hdruntime.bundle import open_bundle, write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, plan_job, run_job, windows
 from hdruntime.jobs import folder as job_folder
-from hdruntime.jobs.files import job_folder_path
+from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.receipt import has_receipt
@@ -61,7 +61,7 @@ pyarrow.array([None])
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs import windows
 from hdruntime.errors import OutputExistsError
-from hdruntime.jobs.files import job_folder_path
+from hdruntime.jobs.files import OpenFolder, job_folder_path
 from job_runs import run
 
 bundle, inputs, output = map(Path, sys.argv[1:4])
@@ -297,7 +297,7 @@ def test_an_output_that_is_another_jobs_is_not_taken_for_ones_own(
     inputs = write_rows(tmp_path / "in.jsonl", ["long"])
     output = tmp_path / "out.jsonl"
     with monkeypatch.context() as patched:
-        patched.setattr(job_folder, "remove_files", lambda *arguments, **options: None)
+        patched.setattr(OpenFolder, "remove_all", lambda *arguments, **options: None)
         run(bundle_path, inputs, output)
     assert left_in(tmp_path) == [".out.jsonl.job", "bundle", "in.jsonl", "out.jsonl"]
     with pytest.raises(OutputExistsError, match="Replace it with --force"):
@@ -332,7 +332,7 @@ def test_a_finished_job_whose_output_was_removed_runs_again(
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", ["long"])
     with monkeypatch.context() as patched:
-        patched.setattr(job_folder, "remove_files", lambda *arguments, **options: None)
+        patched.setattr(OpenFolder, "remove_all", lambda *arguments, **options: None)
         run(bundle_path, inputs, tmp_path / "out.jsonl")
     (tmp_path / "out.jsonl").unlink()
     assert run(bundle_path, inputs, tmp_path / "out.jsonl").resumed_rows == 0
@@ -358,5 +358,5 @@ def test_commits_take_a_bounded_share_of_the_time(
 
 def test_a_file_where_the_folder_would_be_is_said(bundle_path: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.jsonl.job").write_text("")
-    with pytest.raises(HdexportError, match=r"out.jsonl could not be written: File exists.\nCheck who may write there"):
+    with pytest.raises(HdexportError, match=r"\.out\.jsonl\.job is a file, not a folder.*\nRemove it, or choose"):
         run(bundle_path, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.jsonl")
