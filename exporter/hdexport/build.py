@@ -39,6 +39,7 @@ from hdruntime.bundle import (
     staged_bundle,
     write_manifest,
 )
+from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, PORTABLE_LOWERING
 from hdruntime.errors import VerificationError
 from hdruntime.manifest import Dtype, LastBlock, TensorDtype
 
@@ -53,6 +54,7 @@ logger = logging.getLogger(__name__)
 _PORTABLE_FILE = "model.onnx"
 _WEIGHTS_FILE = "model.onnx.data"
 _CPU_FILE = "onnxruntime_cpu.onnx"
+_CUDA_FILE = "onnxruntime_cuda.onnx"
 
 _NOT_TRAINED = (
     "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
@@ -157,11 +159,12 @@ def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions
     module = _graph_module(model, checkpoint, task, global_attention, blocks, options)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
-    progress.step("Lowering for ONNX Runtime on a CPU")
-    _lower_for_cpu(portable, directory)
+    progress.step("Lowering for ONNX Runtime")
+    graphs = _lower(portable, directory, options.precision)
     engines = build_engines(portable, directory, options.engines, dtype=options.precision, progress=progress)
     return dataclasses.replace(
         _describe(portable, module, checkpoint, task, positions, options, parameters=parameters),
+        graphs=graphs,
         engines=engines,
         global_attention=global_attention,
         block_sparse=None if blocks is None else blocks.spec,
@@ -304,12 +307,21 @@ def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
         tensor.data = tensor.data.new_empty(0)
 
 
-def _lower_for_cpu(portable: onnx_ir.Model, directory: Path) -> None:
+def _lower(portable: onnx_ir.Model, directory: Path, dtype: str) -> tuple[GraphFile, ...]:
+    """Write the graphs for ONNX Runtime, which read the portable one's weights; that for a GPU only if it differs."""
     import onnx_ir as ir
 
     from hdexport.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
+    from hdexport.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
 
+    graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=dtype)]
     ir.save(lower_for_onnxruntime_cpu(portable.clone()), directory / _CPU_FILE)
+    graphs.append(GraphFile(file=_CPU_FILE, lowering=CPU_LOWERING, dtype="float32"))
+    for_gpu = portable.clone()
+    if lower_for_onnxruntime_cuda(for_gpu):
+        ir.save(for_gpu, directory / _CUDA_FILE)
+        graphs.append(GraphFile(file=_CUDA_FILE, lowering=CUDA_LOWERING, dtype=dtype))
+    return tuple(graphs)
 
 
 def _describe(
@@ -344,10 +356,7 @@ def _describe(
         window=options.attention if isinstance(options.attention, Window) else None,
         inputs=tuple(_tensor_spec(value) for value in portable.graph.inputs),
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
-        graphs=(
-            GraphFile(file=_PORTABLE_FILE, lowering="portable", dtype=options.precision),
-            GraphFile(file=_CPU_FILE, lowering="onnxruntime_cpu", dtype="float32"),
-        ),
+        graphs=(),
         engines=(),
         tokenizer=None,
         labels=tuple(config.id2label[index] for index in sorted(config.id2label)) if labelled else (),

@@ -18,6 +18,7 @@ from hdexport.pytorch_reference import Reference
 from hdexport.tasks import Task
 from hdexport.verify_grid import LONGEST_CHECKED, Case, cases
 from hdruntime.bundle import Bundle, GraphFile, Manifest
+from hdruntime.constants import CUDA_LOWERING
 from hdruntime.errors import NonFiniteOutputError
 
 logger = logging.getLogger(__name__)
@@ -110,6 +111,9 @@ def verify_bundle(
     limit_bytes = (free_bytes() or 2 * _SCORES_LIMIT_BYTES) // 2 if thorough else _SCORES_LIMIT_BYTES
     checks = []
     for graph in manifest.graphs:
+        if graph.lowering == CUDA_LOWERING:
+            report(f"-[-] {graph.file}: not checked: that needs an NVIDIA GPU")
+            continue
         if graph.dtype == "bfloat16":
             report(f"-[-] {graph.file}: not checked: ONNX Runtime has no bfloat16 on a CPU")
             continue

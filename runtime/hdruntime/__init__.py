@@ -7,7 +7,8 @@
     with hdruntime.load("my-bundle") as session:
         vectors = session.embed(["a long document", "another"])  # float32 [texts, dimensions]
 
-Everything is imported when first used, so that ``import hdruntime`` costs next to nothing.
+Everything is imported when first used, so that ``import hdruntime`` costs next to nothing. The import switches off the
+telemetry of ONNX Runtime, unless the environment variable ``ORT_DISABLE_TELEMETRY`` is set already.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ __all__ = [
 ]
 
 import importlib
+import os
 from typing import TYPE_CHECKING
 
 from hdruntime.errors import (
@@ -68,6 +70,11 @@ if TYPE_CHECKING:
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
     from hdruntime.tokenization import Encoding
+
+# ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
+# them, and sends it to its makers. It reads this variable once, when it starts, and child processes inherit it; its
+# function disable_telemetry_events() is too late. Whoever has set it to 0 keeps that.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULE_OF_NAME = {
     "Backend": "hdruntime.bundle",

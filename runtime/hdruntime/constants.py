@@ -4,6 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "CPU_LOWERING",
+    "CUDA_LOWERING",
+    "CUDA_PROVIDER",
     "FORMAT_VERSION",
     "KERNELS_FOLDER",
     "MANIFEST_FILE",
@@ -22,6 +24,12 @@ PORTABLE_LOWERING = "portable"
 
 CPU_LOWERING = "onnxruntime_cpu"
 """``GraphFile.lowering`` of the graph made for ONNX Runtime on a CPU."""
+
+CUDA_LOWERING = "onnxruntime_cuda"
+"""``GraphFile.lowering`` of the graph made for ONNX Runtime on an NVIDIA GPU; not every bundle has it."""
+
+CUDA_PROVIDER = "CUDAExecutionProvider"
+"""What ONNX Runtime calls its way to run on an NVIDIA GPU."""
 
 RUNTIME_CACHE_SUFFIX = ".runtime_cache"
 """End of the names of files that the runtime leaves in a bundle: no part of it, and of no loss."""

@@ -40,7 +40,7 @@ Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
 Scheme = Literal["hierarchical", "tile", "none"]
 Form = Literal["folded", "factored", "computed"]
-Lowering = Literal["portable", "onnxruntime_cpu"]
+Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
 BlockKind = Literal["bigbird", "etc", "blocks"]
 BlockMode = Literal["hf_eval", "table", "lists", "none"]
@@ -67,6 +67,7 @@ class Backend(str, Enum):
     """What runs a bundle."""
 
     ONNXRUNTIME = "onnxruntime"
+    ONNXRUNTIME_CUDA = "onnxruntime_cuda"
     TENSORRT = "tensorrt"
     TENSORRT_RTX = "tensorrt_rtx"
     TENSORRT_LEAN = "tensorrt_lean"
@@ -161,7 +162,7 @@ class GlobalAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFile:
-    """An ONNX graph; ``lowering`` is ``portable`` or ``onnxruntime_cpu``."""
+    """An ONNX graph; ``lowering`` is ``portable``, ``onnxruntime_cpu`` or ``onnxruntime_cuda``."""
 
     file: str
     lowering: Lowering

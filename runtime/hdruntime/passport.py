@@ -20,6 +20,7 @@ from importlib import metadata
 
 from hdruntime.bundle import Backend, Bundle, EngineFile, ProfileShape
 from hdruntime.checked_json import from_json
+from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.errors import BundleCorruptError
 from hdruntime.gpu import Gpu, driver_version, gpus
 from hdruntime.manifest import Dtype, Flavour
@@ -87,7 +88,8 @@ class ThisMachine:
     Attributes:
         gpu: the GPU that is used; None without one.
         driver: version of the NVIDIA driver, None without one.
-        versions: backend -> version of its package, without those that are not installed.
+        versions: backend on a GPU -> version of its package, without those that are not installed; of ONNX Runtime, too,
+            only if it was built with CUDA.
     """
 
     gpu: Gpu | None
@@ -96,13 +98,15 @@ class ThisMachine:
 
 
 def this_machine(device: int = 0) -> ThisMachine:
-    """Look at the GPU, the driver and the installed packages; nothing heavy is imported.
+    """Look at the GPU, the driver and the installed packages; where there is a GPU, ONNX Runtime is imported.
 
     Args:
         device: number of the GPU among those that CUDA offers.
     """
     found = gpus()[device:]
     versions = {backend: _installed_version(names) for backend, names in _DISTRIBUTIONS.items()}
+    if found:
+        versions[Backend.ONNXRUNTIME_CUDA] = _version_with_cuda()
     return ThisMachine(
         gpu=found[0] if found else None,
         driver=driver_version(),
@@ -190,6 +194,16 @@ def _version_difference(engine: EngineFile, backend: Backend, here: str | None) 
 
 def _numbers(version: str) -> tuple[int, ...]:
     return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def _version_with_cuda() -> str | None:
+    """Of ONNX Runtime. Which of its packages are installed says nothing: the later one overwrites the other's files."""
+    try:
+        import onnxruntime
+    except ImportError:
+        # Broken or uninstalled: no reason for an engine not to run.
+        return None
+    return onnxruntime.__version__ if CUDA_PROVIDER in onnxruntime.get_available_providers() else None
 
 
 def _installed_version(names: Sequence[str]) -> str | None:

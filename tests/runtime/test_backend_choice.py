@@ -69,7 +69,7 @@ def test_auto_takes_the_cpu_where_the_bundle_has_no_engine(bundle_path: Path, ca
     with caplog.at_level(logging.INFO, logger="hdruntime"):
         _, runner = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=HOPPER)
     assert runner.backend is Backend.ONNXRUNTIME
-    assert "chose onnxruntime; the bundle has no TensorRT engine" in caplog.text
+    assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA H100)" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_an_engine_that_does_not_fit_the_machine_is_refused_with_the_reason(
     with caplog.at_level(logging.INFO, logger="hdruntime"):
         _, runner = open_runner(bundle, "auto", threads=None, machine=machine)
     assert runner.backend is Backend.ONNXRUNTIME
-    assert "auto: not tensorrt_rtx; of its engine: " in caplog.text
+    assert "auto: not tensorrt_rtx: " in caplog.text
     remedy = "hdexport rebuild .* --target tensorrt-rtx" if machine is HOPPER else "Use the backend onnxruntime"
     with pytest.raises(BackendUnavailableError, match=rf"cannot run here: .*{reason}(.|\n)*{remedy}"):
         open_runner(bundle, "tensorrt_rtx", threads=None, machine=machine)
@@ -118,7 +118,9 @@ def test_options_reach_the_engine(bundle_path: Path) -> None:
     bundle = add_engine(bundle_path, architectures=("sm90",))
     gpu = hdruntime.GpuOptions(device=1, graphs="off", kernel_specialization="eager")
     _, runner = open_runner(bundle, "auto", threads=None, gpu=gpu, machine=HOPPER)
-    assert runner.options == dataclasses.asdict(gpu)  # type: ignore[attr-defined]
+    given = dataclasses.asdict(gpu)
+    assert given.pop("memory_limit_bytes") is None
+    assert runner.options == given  # type: ignore[attr-defined]
 
 
 def test_an_engine_that_should_load_and_does_not_is_warned_of(
@@ -139,7 +141,7 @@ def test_an_engine_that_should_load_and_does_not_is_warned_of(
 
 
 def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
-    valid = "auto, onnxruntime, tensorrt, tensorrt_rtx, tensorrt_lean"
+    valid = "auto, onnxruntime, onnxruntime_cuda, tensorrt, tensorrt_rtx, tensorrt_lean"
     with pytest.raises(InputError, match=f"'cuda'; valid are {valid}"):
         hdruntime.load(bundle_path, "cuda")
 

@@ -1,8 +1,11 @@
-"""Which backend runs a bundle here: the one that is asked for, or the first that can; engines rebuilt on request."""
+"""Which backend runs a bundle here: the one that is asked for, or the first that can; engines rebuilt on request.
+
+The list of backends is :class:`hdruntime.manifest.Backend`; what offers a choice of them reads `BACKEND_NAMES`.
+"""
 
 from __future__ import annotations
 
-__all__ = ["open_runner", "why_unavailable"]
+__all__ = ["AUTO", "BACKEND_NAMES", "INSTALL_ONNXRUNTIME_CUDA", "open_runner", "why_unavailable"]
 
 import dataclasses
 import fcntl
@@ -19,7 +22,11 @@ from hdruntime.passport import ThisMachine, differences, older_driver, read_pass
 
 logger = logging.getLogger(__name__)
 
-_AUTO = "auto"
+AUTO = "auto"
+"""Takes the first backend that can run."""
+
+BACKEND_NAMES = tuple(backend.value for backend in Backend)
+"""What may be asked for by name, wherever a backend is."""
 
 _FLAVOUR = {
     Backend.TENSORRT: Backend.TENSORRT,
@@ -29,7 +36,14 @@ _FLAVOUR = {
 }
 """Backend that runs engines -> flavour of these engines, in the order that ``auto`` tries."""
 
+INSTALL_ONNXRUNTIME_CUDA = (
+    "pip install 'hdexport[gpu]' && pip uninstall -y onnxruntime && "
+    "pip install --force-reinstall --no-deps onnxruntime-gpu"
+)
+"""onnxruntime and onnxruntime-gpu share their files: whichever was installed last is there."""
+
 _INSTALL = {
+    Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
     Backend.TENSORRT: "pip install 'hdexport[tensorrt]'",
     Backend.TENSORRT_RTX: "pip install 'hdexport[rtx]'",
     Backend.TENSORRT_LEAN: "pip install 'hdexport[lean]'",
@@ -56,10 +70,11 @@ def open_runner(
     Args:
         bundle: an opened bundle.
         backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here,
-            TensorRT engines first; what was chosen and why is logged.
+            TensorRT engines first, then ONNX Runtime on the GPU; what was chosen and why is logged, as a warning where
+            a GPU is there and is not used.
         threads: CPU threads of one run; None leaves it to the backend.
         rebuild: build an engine anew where the bundle has none that runs on this machine's GPU.
-        gpu: how engines are run, by default ``GpuOptions()``.
+        gpu: how backends run on a GPU, by default ``GpuOptions()``.
         machine: where it shall run, by default here.
 
     Returns:
@@ -70,15 +85,15 @@ def open_runner(
         BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
         BackendError: it could not load the bundle, or a rebuild failed.
     """
-    chosen = None if backend == _AUTO else _backend_of_name(backend)
+    chosen = None if backend == AUTO else _backend_of_name(backend)
     if chosen is Backend.ONNXRUNTIME:
         return bundle, _onnxruntime(bundle, threads)
     gpu = gpu or GpuOptions()
     machine = machine or this_machine(gpu.device)
-    if rebuild and machine.gpu is not None:
+    if rebuild and machine.gpu is not None and chosen is not Backend.ONNXRUNTIME_CUDA:
         bundle = _rebuilt_where_needed(bundle, list(_FLAVOUR) if chosen is None else [chosen], machine)
     if chosen is not None:
-        return bundle, _engine_runner(bundle, chosen, machine, gpu)
+        return bundle, _gpu_runner(bundle, chosen, machine, gpu, threads)
     return bundle, _first_that_runs(bundle, machine, threads, gpu)
 
 
@@ -93,35 +108,45 @@ def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | 
     if backend is Backend.ONNXRUNTIME:
         return None
     machine = machine or this_machine()
-    engine, reasons = _best_engine(bundle, backend, machine)
-    if engine is not None and not reasons:
+    reasons = _reasons_against(bundle, backend, machine)
+    if not reasons:
         return None
+    engine = None if backend is Backend.ONNXRUNTIME_CUDA else _best_engine(bundle, backend, machine)[0]
     what = f"The engine {engine.file} of {bundle.path}" if engine else f"{backend.value} with {bundle.path}"
     return f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
 
 
 def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, gpu: GpuOptions) -> Runner:
-    if not bundle.manifest.engines:
-        logger.info("backend auto: chose onnxruntime; the bundle has no TensorRT engine")
-    for backend in _FLAVOUR:
-        if not _engines(bundle, backend):
-            continue
-        _, reasons = _best_engine(bundle, backend, machine)
-        if reasons:
-            logger.info("backend auto: not %s; of its engine: %s", backend.value, "; ".join(reasons))
+    with_engines = [backend for backend in _FLAVOUR if _engines(bundle, backend)]
+    for backend in (*with_engines, Backend.ONNXRUNTIME_CUDA):
+        refusal = _reasons_against(bundle, backend, machine)
+        if refusal:
+            logger.info("backend auto: not %s: %s", backend.value, "; ".join(refusal))
             continue
         try:
-            runner = _engine_runner(bundle, backend, machine, gpu)
+            runner = _gpu_runner(bundle, backend, machine, gpu, threads)
         except BackendError as error:
             # Nothing spoke against it: that is worth more than a line that nobody reads.
             logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
             continue
-        logger.info("backend auto: chose %s; nothing speaks against its engine", backend.value)
+        logger.info("backend auto: chose %s; nothing speaks against it", backend.value)
         return runner
-    runner = _onnxruntime(bundle, threads)
-    if bundle.manifest.engines:
-        logger.info("backend auto: chose onnxruntime; no engine of the bundle runs here")
-    return runner
+    if machine.gpu is None:
+        logger.info("backend auto: chose onnxruntime; there is no GPU here")
+    else:
+        logger.warning("%s", _unused_gpu(bundle, machine))
+    return _onnxruntime(bundle, threads)
+
+
+def _unused_gpu(bundle: Bundle, machine: ThisMachine) -> str:
+    """What to say where a GPU is there and the CPU runs the bundle: what is missing, and what to type."""
+    backends = [backend for backend in _FLAVOUR if _engines(bundle, backend)]
+    refusals = [why_unavailable(bundle, backend, machine=machine) for backend in (*backends, Backend.ONNXRUNTIME_CUDA)]
+    assert machine.gpu is not None
+    return "\n".join([
+        f"backend auto: chose onnxruntime, on the CPU, although there is a GPU ({machine.gpu.name}).",
+        *(refusal for refusal in refusals if refusal is not None),
+    ])  # fmt: skip
 
 
 def _onnxruntime(bundle: Bundle, threads: int | None) -> Runner:
@@ -130,10 +155,27 @@ def _onnxruntime(bundle: Bundle, threads: int | None) -> Runner:
     return OnnxRuntimeRunner(bundle, threads=threads)
 
 
-def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions) -> Runner:
+def _gpu_runner(
+    bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions, threads: int | None
+) -> Runner:
     refusal = why_unavailable(bundle, backend, machine=machine)
     if refusal is not None:
         raise BackendUnavailableError(refusal)
+    if backend is Backend.ONNXRUNTIME_CUDA:
+        from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+
+        return OnnxRuntimeCudaRunner(bundle, gpu=gpu, threads=threads)
+    return _engine_runner(bundle, backend, machine, gpu)
+
+
+def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions) -> Runner:
+    options = dataclasses.asdict(gpu)
+    limit_bytes = options.pop("memory_limit_bytes")
+    if limit_bytes is not None:
+        raise BackendUnavailableError(
+            f"{backend.value} holds no memory_limit_bytes ({limit_bytes}): an engine's memory was planned when it was "
+            "built.\nLeave it out, or use the backend onnxruntime_cuda."
+        )
     engine, _ = _best_engine(bundle, backend, machine)
     assert engine is not None
     remark = older_driver(read_passport(bundle, engine), machine)
@@ -141,7 +183,17 @@ def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: 
         logger.warning("%s: %s", engine.file, remark)
     from hdruntime.backends.tensorrt import TensorRtRunner
 
-    return TensorRtRunner(bundle, engine, backend=backend, **dataclasses.asdict(gpu))
+    return TensorRtRunner(bundle, engine, backend=backend, **options)
+
+
+def _reasons_against(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:
+    """Why a backend on a GPU cannot run a bundle; none where nothing speaks against it."""
+    if backend is not Backend.ONNXRUNTIME_CUDA:
+        return _best_engine(bundle, backend, machine)[1]
+    if machine.gpu is None:
+        return ("CUDA sees no GPU here",)
+    has_cuda = backend in machine.versions
+    return () if has_cuda else ("no ONNX Runtime that was built with CUDA is installed here",)
 
 
 def _engines(bundle: Bundle, backend: Backend) -> list[EngineFile]:
@@ -161,7 +213,7 @@ def _best_engine(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tupl
 def _advice(bundle: Bundle, backend: Backend, machine: ThisMachine) -> str:
     if machine.gpu is None or machine.driver is None:
         return "Use the backend onnxruntime (or auto), which needs no GPU. See: hdexport doctor"
-    if backend not in machine.versions:
+    if backend is Backend.ONNXRUNTIME_CUDA or backend not in machine.versions:
         return f"Install it with: {_INSTALL[backend]}"
     compatible = " --version-compatible" if backend is Backend.TENSORRT_LEAN else ""
     target = _FLAVOUR[backend].value.replace("_", "-")
@@ -235,5 +287,5 @@ def _backend_of_name(name: str) -> Backend:
     try:
         return Backend(name)
     except ValueError:
-        valid = ", ".join([_AUTO, *(backend.value for backend in Backend)])
+        valid = ", ".join([AUTO, *(backend.value for backend in Backend)])
         raise InputError(f"Unknown backend {name!r}; valid are {valid}.") from None

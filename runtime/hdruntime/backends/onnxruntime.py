@@ -7,32 +7,31 @@ __all__ = ["OnnxRuntimeRunner"]
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.backends.onnxruntime_sessions import (
+    Inputs,
+    Outputs,
+    chosen_graph,
+    closed_error,
+    open_session,
+    run_error,
+    session_options,
+)
 from hdruntime.batching import equal_length_groups, right_padded_rows
-from hdruntime.bundle import Backend, Bundle, GraphFile
+from hdruntime.bundle import Backend, Bundle
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
-from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
 from hdruntime.padding_limit import changes_with_padding
 
 logger = logging.getLogger(__name__)
 
-_ERRORS_ONLY = 3
-"""ONNX Runtime's log level; what goes wrong reaches us as an exception."""
-
 _SLOW_FUSIONS = ["BiasGeluFusion", "SkipLayerNormFusion"]
 """Fused kernels that lose to the plain ones on long inputs, which work in place: the sample model at 4096 tokens on two
 AMD EPYC cores took 690 ms and grew by 164 MB with both fusions, 660 ms and 136 MB without (ONNX Runtime 1.31.1)."""
-
-_OUT_OF_MEMORY = ("Failed to allocate memory", "bad_alloc")
-"""What ONNX Runtime's errors say where its arena, or C++, got no memory; they have no class of their own."""
-
-Inputs = Mapping[str, npt.NDArray[np.int64]]
-Outputs = dict[str, npt.NDArray[np.float32]]
 
 
 class OnnxRuntimeRunner:
@@ -60,14 +59,14 @@ class OnnxRuntimeRunner:
 
     def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
         manifest = bundle.manifest
-        graph = _graph(bundle)
+        graph = chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")
         self._has_tokens_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
         self._keeps_padding = changes_with_padding(manifest.block_sparse)
         self.max_len = manifest.max_len
-        session = _session(bundle, graph, threads)
-        _check_names(bundle, graph, "inputs", {item.name for item in session.get_inputs()})
-        _check_names(bundle, graph, "outputs", {item.name for item in session.get_outputs()})
-        self._session: Any = session
+        options = session_options(threads)
+        self._session: Any = open_session(
+            bundle, graph, options, providers=[("CPUExecutionProvider", {})], disabled_optimizers=_SLOW_FUSIONS
+        )
         logger.info("onnxruntime runs %s on the CPU", graph.file)
 
     def most_rows(self, tokens: int) -> int:
@@ -117,62 +116,9 @@ class OnnxRuntimeRunner:
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
         session = self._session
         if session is None:
-            raise BackendError("The ONNX Runtime session is closed; load the bundle again.")
+            raise closed_error()
         try:
             arrays = session.run(list(outputs), dict(inputs))
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-            raise _run_error(error, *inputs["input_ids"].shape) from error
+            raise run_error(error, *inputs["input_ids"].shape) from error
         return dict(zip(outputs, arrays, strict=True))
-
-
-def _run_error(error: Exception, batch: int, tokens: int) -> BackendError:
-    if isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY):
-        advice = (
-            "Use smaller batches: --max-batch-tokens, in Python batch_tokens."
-            if batch > 1
-            else "Free memory, or cut the text into shorter ones."
-        )
-        return OutOfMemoryError(
-            f"ONNX Runtime got no memory for a batch of {batch} x {tokens} tokens: {error}\n{advice}"
-        )
-    return BackendError(f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}")
-
-
-def _graph(bundle: Bundle) -> GraphFile:
-    by_lowering = {graph.lowering: graph for graph in bundle.manifest.graphs}
-    for lowering in (CPU_LOWERING, PORTABLE_LOWERING):
-        if lowering in by_lowering:
-            return by_lowering[lowering]
-    raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that the CPU can run.\nRebuild it.")
-
-
-def _session(bundle: Bundle, graph: GraphFile, threads: int | None) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
-    options.log_severity_level = _ERRORS_ONLY
-    # A memory pattern is planned, and kept, per input shape: with documents of any length it only costs.
-    options.enable_mem_pattern = False
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    path = bundle.file(graph.file)
-    try:
-        # By path, so that ONNX Runtime finds and maps model.onnx.data beside it.
-        return onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
-        )
-    except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-        raise BackendError(
-            f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {error}\n"
-            "Try a newer one: pip install -U onnxruntime"
-        ) from error
-
-
-def _check_names(bundle: Bundle, graph: GraphFile, kind: str, found: set[str]) -> None:
-    listed = {spec.name for spec in getattr(bundle.manifest, kind)}
-    if listed != found:
-        raise BundleCorruptError(
-            f"The {kind} of {graph.file} are {sorted(found)}, but the manifest of {bundle.path} lists "
-            f"{sorted(listed)}.\nRebuild the bundle."
-        )

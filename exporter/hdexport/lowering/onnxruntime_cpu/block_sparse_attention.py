@@ -7,7 +7,7 @@ __all__ = ["lower_block_sparse_attention"]
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from hdexport.lowering.onnxruntime_cpu.flash import (
+from hdexport.lowering.multi_head_attention import (
     Insertion,
     choose,
     fused_attention,
@@ -81,7 +81,7 @@ def _choose(
     # A branch that ends with a Reshape copies what it returns: here the one of short texts.
     to_heads = insertion.integers([0, 0, int(node.inputs[0].shape[1]), -1])
     split = ir.node("Reshape", [fused.outputs[0], to_heads])
-    return choose(insertion, is_dense, then=[fused, split], otherwise=[sparse], name=name)
+    return choose(insertion, is_dense, then=[fused, split], otherwise=[sparse], name=name, dtype=ir.DataType.FLOAT)
 
 
 def _longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:

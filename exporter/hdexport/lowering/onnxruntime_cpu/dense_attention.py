@@ -9,7 +9,7 @@ __all__ = ["lower_dense_attention"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.onnxruntime_cpu.flash import (
+from hdexport.lowering.multi_head_attention import (
     Insertion,
     choose,
     fused_attention,
@@ -70,5 +70,5 @@ def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) 
     masked = fused_attention(node, states, key_mask=mask.numbers, bias=bias)
     # A row without any real key is 0 by definition, and uniform without this.
     zeroed = ir.node("Mul", [masked.outputs[0], mask.any_key])
-    attended = choose(insertion, mask.unmasked, then=[free], otherwise=[masked, zeroed], name=name)
+    attended = choose(insertion, mask.unmasked, then=[free], otherwise=[masked, zeroed], name=name, dtype=ir.DataType.FLOAT)
     replace_by_merged(insertion, node, attended)

@@ -9,7 +9,7 @@ __all__ = ["ShortTexts"]
 
 from typing import TYPE_CHECKING
 
-from hdexport.lowering.onnxruntime_cpu.flash import (
+from hdexport.lowering.multi_head_attention import (
     SWAP_HEADS_AND_TOKENS,
     Insertion,
     choose,
@@ -86,5 +86,6 @@ def _choose(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *
         then=[tokens_first, merged_query, fused, ir.node("Reshape", [fused.outputs[0], to_heads])],
         otherwise=[sparse, ir.node("Transpose", [sparse.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})],
         name=name,
+        dtype=ir.DataType.FLOAT,
     )
     replace_by_merged(insertion, node, insertion.op("Reshape", [attended, to_hidden]))

@@ -1,7 +1,7 @@
-"""ONNX Runtime's fused attention for a CPU, ``com.microsoft::MultiHeadAttention``, in place of an operator's node.
+"""ONNX Runtime's fused attention, ``com.microsoft::MultiHeadAttention``, in place of an operator's node.
 
-Without a mask it is a flash attention, its memory linear in tokens; with one it is not. So a graph holds two branches,
-and chooses by the tokens it is given.
+Without a mask it is a flash attention, its memory linear in tokens; with most masks it is not. So a graph holds
+branches, and chooses by the tokens it is given.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ __all__ = [
     "CONTRIB_DOMAIN",
     "SWAP_HEADS_AND_TOKENS",
     "Insertion",
+    "choice",
     "choose",
     "fused_attention",
     "merge_heads",
@@ -69,15 +70,18 @@ def fused_attention(
     *,
     key_mask: onnx_ir.Value | None = None,
     bias: onnx_ir.Value | None = None,
+    scale: float | None = None,
 ) -> onnx_ir.Node:
     """A node of the fused attention, not in any graph yet; its output is [batch, tokens, hidden].
 
     Args:
-        node: the operator's node, for its heads and its scale.
+        node: the operator's node, for its heads.
         states: query, [batch, tokens, hidden], and key and value, both of that shape or both [batch, heads, tokens,
             head_dim].
-        key_mask: [batch, tokens], int32, 0 for padding; None if nothing is.
+        key_mask: int32, [batch, tokens] with 0 for padding, or another of the operator's forms; None if nothing is
+            padding.
         bias: [1 or batch, heads, tokens, tokens], added to the scores.
+        scale: factor of the scores; None for the node's.
     """
     import onnx_ir as ir
 
@@ -88,7 +92,7 @@ def fused_attention(
         [*states, None, key_mask, bias],
         attributes={
             "num_heads": int(node.inputs[0].shape[1]),
-            "scale": node.attributes["scale"].as_float(),
+            "scale": node.attributes["scale"].as_float() if scale is None else scale,
             "mask_filter_value": _MASKED_SCORE,
         },
         domain=CONTRIB_DOMAIN,
@@ -142,25 +146,40 @@ def choose(
     then: Sequence[onnx_ir.Node],
     otherwise: Sequence[onnx_ir.Node],
     name: str,
+    dtype: onnx_ir.DataType,
 ) -> onnx_ir.Value:
-    """The float32 output of the last node of one of two branches.
+    """The output of the last node of one of two branches; see :func:`choice`, which this puts in."""
+    node = choice(condition, then=then, otherwise=otherwise, name=name, dtype=dtype)
+    insertion.insert(node)
+    return node.outputs[0]
+
+
+def choice(
+    condition: onnx_ir.Value,
+    *,
+    then: Sequence[onnx_ir.Node],
+    otherwise: Sequence[onnx_ir.Node],
+    name: str,
+    dtype: onnx_ir.DataType,
+) -> onnx_ir.Node:
+    """A node that runs one of two branches, not in any graph yet.
 
     Args:
-        insertion: where to.
         condition: [], bool.
         then: nodes that run where it is true.
         otherwise: nodes that run where it is not.
         name: of the output, and the beginning of all names in the branches.
+        dtype: of what every node of the branches gives.
     """
     import onnx_ir as ir
 
     branches = {
-        "then_branch": ir.AttrGraph("then_branch", _branch(f"{name}_then", then)),
-        "else_branch": ir.AttrGraph("else_branch", _branch(f"{name}_else", otherwise)),
+        "then_branch": ir.AttrGraph("then_branch", _branch(f"{name}_then", then, dtype)),
+        "else_branch": ir.AttrGraph("else_branch", _branch(f"{name}_else", otherwise, dtype)),
     }
-    choice = insertion.op("If", [condition], branches)
-    choice.name, choice.dtype = name, ir.DataType.FLOAT
-    return choice
+    node = ir.node("If", [condition], attributes=branches)
+    node.outputs[0].name, node.outputs[0].dtype = name, dtype
+    return node
 
 
 def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.Value) -> None:
@@ -189,13 +208,13 @@ def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.
         ir.convenience.replace_all_uses_with(heads, split)
 
 
-def _branch(name: str, nodes: Sequence[onnx_ir.Node]) -> onnx_ir.Graph:
+def _branch(name: str, nodes: Sequence[onnx_ir.Node], dtype: onnx_ir.DataType) -> onnx_ir.Graph:
     import onnx_ir as ir
 
     # A branch shares its names with the whole graph, so each needs its own.
     for number, node in enumerate(nodes):
         node.outputs[0].name = f"{name}_{number}"
-        node.outputs[0].dtype = ir.DataType.FLOAT
+        node.outputs[0].dtype = dtype
     return ir.Graph([], [nodes[-1].outputs[0]], nodes=nodes, name=name)
 
 
