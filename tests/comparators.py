@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["assert_as_accurate", "assert_close", "assert_same_directions"]
+__all__ = ["assert_as_accurate", "assert_close", "assert_same_directions", "named_case"]
+
+import contextlib
+from collections.abc import Iterator
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +48,15 @@ def assert_as_accurate(actual: torch.Tensor, right: torch.Tensor, pytorch: torch
     allowed = 2 * float((pytorch.double() - right).abs().max()) + rounding
     error = float((actual.double() - right).abs().max())
     assert error <= allowed, f"error {error:.3g} > {allowed:.3g}"
+
+
+@contextlib.contextmanager
+def named_case(*parts: object) -> Iterator[None]:
+    """An assertion of the block that fails says which of a test's cases it was."""
+    try:
+        yield
+    except AssertionError as error:
+        raise AssertionError(f"{', '.join(map(str, parts))}: {error}") from error
 
 
 def _finite_pair(

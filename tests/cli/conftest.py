@@ -1,17 +1,24 @@
-"""The installed `hdexport`, a tiny checkpoint, and a bundle that was built of it."""
+"""The commands in this process and installed, a tiny checkpoint, and a bundle that was built of it."""
 
 from __future__ import annotations
 
+import contextlib
+import io
+import json
+import logging
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from hdexport.cli import main
 from hdexport.tasks import Task
+from made_once import made_once
+from repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 from tiny_models import save_tiny_model
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -20,7 +27,40 @@ MAX_LEN = 100
 """Longest input of the built bundle; the checkpoint has 64 positions."""
 
 
-def _run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+@contextlib.contextmanager
+def _as_in_a_new_process(arguments: list[str], cwd: Path | None) -> Iterator[None]:
+    """The command line, the directory, and logging as Python begins with it; all as before when the block ends."""
+    loggers = [logging.getLogger(name) for name in (None, "hdexport", "hdruntime", "hdplugins")]
+    before = [(logger.level, logger.handlers[:]) for logger in loggers]
+    loggers[0].handlers.clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["hdexport", *arguments])
+        if cwd is not None:
+            patch.chdir(cwd)
+        try:
+            yield
+        finally:
+            for logger, (level, handlers) in zip(loggers, before, strict=True):
+                logger.setLevel(level)
+                logger.handlers[:] = handlers
+
+
+def _main(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    words = list(map(str, arguments))
+    stdout, stderr = io.StringIO(), io.StringIO()
+    with (
+        contextlib.redirect_stdout(stdout),
+        contextlib.redirect_stderr(stderr),
+        _as_in_a_new_process(words, cwd),
+    ):
+        try:
+            code = main(words)
+        except SystemExit as end:  # argparse's, after --help and --version
+            code = int(end.code or 0)
+    return subprocess.CompletedProcess(["hdexport", *words], code, stdout.getvalue(), stderr.getvalue())
+
+
+def _installed(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).with_name("hdexport")), *map(str, arguments)]
     return subprocess.run(
         command,
@@ -32,15 +72,31 @@ def _run(*arguments: object, cwd: Path | None = None, **environment: str) -> sub
     )
 
 
+def _run(*arguments: object, cwd: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
+    return _installed(*arguments, cwd=cwd, **environment) if environment else _main(*arguments, cwd=cwd)
+
+
 @pytest.fixture(scope="session")
 def hdexport() -> Command:
-    """Run the installed command: (*arguments, cwd=None, **environment) -> the finished process."""
+    """Run a command in this process, where all that it imports is there: (*arguments, cwd=None) -> as if it were one.
+
+    What it raises and does not turn into a message is raised here. Given an environment, it is the installed one.
+    """
     return _run
 
 
 @pytest.fixture(scope="session")
+def installed() -> Command:
+    """Run the installed command: (*arguments, cwd=None, **environment) -> the finished process."""
+    return _installed
+
+
+@pytest.fixture(scope="session")
 def refused() -> Callable[..., str]:
-    """Run a command that must fail as errors of ours do: exit code 1, a message that matches, no traceback."""
+    """Run a command, as `hdexport` does, that must fail as errors of ours do.
+
+    With exit code 1, a message that matches, and no traceback.
+    """
 
     def check(*arguments: object, message: str, cwd: Path | None = None, **environment: str) -> str:
         done = _run(*arguments, cwd=cwd, **environment)
@@ -55,18 +111,27 @@ def refused() -> Callable[..., str]:
 @pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny BERT of 64 positions, with its tokenizer. Not to be changed: copy it."""
-    path = tmp_path_factory.mktemp("checkpoints") / "tiny-bert"
-    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
-    return path
+
+    def save(directory: Path) -> None:
+        save_tiny_model(directory / "tiny-bert", "bert", Task.FEATURE_EXTRACTION)
+
+    return made_once(tmp_path_factory, "cli-checkpoint", save) / "tiny-bert"
 
 
 @pytest.fixture(scope="session")
 def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """The finished `hdexport build` of the tiny BERT; `bundle` is what it wrote."""
-    output = tmp_path_factory.mktemp("bundles") / "tiny"
-    # Beside the bundle, where commands that compare it with PyTorch look for a checkpoint of that name.
-    (output.parent / checkpoint.name).symlink_to(checkpoint)
-    return _run("build", checkpoint, "--max-len", MAX_LEN, "--target", "onnx", "-o", output)
+    """The finished `hdexport build` of the tiny BERT, installed; `bundle` is what it wrote."""
+
+    def build(directory: Path) -> None:
+        output = directory / "bundles" / "tiny"
+        output.parent.mkdir()
+        # Beside the bundle, where commands that compare it with PyTorch look for a checkpoint of that name.
+        (output.parent / checkpoint.name).symlink_to(checkpoint)
+        done = _installed("build", checkpoint, "--max-len", MAX_LEN, "--target", "onnx", "-o", output)
+        (directory / "process.json").write_text(json.dumps(vars(done)))
+
+    directory = made_once(tmp_path_factory, "cli-bundle", build)
+    return subprocess.CompletedProcess(**json.loads((directory / "process.json").read_text()))
 
 
 @pytest.fixture(scope="session")

@@ -123,7 +123,7 @@ def test_a_bert_becomes_a_big_bird_or_an_etc_verified_and_shown(hdexport: Comman
         shown = hdexport("inspect", bundle).stdout
         assert "hdexport::BlockSparseAttention x2" in shown
         assert ("the last block is each text's own", "3 global tokens in front of each text")[number] in shown
-        assert hdexport("verify", bundle).returncode == 0
+        assert hdexport("verify", bundle, "--longest", 41).returncode == 0
 
 
 def test_a_family_that_cannot_be_windowed_is_refused(refused: Refused, tmp_path: Path) -> None:

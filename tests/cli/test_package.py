@@ -21,10 +21,10 @@ MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 1, 0, 0]])
 
 
 @pytest.fixture(scope="module")
-def repository(hdexport: Command, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def repository(installed: Command, bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of the one model ``encoder``."""
     path = tmp_path_factory.mktemp("triton") / "models"
-    done = hdexport("package", bundle, "--triton", path, "--name", "encoder")
+    done = installed("package", bundle, "--triton", path, "--name", "encoder")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == (
         f"{path}/encoder: the graph, in ONNX Runtime on a CPU, batches of up to 8; the bundle has no TensorRT engine\n"

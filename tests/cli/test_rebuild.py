@@ -96,8 +96,8 @@ def test_what_is_given_replaces_what_the_engine_had(hdexport, copy: Path, tmp_pa
     assert kept == EngineOptions(attention_impl=AttentionImpl.NATIVE, profiles=engine.profiles)
 
 
-def test_a_bundle_without_engines_gets_one(hdexport, bundle: Path, tmp_path: Path) -> None:
-    done = hdexport("rebuild", bundle, "--target", "tensorrt-rtx", "--sm", 86, "-o", tmp_path / "other")
+def test_a_bundle_without_engines_gets_one(installed, bundle: Path, tmp_path: Path) -> None:
+    done = installed("rebuild", bundle, "--target", "tensorrt-rtx", "--sm", 86, "-o", tmp_path / "other")
     assert done.returncode == 0, done.stderr
     assert [engine.flavour for engine in manifest_of(tmp_path / "other").engines] == ["tensorrt_rtx"]
     assert manifest_of(tmp_path / "other").verification == manifest_of(bundle).verification is not None

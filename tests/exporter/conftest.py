@@ -1,9 +1,9 @@
-"""Bundles of tiny models, each built once a worker and shared."""
+"""Bundles of tiny models, each built once for all workers and shared."""
 
 from __future__ import annotations
 
 import functools
-import logging
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,8 +18,10 @@ import hdruntime
 from hdexport.attention_spec import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.tasks import Task
-from hdruntime.manifest import Manifest
+from hdruntime.bundle import Manifest, open_bundle
 from hugging_face import HuggingFace
+from made_once import made_once
+from repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 from tiny_models import save_sentence_modules, save_tiny_model
 
 MAX_LEN = 300
@@ -64,12 +66,6 @@ class TinyBundle:
         return HuggingFace(self.checkpoint, self.manifest.task, max_len=self.manifest.max_len)
 
 
-@pytest.fixture(scope="session", autouse=True)
-def quiet_pytorch() -> None:
-    """PyTorch logs every step of a trace for a log file that nobody asked for; pytest would keep and print it."""
-    logging.getLogger("torch.__trace").propagate = False
-
-
 TinyBundles = Callable[..., TinyBundle]
 
 
@@ -80,36 +76,10 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     All but the first have defaults; ``attention`` and ``last_block`` are what ``--attention`` and
     ``--bigbird-last-block`` take, ``changes`` are of the configuration.
 
-    What was asked for before is not built again.
+    What was asked for before, by whichever worker, is not built again.
     """
 
-    @functools.cache
-    def build_once(
-        model_type: str,
-        task: str,
-        precision: str,
-        max_len: int,
-        attention: str | None,
-        max_global: int | None,
-        last_block: str | None,
-        changes: tuple,
-    ) -> TinyBundle:
-        directory = tmp_path_factory.mktemp(f"{model_type}-{task}-{precision}")
-        checkpoint, path = directory / "checkpoint", directory / "bundle"
-        save_tiny_model(checkpoint, model_type, Task(task), **dict(changes))
-        if task == Task.SENTENCE_SIMILARITY:
-            save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True})
-        options = BuildOptions(
-            model=checkpoint,
-            output=path,
-            max_len=max_len,
-            precision=precision,
-            attention=None if attention is None else attention_from_spec(attention),
-            max_global=max_global,
-            last_block=last_block,
-            verify=False,
-        )
-        return TinyBundle(checkpoint, path, build(options))
+    bundles: dict[str, TinyBundle] = {}
 
     def make(
         model_type: str,
@@ -121,7 +91,29 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         last_block: str | None = None,
         **changes: Any,
     ) -> TinyBundle:
-        options = (task, precision, max_len, attention, max_global, last_block)
-        return build_once(model_type, *options, tuple(sorted(changes.items())))
+        def save_and_build(directory: Path) -> None:
+            checkpoint = directory / "checkpoint"
+            save_tiny_model(checkpoint, model_type, Task(task), **changes)
+            if task == Task.SENTENCE_SIMILARITY:
+                save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode_mean_tokens": True})
+            options = BuildOptions(
+                model=checkpoint,
+                output=directory / "bundle",
+                max_len=max_len,
+                precision=precision,
+                attention=None if attention is None else attention_from_spec(attention),
+                max_global=max_global,
+                last_block=last_block,
+                verify=False,
+            )
+            build(options)
+
+        others = repr((max_len, attention, max_global, last_block, sorted(changes.items())))
+        name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
+        if name not in bundles:
+            directory = made_once(tmp_path_factory, name, save_and_build)
+            path = directory / "bundle"
+            bundles[name] = TinyBundle(directory / "checkpoint", path, open_bundle(path).manifest)
+        return bundles[name]
 
     return make

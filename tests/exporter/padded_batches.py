@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["batches"]
+__all__ = ["batches", "cases"]
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -30,3 +30,10 @@ def batches(tokens: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         holes = (generator.random(ids.shape) < 0.6).astype(np.int64)
         holes[:, tokens // 2] = 1
         yield f"holes, batch {len(lengths)}", ids, holes
+
+
+def cases(lengths: Iterable[int]) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
+    """Tokens, name, ids and mask of every batch at every length."""
+    for tokens in lengths:
+        for name, input_ids, attention_mask in batches(tokens):
+            yield tokens, name, input_ids, attention_mask

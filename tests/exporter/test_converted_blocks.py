@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -10,13 +11,13 @@ import pytest
 import torch
 import transformers
 
-from comparators import assert_close, assert_same_directions
+from comparators import assert_close, assert_same_directions, named_case
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.pytorch_reference import Reference, reference_of
 from hdexport.verify import verify_bundle
-from hdruntime.bundle import open_bundle
-from padded_batches import batches
+from hdruntime.bundle import Bundle, open_bundle
+from padded_batches import batches, cases
 from tiny_models import PAD_TOKEN_ID
 
 # Five times the largest error measured, 2e-6, doubled, and a fifth of what is promised.
@@ -29,7 +30,7 @@ CONVERTED_TYPES = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).why
 LENGTHS = (1, 3, 4, 5, 44, 45, 48, 49, 211)
 
 SPECS = {
-    "hf_eval": (BIGBIRD, "padded"),
+    "hf_eval": (BIGBIRD, None),
     "hf_eval by row": (BIGBIRD, "row"),
     "no random blocks": ("bigbird:block=8,random=0", "padded"),
     "drawn table": ("bigbird:block=4,random=2,seed=5", "row"),
@@ -54,26 +55,30 @@ def pytorch(bundle, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.nda
     return reference(bundle.path, bundle.checkpoint).batch(inputs)["last_hidden_state"]
 
 
-def check(bundle, tokens: int) -> None:
-    for _, input_ids, attention_mask in batches(tokens):
+def of_kind(tiny_bundles, name: str):
+    """A tiny RoBERTa with attention of that kind."""
+    spec, last_block = SPECS[name]
+    return tiny_bundles("roberta", attention=spec, last_block=last_block)
+
+
+def check(bundle, *lengths: int) -> None:
+    for tokens, name, input_ids, attention_mask in cases(lengths):
         expected = pytorch(bundle, input_ids, attention_mask)[attention_mask == 1]
-        for run in (bundle.portable, bundle.session):
+        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
             got = run(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
-            assert_close(got[attention_mask == 1], expected, atol=ATOL)
+            with named_case(graph, f"{tokens} tokens", name):
+                assert_close(got[attention_mask == 1], expected, atol=ATOL)
 
 
 @pytest.mark.parametrize("spec", [BIGBIRD, ETC])
 @pytest.mark.parametrize("model_type", CONVERTED_TYPES)
 def test_every_family_can_be_converted(tiny_bundles, model_type: str, spec: str) -> None:
-    for tokens in (44, 61):
-        check(tiny_bundles(model_type, attention=spec), tokens)
+    check(tiny_bundles(model_type, attention=spec), 44, 61)
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_every_kind_is_right_at_every_length(tiny_bundles, name: str) -> None:
-    spec, last_block = SPECS[name]
-    for tokens in LENGTHS:
-        check(tiny_bundles("bert", attention=spec, last_block=last_block), tokens)
+    check(of_kind(tiny_bundles, name), *LENGTHS)
 
 
 def test_a_bert_becomes_the_big_bird_of_hugging_face_with_its_weights(tiny_bundles) -> None:
@@ -89,12 +94,12 @@ def test_a_bert_becomes_the_big_bird_of_hugging_face_with_its_weights(tiny_bundl
     big_bird = transformers.BigBirdModel(config, add_pooling_layer=False).eval()
     weights = {name: value for name, value in bert.state_dict().items() if not name.startswith("pooler")}
     big_bird.load_state_dict(weights)
-    for tokens in (45, 48, 211, 300):
-        for _, input_ids, attention_mask in batches(tokens):
-            with torch.inference_mode():
-                outputs = big_bird(torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask))
-            got = bundle.session(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
-            expected = outputs.last_hidden_state.numpy()
+    for tokens, name, input_ids, attention_mask in cases((45, 48, 211, 300)):
+        with torch.inference_mode():
+            outputs = big_bird(torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask))
+        got = bundle.session(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
+        expected = outputs.last_hidden_state.numpy()
+        with named_case(f"{tokens} tokens", name):
             assert_close(got[attention_mask == 1], expected[attention_mask == 1], atol=ATOL)
 
 
@@ -119,8 +124,7 @@ def test_etc_is_dense_attention_with_more_tokens_where_one_block_holds_the_text(
 
 @pytest.mark.parametrize("name", ["hf_eval by row", "drawn table", "an id each"])
 def test_padding_changes_nothing_by_row(tiny_bundles, name: str) -> None:
-    spec, last_block = SPECS[name]
-    bundle = tiny_bundles("roberta", attention=spec, last_block=last_block)
+    bundle = of_kind(tiny_bundles, name)
     generator = np.random.default_rng(0)
     for length in (3, 44, 45, 61):
         text = generator.integers(5, 100, length)
@@ -134,28 +138,38 @@ def test_padding_changes_nothing_by_row(tiny_bundles, name: str) -> None:
 
 def test_the_last_block_of_the_padded_batch_is_another(tiny_bundles) -> None:
     """Could the tests above not tell the policies apart, they would prove nothing."""
-    padded, row = (tiny_bundles("bert", attention=BIGBIRD, last_block=policy) for policy in ("padded", "row"))
+    padded, row = (of_kind(tiny_bundles, name) for name in ("hf_eval", "hf_eval by row"))
     ids = np.random.default_rng(0).integers(5, 100, (1, 100))
     mask = (np.arange(100) < 61).astype(np.int64)[None]
     states = [bundle.portable(**inputs_of(bundle, ids, mask))["last_hidden_state"][:, :61] for bundle in (padded, row)]
     assert np.abs(states[0] - states[1]).max() > 100 * ATOL
 
 
-@pytest.mark.parametrize(
-    "wrong", ["bigbird:block=4,random=2", "bigbird:block=5,random=3", "bigbird:block=4,random=3,seed=0", ETC]
-)
-def test_the_comparison_sees_other_attention(tiny_bundles, wrong: str) -> None:
-    bundle, other = tiny_bundles("bert", attention=BIGBIRD), tiny_bundles("bert", attention=wrong)
+@pytest.mark.parametrize("wrong", [{"random_blocks": 2}, {"block_size": 5}], ids=str)
+def test_the_comparison_sees_other_sizes(tiny_bundles, wrong: dict[str, int]) -> None:
+    """PyTorch's answers are those of what the manifest says, whatever the graphs compute."""
+    bundle = of_kind(tiny_bundles, "hf_eval")
+    spec = dataclasses.replace(bundle.manifest.block_sparse, **wrong)
+    other = Bundle(bundle.path, dataclasses.replace(bundle.manifest, block_sparse=spec))
     _, input_ids, attention_mask = next(batches(211))
-    difference = np.abs(
-        bundle.session(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
-        - pytorch(other, input_ids, attention_mask)
-    )
-    assert difference.max() > 100 * ATOL
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    expected = reference_of(other, find_checkpoint(bundle.checkpoint)).batch(inputs)["last_hidden_state"]
+    assert np.abs(bundle.session(**inputs)["last_hidden_state"] - expected).max() > 100 * ATOL
+
+
+def test_the_comparison_sees_other_attention(tiny_bundles) -> None:
+    """A table in the place of blocks 0, another table, another kind."""
+    default, drawn, etc = (of_kind(tiny_bundles, name) for name in ("hf_eval", "drawn table", "one global token"))
+    other_seed = tiny_bundles("roberta", attention="bigbird:block=4,random=2,seed=6", last_block="row")
+    _, input_ids, attention_mask = next(batches(211))
+    for bundle, other in ((default, drawn), (drawn, other_seed), (default, etc)):
+        got = bundle.session(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
+        assert np.abs(got - pytorch(other, input_ids, attention_mask)).max() > 100 * ATOL
 
 
 def test_another_seed_draws_other_blocks_and_layers_differ(tiny_bundles) -> None:
-    one, other = (tiny_bundles("bert", attention=f"bigbird:block=4,random=2,seed={seed}") for seed in (5, 6))
+    one = of_kind(tiny_bundles, "drawn table")
+    other = tiny_bundles("roberta", attention="bigbird:block=4,random=2,seed=6", last_block="row")
     tables = [np.load(bundle.path / "listed_blocks.npy") for bundle in (one, other)]
     assert tables[0].shape == (2, 4, 73, 2)
     assert (tables[0][0] != tables[0][1]).any()
@@ -170,22 +184,23 @@ def test_a_list_of_all_blocks_is_dense_attention_and_one_of_none_is_nothing(tiny
         np.savez(tmp_path / f"{name}.npz", full_kv_num_blocks=counts, full_kv_indices=every)
     dense = tiny_bundles("roberta")
     listed, first = (tiny_bundles("roberta", attention=f"blocks:file={tmp_path / name}.npz,block=8") for name in files)
-    for tokens in (1, 8, 9, 211):
-        for _, input_ids, attention_mask in batches(tokens):
-            inputs = inputs_of(dense, input_ids, attention_mask)
-            expected = dense.session(**inputs)["last_hidden_state"][attention_mask == 1]
+    lengths = (1, 8, 9, 211)
+    for tokens, name, input_ids, attention_mask in cases(lengths):
+        inputs = inputs_of(dense, input_ids, attention_mask)
+        expected = dense.session(**inputs)["last_hidden_state"][attention_mask == 1]
+        with named_case(f"{tokens} tokens", name):
             assert_close(listed.session(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
-        check(first, tokens)
+    check(first, *lengths)
 
 
 def test_half_precision_keeps_directions(tiny_bundles) -> None:
     for spec in (BIGBIRD, ETC):
         bundle = tiny_bundles("bert", precision="float16", attention=spec)
-        for tokens in (1, 45, 211):
-            for _, input_ids, attention_mask in batches(tokens):
-                expected = pytorch(bundle, input_ids, attention_mask)[attention_mask == 1]
-                for run in (bundle.portable, bundle.session):
-                    got = run(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
+        for tokens, name, input_ids, attention_mask in cases((1, 45, 211)):
+            expected = pytorch(bundle, input_ids, attention_mask)[attention_mask == 1]
+            for run in (bundle.portable, bundle.session):
+                got = run(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
+                with named_case(spec, f"{tokens} tokens", name):
                     assert_same_directions(got[attention_mask == 1], expected, cosine=0.999)
 
 
@@ -196,9 +211,9 @@ def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
         assert "Softmax" not in {node.op_type for node in bundle.graph.graph}
 
 
-@pytest.mark.parametrize("last_block", ["padded", "row"])
-def test_a_verification_passes_and_checks_around_the_blocks(tiny_bundles, last_block: str) -> None:
-    bundle = tiny_bundles("bert", attention=BIGBIRD, last_block=last_block)
+@pytest.mark.parametrize("name", ["hf_eval", "hf_eval by row"])
+def test_a_verification_passes_and_checks_around_the_blocks(tiny_bundles, name: str) -> None:
+    bundle = of_kind(tiny_bundles, name)
     opened = open_bundle(bundle.path)
     checks = verify_bundle(opened, reference(bundle.path, bundle.checkpoint))
     assert all(check.passed for check in checks)

@@ -10,7 +10,7 @@ import torch
 import transformers
 
 import hdruntime
-from comparators import assert_close
+from comparators import assert_close, named_case
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
@@ -22,7 +22,7 @@ from hdexport.tasks import Task
 from hdruntime.errors import InputError, ModelError
 from hdruntime.manifest import GlobalAttention, Window
 from hugging_face import HuggingFace
-from padded_batches import batches
+from padded_batches import batches, cases
 from tiny_models import BASE, PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE, WINDOWS, save_tiny_model
 
 # Five times the largest error measured, 4e-6, and a fifth of what is promised.
@@ -51,11 +51,10 @@ def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
     return marks
 
 
-@pytest.mark.parametrize("tokens", LENGTHS)
 @pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
-def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound: int, tokens: int) -> None:
+def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound: int) -> None:
     bundle = bundle_of(tiny_bundles, model_type, bound)
-    for _, input_ids, attention_mask in batches(tokens):
+    for tokens, name, input_ids, attention_mask in cases(LENGTHS):
         for count in (0, 1, 5) if bound == FEW else (0, 40):
             inputs = {
                 "input_ids": input_ids,
@@ -63,9 +62,10 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound
                 "global_attention_mask": scattered(attention_mask, count),
             }
             expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
-            for run in (bundle.portable, bundle.session):
+            for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
                 got = run(**inputs)["last_hidden_state"][attention_mask == 1]
-                assert_close(got, expected, atol=ATOL)
+                with named_case(graph, f"{tokens} tokens", f"{count} global", name):
+                    assert_close(got, expected, atol=ATOL)
 
 
 def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None:
@@ -82,11 +82,11 @@ def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None
 def test_one_window_for_all_layers_and_wider_than_the_texts_answers_as_hugging_face(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", attention_window=512)
     assert bundle.manifest.windows == (256, 256)
-    for tokens in (17, 211, 300):
-        for _, input_ids, attention_mask in batches(tokens):
-            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-            expected = bundle.hugging_face(**inputs)["last_hidden_state"]
-            got = bundle.session(**inputs)["last_hidden_state"]
+    for tokens, name, input_ids, attention_mask in cases((17, 211, 300)):
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        expected = bundle.hugging_face(**inputs)["last_hidden_state"]
+        got = bundle.session(**inputs)["last_hidden_state"]
+        with named_case(f"{tokens} tokens", name):
             assert_close(got[attention_mask == 1], expected[attention_mask == 1], atol=ATOL)
 
 

@@ -9,7 +9,6 @@ import dataclasses
 import json
 import logging
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import pytest
 import torch
 import transformers
 
-from comparators import assert_close, assert_same_directions
+from comparators import assert_close, assert_same_directions, named_case
 from hdexport.attention_spec import attention_from_spec, check_window
 from hdexport.build import BuildOptions, build
 from hdexport.engine import build_engine
@@ -28,11 +27,12 @@ from hdexport.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdexport.positions import Scheme
 from hdexport.precision import Precision, cast_model
 from hdexport.profiles import profiles_from_options
+from hdexport.progress import Progress
 from hdexport.surgery import extend_positions
 from hdexport.tasks import Task
 from hdruntime.bundle import Backend
 from hdruntime.errors import ModelError
-from padded_batches import batches
+from padded_batches import cases
 from test_engine import needs_rtx
 from test_families import ATOL
 from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
@@ -51,20 +51,6 @@ FAR = {"num_attention_heads": 2, "hidden_size": 64, "initializer_range": 0.22, "
 FAR_TOKENS = 4177
 
 
-@pytest.fixture
-def built(tiny_bundles, tmp_path: Path) -> Callable[..., Any]:
-    """Build a bundle of a tiny model with changes that no cache can tell apart, or of the checkpoint that is there."""
-
-    def make(**changes: Any) -> Any:
-        checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
-        if not checkpoint.exists():
-            save_tiny_model(checkpoint, "modernbert", Task.FEATURE_EXTRACTION, **changes)
-        manifest = build(BuildOptions(model=checkpoint, output=path, max_len=300, verify=False))
-        return dataclasses.replace(tiny_bundles("modernbert"), checkpoint=checkpoint, path=path, manifest=manifest)
-
-    return make
-
-
 def last_hidden_states(checkpoint: Path, feeds: dict[str, np.ndarray], **changes: Any) -> np.ndarray:
     """What Hugging Face gives with a configuration that is not the checkpoint's."""
     config = transformers.AutoConfig.from_pretrained(checkpoint)
@@ -81,17 +67,16 @@ def random_text(tokens: int) -> dict[str, np.ndarray]:
 
 
 def assert_answers_as_hugging_face(bundle: Any, lengths: tuple[int, ...]) -> None:
-    for tokens in lengths:
-        for _, input_ids, attention_mask in batches(tokens):
-            feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
-            expected = bundle.hugging_face(**feeds)["last_hidden_state"][attention_mask == 1]
-            for run in (bundle.portable, bundle.session):
+    for tokens, name, input_ids, attention_mask in cases(lengths):
+        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+        expected = bundle.hugging_face(**feeds)["last_hidden_state"][attention_mask == 1]
+        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
+            with named_case(graph, f"{tokens} tokens", name):
                 assert_close(run(**feeds)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
 
 
-@pytest.mark.parametrize("tokens", LENGTHS)
-def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles, tokens: int) -> None:
-    assert_answers_as_hugging_face(tiny_bundles("modernbert", **LAYERS), (tokens,))
+def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles) -> None:
+    assert_answers_as_hugging_face(tiny_bundles("modernbert", **LAYERS), LENGTHS)
 
 
 VARIANTS = {
@@ -128,19 +113,20 @@ VARIANTS = {
 
 
 @pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
-def test_variants_answer_as_hugging_face(built, changes: dict[str, Any]) -> None:
-    assert_answers_as_hugging_face(built(**changes), (1, 17, 131))
+def test_variants_answer_as_hugging_face(tiny_bundles, changes: dict[str, Any]) -> None:
+    assert_answers_as_hugging_face(tiny_bundles("modernbert", **changes), (1, 17, 131))
 
 
-def test_the_keys_of_older_configurations_are_read(built, tmp_path: Path) -> None:
+def test_the_keys_of_older_configurations_are_read(tiny_bundles, tmp_path: Path) -> None:
     """As the published checkpoints have them."""
-    checkpoint = tmp_path / "checkpoint"
+    checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
     save_tiny_model(checkpoint, "modernbert", Task.FEATURE_EXTRACTION, **LAYERS)
     config = json.loads((checkpoint / "config.json").read_text())
     config = {key: value for key, value in config.items() if key not in ("layer_types", "rope_parameters")}
     config |= {"global_rope_theta": 700.0, "local_rope_theta": 20.0, "global_attn_every_n_layers": 2}
     (checkpoint / "config.json").write_text(json.dumps(config | {"position_embedding_type": "absolute"}))
-    bundle = built()
+    manifest = build(BuildOptions(model=checkpoint, output=path, max_len=300, verify=False))
+    bundle = dataclasses.replace(tiny_bundles("modernbert"), checkpoint=checkpoint, path=path, manifest=manifest)
     rope = bundle.hugging_face.model.config.rope_parameters
     assert (rope["full_attention"]["rope_theta"], rope["sliding_attention"]["rope_theta"]) == (700.0, 20.0)
     assert [node.op_type for node in attention_nodes(bundle)] == ["DenseAttention", "SlidingWindowAttention"] * 2
@@ -235,11 +221,10 @@ def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, pr
         assert_close(table[0].numpy(), exact.numpy(), atol=2**-11)
 
 
-@pytest.mark.parametrize("tokens", [1, 9, 65, 300])
-def test_a_classifier_reads_the_first_real_token(tiny_bundles, tokens: int) -> None:
+def test_a_classifier_reads_the_first_real_token(tiny_bundles) -> None:
     """As Hugging Face's does where that is the first of all; where padding is, it reads the padding."""
     bundle = tiny_bundles("modernbert", "text-classification", classifier_pooling="cls")
-    for name, input_ids, attention_mask in batches(tokens):
+    for tokens, name, input_ids, attention_mask in cases((1, 9, 65, 300)):
         feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
         if name.startswith("padding on the left"):
             texts = [ids[mask == 1][None] for ids, mask in zip(input_ids, attention_mask, strict=True)]
@@ -247,8 +232,9 @@ def test_a_classifier_reads_the_first_real_token(tiny_bundles, tokens: int) -> N
         else:
             attention_mask[:, 0] = 1
             expected = bundle.hugging_face(**feeds)["logits"]
-        for run in (bundle.portable, bundle.session):
-            assert_close(run(**feeds)["logits"], expected, atol=ATOL)
+        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
+            with named_case(graph, f"{tokens} tokens", name):
+                assert_close(run(**feeds)["logits"], expected, atol=ATOL)
 
 
 def test_a_classifier_pools_in_float32(tiny_bundles) -> None:
@@ -268,18 +254,28 @@ def test_every_length_is_served_without_a_table(tmp_path: Path, max_len: int) ->
     assert (positions.scheme, positions.form, positions.base, positions.rows) == ("none", "computed", 64, max_len)
 
 
+class _BeforeTracing(Progress):
+    def step(self, title: str) -> None:
+        if title.startswith("Tracing"):
+            raise InterruptedError(title)
+
+
 @pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
-def test_a_build_warns_of_lengths_beyond_the_training(built, caplog, trained: int, warns: bool) -> None:
-    with caplog.at_level(logging.WARNING, logger="hdexport"):
-        built(max_position_embeddings=trained)
+def test_a_build_warns_of_lengths_beyond_the_training(tmp_path: Path, caplog, trained: int, warns: bool) -> None:
+    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, max_position_embeddings=trained)
+    options = BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300)
+    with caplog.at_level(logging.WARNING, logger="hdexport"), pytest.raises(InterruptedError, match="Tracing"):
+        build(options, _BeforeTracing())
     assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
 
 
-def test_frequencies_that_depend_on_the_length_are_refused(built, tmp_path: Path) -> None:
+def test_frequencies_that_depend_on_the_length_are_refused(tmp_path: Path) -> None:
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
+    parameters = {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}
+    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, rope_parameters=parameters)
     with pytest.raises(ModelError, match=r"kind 'dynamic' change with the length of a text.*\n.*default, linear, yarn"):
-        built(rope_parameters={"full_attention": rope, "sliding_attention": {"rope_type": "default"}})
-    assert not (tmp_path / "bundle").exists()
+        build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
 @needs_rtx

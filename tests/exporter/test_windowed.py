@@ -10,14 +10,14 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from comparators import assert_close, assert_same_directions
+from comparators import assert_close, assert_same_directions, named_case
 from hdexport.attention_spec import attention_from_spec
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.pytorch_reference import reference_of
 from hdexport.verify import verify_bundle
 from hdruntime.bundle import open_bundle, seal
-from padded_batches import batches
+from padded_batches import batches, cases
 from tiny_models import PAD_TOKEN_ID
 
 ATOL = 2e-5
@@ -71,27 +71,24 @@ def expected_states(bundle, input_ids: np.ndarray, attention_mask: np.ndarray, s
     return states[attention_mask == 1]
 
 
-@pytest.mark.parametrize("tokens", LENGTHS)
-@pytest.mark.parametrize("model_type", WINDOWED_TYPES)
-def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, model_type: str, tokens: int) -> None:
-    bundle = tiny_bundles(model_type, attention=SPECS["default"])
-    for _, input_ids, attention_mask in batches(tokens):
-        expected = expected_states(bundle, input_ids, attention_mask, SPECS["default"])
-        for run in (bundle.portable, bundle.session):
-            inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
-            inputs |= {"input_ids": input_ids, "attention_mask": attention_mask}
-            assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
-
-
-@pytest.mark.parametrize("tokens", LENGTHS)
-@pytest.mark.parametrize("spec", [spec for name, spec in SPECS.items() if name != "default"])
-def test_every_kind_of_window_is_what_was_asked_for(tiny_bundles, spec: str, tokens: int) -> None:
-    bundle = tiny_bundles("roberta", attention=spec)
-    for _, input_ids, attention_mask in batches(tokens):
+def check_every_case(bundle, spec: str) -> None:
+    for tokens, name, input_ids, attention_mask in cases(LENGTHS):
         expected = expected_states(bundle, input_ids, attention_mask, spec)
-        for run in (bundle.portable, bundle.session):
-            got = run(input_ids=input_ids, attention_mask=attention_mask)["last_hidden_state"]
-            assert_close(got[attention_mask == 1], expected, atol=ATOL)
+        inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
+        inputs |= {"input_ids": input_ids, "attention_mask": attention_mask}
+        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
+            with named_case(graph, f"{tokens} tokens", name):
+                assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+
+
+@pytest.mark.parametrize("model_type", WINDOWED_TYPES)
+def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, model_type: str) -> None:
+    check_every_case(tiny_bundles(model_type, attention=SPECS["default"]), SPECS["default"])
+
+
+@pytest.mark.parametrize("spec", [spec for name, spec in SPECS.items() if name != "default"])
+def test_every_kind_of_window_is_what_was_asked_for(tiny_bundles, spec: str) -> None:
+    check_every_case(tiny_bundles("roberta", attention=spec), spec)
 
 
 @pytest.mark.parametrize("wrong", ["window:15", "window:17", "window:16,global:0", "window:16,global:2", "window:300"])
@@ -104,7 +101,7 @@ def test_the_comparison_sees_a_wrong_mask(tiny_bundles, wrong: str) -> None:
 
 
 def test_a_window_wider_than_any_text_is_dense_attention(tiny_bundles) -> None:
-    windowed, dense = (tiny_bundles("bert", attention=spec) for spec in (SPECS["wider than any text"], None))
+    windowed, dense = (tiny_bundles("roberta", attention=spec) for spec in (SPECS["wider than any text"], None))
     for _, input_ids, attention_mask in batches(211):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         pair = (bundle.session(**inputs)["last_hidden_state"] for bundle in (windowed, dense))
@@ -114,31 +111,32 @@ def test_a_window_wider_than_any_text_is_dense_attention(tiny_bundles) -> None:
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_half_precision_keeps_directions(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type, precision="float16", attention=SPECS["several globals"])
-    for tokens in (1, 17, 33, 300):
-        for _, input_ids, attention_mask in batches(tokens):
-            inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
-            inputs |= {"input_ids": input_ids, "attention_mask": attention_mask}
-            expected = expected_states(bundle, input_ids, attention_mask, SPECS["several globals"])
-            for run in (bundle.portable, bundle.session):
-                got = run(**inputs)["last_hidden_state"][attention_mask == 1]
+    for tokens, name, input_ids, attention_mask in cases((1, 17, 33, 300)):
+        inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
+        inputs |= {"input_ids": input_ids, "attention_mask": attention_mask}
+        expected = expected_states(bundle, input_ids, attention_mask, SPECS["several globals"])
+        for run in (bundle.portable, bundle.session):
+            got = run(**inputs)["last_hidden_state"][attention_mask == 1]
+            with named_case(f"{tokens} tokens", name):
                 assert_same_directions(got, expected, cosine=0.999)
 
 
 def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
     """The one product of queries and keys left in the graph is that of the global rows."""
-    bundle = tiny_bundles("bert", attention="window:16,global:3")
+    bundle = tiny_bundles("roberta", attention=SPECS["several globals"])
     assert bundle.manifest.attention == {"hdexport::SlidingWindowAttention": 2}
     softmaxes = [node for node in bundle.graph.graph if node.op_type == "Softmax"]
-    assert [node.outputs[0].shape[2] for node in softmaxes] == [3, 3]
-    without = tiny_bundles("bert", attention="window:16,global:0")
+    assert [node.outputs[0].shape[2] for node in softmaxes] == [5, 5]
+    without = tiny_bundles("roberta", attention=SPECS["no globals"])
     assert "Softmax" not in {node.op_type for node in without.graph.graph}
 
 
 def test_the_manifest_says_what_became_of_the_attention(tiny_bundles) -> None:
-    manifest = tiny_bundles("bert", attention="window:5,global:2,dilation:1/2/3/7").manifest
+    bundle = tiny_bundles("roberta", attention=SPECS["dilated by head"])
+    manifest = bundle.manifest
     assert manifest.windows == (5, 5)
     assert dataclasses.astuple(manifest.window) == (5, 2, (1, 2, 3, 7))
-    assert open_bundle(tiny_bundles("bert", attention="window:5,global:2,dilation:1/2/3/7").path).manifest == manifest
+    assert open_bundle(bundle.path).manifest == manifest
 
 
 def test_a_bundle_from_before_windows_is_still_read(tiny_bundles, tmp_path) -> None:

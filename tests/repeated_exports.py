@@ -1,0 +1,27 @@
+"""Fixtures for the many exports of one process; conftest.py of a folder that builds imports them."""
+
+from __future__ import annotations
+
+__all__ = ["one_table_of_operators", "quiet_pytorch"]
+
+import functools
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_pytorch() -> None:
+    """PyTorch logs every step of a trace for a log file that nobody asked for; pytest would keep and print it."""
+    logging.getLogger("torch.__trace").propagate = False
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_table_of_operators() -> Iterator[None]:
+    """Every export reads the sources of 500 functions, a quarter of its time, for a table that is always the same."""
+    from torch.onnx._internal.exporter._registration import ONNXRegistry
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(functools.cache(ONNXRegistry.from_torchlib)))
+        yield
