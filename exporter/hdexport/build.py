@@ -307,7 +307,7 @@ def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
         tensor.data = tensor.data.new_empty(0)
 
 
-def _lower(portable: onnx_ir.Model, directory: Path, dtype: str) -> tuple[GraphFile, ...]:
+def _lower(portable: onnx_ir.Model, directory: Path, dtype: Dtype) -> tuple[GraphFile, ...]:
     """Write the graphs for ONNX Runtime, which read the portable one's weights; that for a GPU only if it differs."""
     import onnx_ir as ir
 

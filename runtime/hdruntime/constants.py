@@ -13,19 +13,21 @@ __all__ = [
     "RUNTIME_CACHE_SUFFIX",
 ]
 
+from typing import Final
+
 FORMAT_VERSION = 1
 """Version of the bundle's layout and manifest; raised when an older runtime could misread a bundle."""
 
 MANIFEST_FILE = "manifest.json"
 """Name of the manifest in a bundle; what makes a directory a bundle."""
 
-PORTABLE_LOWERING = "portable"
+PORTABLE_LOWERING: Final = "portable"
 """``GraphFile.lowering`` of the graph that any ONNX runtime runs."""
 
-CPU_LOWERING = "onnxruntime_cpu"
+CPU_LOWERING: Final = "onnxruntime_cpu"
 """``GraphFile.lowering`` of the graph made for ONNX Runtime on a CPU."""
 
-CUDA_LOWERING = "onnxruntime_cuda"
+CUDA_LOWERING: Final = "onnxruntime_cuda"
 """``GraphFile.lowering`` of the graph made for ONNX Runtime on an NVIDIA GPU; not every bundle has it."""
 
 CUDA_PROVIDER = "CUDAExecutionProvider"

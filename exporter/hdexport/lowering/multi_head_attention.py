@@ -19,7 +19,7 @@ __all__ = [
     "states_tokens_first",
 ]
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class Insertion:
         self._before = before
 
     def op(
-        self, op_type: str, inputs: Sequence[onnx_ir.Value | None], attributes: dict[str, object] | None = None
+        self, op_type: str, inputs: Sequence[onnx_ir.Value | None], attributes: Mapping[str, object] | None = None
     ) -> onnx_ir.Value:
         """The output of a new node."""
         import onnx_ir as ir

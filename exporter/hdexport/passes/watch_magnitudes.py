@@ -118,8 +118,8 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
+    from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN
     from hdexport.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
-    from hdexport.lowering.onnxruntime_cpu.flash import CONTRIB_DOMAIN
     from hdexport.passes.widen_to_float32 import widen_to_float32
 
     graph = model.graph

@@ -155,9 +155,7 @@ def _onnxruntime(bundle: Bundle, threads: int | None) -> Runner:
     return OnnxRuntimeRunner(bundle, threads=threads)
 
 
-def _gpu_runner(
-    bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions, threads: int | None
-) -> Runner:
+def _gpu_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions, threads: int | None) -> Runner:
     refusal = why_unavailable(bundle, backend, machine=machine)
     if refusal is not None:
         raise BackendUnavailableError(refusal)

@@ -10,9 +10,9 @@ __all__ = ["FUSED_DTYPES", "lower_for_onnxruntime_cpu"]
 
 from typing import TYPE_CHECKING
 
+from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN
 from hdexport.lowering.onnxruntime_cpu.block_sparse_attention import lower_block_sparse_attention
 from hdexport.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
-from hdexport.lowering.multi_head_attention import CONTRIB_DOMAIN
 from hdexport.lowering.onnxruntime_cpu.sliding_window_attention import lower_sliding_window_attention
 from hdexport.passes.widen_to_float32 import widen_to_float32
 
