@@ -128,6 +128,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
     assert {graph.file: graph.lowering for graph in manifest.graphs} == {
         "model.onnx": "portable",
         "onnxruntime_cpu.onnx": "onnxruntime_cpu",
+        "onnxruntime_cuda.onnx": "onnxruntime_cuda",
     }
     assert manifest.tokenizer is not None
     assert manifest.tokenizer.pad_token_id == 1
@@ -140,6 +141,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
         "model.onnx",
         "model.onnx.data",
         "onnxruntime_cpu.onnx",
+        "onnxruntime_cuda.onnx",
         "tokenizer.json",
         "config.json",
     }
