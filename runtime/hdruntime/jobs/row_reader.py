@@ -53,7 +53,7 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
             position = Position(file=index, row=position.row)
         before = position
         for values, offset, line, checksum in _READERS[files[index].format](files[index], columns, position):
-            position = Position(file=index, offset=offset, line=line, row=position.row + 1, checksum=checksum)
+            position = Position(index, offset, line, position.row + 1, checksum)
             yield row_from_values(values, columns, end=position)
         # Before a position that is not the file's beginning there was a row.
         if position == before and position.offset == 0:

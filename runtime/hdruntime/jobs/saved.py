@@ -35,7 +35,7 @@ class Saved:
 
 def json_from_saved(saved: Saved) -> str:
     """A JSON object."""
-    return json.dumps(dataclasses.asdict(saved))
+    return json.dumps(dataclasses.asdict(saved) | {"position": saved.position._asdict()})
 
 
 def saved_from_json(text: str | bytes) -> Saved:

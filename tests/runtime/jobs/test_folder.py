@@ -23,7 +23,7 @@ from hdruntime.jobs.receipt import has_receipt
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.windows import LocalPool
 from hdruntime.tokenization import Overflow
-from job_runs import left_in, random_texts, read, run, write_rows
+from job_runs import left_in, random_texts, read, run, run_words, write_rows
 
 TESTS = Path(__file__).parents[2]
 
@@ -54,17 +54,19 @@ KILLED_AT_EVERY_STEP = """
 import os, sys
 from pathlib import Path
 
-# Once, before the forks, what takes a while to import; pyarrow imports pandas when it first needs it.
-import onnxruntime, pyarrow, tokenizers
+# Once, before the forks; pyarrow imports pandas when it first needs it.
+import pyarrow
 pyarrow.array([None])
 
+from hdruntime.bundle import open_bundle
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs import windows
 from hdruntime.errors import OutputExistsError
-from hdruntime.jobs.files import OpenFolder, job_folder_path
-from job_runs import run
+from hdruntime.jobs.files import job_folder_path
+from job_runs import run_words
 
-bundle, inputs, output = map(Path, sys.argv[1:4])
+inputs, output = map(Path, sys.argv[2:4])
+bundle = open_bundle(Path(sys.argv[1]))
 windows._WINDOW_ROWS = 10
 job_folder._COMMIT_SECONDS = job_folder._COMMIT_SHARE = 0
 STEPS = ("open", "write", "ftruncate", "fsync", "replace", "unlink", "rmdir", "mkdir")
@@ -89,13 +91,12 @@ def die_at(step):
 
 
 def killed(step):
-    # In a child, which starts its own threads: this process has none.
     child = os.fork()
     if child == 0:
         code = 1
         try:
             die_at(step)
-            run(bundle, inputs, output)
+            run_words(bundle, [inputs], output)
             code = 0
         except OutputExistsError:
             # Killed so late that nothing but its output is left of the job, without a note of which it is.
@@ -124,10 +125,10 @@ while killed(step := step + 1):
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_windows: None, ending: str
+    bundle_path: Path, tmp_path: Path, small_windows: None, ending: str
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(8), "nan", None, *random_texts(9)])
-    run(bundle_path, inputs, tmp_path / f"whole{ending}")
+    run_words(open_bundle(bundle_path), [inputs], tmp_path / f"whole{ending}")
     output = tmp_path / f"out{ending}"
     command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(bundle_path), str(inputs), str(output)]
     paths = os.pathsep.join([str(TESTS), str(TESTS / "exporter"), os.environ.get("PYTHONPATH", "")])

@@ -1,0 +1,278 @@
+"""An input that changes while a job reads it, or between two runs of it, ends the job; what was kept stays right."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hdruntime.bundle import Bundle, open_bundle
+from hdruntime.errors import InputChangedError
+from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job, windows
+from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.progress import JobProgress
+from job_runs import WordPool, left_in, run_words, write_rows
+
+ROWS = 2000
+"""Whose files are far longer than what is read of them at once."""
+
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 100)
+    return open_bundle(bundle_path)
+
+
+def write_input(path: Path, words: str = "long documents", rows: int = ROWS) -> Path:
+    """Rows of one length, so that other words of that length make a file of the same size."""
+    texts = [f"{words} {number:06}" for number in range(rows)]
+    if path.suffix == ".jsonl":
+        write_rows(path, list(texts))
+    elif path.suffix == ".txt":
+        path.write_text("\n".join(texts) + "\n")
+    else:
+        # Not compressed, so that its size does not depend on the words.
+        table = pa.table({"text": texts})
+        pa.parquet.write_table(table, path, row_group_size=200, compression="none", use_dictionary=False)
+    # Long ago: whatever is written now has another time.
+    os.utime(path, ns=(10**18, 10**18))
+    return path
+
+
+@pytest.fixture(params=[".jsonl", ".txt", ".parquet"])
+def rows(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return write_input(tmp_path / f"in{request.param}")
+
+
+def other_content(path: Path) -> bytes:
+    """A file of the same size and other texts."""
+    other = write_input(path.with_name(f"other{path.suffix}"), "read documents")
+    content = other.read_bytes()
+    other.unlink()
+    assert len(content) == path.stat().st_size
+    assert content != path.read_bytes()
+    return content
+
+
+def truncate(path: Path) -> None:
+    os.truncate(path, path.stat().st_size * 2 // 3)
+
+
+def rewrite(path: Path) -> None:
+    content = other_content(path)
+    with path.open("r+b") as file:
+        file.write(content)
+
+
+def rewrite_and_set_back(path: Path) -> None:
+    touch(path, rewrite)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b'{"text": "more"}\n')
+
+
+def replace(path: Path) -> None:
+    new = path.with_name("new")
+    new.write_bytes(other_content(path))
+    new.replace(path)
+
+
+def touch(path: Path, change: Change) -> None:
+    """Change a file and set its time of change back; the inode's own time cannot be."""
+    before = path.stat()
+    change(path)
+    # The clock of files goes in steps of some milliseconds.
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+def once(at_rows: int, change: Callable[[], object]) -> Callable[[JobProgress], None]:
+    """What changes something when so many rows are done."""
+    calls: Iterator[Callable[[], object]] = iter([change])
+
+    def on_progress(progress: JobProgress) -> None:
+        if progress.rows >= at_rows:
+            next(calls, lambda: None)()
+
+    return on_progress
+
+
+CHANGES = {
+    "truncated": (truncate, r"its size was \d+ bytes, and is \d+\."),
+    "rewritten": (rewrite, r"it was written to at \d{4}-\d\d-\d\d [\d:.]+, though its size is the same\."),
+    "set back": (
+        rewrite_and_set_back,
+        r"its content is another, though not its size and its time of change\.",
+    ),
+    "appended to": (append, r"its size was \d+ bytes, and is \d+\."),
+    "replaced": (replace, r"it was written to at .* \(another file has taken its place\)\."),
+    "removed": (Path.unlink, r"it cannot be found any more \(No such file or directory\)\."),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_input_that_changes_ends_the_job_and_what_is_kept_is_of_what_it_was(
+    bundle: Bundle, rows: Path, tmp_path: Path, name: str
+) -> None:
+    change, message = CHANGES[name]
+    whole, output = tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
+    run_words(bundle, [rows], whole)
+    original = shutil.copy2(rows, tmp_path / "original")
+    with pytest.raises(InputChangedError, match=rf"{rows} has changed: {message}\n300 rows are kept in .*--restart"):
+        run_words(bundle, [rows], output, on_progress=once(300, lambda: change(rows)))
+    assert not output.exists()
+    assert kept_rows(output) == 300
+    results = (tmp_path / ".out.jsonl.job" / "results").read_bytes()
+    assert results == b"".join(whole.read_bytes().splitlines(keepends=True)[:300])
+    # What it was, with its time, is another file by its inode: what is kept is compared, and the job goes on.
+    shutil.copy2(original, tmp_path / "copy")
+    (tmp_path / "copy").replace(rows)
+    assert run_words(bundle, [rows], output).resumed_rows == 300
+    assert output.read_bytes() == whole.read_bytes()
+
+
+def test_rows_that_are_read_after_a_change_are_not_run(bundle: Bundle, tmp_path: Path) -> None:
+    rows = write_input(tmp_path / "in.jsonl")
+    given: list[int] = []
+
+    class Spy(WordPool):
+        def map(self, windows: Iterator[windows.Window]) -> Iterator[tuple[windows.Window, windows.WindowResult]]:
+            for window in windows:
+                given.append(window.end.row)
+                yield from super().map(iter([window]))
+
+    job = plan_job(bundle, [rows], tmp_path / "out.jsonl")
+    with pytest.raises(InputChangedError):
+        run_job(job, Spy(), on_progress=once(300, lambda: rewrite(rows)))
+    assert given == [100, 200, 300]
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_after_the_last_row_was_read_is_noticed_too(
+    bundle: Bundle, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = write_input(tmp_path / "in.jsonl", rows=ROWS)
+    change, message = CHANGES[name]
+    with pytest.raises(InputChangedError, match=rf"{rows} has changed: {message}\n2000 rows are kept"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=once(ROWS, lambda: change(rows)))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_rows_that_were_read_before_a_change_and_done_after_it_are_not_kept(bundle: Bundle, tmp_path: Path) -> None:
+    """As where many processes run windows, reading is ahead of what is done."""
+    rows = write_input(tmp_path / "in.jsonl")
+
+    class Ahead(WordPool):
+        def map(self, windows: Iterator[windows.Window]) -> Iterator[tuple[windows.Window, windows.WindowResult]]:
+            done = list(super().map(windows))
+            truncate(rows)
+            yield from done
+
+    job = plan_job(bundle, [rows], tmp_path / "out.jsonl")
+    with pytest.raises(InputChangedError, match=r"its size was .*\nNo row is kept\. Run the same command again when"):
+        run_job(job, Ahead())
+    assert left_in(tmp_path) == ["bundle", "in.jsonl"]
+
+
+def test_a_change_before_the_first_row_is_read_is_noticed(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
+    job = plan_job(bundle, [rows], tmp_path / "out.jsonl")
+    rewrite(rows)
+    with pytest.raises(InputChangedError, match="it was written to at"):
+        run_job(job, WordPool())
+
+
+def make_another_name(path: Path) -> None:
+    path.with_name("linked").hardlink_to(path)
+
+
+def copy_over(path: Path) -> None:
+    shutil.copy2(path, path.with_name("new")).replace(path)
+
+
+@pytest.mark.parametrize("change", [lambda path: path.chmod(0o600), make_another_name, copy_over])
+def test_a_file_that_was_only_touched_or_copied_is_the_same(
+    bundle: Bundle, rows: Path, tmp_path: Path, change: Change
+) -> None:
+    run_words(bundle, [rows], tmp_path / "whole.jsonl")
+    run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=once(300, lambda: touch(rows, change)))
+    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
+    bundle: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Row 340 is in a buffer when it is changed: it is not among what is compared then, and is done as it was."""
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
+    rows = write_input(tmp_path / "in.jsonl")
+
+    def change_a_row(path: Path) -> None:
+        content = path.read_bytes()
+        with path.open("r+b") as file:
+            file.write(content.replace(b"long documents 000340", b"read documents 000340"))
+
+    change = once(300, lambda: touch(rows, change_a_row))
+    with pytest.raises(InputChangedError, match=r"its content is another, .*\n2000 rows are kept"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=change)
+
+
+@pytest.mark.parametrize("at_rows", [100, 1000, 1400])
+@pytest.mark.parametrize("index", [0, 1])
+def test_of_several_inputs_each_is_watched_to_the_end(bundle: Bundle, tmp_path: Path, index: int, at_rows: int) -> None:
+    """A file that is cut where a window ends looks as if it had ended there."""
+    files = [write_input(tmp_path / f"in{number}.jsonl", rows=1000) for number in range(2)]
+
+    def cut() -> None:
+        os.truncate(files[index], files[index].stat().st_size // 10)
+
+    with pytest.raises(InputChangedError, match=rf"{files[index]} has changed: its size was"):
+        run_words(bundle, files, tmp_path / "out.jsonl", on_progress=once(at_rows, cut))
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def stop_at(rows: int) -> Callable[[JobProgress], None]:
+    def stop(progress: JobProgress) -> None:
+        if progress.rows >= rows:
+            raise KeyboardInterrupt
+
+    return stop
+
+
+def test_a_job_does_not_go_on_where_what_it_read_has_changed(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, [rows], output, on_progress=stop_at(300))
+    rewrite_and_set_back(rows)
+    with pytest.raises(InputChangedError, match=r"its content is another.*\n300 rows are kept in .*--restart"):
+        run_words(bundle, [rows], output)
+    assert kept_rows(output) == 300
+    assert run_words(bundle, [rows], output, restart=True).resumed_rows == 0
+
+
+def test_a_job_goes_on_without_reading_again_what_nobody_touched(
+    bundle: Bundle, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, [rows], output, on_progress=stop_at(300))
+    monkeypatch.setattr(input_watch, "checksum_before", None)
+    assert run_words(bundle, [rows], output).resumed_rows == 300
+
+
+def test_a_change_between_two_runs_says_from_what_to_what(bundle: Bundle, tmp_path: Path) -> None:
+    rows = write_input(tmp_path / "in.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=stop_at(300))
+    size = rows.stat().st_size
+    append(rows)
+    with pytest.raises(ValueError, match=rf"has changed since: its size was {size} bytes, and is {size + 17}\.\n"):
+        plan_job(bundle, [rows], tmp_path / "out.jsonl", options=JobOptions())
