@@ -162,5 +162,18 @@ def gather_bundle(
     return bundle
 
 
+def forget_unknown_token(bundle: Path, *, model: str = "WordLevel") -> None:
+    """Take [UNK] out of a tiny bundle's vocabulary, as careless training leaves a tokenizer."""
+    manifest = open_bundle(bundle).manifest
+    path = bundle / "tokenizer.json"
+    settings = json.loads(path.read_text())
+    settings["model"]["vocab"].pop("[UNK]")
+    settings["model"]["type"] = model
+    if model == "WordPiece":
+        settings["model"] |= {"continuing_subword_prefix": "##", "max_input_chars_per_word": 100}
+    path.write_text(json.dumps(settings))
+    seal(bundle, manifest)
+
+
 def left_in(directory: Path) -> list[str]:
     return sorted(path.name for path in directory.iterdir())

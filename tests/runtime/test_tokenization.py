@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer
 
+import hdruntime
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
+from job_runs import forget_unknown_token
 
 CLS, SEP = 2, 3
 
@@ -141,3 +143,26 @@ def test_a_tokenizer_that_cannot_be_read_is_explained(new_bundle: Callable[..., 
     path.write_text('{"version": "9.0"}')
     with pytest.raises(BundleCorruptError, match=r"cannot be read: .*\n.*pip install -U tokenizers"):
         TextTokenizer(path, max_len=16).encode(["long"])
+
+
+@pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
+@pytest.mark.parametrize("overflow", list(Overflow))
+def test_a_text_that_the_tokenizer_cannot_encode_is_named(bundle_path: Path, model: str, overflow: Overflow) -> None:
+    forget_unknown_token(bundle_path, model=model)
+    tokenizer = TextTokenizer(bundle_path / "tokenizer.json", max_len=16)
+    assert len(tokenizer.encode(["long", "read"], overflow=overflow)) == 2
+    reason = "cannot be encoded by the bundle's tokenizer: .*\\[UNK\\].*\nLeave it out, or build"
+    with pytest.raises(InputError, match=f"^Text 2 {reason}"):
+        tokenizer.encode(["long", "read", "never seen", "nor this"], overflow=overflow)
+    with pytest.raises(InputError, match=f"^Text 1 {reason}"):
+        tokenizer.encode(["long", "read"], ["whole", "never seen"], overflow=overflow)
+    with pytest.raises(InputError, match=f"^The text {reason}"):
+        tokenizer.encode(["never seen"], overflow=overflow)
+
+
+def test_a_session_names_the_text_that_cannot_be_encoded(bundle_path: Path) -> None:
+    forget_unknown_token(bundle_path)
+    with hdruntime.load(bundle_path) as session:
+        with pytest.raises(InputError, match=r"^Text 1 cannot be encoded"):
+            session.embed(["long", "never seen"])
+        assert len(session.embed(["long"])) == 1

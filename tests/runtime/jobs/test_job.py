@@ -20,6 +20,7 @@ from job_runs import (
     MAX_WORDS,
     VOCABULARY,
     embeddings,
+    forget_unknown_token,
     gather_bundle,
     left_in,
     random_texts,
@@ -87,6 +88,17 @@ def test_a_bad_row_has_its_error_and_its_neighbours_their_values(
     assert (done.rows, done.failed_rows, done.tokens) == (4, 1, 4 + 2 + 4)
     assert done.first_error is not None
     assert done.first_error.startswith("row 1: ")
+
+
+def test_a_text_that_the_tokenizer_cannot_encode_is_only_that_rows_error(bundle_path: Path, tmp_path: Path) -> None:
+    forget_unknown_token(bundle_path)
+    inputs = write_rows(tmp_path / "in.jsonl", ["read whole", "never seen", "", "long documents"])
+    done = run(bundle_path, inputs, tmp_path / "out.jsonl")
+    rows = read(tmp_path / "out.jsonl")
+    assert str(rows[1]["error"]).startswith("The text cannot be encoded by the bundle's tokenizer: WordLevel error")
+    assert [row["tokens"] for row in rows] == [4, None, 2, 4]
+    assert [row["error"] is None for row in rows] == [True, False, True, True]
+    assert done.errors == {"input": 1}
 
 
 def test_a_job_of_nothing_but_bad_rows_is_done(bundle_path: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -187,6 +188,41 @@ def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
         find_inputs([tmp_path], columns=TEXT)
     with pytest.raises(InputError, match=r"No input was given"):
         find_inputs([], columns=TEXT)
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    with pytest.raises(InputError, match=rf"{name} is a named pipe; a job reads files, .*\nWrite the rows to a file"):
+        find_inputs([tmp_path / name], columns=TEXT)
+
+
+def test_a_pipe_in_a_directory_is_left_out_and_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    write(tmp_path / "b.txt", "x")
+    with caplog.at_level(logging.WARNING):
+        assert [file.path for file in find_inputs([tmp_path], columns=TEXT)] == [tmp_path / "b.txt"]
+    assert "a.jsonl is left out: it is no file" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [("/dev/zero", "is a device; a job reads files"), ("/proc/kmsg", "(is empty|cannot be read)")],
+)
+def test_a_file_without_end_is_refused_by_whatever_name(tmp_path: Path, target: str, message: str) -> None:
+    if not Path(target).exists():
+        pytest.skip(f"there is no {target} here")
+    (tmp_path / "a.jsonl").symlink_to(target)
+    with pytest.raises(InputError, match=message):
+        find_inputs([tmp_path / "a.jsonl"], columns=TEXT)
+
+
+def test_a_pipe_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> None:
+    files = find_inputs([write(tmp_path / "a.txt", "x")], columns=TEXT)
+    (tmp_path / "a.txt").unlink()
+    os.mkfifo(tmp_path / "a.txt")
+    with pytest.raises(InputError, match="is a named pipe"):
+        list(read_rows(files, columns=TEXT))
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:

@@ -1,0 +1,243 @@
+"""What others put into a job's folder, or take out of it: links lead nowhere, and what is gone is noticed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hdruntime.bundle import Bundle, open_bundle
+from hdruntime.errors import HdexportError, InputError
+from hdruntime.jobs import JobOptions, plan_job, windows
+from hdruntime.jobs import folder as job_folder
+from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.progress import JobProgress
+from job_runs import left_in, run_words, write_rows
+
+FILES = ("lock", "job.json", "progress.json", "results", "finished")
+PARTIAL = ("job.json.partial", "progress.json.partial", "finished.partial")
+
+
+@pytest.fixture
+def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
+    return open_bundle(bundle_path)
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    return write_rows(tmp_path / "in.jsonl", ["long"] * 50)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Where the folder of out.jsonl is when there is one."""
+    return tmp_path / ".out.jsonl.job"
+
+
+@pytest.fixture
+def precious(tmp_path: Path) -> Path:
+    path = tmp_path / "precious"
+    path.write_text("precious")
+    return path
+
+
+def at_rows(rows: int, act: Callable[[], object]) -> Callable[[JobProgress], None]:
+    def on_progress(progress: JobProgress) -> None:
+        if progress.rows == rows and progress.state.value == "running":
+            act()
+
+    return on_progress
+
+
+def stop() -> None:
+    raise KeyboardInterrupt
+
+
+def stopped_job(bundle: Bundle, rows: Path, output: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, [rows], output, on_progress=at_rows(20, stop))
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "parquet"])
+@pytest.mark.parametrize("name", [*FILES, *PARTIAL])
+@pytest.mark.parametrize("unfinished", [False, True], ids=["new", "unfinished"])
+@pytest.mark.parametrize("make_link", [Path.symlink_to, Path.hardlink_to], ids=["link", "hard link"])
+def test_what_a_link_in_the_folder_names_is_left_alone(
+    bundle: Bundle,
+    rows: Path,
+    tmp_path: Path,
+    precious: Path,
+    name: str,
+    unfinished: bool,
+    make_link: Callable[[Path, Path], None],
+    ending: str,
+) -> None:
+    output = tmp_path / f"out.{ending}"
+    folder = tmp_path / f".out.{ending}.job"
+    if unfinished:
+        stopped_job(bundle, rows, output)
+    folder.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    make_link(folder / name, precious)
+    try:
+        run_words(bundle, [rows], output)
+    except HdexportError as error:
+        said = str(error)
+        assert str(folder) in said
+        assert "Traceback" not in said
+        if name == "lock":
+            assert said.endswith("\nRemove it.")
+            (folder / name).unlink()
+        run_words(bundle, [rows], output, restart=True)
+    assert precious.read_text() == "precious"
+    assert left_in(tmp_path) == ["bundle", "in.jsonl", f"out.{ending}", "precious"]
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_link_in_the_place_of_the_folder_is_refused(
+    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, restart: bool
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in FILES:
+        (theirs / name).write_text("precious")
+    folder.symlink_to(theirs)
+    with pytest.raises(HdexportError, match=rf"{folder} is a link, not a folder\. .*\nRemove it, or choose another"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl", restart=restart)
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == dict.fromkeys(FILES, "precious")
+
+
+def test_a_link_that_takes_the_folders_place_while_a_job_runs_is_not_followed(
+    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path
+) -> None:
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    for name in FILES:
+        (theirs / name).write_text("precious")
+
+    def swap() -> None:
+        folder.rename(tmp_path / "moved")
+        folder.symlink_to(theirs)
+
+    with pytest.raises(HdexportError, match="was removed or replaced while it ran"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=at_rows(20, swap))
+    assert {path.name: path.read_text() for path in theirs.iterdir()} == dict.fromkeys(FILES, "precious")
+    assert folder.is_symlink()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make another user's folder")
+def test_another_users_folder_is_refused(bundle: Bundle, rows: Path, tmp_path: Path, folder: Path) -> None:
+    folder.mkdir()
+    os.chown(folder, 1234, 1234)
+    with pytest.raises(HdexportError, match=rf"{folder} is a folder of another user \(number 1234\)\. .*\nRemove it"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl")
+    assert left_in(folder) == []
+    # Where all files are one user's, as on some disks that are mounted, that user's folder is as good as the output.
+    os.chown(tmp_path, 1234, 1234)
+    assert run_words(bundle, [rows], tmp_path / "out.jsonl").rows == 50
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_pipe_in_the_folder_is_not_waited_for(
+    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, name: str
+) -> None:
+    stopped_job(bundle, rows, tmp_path / "out.jsonl")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(HdexportError, match=f"{folder}/{name} is no file, or one that is elsewhere as well|is damaged"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl")
+
+
+def remove(path: Path) -> None:
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def move(path: Path) -> None:
+    path.rename(path.parents[1 if path.name in FILES else 0] / "moved")
+
+
+def exchange(path: Path) -> None:
+    """Put a copy into its place, as a careless backup does."""
+    copy = path.with_name("copy")
+    shutil.copytree(path, copy) if path.is_dir() else shutil.copy(path, copy)
+    move(path)
+    copy.rename(path)
+
+
+@pytest.mark.parametrize("commits", ["every", "last"])
+@pytest.mark.parametrize("change", [remove, move, exchange])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("", r"\.out\.jsonl\.job, where the job keeps what is done, was removed or replaced while it ran"),
+        ("results", r"job/results, which the job writes, was removed or replaced while it ran"),
+        ("lock", r"job/lock was removed while the job ran: another one may be at work there"),
+    ],
+)
+def test_what_is_removed_while_a_job_runs_is_noticed(
+    bundle: Bundle,
+    rows: Path,
+    tmp_path: Path,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    message: str,
+    change: Callable[[Path], None],
+    commits: str,
+) -> None:
+    monkeypatch.setattr(job_folder, "_COMMIT_SECONDS", 0 if commits == "every" else 10**6)
+    monkeypatch.setattr(job_folder, "_COMMIT_SHARE", 0)
+    output = tmp_path / "out.jsonl"
+    with pytest.raises(HdexportError, match=message):
+        run_words(bundle, [rows], output, on_progress=at_rows(20, lambda: change(folder / name)))
+    assert not output.exists()
+    # What is said to be kept is there.
+    results = folder / "results"
+    kept = kept_rows(output)
+    assert kept == 0 or len(results.read_text().splitlines()) >= kept
+    assert run_words(bundle, [rows], output, restart=True).rows == 50
+    assert len(output.read_text().splitlines()) == 50
+
+
+def test_results_that_are_gone_when_the_output_is_made_of_them_are_noticed(
+    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path
+) -> None:
+    def at_the_end(progress: JobProgress) -> None:
+        if progress.state.value == "finishing":
+            (folder / "results").unlink()
+
+    with pytest.raises(HdexportError, match="results, which the job writes, was removed"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=at_the_end)
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+@pytest.mark.parametrize("force", [False, True])
+@pytest.mark.parametrize(("kind", "make"), [("a named pipe", os.mkfifo), ("a socket", None)])
+def test_an_output_that_is_no_file_is_refused_and_stays(
+    bundle: Bundle, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, make: object, force: bool
+) -> None:
+    output = tmp_path / "out.jsonl"
+    monkeypatch.chdir(tmp_path)  # a socket's path may not be long
+    os.mkfifo(output) if make else socket.socket(socket.AF_UNIX).bind(output.name)
+    mode = output.stat().st_mode
+    with pytest.raises(InputError, match=rf"{output} is {kind}; an output is a file, .*\nName a file that ends in"):
+        plan_job(bundle, [rows], output, options=JobOptions(force=force))
+    assert output.stat().st_mode == mode
+
+
+@pytest.mark.parametrize("name", ["/dev/null", "/dev/full"])
+def test_an_output_that_is_a_device_is_refused_by_whatever_name(
+    bundle: Bundle, rows: Path, tmp_path: Path, name: str
+) -> None:
+    linked = tmp_path / "out.jsonl"
+    linked.symlink_to(name)
+    for output in (Path(name), linked):
+        with pytest.raises(InputError, match=rf"{output} is a device; an output is a file"):
+            plan_job(bundle, [rows], output, options=JobOptions(force=True))
+    assert not Path(name).is_file()
+    assert not Path(f"/dev/.{Path(name).name}.job").exists()
