@@ -18,7 +18,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,7 @@ from hdexport.attention_spec import DEFAULT_BLOCK_SIZE, DEFAULT_RANDOM_BLOCKS, B
 from hdexport.families import Family
 from hdexport.random_blocks import random_table, read_block_lists, read_table
 from hdruntime.bundle import Bundle
-from hdruntime.errors import InputError, ModelError
+from hdruntime.errors import BundleCorruptError, InputError, ModelError
 from hdruntime.manifest import BlockMode, BlockSparse, LastBlock
 
 if TYPE_CHECKING:
@@ -58,11 +58,20 @@ class BlockSetup:
     global_embeddings: npt.NDArray[np.float32] | None = None
 
     def tables(self, layers: int) -> list[torch.Tensor | None]:
-        """The table of each layer, as a tensor."""
+        """The table of each layer, as a tensor.
+
+        Raises:
+            BundleCorruptError: there is one for another number of layers.
+        """
         import torch
 
         if self.listed_blocks is None:
             return [None] * layers
+        if len(self.listed_blocks) != layers:
+            raise BundleCorruptError(
+                f"{LISTED_BLOCKS_FILE} has tables of {len(self.listed_blocks)} layers, and the model has {layers}.\n"
+                "Rebuild or copy the bundle again."
+            )
         return [torch.from_numpy(table) for table in self.listed_blocks]
 
 
@@ -161,17 +170,52 @@ def write_setup(setup: BlockSetup, directory: Path) -> None:
 
 
 def read_setup(bundle: Bundle) -> BlockSetup | None:
-    """The block-sparse attention of a bundle; None where it has none."""
-    if bundle.manifest.block_sparse is None:
+    """The block-sparse attention of a bundle; None where it has none.
+
+    Raises:
+        BundleCorruptError: a file that it needs is missing or damaged, or holds something else than the manifest says.
+    """
+    spec, manifest = bundle.manifest.block_sparse, bundle.manifest
+    if spec is None:
         return None
+    tables = embeddings = None
+    if spec.mode in ("table", "lists"):
+        tables = _array_of_bundle(bundle, LISTED_BLOCKS_FILE, "int32", axes=4)
+        rows = -(-manifest.max_len // spec.block_size)
+        heads, blocks = tables.shape[1:3]
+        if heads not in (1, manifest.num_heads) or blocks != rows or tables.min() < -1 or tables.max() >= rows:
+            raise _contradicts(
+                bundle,
+                LISTED_BLOCKS_FILE,
+                f"{list(tables.shape)} of blocks {tables.min()} to {tables.max()}",
+                f"[layers, 1 or {manifest.num_heads}, {rows}, listed] of blocks -1 to {rows - 1}",
+            )
+    if spec.kind == "etc":
+        embeddings = _array_of_bundle(bundle, GLOBAL_EMBEDDINGS_FILE, "float32", axes=2)
+        if len(embeddings) != spec.global_tokens or not np.isfinite(embeddings).all():
+            found = f"{len(embeddings)} rows" if np.isfinite(embeddings).all() else "NaN or infinity"
+            raise _contradicts(bundle, GLOBAL_EMBEDDINGS_FILE, found, f"{spec.global_tokens} finite rows")
+    return BlockSetup(spec=spec, listed_blocks=tables, global_embeddings=embeddings)
 
-    def read(name: str) -> npt.NDArray[np.generic] | None:
-        return np.load(bundle.file(name), allow_pickle=False) if name in bundle.manifest.files else None
 
-    return BlockSetup(
-        spec=bundle.manifest.block_sparse,
-        listed_blocks=read(LISTED_BLOCKS_FILE),  # type: ignore[arg-type]
-        global_embeddings=read(GLOBAL_EMBEDDINGS_FILE),  # type: ignore[arg-type]
+def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> npt.NDArray[Any]:
+    path = bundle.file(name)
+    try:
+        # A copy of what is mapped: see `load_arrays`.
+        values = np.array(load_arrays(path))
+    except Exception as error:  # what NumPy raises of damaged files has no class in common
+        raise BundleCorruptError(
+            f"The file {name} of the bundle {bundle.path} cannot be read: {error}.\nRebuild or copy the bundle again."
+        ) from error
+    if values.dtype != dtype or values.ndim != axes or not values.size:
+        raise _contradicts(bundle, name, f"{values.dtype} {list(values.shape)}", f"{dtype} of {axes} axes")
+    return values
+
+
+def _contradicts(bundle: Bundle, name: str, found: str, expected: str) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"The file {name} of the bundle {bundle.path} holds {found}; its manifest wants {expected}.\n"
+        "Rebuild or copy the bundle again."
     )
 
 

@@ -11,15 +11,15 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
+from hdexport.bundle_graph import read_graph
 from hdexport.engines import EngineOptions, build_engines, check_engine_options
 from hdexport.lowering.tensorrt import AttentionImpl
 from hdexport.progress import Progress
 from hdruntime.bundle import Backend, Bundle, EngineFile, Manifest, open_bundle, seal, staged_bundle
 from hdruntime.constants import KERNELS_FOLDER, PORTABLE_LOWERING
 from hdruntime.errors import BundleCorruptError
-from hdruntime.optional import require
 from hdruntime.passport import read_passport
 
 if TYPE_CHECKING:
@@ -96,16 +96,10 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
 
 
 def _portable_graph(bundle: Bundle, directory: Path) -> onnx_ir.Model:
-    ir = require("onnx_ir")
-    files = [graph.file for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING]
-    if not files:
+    graphs = [graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING]
+    if not graphs:
         raise BundleCorruptError(f"{bundle.path} has no portable graph to build engines from.\nBuild the bundle again.")
-    try:
-        return cast("onnx_ir.Model", ir.load(directory / files[0]))
-    except Exception as error:  # onnx raises what protobuf does
-        raise BundleCorruptError(
-            f"The graph {files[0]} of {bundle.path} cannot be read: {error}.\nBuild the bundle again."
-        ) from error
+    return read_graph(bundle, graphs[0], directory=directory)
 
 
 def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile]) -> list[str]:

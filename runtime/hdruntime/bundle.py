@@ -19,6 +19,7 @@ __all__ = [
     "TokenizerInfo",
     "Window",
     "open_bundle",
+    "read_config",
     "seal",
     "staged_bundle",
     "write_manifest",
@@ -26,15 +27,16 @@ __all__ = [
 
 import dataclasses
 import hashlib
+import json
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hdruntime.bundle_staging import staged_bundle
-from hdruntime.constants import FORMAT_VERSION, MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
+from hdruntime.constants import CONFIG_FILE, FORMAT_VERSION, MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
 from hdruntime.errors import BundleCorruptError, BundleError, BundleNotFoundError
 from hdruntime.manifest import (
     Backend,
@@ -57,6 +59,8 @@ _READ_BYTES = 1 << 20
 
 Result = TypeVar("Result")
 
+_COPY_AGAIN = "Rebuild or copy the bundle again."
+
 _PARTIAL_MANIFEST = f".{MANIFEST_FILE}.partial"
 
 
@@ -77,9 +81,7 @@ class Bundle:
             BundleCorruptError: not listed, or it leaves the bundle.
         """
         if relative not in self.manifest.files:
-            raise BundleCorruptError(
-                f"The bundle {self.path} lists no file {relative!r}.\nRebuild or copy the bundle again."
-            )
+            raise BundleCorruptError(f"The bundle {self.path} lists no file {relative!r}.\n{_COPY_AGAIN}")
         return _path_inside(self.path, relative)
 
 
@@ -104,8 +106,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
     for relative in _named_files(manifest):
         if relative not in manifest.files:
             raise BundleCorruptError(
-                f"The manifest of {path} names {relative!r} but has no checksum for it.\n"
-                "Rebuild or copy the bundle again."
+                f"The manifest of {path} names {relative!r} but has no checksum for it.\n{_COPY_AGAIN}"
             )
     for relative, record in manifest.files.items():
         _check_presence(path, relative, record)
@@ -113,6 +114,24 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
         sizes = {relative: record.size_bytes for relative, record in manifest.files.items()}
         _for_each_file(lambda relative: _check_content(path, relative, manifest.files[relative]), sizes)
     return Bundle(path, manifest)
+
+
+def read_config(bundle: Bundle) -> dict[str, Any]:
+    """The checkpoint's ``config.json``, which a bundle carries; {} where it does not.
+
+    Raises:
+        BundleCorruptError: it is no JSON object.
+    """
+    if CONFIG_FILE not in bundle.manifest.files:
+        return {}
+    path = bundle.file(CONFIG_FILE)
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleCorruptError(f"{path} cannot be read: {error}.\n{_COPY_AGAIN}") from None
+    if not isinstance(config, dict):
+        raise BundleCorruptError(f"{path} should hold an object, not {config!r:.60}.\n{_COPY_AGAIN}")
+    return config
 
 
 def seal(directory: Path, manifest: Manifest) -> Manifest:
@@ -203,14 +222,12 @@ def _named_files(manifest: Manifest) -> list[str]:
 
 def _check_presence(directory: Path, relative: str, record: FileRecord) -> None:
     path = _path_inside(directory, relative)
-    # Not only a missing file fails here: reading a named pipe would wait for ever.
-    if not path.is_file():
-        raise BundleCorruptError(
-            f"The bundle {directory} lacks its file {relative}.\nRebuild or copy the bundle again."
-        )
     try:
+        # Not only a missing file fails here: reading a named pipe would wait for ever.
+        if not path.is_file():
+            raise BundleCorruptError(f"The bundle {directory} lacks its file {relative}.\n{_COPY_AGAIN}")
         size_bytes = path.stat().st_size
-    except OSError as error:
+    except OSError as error:  # a name that is too long, a folder that nobody may read
         raise _unreadable(directory, relative, error) from error
     if size_bytes != record.size_bytes:
         raise _changed(directory, relative, f"{record.size_bytes} bytes", f"{size_bytes} bytes")
@@ -232,7 +249,7 @@ def _unreadable(directory: Path, relative: str, error: OSError) -> BundleError:
 def _changed(directory: Path, relative: str, expected: str, actual: str) -> BundleCorruptError:
     return BundleCorruptError(
         f"The file {relative} of the bundle {directory} has changed: expected {expected}, found {actual}.\n"
-        "Rebuild or copy the bundle again."
+        f"{_COPY_AGAIN}"
     )
 
 

@@ -112,10 +112,10 @@ def _followed(data: Any, path: str, message: str, kind: type) -> tuple[list[str]
     value = data
     for key in re.findall(r"[^.\[\]]+|\.{3}", path):
         if key == _ANY_KEY:
-            named = [name for name in list(value) if _fails_alone(data, value, name, message, kind)]
-            if not named:
+            named = next((name for name in list(value) if _fails_alone(data, value, name, message, kind)), None)
+            if named is None:
                 return [*keys, _ANY_KEY], value
-            key = named[0]
+            key = named
             keys.append(repr(key))
         else:
             keys.append(key)

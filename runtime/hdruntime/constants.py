@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "CONFIG_FILE",
     "CPU_LOWERING",
     "CUDA_LOWERING",
     "CUDA_PROVIDER",
@@ -20,6 +21,9 @@ FORMAT_VERSION = 1
 
 MANIFEST_FILE = "manifest.json"
 """Name of the manifest in a bundle; what makes a directory a bundle."""
+
+CONFIG_FILE = "config.json"
+"""In a bundle: the checkpoint's configuration."""
 
 PORTABLE_LOWERING: Final = "portable"
 """``GraphFile.lowering`` of the graph that any ONNX runtime runs."""

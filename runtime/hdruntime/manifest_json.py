@@ -62,7 +62,8 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         version = from_json(text, _AnyFormat, name="manifest").format_version
         if version > FORMAT_VERSION:
             raise BundleVersionError(
-                f"The bundle has format version {version}; this hdexport reads up to {FORMAT_VERSION}.\n{_UPDATE}"
+                f"The bundle has format version {version}; this hdexport reads up to {FORMAT_VERSION}.\n"
+                "Update it with: pip install -U hdexport"
             )
         manifest = from_json(text, Manifest, name="manifest")
         if manifest.verification is not None:
@@ -73,7 +74,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
         raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
     except UnknownChoiceError as error:
         # It may be one that was added since, without a new format.
-        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN} If a newer hdexport built it: {_UPDATE}") from None
+        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}\n{_IF_NEWER}") from None
     except JsonMismatchError as error:
         raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
     return manifest
@@ -81,7 +82,7 @@ def manifest_from_json(text: str | bytes) -> Manifest:
 
 _COPY_AGAIN = "Rebuild or copy the bundle again."
 
-_UPDATE = "Update it with: pip install -U hdexport"
+_IF_NEWER = "If a newer hdexport built it: pip install -U hdexport"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,7 +137,9 @@ def _output_problems(manifest: Manifest) -> Iterator[str]:
     for name in ("last_hidden_state", "token_embeddings"):
         if name in outputs and outputs[name].shape[-1] != manifest.hidden_size:
             yield f"outputs: {name} is {_described(outputs[name])}, and hidden_size is {manifest.hidden_size}"
-    if manifest.labels and outputs["logits"].shape[-1] != len(manifest.labels):
+    if manifest.labels and "logits" not in outputs:
+        yield f"labels has {len(manifest.labels)} names, and there are no logits"
+    elif manifest.labels and outputs["logits"].shape[-1] != len(manifest.labels):
         yield f"labels has {len(manifest.labels)} names for logits {_described(outputs['logits'])}"
 
 

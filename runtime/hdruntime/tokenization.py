@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Encoding", "Overflow", "TextTokenizer"]
+__all__ = ["Encoding", "Overflow", "TextTokenizer", "read_tokenizer"]
 
 import functools
 import sys
@@ -116,19 +116,28 @@ class TextTokenizer:
         return tokenizer
 
     def _loaded(self) -> Any:
-        from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_file(str(self._path))
-        except Exception as error:  # tokenizers raises nothing more specific
-            raise BundleCorruptError(
-                f"The tokenizer {self._path} cannot be read: {error}.\n"
-                "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
-            ) from error
+        tokenizer = read_tokenizer(self._path)
         # Files carry settings of their own, such as truncation to 128 tokens and padding to the longest.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
+
+
+def read_tokenizer(path: Path) -> Any:
+    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``.
+
+    Raises:
+        BundleCorruptError: the file cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise BundleCorruptError(
+            f"The tokenizer {path} cannot be read: {error}.\n"
+            "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
+        ) from error
 
 
 def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:

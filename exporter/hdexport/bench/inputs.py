@@ -5,16 +5,14 @@ from __future__ import annotations
 __all__ = ["Texts"]
 
 import functools
-import json
 import logging
 from dataclasses import dataclass
 from pydoc_data.topics import topics
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle import Bundle, TokenizerInfo
+from hdruntime.bundle import Bundle, TokenizerInfo, read_config
 from hdruntime.inputs import checked_inputs
 from hdruntime.tokenization import Overflow, TextTokenizer
 
@@ -132,9 +130,7 @@ class Texts:
 
     def _special_ids(self) -> set[int]:
         manifest = self._bundle.manifest
-        config: dict[str, Any] = {}
-        if "config.json" in manifest.files:
-            config = json.loads(self._bundle.file("config.json").read_text(encoding="utf-8"))
+        config = read_config(self._bundle)
         special = {value for key, value in config.items() if key.endswith("_token_id") and isinstance(value, int)}
         if manifest.tokenizer is not None:
             info = manifest.tokenizer

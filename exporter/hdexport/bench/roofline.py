@@ -16,15 +16,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.bench.results import Ceilings, Roofline
+from hdexport.bundle_graph import read_graph
 from hdexport.passes.graph_nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import OPERATORS
 from hdruntime.bundle import Manifest, open_bundle
-from hdruntime.errors import ExportError, InputError
+from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.errors import BundleCorruptError, ExportError, InputError
 
 if TYPE_CHECKING:
     import onnx_ir
 
-_PORTABLE = "portable"
 _ATTENTION_PRODUCTS = 2
 """Query by key, and weights by value."""
 
@@ -76,8 +77,6 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
         InputError: a text longer than the bundle takes, or no text.
         ExportError: the graph has a product that cannot be counted.
     """
-    import onnx_ir as ir
-
     bundle = open_bundle(bundle_path, check_files=False)
     manifest = bundle.manifest
     if batch < 1 or not 1 <= tokens <= manifest.max_len:
@@ -85,8 +84,10 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
             f"{batch} x {tokens} tokens do not fit {bundle_path}.\n"
             f"It takes one text or more, of 1 to {manifest.max_len} tokens."
         )
-    (graph,) = (graph for graph in manifest.graphs if graph.lowering == _PORTABLE)
-    model = ir.load(bundle.file(graph.file))
+    graphs = [graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING]
+    if not graphs:
+        raise BundleCorruptError(f"{bundle_path} has no portable graph to count.\nBuild the bundle again.")
+    model = read_graph(bundle, graphs[0])
     marked = min(tokens, _default_global_tokens(manifest) if global_tokens is None else global_tokens)
     # The operators lose their names below.
     attentions = [(node.outputs[0], operator_of(node).name, _decisive(node)) for node in operator_nodes(model)]

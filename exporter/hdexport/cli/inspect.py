@@ -11,7 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hdruntime.errors import BundleCorruptError, MissingDependencyError
 from hdruntime.optional import require
@@ -62,35 +62,29 @@ def run(options: argparse.Namespace) -> int:
 
 def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
     """Operator -> number of nodes for each graph; or None, and why they were not counted."""
+    from hdexport.bundle_graph import read_graph
+
+    counts = {}
     try:
-        onnx = require("onnx")
+        for graph in bundle.manifest.graphs:
+            # Those in the branches of If and the bodies of loops, too.
+            nodes = require("onnx_ir").traversal.RecursiveGraphIterator(read_graph(bundle, graph).graph)
+            names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
+            counts[graph.file] = dict(Counter(names).most_common())
     except MissingDependencyError as error:
         return None, str(error)
-    counts = {}
-    for graph in bundle.manifest.graphs:
-        # The weights are not needed to count nodes, and may be gigabytes.
-        model = onnx.load(bundle.file(graph.file), load_external_data=False)
-        names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in _nodes(model.graph))
-        counts[graph.file] = dict(Counter(names).most_common())
     return counts, ""
 
 
-def _nodes(graph: Any) -> Iterator[Any]:
-    """Every node of an ONNX graph, those in the branches of If and the bodies of loops, too."""
-    for node in graph.node:
-        yield node
-        for attribute in node.attribute:
-            for inner in (attribute.g, *attribute.graphs):
-                yield from _nodes(inner)
-
-
 def _passport(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
+    from hdruntime.checked_json import from_json
+
     path = bundle.file(engine.passport)
     try:
-        passport = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise BundleCorruptError(f"The passport {path} is not valid JSON: {error}.\nRebuild the bundle.") from None
-    return passport if isinstance(passport, dict) else {"passport": passport}
+        # All of it is shown, also what only later versions know.
+        return from_json(path.read_bytes(), dict[str, object], name="passport")
+    except (OSError, ValueError) as error:
+        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
 
 
 def _show(

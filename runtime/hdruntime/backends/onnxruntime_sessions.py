@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Inputs", "Outputs", "chosen_graph", "closed_error", "open_session", "run_error", "session_options"]
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hdruntime.bundle import Bundle, GraphFile
 from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
+from hdruntime.graph_interface import Found, check_interface
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level; what goes wrong reaches us as an exception."""
@@ -25,6 +26,9 @@ _OUT_OF_MEMORY = (
     "Available memory of",
 )
 """What ONNX Runtime's errors say where it got no memory; they have no class of their own."""
+
+_NUMPY_NAME = {"tensor(int64)": "int64", "tensor(float)": "float32"}
+"""ONNX Runtime's name of a type -> NumPy's, of those that manifests have."""
 
 Inputs = Mapping[str, npt.NDArray[np.int64]]
 Outputs = dict[str, npt.NDArray[np.float32]]
@@ -108,8 +112,8 @@ def open_session(
             f"ONNX Runtime {onnxruntime.__version__} cannot load {path}: {error}\n"
             "Try a newer one: pip install -U onnxruntime"
         ) from error
-    _check_names(bundle, graph, "inputs", {item.name for item in session.get_inputs()})
-    _check_names(bundle, graph, "outputs", {item.name for item in session.get_outputs()})
+    inputs, outputs = _interface(session.get_inputs()), _interface(session.get_outputs())
+    check_interface(bundle, graph, inputs=inputs, outputs=outputs)
     return session
 
 
@@ -136,10 +140,5 @@ def _is_out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY)
 
 
-def _check_names(bundle: Bundle, graph: GraphFile, kind: str, found: set[str]) -> None:
-    listed = {spec.name for spec in getattr(bundle.manifest, kind)}
-    if listed != found:
-        raise BundleCorruptError(
-            f"The {kind} of {graph.file} are {sorted(found)}, but the manifest of {bundle.path} lists "
-            f"{sorted(listed)}.\nRebuild the bundle."
-        )
+def _interface(values: Iterable[Any]) -> Found:
+    return {value.name: (_NUMPY_NAME.get(value.type, value.type), value.shape) for value in values}

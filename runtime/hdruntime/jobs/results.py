@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["Pairs", "TaskResults", "results_of_bundle"]
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -14,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hdruntime.bundle import Bundle
+from hdruntime.bundle import Bundle, read_config
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Row
 from hdruntime.pooling import mean_over_tokens
 from hdruntime.tasks import Activation, answer, classification, entities, fillings
-from hdruntime.tokenization import Encoding
+from hdruntime.tokenization import Encoding, read_tokenizer
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
 Values = dict[str, object]
@@ -192,7 +191,7 @@ def _labels(bundle: Bundle) -> Sequence[str]:
 
 def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
     """As Hugging Face's pipeline decides it, from the checkpoint's configuration."""
-    config = json.loads(bundle.file("config.json").read_bytes()) if "config.json" in bundle.manifest.files else {}
+    config = read_config(bundle)
     if config.get("problem_type") == "regression":
         return Activation.IDENTITY
     if config.get("problem_type") == "multi_label_classification" or len(labels) == 1:
@@ -201,9 +200,7 @@ def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
 
 
 def _spelling(bundle: Bundle, file: str) -> Callable[[int], str]:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(bundle.file(file)))
+    tokenizer = read_tokenizer(bundle.file(file))
 
     def spelling(token_id: int) -> str:
         # "Paris", where the vocabulary writes "\u0120Paris".

@@ -1,0 +1,423 @@
+"""A bundle whose checksums are right and whose content is not: what reads it says so, or it works. No traceback."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+import random
+import re
+import runpy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import hdruntime
+from hdexport.block_setup import read_setup
+from hdexport.cli import main
+from hdruntime.bundle import BlockSparse, EngineFile, ProfileShape, open_bundle, seal
+from hdruntime.errors import BundleCorruptError, HdexportError
+from hdruntime.jobs.results import results_of_bundle
+
+make_bundle = runpy.run_path(str(Path(__file__).parents[1] / "runtime" / "conftest.py"))["make_bundle"]
+
+VERIFICATION = {
+    "passed": True,
+    "level": "known to later versions only",
+    "graphs": {"model.onnx": {"passed": 4, "checks": 4, "max_abs_error": 2e-6, "tolerance": "<= 1e-04", "failed": []}},
+}
+PASSPORT = {
+    "plugins": {"SlidingWindowAttention": 1},
+    "engine_sha256": "0" * 64,
+    "onnx_sha256": {"model.onnx": "0" * 64},
+    "built_on": {"platform": "linux", "driver": None, "gpu": None, "date": "2026-01-01"},
+}
+ENGINE = EngineFile(
+    file="engines/rtx.engine",
+    passport="engines/rtx.json",
+    flavour="tensorrt_rtx",
+    version="1.7.1",
+    precision="float32",
+    architectures=("sm89",),
+    profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 8, 16)),),
+)
+BLOCKS = BlockSparse(
+    kind="bigbird",
+    block_size=2,
+    mode="hf_eval",
+    random_blocks=1,
+    global_tokens=0,
+    last_block="padded",
+    dense_tokens=4,
+)
+
+
+def write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value))
+
+
+def resealed(bundle: Path, manifest: dict[str, Any]) -> Path:
+    """The bundle with that manifest, as somebody who knows the format writes it."""
+    for name, record in manifest["files"].items():
+        data = (bundle / name).read_bytes()
+        record.update(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
+    write_json(bundle / "manifest.json", manifest)
+    return bundle
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Two bundles which together have everything that a manifest may hold; tests restore what they change."""
+    folder = tmp_path_factory.mktemp("resealed")
+    made = {
+        "engine": make_bundle(folder / "engine", task="sentence-similarity", token_types=True, cpu_graph=True),
+        "blocks": make_bundle(folder / "blocks", task="text-classification", blocks=BLOCKS),
+    }
+    (made["engine"] / "engines").mkdir()
+    (made["engine"] / ENGINE.file).write_bytes(b"no engine")
+    write_json(made["engine"] / ENGINE.passport, PASSPORT)
+    more = {
+        "engine": {"engines": (ENGINE,), "verification": VERIFICATION, "windows": (3,), "token_type_separator_id": 3},
+        "blocks": {"labels": ("a", "b", "c", "d"), "verification": VERIFICATION},
+    }
+    for name, path in made.items():
+        seal(path, dataclasses.replace(open_bundle(path).manifest, **more[name]))
+    return made
+
+
+@pytest.fixture
+def bundle(bundles: dict[str, Path], request: pytest.FixtureRequest) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """A bundle and its manifest, which are restored."""
+    path = bundles[getattr(request, "param", "engine")]
+    before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    yield path, json.loads((path / "manifest.json").read_text())
+    for file in path.rglob("*"):
+        if file.is_file() and file not in before:
+            file.unlink()
+    for file, data in before.items():
+        file.write_bytes(data)
+
+
+def use(path: Path) -> None:
+    """All that reads a bundle without PyTorch; a mistake in it is an `HdexportError`."""
+    bundle = open_bundle(path)
+    results_of_bundle(bundle)
+    with hdruntime.load(bundle, "onnxruntime") as session:
+        session(input_ids=[[2, 4, 3], [2, 5, 3]], attention_mask=[[1, 1, 1], [1, 1, 0]])
+        encodings = session.tokenize(["long documents", ""])
+        session.infer(encodings)
+        if bundle.manifest.task == "sentence-similarity":
+            session.embed(["whole"])
+
+
+def inspected(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
+    """What `hdexport inspect` says; its error, if it has one, is one that it knows."""
+    code = main(["inspect", str(path), *options])
+    shown = capsys.readouterr()
+    assert code == (1 if shown.err else 0)
+    if code:
+        assert re.match("error: ", shown.err)
+        assert "add --debug" not in shown.err, "an error that nobody translated"
+        assert shown.out == ""
+    return shown.err
+
+
+# What is known to have given tracebacks
+
+
+def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
+    """Set what is at `outputs.0.name` to a value."""
+    *parents, last = [int(part) if part.isdecimal() else part for part in where.split("/")]
+
+    def apply(manifest: dict[str, Any]) -> None:
+        for key in parents:
+            manifest = manifest[key]
+        manifest[last] = value
+
+    return apply
+
+
+DEEP: list[Any] = []
+for _ in range(400):
+    DEEP = [DEEP]
+
+
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("verification/graphs/a", 5, r"manifest\.verification\.graphs\['a'\] should be `object`, not 5"),
+        ("verification/graphs", 5, r"manifest\.verification\.graphs should be `object`, not 5"),
+        ("verification/graphs/model.onnx/max_abs_error", "x", r"max_abs_error should be `float \| null`, not \"x\""),
+        ("verification/notes", DEEP, r"not valid JSON: more than \d+ lists and objects"),
+        ("outputs", [], r"manifest\.outputs has no token_embeddings"),
+        ("outputs/1/name", "token_embeddings", r"manifest\.outputs has 2 of token_embeddings"),
+        ("outputs/1/name", "", r"manifest\.outputs\[1\]\.name should be `str` of length >= 1"),
+        ("outputs/1/dtype", "complex64", r"manifest\.outputs\[1\]\.dtype should be one of 'float32', 'int64', not"),
+        ("outputs/1/dtype", "int64", r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
+        ("outputs/1/shape/1", -4, r"manifest\.outputs\[1\]\.shape\[1\] should be `int` >= 1, not -4"),
+        ("outputs/1/shape/1", 10**12, r"manifest\.outputs\[1\]\.shape\[1\] should be `int` <= \d+, not 1000000000000"),
+        ("outputs/1/shape/1", 10**400, r"manifest\.outputs\[1\]\.shape\[1\]"),
+        ("outputs/1/shape/1", "size", r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
+        ("outputs/1/shape", [], r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
+        ("outputs/1/shape", ["batch", "tokens", 4], r"sentence_embedding should be \[batch, size\]"),
+        ("outputs/1/shape/1", 5, r"sentence_embedding float32 \[batch, 4\].* but the manifest of .* lists "),
+        ("outputs/0/shape/2", 5, r"token_embeddings is float32 \[batch, tokens, 5\], and hidden_size is 4"),
+        ("inputs", [], r"manifest\.inputs has no input_ids"),
+        ("inputs/1/name", "mask", r"manifest\.inputs has no attention_mask"),
+        ("inputs/2/name", "position_ids", r"manifest\.inputs\[2\]\.name should be one of input_ids,"),
+        ("inputs/2/shape", ["batch"], r"manifest\.inputs\[2\] should be int64 \[batch, tokens\]"),
+        ("name", "\ud800", r"not valid JSON"),
+        ("made_by/command", "a\udfff", r"not valid JSON"),
+        ("positions/alpha", float("nan"), r"not valid JSON"),
+        ("positions/alpha", None, r"manifest\.positions\.alpha is None for the scheme hierarchical"),
+        (
+            "positions/scheme",
+            "spline",
+            r"manifest\.positions\.scheme should be one of 'hierarchical'.*\n.*\n.*pip install -U",
+        ),
+        ("positions/rows", 17, r"manifest\.positions\.rows is 17, and max_len is 16"),
+        ("attention", {}, r"manifest\.attention lists no operator"),
+        ("task", "summarization", r"manifest\.task should be one of 'feature-extraction'"),
+        ("task", "fill-mask", r"manifest\.outputs has no logits, which is what fill-mask is made of"),
+        ("dtype", "float8", r"manifest\.dtype should be one of 'bfloat16', 'float16', 'float32', not \"float8\""),
+        ("max_len", 2**24 + 1, r"manifest\.max_len should be `int` <= 16777216, not 16777217"),
+        (
+            "graphs/0/lowering",
+            "other",
+            r"manifest\.graphs\[0\]\.lowering should be one of 'onnxruntime_cpu', 'portable'",
+        ),
+        ("graphs/0/lowering", "onnxruntime_cpu", r"manifest\.graphs has 2 of onnxruntime_cpu"),
+        ("engines/0/flavour", "tensorrt_lean", r"manifest\.engines\[0\]\.flavour should be one of 'tensorrt', "),
+        ("engines/0/profiles", [], r"manifest\.engines\[0\]\.profiles is empty"),
+        ("engines/0/profiles/0/batch", [8, 1, 8], r"profiles\[0\] should be \(min, opt, max\), not \(8, 1, 8\)"),
+        ("labels", ["a"], r"manifest\.labels has 1 names, and there are no logits"),
+        ("tokenizer/pad_token_id", 10**30, r"manifest\.tokenizer\.pad_token_id"),
+        (
+            "global_attention",
+            {"default": "first_token", "bound": 1, "separator_id": None},
+            r"global_attention is there",
+        ),
+        ("window", {"tokens": 3, "global_tokens": 1, "dilation": []}, r"manifest\.window\.dilation has 0 values"),
+        ("files/config.json/sha256", "5", r"manifest\.files\['config\.json'\]\.sha256 should be `str` matching regex"),
+    ],
+)
+def test_what_contradicts_the_format_is_named(
+    bundle: tuple[Path, dict[str, Any]],
+    capsys: pytest.CaptureFixture[str],
+    where: str,
+    value: object,
+    message: str,
+) -> None:
+    path, manifest = bundle
+    change(where, value)(manifest)
+    write_json(path / "manifest.json", manifest)
+    assert re.search(message, inspected(path, capsys)), message
+    with pytest.raises(BundleCorruptError, match=message):
+        use(path)
+
+
+@pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
+@pytest.mark.parametrize(
+    ("where", "value", "message"),
+    [
+        ("block_sparse/block_size", 0, r"manifest\.block_sparse\.block_size should be `int` >= 1, not 0"),
+        ("block_sparse/kind", "spiral", r"manifest\.block_sparse\.kind should be one of 'bigbird', 'blocks', 'etc'"),
+        ("block_sparse/kind", "etc", r"manifest\.block_sparse\.mode should be none for etc, not hf_eval"),
+        ("block_sparse/last_block", "first", r"manifest\.block_sparse\.last_block should be one of 'padded', 'row'"),
+        ("labels", ["a", "b"], r"manifest\.labels has 2 names for logits float32 \[batch, 4\]"),
+    ],
+)
+def test_so_is_what_contradicts_a_kind_of_attention_or_a_task(
+    bundle: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], where: str, value: object, message: str
+) -> None:
+    path, manifest = bundle
+    change(where, value)(manifest)
+    write_json(path / "manifest.json", manifest)
+    assert re.search(message, inspected(path, capsys))
+    with pytest.raises(BundleCorruptError, match=message):
+        open_bundle(path)
+
+
+def test_a_name_longer_than_any_file_system_takes_is_refused(bundle: tuple[Path, dict[str, Any]]) -> None:
+    path, manifest = bundle
+    manifest["files"]["x" * 1000] = {"sha256": "0" * 64, "size_bytes": 1}
+    write_json(path / "manifest.json", manifest)
+    with pytest.raises(HdexportError, match=r"cannot be read: .*name too long"):
+        open_bundle(path)
+
+
+# Files other than the manifest
+
+
+def damaged(data: bytes, seed: int) -> bytes:
+    """With a few bytes changed, or cut short, or something else."""
+    chosen = random.Random(seed)
+    if seed == 0:
+        return b""
+    if seed == 1:
+        return b"\x08\x0a" + b"\xff" * 200
+    if seed % 3 == 0:
+        return data[: chosen.randrange(len(data))]
+    changed = bytearray(data)
+    for _ in range(seed):
+        changed[chosen.randrange(len(changed))] = chosen.randrange(256)
+    return bytes(changed)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_damaged_graph_is_refused_or_works(
+    bundle: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], seed: int
+) -> None:
+    path, manifest = bundle
+    for graph in manifest["graphs"]:
+        (path / graph["file"]).write_bytes(damaged((path / graph["file"]).read_bytes(), seed))
+    resealed(path, manifest)
+    said = inspected(path, capsys)
+    if seed < 2:
+        assert re.search(r"model\.onnx .*(cannot be read|but the manifest)", said)
+    try:
+        use(path)
+    except HdexportError:
+        return
+
+
+def test_a_graph_of_other_inputs_is_refused(
+    bundle: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, manifest = bundle
+    other = make_bundle(tmp_path / "other", task="feature-extraction")
+    for graph in manifest["graphs"]:
+        (path / graph["file"]).write_bytes((other / "model.onnx").read_bytes())
+    resealed(path, manifest)
+    message = r"The inputs of .*\.onnx are attention_mask int64 \[batch, tokens\], .*, but the manifest of .* lists "
+    assert re.search(message, inspected(path, capsys))
+    with pytest.raises(BundleCorruptError, match=message):
+        hdruntime.load(path, "onnxruntime")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "5", '{"a": NaN}', "[" * 5000, "\ud800"])
+def test_a_passport_that_is_none_is_refused(
+    bundle: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    path, manifest = bundle
+    (path / ENGINE.passport).write_text(text, errors="surrogatepass")
+    assert re.search(r"passport .*rtx\.json cannot be read", inspected(resealed(path, manifest), capsys))
+
+
+@pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
+@pytest.mark.parametrize("text", ["", "[]", "{", "[" * 5000])
+def test_a_configuration_that_is_none_is_refused(bundle: tuple[Path, dict[str, Any]], text: str) -> None:
+    path, manifest = bundle
+    (path / "config.json").write_text(text)
+    with pytest.raises(BundleCorruptError, match=r"config\.json (cannot be read|should hold an object)"):
+        results_of_bundle(open_bundle(resealed(path, manifest)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "array", "message"),
+    [
+        ("blocks", None, r"lists no file 'listed_blocks\.npy'"),
+        ("blocks", b"\x93NUMPY\x01\x00v\x00{", r"listed_blocks\.npy .* cannot be read"),
+        ("blocks", np.zeros((1, 1, 8, 1), np.int64), r"holds int64 \[1, 1, 8, 1\]; its manifest wants int32 of 4 axes"),
+        ("blocks", np.zeros((1, 1, 7, 1), np.int32), r"\[layers, 1 or 1, 8, listed\] of blocks -1 to 7"),
+        ("blocks", np.full((1, 1, 8, 1), 8, np.int32), r"holds \[1, 1, 8, 1\] of blocks 8 to 8"),
+        ("etc", np.zeros((2, 4), np.float32), r"holds 2 rows; its manifest wants 3 finite rows"),
+        ("etc", np.full((3, 4), np.nan, np.float32), r"holds NaN or infinity; its manifest wants 3 finite rows"),
+        ("etc", np.array(["a"]), r"global_embeddings\.npy .* wants float32 of 2 axes"),
+    ],
+)
+@pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
+def test_tables_that_are_not_the_manifests_are_refused(
+    bundle: tuple[Path, dict[str, Any]], kind: str, array: np.ndarray | bytes | None, message: str
+) -> None:
+    path, manifest = bundle
+    manifest["block_sparse"].update(kind=kind, mode={"blocks": "lists", "etc": "none"}[kind], global_tokens=3)
+    name = {"blocks": "listed_blocks.npy", "etc": "global_embeddings.npy"}[kind]
+    if isinstance(array, bytes):
+        (path / name).write_bytes(array)
+    elif array is not None:
+        np.save(path / name, array)
+    if array is not None:
+        manifest["files"][name] = {}
+    opened = open_bundle(resealed(path, manifest))
+    with pytest.raises(BundleCorruptError, match=message):
+        read_setup(opened)
+
+
+# Anything
+
+
+Path_ = tuple[str | int, ...]
+
+
+def places(value: object, at: Path_ = ()) -> Iterator[Path_]:
+    if isinstance(value, (dict, list)):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield (*at, key)
+            yield from places(inner, (*at, key))
+
+
+STRANGE: list[Any] = [
+    *(None, True, False, -1, 0, 1, 2, 7, 16, 2**24, 2**31, 2**63, 10**12, 10**30, 10**400),
+    *(0.5, -0.0, 1e308, 1e-320, float("nan"), float("inf")),
+    *("", "x", "\0", "\ud800", "a\udc80", "\u202e", "../x", "/etc/passwd", "tokens", "batch", "float32", "row", "none"),
+    *([], {}, [[]], {"a": 5}, [None], ["batch", "tokens"], ["batch", "tokens", 4], ["batch", 4], DEEP),
+]
+"""What a value is replaced by, beside other values of the same manifest."""
+
+MUTATIONS = st.lists(
+    st.tuples(st.sampled_from(["replace", "delete", "repeat", "copy"]), st.integers(0, 10**6), st.integers(0, 10**6)),
+    min_size=1,
+    max_size=3,
+)
+
+
+def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> dict[str, Any]:
+    manifest = copy.deepcopy(manifest)
+    for kind, place, choice in mutations:
+        paths = list(places(manifest))
+        if not paths:
+            break
+        *parents, last = paths[place % len(paths)]
+        parent: Any = manifest
+        for key in parents:
+            parent = parent[key]
+        if kind == "delete":
+            del parent[last]
+        elif kind == "replace":
+            parent[last] = copy.deepcopy(STRANGE[choice % len(STRANGE)])
+        elif kind == "copy":
+            other: Any = manifest
+            for key in paths[choice % len(paths)]:
+                other = other[key]
+            parent[last] = copy.deepcopy(other)
+        elif isinstance(parent, list):
+            parent.insert(last, copy.deepcopy(parent[last]))
+        else:
+            parent[f"{last} again"] = copy.deepcopy(parent[last])
+    return manifest
+
+
+@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+@given(name=st.sampled_from(["engine", "blocks"]), mutations=MUTATIONS)
+def test_a_manifest_of_anything_is_refused_or_works(
+    bundles: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, mutations: list[tuple[str, int, int]]
+) -> None:
+    path = bundles[name]
+    whole = (path / "manifest.json").read_bytes()
+    try:
+        write_json(path / "manifest.json", mutated(json.loads(whole), mutations))
+        try:
+            use(path)
+        except HdexportError as error:
+            str(error).encode()
+        if not inspected(path, capsys):
+            inspected(path, capsys, "--json")
+    finally:
+        (path / "manifest.json").write_bytes(whole)
