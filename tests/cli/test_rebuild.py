@@ -65,7 +65,7 @@ def test_an_engine_is_rebuilt_for_another_gpu_without_the_checkpoint(hdexport, c
     passport = json.loads((copy / after.engines[0].passport).read_text())
     assert passport["plugins"] == {"SlidingWindowAttention": 2}
     assert "sm120" in kernels_of(copy)
-    assert after.made_by["rebuilt by"] == f"hdexport rebuild {copy} --sm 89,120"
+    assert after.made_by["rebuilt by"] == f"hdexport rebuild {copy.name} --sm 89,120"
     unchanged = ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx", "tokenizer.json", "config.json")
     assert {name: after.files[name] for name in unchanged} == {name: before.files[name] for name in unchanged}
     assert "rebuilt by" in hdexport("inspect", copy).stdout

@@ -197,8 +197,8 @@ def test_a_damaged_or_foreign_dense_layer_is_refused(damage: str, tmp_path: Path
         "missing": "holds no model.safetensors",
         "other shape": "cannot be read",
         "no size": "has in_features None and out_features 4; whole",
-        "activation": "Softplus; supported: Identity, Tanh",
-        "on tokens": "to token_embeddings; only",
+        "activation": "'Softplus'; supported: Identity, Tanh",
+        "on tokens": "to 'token_embeddings'; only",
     }
     with pytest.raises(ModelError, match=rf"2_Dense.*{expected[damage]}"):
         sentence_pooling(tmp_path, hidden_size=WIDTH)

@@ -31,8 +31,10 @@ WITH_GPU = ThisMachine(
 
 @pytest.fixture
 def bundle(tiny_bundles: Any, tmp_path: Path) -> Path:
-    """A bundle of its own, to be changed."""
-    return copied(tiny_bundles("bert").path, tmp_path / "bundle")
+    """A bundle of its own, to be changed; its checkpoint is beside it, where it is looked for."""
+    made = tiny_bundles("bert")
+    (tmp_path / made.checkpoint.name).symlink_to(made.checkpoint)
+    return copied(made.path, tmp_path / "bundle")
 
 
 def copied(bundle: Path, to: Path, **changes: Any) -> Path:
@@ -73,6 +75,15 @@ def test_models_that_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path
     assert names(planned(bundle, other, peers=("torch",))) == [
         "bundle (onnxruntime)", "other (onnxruntime)", "torch: bundle", "torch: other",
     ]  # fmt: skip
+
+
+def test_checkpoints_of_one_name_in_two_places_are_two_models(bundle: Path, tiny_bundles: Any, tmp_path: Path) -> None:
+    there = tmp_path / "there"
+    other = copied(bundle, there / "other")
+    shutil.copytree(tiny_bundles("bert").checkpoint, there / "checkpoint")
+    found = planned(bundle, other, peers=("torch",))
+    assert names(found)[2:] == ["torch: bundle", "torch: other"]
+    assert [Path(each.subject.checkpoint or "").parent for each in found.series[2:]] == [tmp_path, there]
 
 
 def test_models_whose_blocks_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path) -> None:
