@@ -1,0 +1,255 @@
+"""`hdexport build` refuses a checkpoint that cannot be right in one message, before it traces anything."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import save_file
+
+import hdexport.cli
+from hdexport.checkpoint import find_checkpoint
+from hdexport.tasks import Task
+from hdruntime.errors import HdexportError
+from tiny_models import save_sentence_modules, save_tiny_model
+
+WIDTH = 32
+Change = Callable[[Path], object]
+
+
+@pytest.fixture(scope="session")
+def sentence_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with a pooling and a dense layer. Not to be changed: copy it."""
+    path = tmp_path_factory.mktemp("checkpoints") / "tiny-sentences"
+    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
+    save_sentence_modules(path, "Dense", pooling={"pooling_mode_mean_tokens": True})
+    save_dense(path, WIDTH, 8)
+    return path
+
+
+@pytest.fixture
+def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., str]:
+    """Build a changed copy of a checkpoint, in this process: what it was refused with."""
+
+    def trace(*_: object, **__: object) -> None:
+        pytest.fail("the checkpoint was taken")
+
+    def build(checkpoint: Path, change: Change) -> str:
+        copy = Path(shutil.copytree(checkpoint, tmp_path / "model"))
+        change(copy)
+        output = tmp_path / "bundle"
+        assert hdexport.cli.main(["build", str(copy), "-o", str(output), "--target", "onnx"]) == 1
+        printed = capsys.readouterr()
+        assert printed.err.startswith("error: ")
+        assert "Traceback" not in printed.err
+        assert "--debug" not in printed.err
+        assert not output.exists()
+        return printed.err
+
+    monkeypatch.setattr("hdexport.tracing.trace", trace)
+    return build
+
+
+def config(**changes: object) -> Change:
+    return merged("config.json", **changes)
+
+
+def merged(file: str, **changes: object) -> Change:
+    def change(directory: Path) -> None:
+        values = json.loads((directory / file).read_text())
+        (directory / file).write_text(json.dumps(values | changes))
+
+    return change
+
+
+def added(file: str, member: str) -> Change:
+    """JSON that Python's own writer would not write, as one more member of an object."""
+    return lambda directory: (directory / file).write_text(
+        (directory / file).read_text().rstrip().removesuffix("}") + f', "more": {member}}}'
+    )
+
+
+def content(file: str, text: str) -> Change:
+    return lambda directory: (directory / file).write_text(text)
+
+
+def link_to_itself(name: str) -> Change:
+    def change(directory: Path) -> None:
+        path = directory / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        path.symlink_to(path.name)
+
+    return change
+
+
+def module(index: int, **changes: object) -> Change:
+    def change(directory: Path) -> None:
+        modules = json.loads((directory / "modules.json").read_text())
+        modules[index] |= changes
+        (directory / "modules.json").write_text(json.dumps(modules))
+
+    return change
+
+
+def more_words(directory: Path) -> None:
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["added-later"] = 120
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+
+
+def save_dense(directory: Path, width: int, outputs: int, **weights: torch.Tensor) -> None:
+    folder = directory / "2_Dense"
+    (folder / "config.json").write_text(json.dumps({"in_features": width, "out_features": outputs}))
+    tensors = {"weight": torch.ones(outputs, width), "bias": torch.ones(outputs)} | weights
+    save_file({f"linear.{name}": tensor for name, tensor in tensors.items()}, folder / "model.safetensors")
+
+
+DEEP = "[" * 100_000 + "]" * 100_000
+DIGITS = "9" * 10_000
+
+OF_A_MODEL: dict[str, tuple[Change, str]] = {
+    "architectures are numbers": (config(architectures=[5]), "has architectures [5], which is no list of names.\nSet"),
+    "architectures are a number": (config(architectures=5), "has architectures 5, which is no list of names"),
+    "architectures are a name": (config(architectures="BertModel"), "architectures 'BertModel', which is no list"),
+    "deep": (content("config.json", DEEP), "config.json cannot be read: its values are nested too deeply.\nDownload"),
+    "a deep value": (added("config.json", DEEP), "config.json cannot be read: its values are nested too deeply"),
+    "digits": (added("config.json", DIGITS), "config.json cannot be read: it holds a number of thousands of digits"),
+    "half a character": (added("config.json", r'"\ud800"'), "which is no text.\nDownload the model again"),
+    "NaN": (config(layer_norm_eps=float("nan")), "has 'layer_norm_eps' nan, which is no finite number.\nSet it"),
+    "infinity": (config(hidden_dropout_prob=float("inf")), "'hidden_dropout_prob' inf, which is no finite number"),
+    "NaN in a list": (config(anything=[{"a": float("nan")}]), "has 'a' nan, which is no finite number"),
+    "a negative epsilon": (config(layer_norm_eps=-1.0), "layer_norm_eps -1.0, which is below zero.\nSet it"),
+    "no heads": (config(num_attention_heads=0), "num_attention_heads 0; a whole number from 1 up is needed.\nSet it"),
+    "negative heads": (config(num_attention_heads=-4), "num_attention_heads -4; a whole number from 1 up"),
+    "heads that do not fit": (config(num_attention_heads=5), "No bert can be made of "),
+    "heads of a wrong type": (
+        config(num_attention_heads="four"),
+        "does not describe a bert: Validation error for field",
+    ),
+    "sizes of a wrong type": (config(hidden_size=[32]), "config.json does not describe a bert: Validation error"),
+    "no size": (config(vocab_size=None), "config.json does not describe a bert: Validation error"),
+    "an unknown activation": (config(hidden_act="none such"), "No bert can be made of "),
+    "labels of a wrong type": (config(id2label=5), "config.json does not describe a bert: "),
+    "a dropout of 5": (config(hidden_dropout_prob=5.0), "No bert can be made of "),
+    "a padding of a wrong type": (config(pad_token_id="x"), "has pad_token_id 'x', which is no id.\nSet it"),
+    "a padding beyond the vocabulary": (config(pad_token_id=10**9), "No bert can be made of "),
+    "layers": (config(num_hidden_layers=10**9), "has num_hidden_layers 1000000000; the most is 1024"),
+    "positions": (config(max_position_embeddings=10**12), "max_position_embeddings 1000000000000; at most 16777216"),
+    "a linked config": (link_to_itself("config.json"), "config.json is a link that leads nowhere.\nDownload"),
+    "a linked tokenizer": (link_to_itself("tokenizer.json"), "tokenizer.json is a link that leads nowhere"),
+    "linked weights": (link_to_itself("model.safetensors"), "model.safetensors is a link that leads nowhere"),
+    "a deep tokenizer": (content("tokenizer.json", DEEP), "The tokenizer of "),
+    "digits in a tokenizer": (added("tokenizer_config.json", DIGITS), "The tokenizer of "),
+    "ids beyond the vocabulary": (more_words, "gives the id 120 to 'added-later', and the model has embeddings for"),
+}
+
+OF_SENTENCES: dict[str, tuple[Change, str]] = {
+    "a pooling that is a number": (merged("1_Pooling/config.json", pooling_mode=5), "asks for the pooling 5; support"),
+    "poolings that are lists": (merged("1_Pooling/config.json", pooling_mode=[["mean"]]), "the pooling ['mean']"),
+    "a deep pooling": (content("1_Pooling/config.json", DEEP), "1_Pooling/config.json cannot be read: its values are"),
+    "a linked pooling": (link_to_itself("1_Pooling"), "1_Pooling is a link that leads nowhere"),
+    "linked settings of it": (link_to_itself("1_Pooling/config.json"), "it is a link that leads to itself"),
+    "linked modules": (link_to_itself("modules.json"), "modules.json is a link that leads nowhere"),
+    "deep modules": (content("modules.json", DEEP), "modules.json cannot be read: its values are nested too deeply"),
+    "NUL": (module(2, path="2\0Dense"), "names the folder '2\\x00Dense', which is not one of the checkpoint's own"),
+    "a folder elsewhere": (module(2, path="../other"), "names the folder '../other', which is not one of the"),
+    "a folder that is a number": (module(1, path=5), "lists a module without type or path"),
+    "a type that is a number": (module(1, type=5), "lists a module without type or path"),
+    "no outputs": (lambda path: save_dense(path, WIDTH, 0), "has in_features 32 and out_features 0; whole"),
+    "no inputs": (lambda path: save_dense(path, 0, 8), "has in_features 0 and out_features 8; whole numbers from 1"),
+    "a width that is text": (merged("2_Dense/config.json", in_features="32"), "has in_features '32' and"),
+    "a width of terabytes": (merged("2_Dense/config.json", in_features=10**12), "says in_features 1000000000000 and"),
+    "another width": (lambda path: save_dense(path, 31, 8), "takes vectors of width 31, and those before it are of"),
+    "integers": (
+        lambda path: save_dense(path, WIDTH, 8, weight=torch.ones(8, WIDTH, dtype=torch.int8)),
+        "has weights that are integers, NaN or infinite: weight",
+    ),
+    "weights that are NaN": (
+        lambda path: save_dense(path, WIDTH, 8, bias=torch.full((8,), float("nan"))),
+        "has weights that are integers, NaN or infinite: bias",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_A_MODEL)
+def test_a_model_that_cannot_be_right_is_refused(name: str, checkpoint: Path, refusal: Callable[..., str]) -> None:
+    change, message = OF_A_MODEL[name]
+    assert message in refusal(checkpoint, change)
+
+
+@pytest.mark.parametrize("name", OF_SENTENCES)
+def test_sentence_modules_that_cannot_be_right_are_refused(
+    name: str, sentence_checkpoint: Path, refusal: Callable[..., str]
+) -> None:
+    change, message = OF_SENTENCES[name]
+    assert message in refusal(sentence_checkpoint, change)
+
+
+def test_a_link_to_itself_is_no_model(refusal: Callable[..., str], tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    assert hdexport.cli.main(["build", str(tmp_path / "loop"), "-o", str(tmp_path / "bundle")]) == 1
+    assert "There is no model directory" in capsys.readouterr().err
+
+
+def test_a_fault_of_the_machine_is_not_called_a_damaged_download(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes")
+
+    monkeypatch.setattr("transformers.BertModel.from_pretrained", fail)
+    assert hdexport.cli.main(["build", str(checkpoint), "-o", str(tmp_path / "bundle"), "--target", "onnx"]) == 1
+    printed = capsys.readouterr().err
+    assert "can't allocate memory" in printed
+    assert "ownload" not in printed
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**20), 10**20)
+    | st.sampled_from([0, 1, -1, 2, 3, 10**9, 10**12])
+    | st.floats()
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A tiny BERT to be spoilt, and what its config.json says at first."""
+    path = tmp_path_factory.mktemp("fuzzed") / "model"
+    save_tiny_model(path, "bert", Task.TEXT_CLASSIFICATION)
+    return path, json.loads((path / "config.json").read_text())
+
+
+@settings(
+    max_examples=100,
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_whatever_a_config_says_it_is_taken_or_refused(data: Any, fuzzed: tuple[Path, dict[str, Any]]) -> None:
+    path, original = fuzzed
+    keys = st.sampled_from([*sorted(original), "num_labels", "is_decoder", "quantization_config", "auto_map", "dtype"])
+    changes = data.draw(st.dictionaries(keys, VALUES, min_size=1, max_size=2))
+    (path / "config.json").write_text(json.dumps(original | changes))
+    message = None
+    try:
+        checkpoint = find_checkpoint(path)
+        task = checkpoint.task()
+        assert checkpoint.base_positions > 0
+        checkpoint.load(task)
+    except HdexportError as error:
+        message = str(error)
+    assert message is None or ("\n" in message and len(message) < 2000)
