@@ -138,6 +138,14 @@ def test_a_config_without_positions_is_refused(tiny_bert: Path, rows: object) ->
         _ = find_checkpoint(tiny_bert).base_positions
 
 
+@pytest.mark.parametrize("model_type", ["longformer", "mpnet", "roberta"])
+def test_positions_that_follow_the_padding_need_its_id(tmp_path: Path, model_type: str) -> None:
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    change_config(tmp_path, pad_token_id=None)
+    with pytest.raises(ModelError, match=r"has pad_token_id None, which is no id.\nSet it to the tokenizer's, e.g. 1"):
+        _ = find_checkpoint(tmp_path).base_positions
+
+
 def test_a_checkpoint_without_weights_is_refused(tiny_bert: Path) -> None:
     (tiny_bert / "model.safetensors").unlink()
     with pytest.raises(ModelError, match=r"holds no weights.\nIt needs a model.safetensors"):

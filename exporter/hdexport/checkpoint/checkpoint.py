@@ -67,7 +67,10 @@ class Checkpoint:
         file, key = self.path / "config.json", self.family.positions_key
         values = {"pad_token_id": 1, **self.config}
         padding, rows = values["pad_token_id"], self.config.get(key)
-        if padding is not None and (isinstance(padding, bool) or not isinstance(padding, int) or padding < 0):
+        # A family whose positions follow the padding needs its id; the others can do without padding.
+        is_needed = self.family.padding_row(SimpleNamespace(pad_token_id=0)) is not None
+        is_id = isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0
+        if not is_id and (is_needed or padding is not None):
             raise ModelError(
                 f"{file} has pad_token_id {shown(padding)}, which is no id.\nSet it to the tokenizer's, e.g. 1."
             )
