@@ -161,12 +161,26 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
     values = (output for node in graph for output in node.outputs if output.shape is not None)
     width = max(math.prod(size for size in value.shape or () if isinstance(size, int)) for value in values)
     dense_layers = sum(count for name, count in manifest.attention.items() if name.endswith("DenseAttention"))
+    sparse_layers, reach = sum(manifest.attention.values()) - dense_layers, _reach(manifest)
 
     def cost(tokens: int) -> float:
-        operations = 2 * weights * tokens + 4 * dense_layers * manifest.hidden_size * tokens**2
-        return max(operations / _MOST_OPERATIONS, 4 * width * tokens / _MOST_BYTES)
+        met = min(tokens, reach)
+        pairs = dense_layers * tokens**2 + sparse_layers * tokens * met
+        operations = 2 * weights * tokens + 4 * manifest.hidden_size * pairs
+        largest_bytes = 4 * tokens * max(width, manifest.num_heads * met)
+        return max(operations / _MOST_OPERATIONS, largest_bytes / _MOST_BYTES)
 
     return max(1, bisect.bisect_right(range(1, manifest.max_len + 1), 1.0, key=cost))
+
+
+def _reach(manifest: Manifest) -> int:
+    """Keys that a query of sparse attention meets in the portable graph, about; 0 where there is none."""
+    # A block of a window's queries meets the window and about a quarter of it more.
+    reach = 3 * max(manifest.windows, default=0)
+    if manifest.block_sparse is not None:
+        blocks = manifest.block_sparse
+        reach = max(reach, (7 + blocks.random_blocks) * blocks.block_size + blocks.global_tokens)
+    return reach
 
 
 def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
