@@ -29,19 +29,19 @@ LIMIT = 65504
 MAX_LEN = 300
 """Of tiny bundles."""
 
-Change = Callable[[dict[str, ir.Value]], None]
+Change = Callable[[ir.Graph], None]
 
 
 @pytest.fixture
 def changed(tiny_bundles, tmp_path) -> Callable[..., Bundle]:
-    """A float16 bundle with other weights in its portable graph: (change of the initializers, **of the bundle)."""
+    """A float16 bundle after a change to its portable graph: (change, **options of the bundle)."""
 
     def make(change: Change, **options) -> Bundle:
         right = tiny_bundles("bert", precision="float16", **options)
         path = tmp_path / "bundle"
         shutil.copytree(right.path, path)
         model = ir.load(path / "model.onnx")
-        change(model.graph.initializers)
+        change(model.graph)
         ir.save(model, path / "model.onnx")
         return Bundle(path, right.manifest)
 
@@ -51,8 +51,8 @@ def changed(tiny_bundles, tmp_path) -> Callable[..., Bundle]:
 def times(factors: dict[str, float]) -> Change:
     """Multiply weights, and biases, of modules."""
 
-    def change(weights: dict[str, ir.Value]) -> None:
-        for name, value in weights.items():
+    def change(graph: ir.Graph) -> None:
+        for name, value in graph.initializers.items():
             for module, factor in factors.items():
                 if name.startswith(f"model.{module}."):
                     numbers = value.const_value.numpy().astype(np.float32) * factor
@@ -192,8 +192,8 @@ def test_scores_are_looked_at_inside_of_attention(changed, tiny_bundles, operato
 
 
 def test_nan_in_an_output_counts(changed) -> None:
-    def change(weights: dict[str, ir.Value]) -> None:
-        value = weights["model.encoder.layer.1.output.LayerNorm.weight"]
+    def change(graph: ir.Graph) -> None:
+        value = graph.initializers["model.encoder.layer.1.output.LayerNorm.weight"]
         numbers = value.const_value.numpy().copy()
         numbers[5] = np.nan
         value.const_value = ir.tensor(numbers, name=value.name)
@@ -209,14 +209,32 @@ def test_nan_in_an_output_counts(changed) -> None:
 def test_a_weight_that_is_not_finite_is_named(changed, number) -> None:
     name = "model.encoder.layer.1.output.dense.bias"
 
-    def change(weights: dict[str, ir.Value]) -> None:
-        numbers = weights[name].const_value.numpy().copy()
+    def change(graph: ir.Graph) -> None:
+        weight = graph.initializers[name]
+        numbers = weight.const_value.numpy().copy()
         numbers[5] = number
-        weights[name].const_value = ir.tensor(numbers, name=name)
+        weight.const_value = ir.tensor(numbers, name=name)
 
     check = check_half_range(changed(change))
     assert check.problem is not None
     assert f"weight {name}, magnitude infinity or NaN" in check.problem
+
+
+def test_infinity_in_the_place_of_masked_values_is_no_overflow(changed) -> None:
+    def change(graph: ir.Graph) -> None:
+        cast = graph.outputs[0].producer()
+        mask = next(node for node in graph if node.outputs[0].dtype is ir.DataType.BOOL).outputs[0]
+        nothing = ir.Value(name="nothing", const_value=ir.tensor(np.array(-np.inf, np.float16), name="nothing"))
+        nothing.dtype, nothing.shape = ir.DataType.FLOAT16, ir.Shape([])
+        graph.register_initializer(nothing)
+        axis = ir.node("Constant", [], {"value_ints": [2]}, name="axis")
+        column = ir.node("Unsqueeze", [mask, axis.outputs[0]], name="column")
+        filled = ir.node("Where", [column.outputs[0], cast.inputs[0], nothing], name="filled")
+        filled.outputs[0].dtype = ir.DataType.FLOAT16
+        graph.insert_before(cast, [axis, column, filled])
+        cast.replace_input_with(0, filled.outputs[0])
+
+    assert check_half_range(changed(change)).problem is None
 
 
 @pytest.mark.parametrize("model_type", ["albert", "bert", "modernbert"])
