@@ -122,8 +122,9 @@ class _Magnitude:
 
 
 def _problem(outside: Sequence[_Magnitude], largest: _Magnitude, on_texts: str) -> str:
-    first = outside[0]
-    others = "" if len(outside) == 1 else f" {len(outside)} values do, the largest: {largest}."
+    first, others = outside[0], ""
+    if len(outside) > 1:
+        others = f" The largest of {len(outside)} such values: {'this one' if largest is first else largest}."
     return (
         f"The model goes beyond float16, which ends at {_LIMIT:,.0f}: on {on_texts} a GPU would make infinity or NaN "
         f"of {first}.{others}\n{_ADVICE}"
