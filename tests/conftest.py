@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+import hdruntime  # noqa: F401 - before any test imports ONNX Runtime, whose telemetry it switches off
 from hdplugins.tensorrt_link import provide_library_link
 
 # Two test processes share two cores, and the threads that PyTorch would start spin. Before torch is imported, and in

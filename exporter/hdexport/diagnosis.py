@@ -15,7 +15,10 @@ from enum import Enum
 from importlib import metadata
 
 from hdexport import __version__
+from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.gpu import Gpu, driver_version, gpus
+from hdruntime.manifest import Backend
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 _EXPORT_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors")
 _RUNTIME_PACKAGES = ("numpy", "tokenizers", "pyarrow", "rich")
@@ -182,16 +185,17 @@ def _onnxruntime(loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
     if loaded.error is not None:
         return Finding(part, Status.BROKEN, loaded.error, "pip install --force-reinstall onnxruntime")
     detail = f"{loaded.version}: {', '.join(loaded.providers)}"
-    on_gpu = "CUDAExecutionProvider" in loaded.providers
+    on_gpu = CUDA_PROVIDER in loaded.providers
     if not on_gpu and _version("onnxruntime") and _version("onnxruntime-gpu"):
         return Finding(
             part,
             Status.BROKEN,
             f"{detail}; onnxruntime and onnxruntime-gpu share their files, and the CPU's overwrote the GPU's",
-            "pip uninstall -y onnxruntime && pip install --force-reinstall --no-deps onnxruntime-gpu",
+            INSTALL_ONNXRUNTIME_CUDA,
         )
     if has_gpu and not on_gpu:
-        return Finding(part, Status.MISSING, f"{detail}; the GPU is not used", "pip install 'hdexport[gpu]'")
+        reason = f"{detail}; the backend {Backend.ONNXRUNTIME_CUDA.value} cannot use the GPU"
+        return Finding(part, Status.MISSING, reason, INSTALL_ONNXRUNTIME_CUDA)
     return Finding(part, Status.OK, detail)
 
 

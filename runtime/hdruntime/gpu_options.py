@@ -14,12 +14,12 @@ class GpuOptions:
     Attributes:
         device: number of the GPU among those that CUDA offers this process (``CUDA_VISIBLE_DEVICES``).
         memory_limit_bytes: most GPU memory that ``onnxruntime_cuda`` takes for weights, activations and results; a
-            batch that needs more is halved. CUDA's own libraries take some hundred MB on top. None: all there is.
-            Engines refuse a limit: TensorRT plans their memory when they are built.
-        graphs: of engines only: CUDA graphs, which save the time of enqueueing a step that was run before in the same
-            shape: ``auto`` uses them where that time counts, ``on`` and ``off`` always and never.
-        most_graphs: of engines only: shapes that graphs are kept of, each with an execution context and buffers for its
-            inputs and outputs; the one that was not used for longest goes first.
+            batch that needs more is halved. What CUDA's own libraries take comes on top. None: all there is. Engines
+            refuse a limit: TensorRT plans their memory when they are built.
+        graphs: CUDA graphs of engines, which save the time of enqueueing a step that was run before in the same shape:
+            ``auto`` uses them where that time counts, ``on`` and ``off`` always and never.
+        most_graphs: shapes that graphs are kept of, each with an execution context and buffers for its inputs and
+            outputs; the one that was not used for longest goes first.
         kernel_specialization: when TensorRT-RTX makes kernels for the shapes it meets: ``lazy`` in the background,
             ``eager`` at once, ``none`` never; None leaves it to TensorRT-RTX. Other flavours refuse it.
     """

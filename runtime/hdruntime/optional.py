@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["missing_dependency", "require"]
+__all__ = ["INSTALL_ONNXRUNTIME_CUDA", "missing_dependency", "require"]
 
 import importlib
 from types import ModuleType
 
 from hdruntime.errors import MissingDependencyError
+
+INSTALL_ONNXRUNTIME_CUDA = (
+    "pip install 'hdexport[gpu]' && pip uninstall -y onnxruntime && "
+    "pip install --force-reinstall --no-deps onnxruntime-gpu"
+)
+"""Installs what the extra ``gpu`` is for: onnxruntime and onnxruntime-gpu share their files, so the last one stays."""
 
 _EXTRA_OF_PACKAGE = {
     "altair": "bench",

@@ -88,8 +88,8 @@ class ThisMachine:
     Attributes:
         gpu: the GPU that is used; None without one.
         driver: version of the NVIDIA driver, None without one.
-        versions: backend on a GPU -> version of its package, without those that are not installed; of ONNX Runtime,
-            too, only if it was built with CUDA.
+        versions: backend on a GPU -> version of its package, without those that are not installed; that of ONNX Runtime
+            only if it was built with CUDA.
     """
 
     gpu: Gpu | None

@@ -50,12 +50,13 @@ def load(
 
     Args:
         bundle: its directory, or what :func:`open_bundle` returned.
-        backend: ``onnxruntime``, ``tensorrt``, ``tensorrt_rtx`` or ``tensorrt_lean``, which runs or raises; ``auto``
-            takes the first that can run here and logs which and why.
+        backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
+            first, then ONNX Runtime on the GPU, and logs which and why. A GPU that is there and is not used is warned
+            of.
         threads: CPU threads of one run; None leaves it to the backend.
         rebuild: where there is a GPU that no engine of the bundle runs on, build one in place first: minutes, and the
             packages that building takes.
-        gpu: how engines are run, by default ``GpuOptions()``.
+        gpu: how backends run on a GPU, by default ``GpuOptions()``.
 
     Raises:
         BundleError: there is no bundle, or it is damaged or too new.
@@ -187,12 +188,12 @@ class Session:
 
         Raises:
             InputError: an input does not fit, or is not on the engine's GPU.
-            BackendError: the backend runs on the CPU, it failed, or the session is closed.
+            BackendError: the backend takes no such arrays, it failed, or the session is closed.
         """
         runner = self._scheduler.runner
         if not isinstance(runner, DeviceRunner):
             raise BackendError(
-                f"The backend {self._backend.value} runs on the CPU, so it takes no arrays on a GPU.\n"
+                f"The backend {self._backend.value} takes no arrays on a GPU.\n"
                 "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
             )
         return runner.start_on_device(inputs, self._checked_output_names(outputs))

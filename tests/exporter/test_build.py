@@ -156,7 +156,7 @@ def test_the_same_build_twice_gives_the_same_graphs(checkpoint, tmp_path) -> Non
     first, second = (
         build(options_for(checkpoint, tmp_path / name, verify=False, precision="float16")) for name in ("a", "b")
     )
-    for file in ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx"):
+    for file in ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx", "onnxruntime_cuda.onnx"):
         assert first.files[file] == second.files[file], file
 
 

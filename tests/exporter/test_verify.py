@@ -60,7 +60,8 @@ def test_a_right_bundle_passes_every_check(tiny_bundles, model_type: str) -> Non
     assert {check.case.tokens for check in checks} == {1, 2, 63, 64, 65, 128, 300}
     assert {check.case.batch for check in checks} == {1, 3}
     assert {check.case.padding for check in checks} == {"none", "right", "left"}
-    assert all(line.startswith("-[x]") for line in lines)
+    unchecked = "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
+    assert [line for line in lines if not line.startswith("-[x]")] == [unchecked]
     assert summary(checks)["passed"] is True
 
 

@@ -189,7 +189,8 @@ def _backend_series(
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
     """What runs a bundle: the backends asked for, or those that it was built for."""
-    own = [Backend.ONNXRUNTIME, *(Backend(engine.flavour) for engine in bundle.manifest.engines)]
+    on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
+    own = [Backend.ONNXRUNTIME, *on_gpu, *(Backend(engine.flavour) for engine in bundle.manifest.engines)]
     backends = list(dict.fromkeys(own)) if wanted is None else [Backend(name) for name in wanted]
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)

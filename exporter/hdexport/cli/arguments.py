@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 __all__ = [
+    "BACKENDS",
     "add_pickle_argument",
     "add_position_arguments",
     "add_revision_argument",
@@ -19,6 +20,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hdruntime.errors import InputError
+from hdruntime.manifest import Backend
+
+BACKENDS = ", ".join(backend.value for backend in Backend)
+"""Their names, for a help text."""
 
 _ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
 """An absolute path as a value in an argument; its last part is the group."""

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_pickle_argument, decimal_number, optional_number, whole_number
+from hdexport.cli.arguments import BACKENDS, add_pickle_argument, decimal_number, optional_number, whole_number
 from hdexport.cli.interruption import SIGNALLED, terminated_like_interrupted
 from hdruntime.errors import InputError
 from hdruntime.optional import require
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backends",
         metavar="LIST",
-        help="ways to run the bundles: onnxruntime, tensorrt, tensorrt_rtx, tensorrt_lean (default: onnxruntime, and "
+        help=f"ways to run the bundles: {BACKENDS} (default: onnxruntime, where there is a GPU onnxruntime_cuda, and "
         "those of the engines in the bundle)",
     )
     parser.add_argument("--rounds", metavar="N", default="3", help="processes that each case is given (default: 3)")

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import optional_number, whole_number
+from hdexport.cli.arguments import BACKENDS, optional_number, whole_number
 from hdexport.cli.interruption import SIGNALLED, terminated_like_interrupted
 from hdruntime.errors import HdexportError, InputChangedError, InputError
 
@@ -54,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=".jsonl or .parquet file")
     parser.add_argument(
-        "--backend", default="auto", help="onnxruntime, tensorrt, tensorrt_rtx, tensorrt_lean or auto (default: auto)"
+        "--backend",
+        default="auto",
+        help=f"{BACKENDS}, which runs or fails; or auto (default): the first that can, engines first, then ONNX "
+        "Runtime on the GPU",
     )
     parser.add_argument(
         "--rebuild",

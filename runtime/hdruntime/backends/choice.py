@@ -1,11 +1,8 @@
-"""Which backend runs a bundle here: the one that is asked for, or the first that can; engines rebuilt on request.
-
-The list of backends is :class:`hdruntime.manifest.Backend`; what offers a choice of them reads `BACKEND_NAMES`.
-"""
+"""Which backend runs a bundle here: the one that is asked for, or the first that can; engines rebuilt on request."""
 
 from __future__ import annotations
 
-__all__ = ["AUTO", "BACKEND_NAMES", "INSTALL_ONNXRUNTIME_CUDA", "open_runner", "why_unavailable"]
+__all__ = ["open_runner", "why_unavailable"]
 
 import dataclasses
 import fcntl
@@ -18,15 +15,12 @@ from hdruntime.backends import Runner
 from hdruntime.bundle import Backend, Bundle, EngineFile, open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
 from hdruntime.gpu_options import GpuOptions
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 from hdruntime.passport import ThisMachine, differences, older_driver, read_passport, this_machine
 
 logger = logging.getLogger(__name__)
 
-AUTO = "auto"
-"""Takes the first backend that can run."""
-
-BACKEND_NAMES = tuple(backend.value for backend in Backend)
-"""What may be asked for by name, wherever a backend is."""
+_AUTO = "auto"
 
 _FLAVOUR = {
     Backend.TENSORRT: Backend.TENSORRT,
@@ -35,12 +29,6 @@ _FLAVOUR = {
     Backend.TENSORRT_LEAN: Backend.TENSORRT,
 }
 """Backend that runs engines -> flavour of these engines, in the order that ``auto`` tries."""
-
-INSTALL_ONNXRUNTIME_CUDA = (
-    "pip install 'hdexport[gpu]' && pip uninstall -y onnxruntime && "
-    "pip install --force-reinstall --no-deps onnxruntime-gpu"
-)
-"""onnxruntime and onnxruntime-gpu share their files: whichever was installed last is there."""
 
 _INSTALL = {
     Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
@@ -85,7 +73,7 @@ def open_runner(
         BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
         BackendError: it could not load the bundle, or a rebuild failed.
     """
-    chosen = None if backend == AUTO else _backend_of_name(backend)
+    chosen = None if backend == _AUTO else _backend_of_name(backend)
     if chosen is Backend.ONNXRUNTIME:
         return bundle, _onnxruntime(bundle, threads)
     gpu = gpu or GpuOptions()
@@ -285,5 +273,5 @@ def _backend_of_name(name: str) -> Backend:
     try:
         return Backend(name)
     except ValueError:
-        valid = ", ".join([AUTO, *(backend.value for backend in Backend)])
+        valid = ", ".join([_AUTO, *(backend.value for backend in Backend)])
         raise InputError(f"Unknown backend {name!r}; valid are {valid}.") from None

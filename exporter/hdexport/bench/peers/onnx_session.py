@@ -14,7 +14,9 @@ import numpy.typing as npt
 from hdexport.bench.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, runs_in_half
 from hdruntime.bundle import Manifest
+from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.errors import BackendUnavailableError, ExportError
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 from hdruntime.staging import DirectoryKind, staged_directory
 
 MODEL_FILE = "model.onnx"
@@ -23,7 +25,7 @@ MODEL_FILE = "model.onnx"
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
 
-_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
+_PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": CUDA_PROVIDER}
 
 _OTHER_NAMES = {"token_embeddings": "last_hidden_state", "last_hidden_state": "token_embeddings"}
 """The tokens' vectors have another name in sentence-transformers than in transformers."""
@@ -51,8 +53,7 @@ def check_provider(device: str) -> None:
 
     if _PROVIDERS[device] not in onnxruntime.get_available_providers():
         raise BackendUnavailableError(
-            f"ONNX Runtime {onnxruntime.__version__} has no {_PROVIDERS[device]}: "
-            "pip uninstall onnxruntime && pip install 'hdexport[gpu]'"
+            f"ONNX Runtime {onnxruntime.__version__} has no {_PROVIDERS[device]}: {INSTALL_ONNXRUNTIME_CUDA}"
         )
 
 
