@@ -15,6 +15,7 @@ import numpy as np
 from gpu_suite.job import Job, SkippedError, StepFailedError
 from hdexport.bench.measure import latency_of, time_runs, warm_up
 from hdexport.comparison import compare
+from hdruntime.backends.choice import why_unavailable
 from hdruntime.bundle import Backend, Bundle, open_bundle
 from hdruntime.errors import HdexportError, MissingDependencyError
 
@@ -60,26 +61,17 @@ def run_engine(job: Job, flavour: Backend, *, is_windowed: bool) -> None:
 
 
 def run_onnxruntime(job: Job) -> None:
-    """The portable graph by ONNX Runtime's CUDA provider, against the CPU's answers; in a rehearsal by the CPU's."""
-    import onnxruntime
+    """ONNX Runtime's graph for a GPU by its CUDA provider, against the CPU's answers; in a rehearsal by the CPU's."""
+    import hdruntime
 
-    provider = "CPUExecutionProvider" if job.rehearsal else "CUDAExecutionProvider"
-    has = onnxruntime.get_available_providers()
-    if provider not in has:
-        raise SkippedError(f"onnxruntime {onnxruntime.__version__} has no {provider}; it has {', '.join(has)}")
+    backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
     with _bundle(job, flavour=None, is_windowed=False) as bundle:
-        (graph,) = (graph for graph in bundle.manifest.graphs if graph.lowering == "portable")
-        session = onnxruntime.InferenceSession(bundle.file(graph.file), providers=[provider])
-        if session.get_providers()[0] != provider:
-            raise StepFailedError(f"ONNX Runtime fell back to {session.get_providers()[0]}; its log says why")
-        names = [spec.name for spec in bundle.manifest.outputs]
-        inputs = {value.name for value in session.get_inputs()}
-
-        def run(feeds: Feeds) -> dict[str, Any]:
-            given = {name: values for name, values in feeds.items() if name in inputs}
-            return dict(zip(names, session.run(names, given), strict=True))
-
-        _run_lengths(job, bundle, run, {"case": "onnxruntime", "provider": provider, "model": bundle.manifest.name})
+        refusal = why_unavailable(bundle, backend)
+        if refusal is not None:
+            raise SkippedError(refusal.partition("\n")[0])
+        about = {"case": "onnxruntime", "provider": backend.value, "model": bundle.manifest.name}
+        with hdruntime.load(bundle, backend=backend) as session:
+            _run_lengths(job, bundle, lambda feeds: session(**feeds), about)
 
 
 def _run_lengths(job: Job, bundle: Bundle, run: Run, about: dict[str, Any]) -> None:

@@ -105,6 +105,18 @@ def test_two_onnx_runtimes_over_each_other_are_broken(tmp_path: Path) -> None:
     assert "pip uninstall -y onnxruntime" in str(findings["ONNX Runtime"]["fix"])
 
 
+def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
+    """This machine has no GPU: what the doctor asks of ONNX Runtime is real, that there is one is not."""
+    from hdexport.diagnosis import Status, _Loaded, _onnxruntime
+    from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
+
+    found = _onnxruntime(_Loaded(version="1.31.1", providers=("CPUExecutionProvider",)), has_gpu=True)
+    assert (found.status, found.fix) == (Status.MISSING, INSTALL_ONNXRUNTIME_CUDA)
+    assert "the backend onnxruntime_cuda cannot use the GPU" in found.detail
+    with_cuda = _Loaded(version="1.31.1", providers=("CUDAExecutionProvider", "CPUExecutionProvider"))
+    assert _onnxruntime(with_cuda, has_gpu=True).status is Status.OK
+
+
 def test_what_is_missing_comes_with_its_command() -> None:
     from hdexport.diagnosis import Status, diagnose
 

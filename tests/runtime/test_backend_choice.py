@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import subprocess
 import sys
 import threading
@@ -138,6 +139,111 @@ def test_an_engine_that_should_load_and_does_not_is_warned_of(
     assert "tensorrt_rtx should run here and does not: the plan is damaged" in caplog.text
     with pytest.raises(BackendError, match="the plan is damaged"):
         open_runner(bundle, "tensorrt_rtx", threads=None, machine=HOPPER)
+
+
+# ONNX Runtime on the GPU.
+
+WITH_CUDA = dataclasses.replace(HOPPER, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1", **HOPPER.versions})
+INSTALL_CUDA = r"Install it with: pip install 'hdexport\[gpu\]' && pip uninstall -y onnxruntime && pip install --force"
+
+
+class _OnGpu:
+    """Stands for ONNX Runtime's runner on a GPU."""
+
+    backend = Backend.ONNXRUNTIME_CUDA
+
+    def __init__(self, bundle: Bundle, *, gpu: hdruntime.GpuOptions, threads: int | None) -> None:
+        self.gpu, self.threads = gpu, threads
+
+
+@pytest.fixture
+def cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime finds a GPU."""
+    from hdruntime.backends import onnxruntime_cuda
+
+    monkeypatch.setattr(onnxruntime_cuda, "OnnxRuntimeCudaRunner", _OnGpu)
+
+
+@pytest.mark.usefixtures("cuda_starts")
+@pytest.mark.parametrize("backend", ["auto", "onnxruntime_cuda"])
+@pytest.mark.parametrize("architectures", [None, ("sm89",)], ids=["no engine", "an engine for another GPU"])
+def test_onnx_runtime_takes_the_gpu_where_no_engine_does(
+    bundle_path: Path, backend: str, architectures: tuple[str, ...] | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = open_bundle(bundle_path) if architectures is None else add_engine(bundle_path, architectures=architectures)
+    gpu = hdruntime.GpuOptions(device=1, memory_limit_bytes=2**30)
+    with caplog.at_level(logging.INFO, logger="hdruntime"):
+        _, runner = open_runner(bundle, backend, threads=3, gpu=gpu, machine=WITH_CUDA)
+    assert isinstance(runner, _OnGpu)
+    assert (runner.gpu, runner.threads) == (gpu, 3)
+    assert ("chose onnxruntime_cuda" in caplog.text) is (backend == "auto")
+    assert not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+@pytest.mark.usefixtures("loads", "cuda_starts")
+def test_an_engine_that_fits_comes_before_onnx_runtime(bundle_path: Path) -> None:
+    bundle = add_engine(bundle_path, architectures=("sm90",))
+    _, runner = open_runner(bundle, "auto", threads=None, machine=WITH_CUDA)
+    assert runner.backend is Backend.TENSORRT_RTX
+
+
+@pytest.mark.usefixtures("loads", "cuda_starts")
+def test_a_limit_of_memory_is_not_given_to_an_engine(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bundle = add_engine(bundle_path, architectures=("sm90",))
+    limit = hdruntime.GpuOptions(memory_limit_bytes=2**30)
+    with pytest.raises(BackendUnavailableError, match=r"holds no memory_limit_bytes(.|\n)*backend onnxruntime_cuda"):
+        open_runner(bundle, "tensorrt_rtx", threads=None, gpu=limit, machine=WITH_CUDA)
+    _, runner = open_runner(bundle, "auto", threads=None, gpu=limit, machine=WITH_CUDA)
+    assert runner.backend is Backend.ONNXRUNTIME_CUDA
+    assert "tensorrt_rtx holds no memory_limit_bytes" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("machine", "reason", "remedy"),
+    [
+        (NOWHERE, "CUDA sees no GPU here", "Use the backend onnxruntime"),
+        (HOPPER, "no ONNX Runtime that was built with CUDA is installed here", INSTALL_CUDA),
+    ],
+)
+def test_onnx_runtime_on_the_gpu_runs_or_says_what_is_missing(
+    bundle_path: Path, machine: ThisMachine, reason: str, remedy: str
+) -> None:
+    bundle = open_bundle(bundle_path)
+    said = choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=machine)
+    assert said is not None
+    with pytest.raises(BackendUnavailableError, match=rf"_cuda with .* cannot run here: {reason}.\n{remedy}"):
+        open_runner(bundle, "onnxruntime_cuda", threads=None, machine=machine)
+    assert choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=WITH_CUDA) is None
+
+
+def test_a_gpu_that_is_not_used_is_warned_of_with_the_command(
+    bundle_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    bundle = add_engine(bundle_path, architectures=("sm89",))
+    _, runner = open_runner(bundle, "auto", threads=None, machine=HOPPER)
+    assert runner.backend is Backend.ONNXRUNTIME
+    (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
+    for part in (r"although there is a GPU \(NVIDIA H100\)", "hdexport rebuild", INSTALL_CUDA):
+        assert re.search(part, record.message), part
+
+
+def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for bundle in (open_bundle(bundle_path), add_engine(bundle_path, architectures=("sm90",))):
+        _, runner = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
+        assert runner.backend is Backend.ONNXRUNTIME
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_onnx_runtime_that_should_find_the_gpu_and_does_not_is_warned_of(
+    bundle_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Not simulated: ONNX Runtime has no CUDA here."""
+    if "onnxruntime_cuda" in this_machine().versions:
+        pytest.skip("there is a GPU")
+    with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
+        _, runner = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=WITH_CUDA)
+    assert runner.backend is Backend.ONNXRUNTIME
+    assert "onnxruntime_cuda should run here and does not: ONNX Runtime" in caplog.text
 
 
 def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:

@@ -42,8 +42,8 @@ at 128, 1.00 to 1.02 at 512 (two rounds; two sessions with the arena differed by
 after that batch still held 1.85 times as much, for its regions are rarely empty."""
 
 _LARGE_RUN_TOKENS = 4096
-"""After a run of more tokens the C library gives what is free back to the system: 12 x 512 tokens leave twice the memory
-otherwise. It took 1.00 to 1.02 times the CPU time of that batch."""
+"""After a run of more tokens the C library gives what is free back to the system: 12 x 512 tokens leave twice the
+memory otherwise. It took 1.00 to 1.02 times the CPU time of that batch."""
 
 
 class OnnxRuntimeRunner:

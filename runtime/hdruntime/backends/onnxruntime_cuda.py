@@ -74,12 +74,7 @@ class OnnxRuntimeCudaRunner:
         self._lock = threading.Lock()
         self.max_len = manifest.max_len
         _preload_libraries()
-        session = open_session(
-            bundle,
-            graph,
-            session_options(threads),
-            providers=[(CUDA_PROVIDER, _provider_options(gpu)), ("CPUExecutionProvider", {})],
-        )
+        session = open_session(bundle, graph, session_options(threads), providers=_providers(gpu))
         _check_provider(session)
         self._session: Any = session
         logger.info("%s runs %s on GPU %d", self.backend.value, graph.file, gpu.device)
@@ -119,8 +114,13 @@ class OnnxRuntimeCudaRunner:
         return results
 
 
-def _provider_options(gpu: GpuOptions) -> dict[str, str]:
-    """What the CUDA provider is told; all its values are texts."""
+def _providers(gpu: GpuOptions) -> list[tuple[str, dict[str, str]]]:
+    """Names and options; what has no kernel for a GPU, such as the arithmetic on shapes, runs on the CPU."""
+    return [(CUDA_PROVIDER, _cuda_options(gpu)), ("CPUExecutionProvider", {})]
+
+
+def _cuda_options(gpu: GpuOptions) -> dict[str, str]:
+    # All values are texts.
     options = {
         "device_id": str(gpu.device),
         # Twice as much as asked for, the default, would leave nothing for a second process.

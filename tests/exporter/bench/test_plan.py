@@ -108,8 +108,12 @@ def test_an_engine_runs_where_its_gpu_is_and_peers_go_there_too(bundle: Path, tm
     with_engine = copied(bundle, tmp_path / "engine", engines=(ENGINE,))
     found = planned(with_engine, peers=("torch",), machine=WITH_GPU)
     assert [(each.series.runner, each.device) for each in found.series] == [
-        ("onnxruntime", "cpu"), ("tensorrt_rtx", "cuda"), ("torch", "cuda"),
+        ("onnxruntime", "cpu"), ("onnxruntime_cuda", "cuda"), ("tensorrt_rtx", "cuda"), ("torch", "cuda"),
     ]  # fmt: skip
+    assert names(found) == ["engine (onnxruntime)", "engine (tensorrt_rtx)", "torch"]
+    assert "pip install 'hdexport[gpu]'" in str(found.series[1].series.unavailable)
+    with_cuda = dataclasses.replace(WITH_GPU, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1"})
+    assert "engine (onnxruntime_cuda)" in names(planned(with_engine, peers=(), machine=with_cuda))
     on_cpu = planned(with_engine, peers=("torch",), machine=WITH_GPU, device="cpu", backends=("onnxruntime",))
     assert [(each.series.runner, each.device) for each in on_cpu.series] == [("onnxruntime", "cpu"), ("torch", "cpu")]
 
