@@ -32,7 +32,7 @@ def on_full_disks(arguments: Sequence[object], directory: Path) -> subprocess.Co
     script = " && ".join([*mounts, 'exec "$0" -c "$@"'])
     command = ["unshare", "--mount", "--map-root-user", "sh", "-c", script, sys.executable, _RUN_ON_EACH]
     command += [" ".join(_SIZES), *map(str, arguments)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=directory)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, cwd=directory)
     if "unshare" in done.stderr or "mount:" in done.stderr:
         pytest.skip(f"no mount namespaces here: {done.stderr.strip()}")
     return done

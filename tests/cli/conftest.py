@@ -66,7 +66,7 @@ def _installed(*arguments: object, cwd: Path | None = None, **environment: str) 
         command,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
         cwd=cwd,
         env=os.environ | {"HF_HUB_OFFLINE": "1"} | environment,
     )

@@ -25,7 +25,7 @@ sys.exit(code)
 def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
     command = Path(sys.executable).with_name("hdexport")
-    return subprocess.run([command, "doctor", *arguments], capture_output=True, text=True, timeout=60, env=environment)
+    return subprocess.run([command, "doctor", *arguments], capture_output=True, text=True, timeout=600, env=environment)
 
 
 def _findings(path: Path | None = None) -> tuple[int, dict[str, dict[str, str | None]]]:
@@ -73,7 +73,7 @@ def test_a_base_installation_is_healthy_and_nothing_heavy_is_loaded() -> None:
         [sys.executable, "-c", _FINDINGS_OF_A_PROCESS.format(blocked=blocked)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=600,
     )
     assert result.returncode == 0, result.stderr
     assert result.stdout.splitlines()[-1] == "loaded: []"

@@ -33,7 +33,10 @@ BASE = 64
 VOCAB_SIZE = 120
 LABELS = ("negative", "neutral", "positive")
 WINDOWS = (8, 16)
-"""Longformer's and LED's ``attention_window``, a layer each: both sides of a token together."""
+"""Longformer's and LED's ``attention_window``, a layer each: both sides of a token together.
+
+With a head on top, both of Longformer's layers have the first: layers that are alike are traced once.
+"""
 
 BLOCK_SIZE, RANDOM_BLOCKS = 4, 3
 """BigBird's, and BigBird-Pegasus'."""
@@ -135,7 +138,10 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
         changes: values of the config that differ from the tiny defaults.
     """
     assert model_type in SUPPORTED_MODEL_TYPES
-    sizes = _SIZES | _SIZES_OF_MODEL_TYPE.get(model_type, {}) | changes
+    sizes = _SIZES | _SIZES_OF_MODEL_TYPE.get(model_type, {})
+    if model_type == "longformer" and task is not Task.FEATURE_EXTRACTION:
+        sizes |= {"attention_window": [WINDOWS[0]] * len(WINDOWS)}
+    sizes |= changes
     if task is Task.QUESTION_ANSWERING:
         sizes = {name: value for name, value in sizes.items() if name not in ("id2label", "label2id")}
     others = _NAMED_OTHERWISE.get(model_type, ())

@@ -23,9 +23,11 @@ needs_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), rea
 
 
 def test_a_call_is_timed_by_the_clock_and_by_the_cpu() -> None:
+    began = time.perf_counter()
     slept, latency_ms, cpu_ms = timed(lambda: time.sleep(0.05) or "result")
+    around_ms = (time.perf_counter() - began) * 1e3
     assert slept == "result"
-    assert 50 <= latency_ms < 5000
+    assert 50 <= latency_ms <= around_ms
     assert cpu_ms < 40
 
 
