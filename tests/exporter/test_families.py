@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 
 from comparators import assert_close, assert_same_directions, named_case
@@ -12,10 +13,13 @@ from hdruntime.errors import ModelError
 from hdruntime.manifest import Manifest
 from hugging_face import HuggingFace, first_real_tokens
 from padded_batches import batches, cases
-from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+from tiny_models import COPIES, PAD_TOKEN_ID, VOCAB_SIZE
 
 # The checkpoints have 64 positions, the bundles 300; 211 is a prime.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 211, 300)
+
+HEAD_LENGTHS = (1, 64, 65, 211, 300)
+"""Of other tasks than feature extraction, whose graphs are a head on the same encoder, and of other precisions."""
 
 # Twenty times the largest error measured, 4e-6, and a fifth of what is promised.
 ATOL = 2e-5
@@ -40,7 +44,8 @@ def real(values: np.ndarray, attention_mask: np.ndarray, *, has_tokens_axis: boo
 @pytest.mark.parametrize(("model_type", "task"), TASKS_OF_MODEL_TYPE)
 def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task: str) -> None:
     bundle = tiny_bundles(model_type, task)
-    for tokens, name, input_ids, attention_mask in cases(LENGTHS):
+    lengths = LENGTHS if task == Task.FEATURE_EXTRACTION else HEAD_LENGTHS
+    for tokens, name, input_ids, attention_mask in cases(lengths):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         others = other_inputs(bundle.manifest, input_ids, attention_mask)
         expected = bundle.hugging_face(**inputs, **others)
@@ -60,14 +65,14 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task:
 @pytest.mark.parametrize(
     ("model_type", "precision"),
     # What bfloat16 changes does not depend on the family, but for the bias of MPNet's scores.
-    [(name, "float16") for name in SUPPORTED_MODEL_TYPES]
+    [(name, "float16") for name in SUPPORTED_MODEL_TYPES if name not in COPIES]
     + [(name, "bfloat16") for name in ("bert", "roberta", "mpnet")],
 )
 def test_half_precision_points_where_hugging_face_does(tiny_bundles, model_type: str, precision: str) -> None:
     bundle = tiny_bundles(model_type, precision=precision)
     # ONNX Runtime has no bfloat16 on a CPU; the lowered graph computes in float32 from bfloat16 weights.
     runs = [bundle.session] if precision == "bfloat16" else [bundle.portable, bundle.session]
-    for tokens, name, input_ids, attention_mask in cases(LENGTHS):
+    for tokens, name, input_ids, attention_mask in cases(HEAD_LENGTHS):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         others = other_inputs(bundle.manifest, input_ids, attention_mask)
         expected = bundle.hugging_face(**inputs, **others)["last_hidden_state"][attention_mask == 1]
@@ -76,6 +81,26 @@ def test_half_precision_points_where_hugging_face_does(tiny_bundles, model_type:
             with named_case(f"{tokens} tokens", name):
                 assert got.dtype == np.float32
                 assert_same_directions(got[attention_mask == 1], expected, cosine=COSINE)
+
+
+@pytest.mark.parametrize(("model_type", "other"), COPIES.items())
+def test_a_copy_of_a_family_has_its_graph(tiny_bundles, model_type: str, other: str) -> None:
+    """Node for node, with weights of the same types and shapes."""
+    graphs = [tiny_bundles(name).graph.graph for name in (model_type, other)]
+    of_copy, of_other = (list(map(described, graph.all_nodes())) for graph in graphs)
+    assert len(of_copy) > 60
+    assert of_copy == of_other
+    assert of_copy != list(map(described, tiny_bundles("bert").graph.graph.all_nodes()))
+
+
+def described(node: ir.Node) -> tuple[object, ...]:
+    """What a node does, and to what, but for the values of weights."""
+    attributes = sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())
+    inputs = [
+        None if value is None else (value.name, value.dtype, str(value.shape), value.is_initializer())
+        for value in node.inputs
+    ]
+    return node.domain, node.op_type, attributes, inputs, [value.name for value in node.outputs]
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "BASE",
     "BLOCK_SIZE",
+    "COPIES",
     "LABELS",
     "PAD_TOKEN_ID",
     "RANDOM_BLOCKS",
@@ -31,6 +32,13 @@ BASE = 64
 """Positions of every tiny checkpoint."""
 
 VOCAB_SIZE = 120
+COPIES = {"camembert": "roberta", "xlm-roberta": "roberta"}
+"""Model types whose code in transformers is a copy of another's.
+
+Their graphs are the other's, node for node, as test_families.py shows; so what is done to a graph, to its precision or
+its attention, is tested with the other alone.
+"""
+
 LABELS = ("negative", "neutral", "positive")
 WINDOWS = (8, 16)
 """Longformer's and LED's ``attention_window``, a layer each: both sides of a token together.
