@@ -210,12 +210,12 @@ def test_a_policy_is_one_of_two() -> None:
 
 
 def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:
-    for spec, names in (
-        ("bigbird:block=4,random=2,seed=5", {"listed_blocks.npy"}),
-        ("etc:global=3,block=5,tokens=3/4/5", {"global_embeddings.npy"}),
-        ("bigbird:block=4,random=3", set()),
+    for spec, last_block, names in (
+        ("bigbird:block=4,random=2,seed=5", "row", {"listed_blocks.npy"}),
+        ("etc:global=3,block=5,tokens=3/4/5", None, {"global_embeddings.npy"}),
+        ("bigbird:block=4,random=3", None, set()),
     ):
-        bundle = open_bundle(tiny_bundles("bert", attention=spec).path)
+        bundle = open_bundle(tiny_bundles("roberta", attention=spec, last_block=last_block).path)
         assert {name for name in bundle.manifest.files if name.endswith(".npy")} == names
         setup = read_setup(bundle)
         assert setup.spec == bundle.manifest.block_sparse
