@@ -116,10 +116,18 @@ def call_of(seconds: float, value: float = 1.0) -> Callable[[], dict[str, np.nda
     return call
 
 
+@pytest.fixture
+def only_sleep_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
+
+
+@pytest.mark.usefixtures("only_sleep_takes_time")
 def test_an_overhead_is_how_many_times_as_long_a_call_takes(script: ModuleType) -> None:
     measured = script._taking_turns(call_of(0.03), call_of(0.02), times=5)
-    assert 1.2 < measured["overhead"] < 1.6
-    assert measured["latency_ms"] >= 30
+    assert measured["overhead"] == pytest.approx(1.5)
+    assert measured["latency_ms"] == pytest.approx(30)
 
 
 @pytest.mark.parametrize("value", [1 + 2**-20, float("nan")])
@@ -128,6 +136,7 @@ def test_a_call_that_answers_otherwise_is_not_measured(script: ModuleType, value
         script._taking_turns(call_of(0, value), call_of(0), times=1)
 
 
+@pytest.mark.usefixtures("only_sleep_takes_time")
 def test_the_fastest_batch_size_is_chosen(script: ModuleType) -> None:
     seen: list[str] = []
 

@@ -57,15 +57,17 @@ with hdruntime.SentenceEncoder({str(bundle_path)!r}) as encoder:
     assert run(code) == "(1, 4)\n(4,)\n"
 
 
-def test_importing_the_runtime_takes_less_than_half_a_second_more_than_numpy() -> None:
+def test_importing_the_runtime_imports_no_package_but_numpy() -> None:
+    """What takes long to import is imported where it is used."""
     code = """
-import time, numpy
-start = time.perf_counter()
+import sys
+before = set(sys.modules)
 import hdruntime, hdruntime.session
 hdruntime.load, hdruntime.open_bundle
-print(time.perf_counter() - start)
+names = {name.partition(".")[0] for name in set(sys.modules) - before}
+print(sorted(names - sys.stdlib_module_names))
 """
-    assert min(float(run(code)) for _ in range(3)) < 0.5
+    assert run(code) == "['hdruntime', 'numpy']\n"
 
 
 @pytest.mark.parametrize("name", hdruntime.__all__)
