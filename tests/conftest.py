@@ -22,15 +22,20 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # Before any test imports TensorRT-RTX, whose parser cannot use plugins otherwise.
 provide_library_link()
 
-# Collecting imports PyTorch, transformers and more, whose objects stay: looking for garbage among them is idle.
-gc.disable()
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Garbage is looked for among what tests make, not among a million objects of libraries, each time anew.
 
-def pytest_collection_finish(session):
-    """Garbage is looked for among what tests make, not among a million objects of libraries, each time anew."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    Collecting imports PyTorch, transformers and more, whose objects stay.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 _MODEL_TYPE = re.compile(

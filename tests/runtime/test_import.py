@@ -28,46 +28,16 @@ def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
 
 
-def test_importing_the_runtime_imports_nothing_heavy() -> None:
-    loaded = run("import sys, hdruntime; print(*sorted(m.partition('.')[0] for m in sys.modules))").split()
-    assert "hdruntime" in loaded
-    assert not set(HEAVY) & set(loaded)
-
-
-def test_running_a_bundle_needs_neither_torch_nor_transformers_nor_onnx(bundle_path: object) -> None:
-    blocked = [
-        "torch",
-        "transformers",
-        "onnx",
-        "onnx_ir",
-        "onnxscript",
-        "pyarrow",
-        "tensorrt",
-        "tensorrt_rtx",
-    ]
-    code = f"""
-import sys
-sys.modules.update(dict.fromkeys({blocked!r}))  # None: importing one raises
-import hdruntime
-with hdruntime.load({str(bundle_path)!r}) as session:
-    print(session.embed(["long documents"]).shape)
-with hdruntime.SentenceEncoder({str(bundle_path)!r}) as encoder:
-    print(encoder.encode("long documents", show_progress_bar=True).shape)
-"""
-    assert run(code) == "(1, 4)\n(4,)\n"
-
-
-def test_importing_the_runtime_imports_no_package_but_numpy() -> None:
-    """What takes long to import is imported where it is used."""
+def test_importing_the_runtime_imports_nothing_that_takes_long() -> None:
+    """Such packages are imported where they are used."""
+    slow = {"onnxruntime", "polygraphy", "pyarrow", "ray", "rich", "tensorrt", "tokenizers", "torch", "transformers"}
     code = """
 import sys
-before = set(sys.modules)
 import hdruntime, hdruntime.session
 hdruntime.load, hdruntime.open_bundle
-names = {name.partition(".")[0] for name in set(sys.modules) - before}
-print(sorted(names - sys.stdlib_module_names))
+print(*{name.partition(".")[0] for name in sys.modules})
 """
-    assert run(code) == "['hdruntime', 'numpy']\n"
+    assert not slow & set(run(code).split())
 
 
 @pytest.mark.parametrize("name", hdruntime.__all__)
