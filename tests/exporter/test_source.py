@@ -72,7 +72,10 @@ def test_only_a_pinned_name_is_a_source_on_the_hub() -> None:
             ["build", "--attention", "bigbird:mode=table,table=/home/me/blocks.npy"],
             "hdexport build --attention bigbird:mode=table,table=blocks.npy",
         ),
-        (["build", "--attention", "window:64,dilation:1/2/4/8"], "hdexport build --attention window:64,dilation:1/2/4/8"),
+        (
+            ["build", "--attention", "window:64,dilation:1/2/4/8"],
+            "hdexport build --attention window:64,dilation:1/2/4/8",
+        ),
         (["build", "/home/me/my model"], "hdexport build 'my model'"),
     ],
 )
