@@ -14,6 +14,8 @@ from typing import Any
 
 logger = logging.getLogger(__name__)
 
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 Progress = Callable[[str, int, int], None]
 """Called with the innermost phase, its steps done and all its steps.
 
@@ -37,21 +39,23 @@ class BuildWatch:
     def guard(self) -> Iterator[None]:
         """While the block runs, Ctrl-C stops the build, unless it is ignored; afterwards it is raised as usual.
 
+        So do SIGTERM and SIGHUP where they are handled as Ctrl-C is.
+
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        # Python gives signals to the main thread only; in another one there is nothing to catch. Who started us with
-        # Ctrl-C ignored, as nohup does, wants it to stay so.
+        # Python gives signals to the main thread only; in another one there is nothing to catch. What is ignored, or
+        # ends the process without a word, is to stay so.
         main = threading.current_thread() is threading.main_thread()
-        previous = signal.getsignal(signal.SIGINT)
-        catches = main and previous is not signal.SIG_IGN
-        if catches:
-            signal.signal(signal.SIGINT, self._interrupted)
+        previous = {number: signal.getsignal(number) for number in _STOPPING if main}
+        caught = {number: handler for number, handler in previous.items() if callable(handler)}
+        for number in caught:
+            signal.signal(number, self._interrupted)
         try:
             yield
         finally:
-            if catches:
-                signal.signal(signal.SIGINT, previous)
+            for number, handler in caught.items():
+                signal.signal(number, handler)
             if self._reason is not None:
                 raise self._reason
 
@@ -91,4 +95,4 @@ class BuildWatch:
             self._reason = error
 
     def _interrupted(self, number: int, frame: FrameType | None) -> None:
-        self._reason = KeyboardInterrupt()
+        self._reason = KeyboardInterrupt(number)

@@ -30,6 +30,9 @@ _ANY_KEY = "..."
 _MOST_LEVELS = 16
 """Lists and objects inside each other; ours have seven."""
 
+_OTHER_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
+"""Those that stand for no byte."""
+
 Value = TypeVar("Value")
 
 
@@ -79,10 +82,14 @@ def from_values(values: object, kind: type[Value], *, name: str) -> Value:
 def json_from_dataclass(value: Any) -> str:
     """The text of a dataclass: indented, keys in the order of its fields, enums as their values.
 
+    It is valid UTF-8, also where a string is not: Python keeps bytes of the command line and of paths that the locale
+    cannot decode as lone surrogates, and most of the time they are UTF-8.
+
     Raises:
         ValueError: a number is NaN or infinite, which JSON cannot hold.
     """
-    return json.dumps(dataclasses.asdict(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(dataclasses.asdict(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    return _OTHER_SURROGATES.sub("\ufffd", text).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _mismatch(message: str, data: Any, kind: type, name: str) -> JsonMismatchError:

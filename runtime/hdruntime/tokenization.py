@@ -132,7 +132,8 @@ def read_tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        return Tokenizer.from_file(str(path))
+        # Not by its path, of which only Python knows how to write every one.
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises nothing more specific
         raise BundleCorruptError(
             f"The tokenizer {path} cannot be read: {error}.\n"

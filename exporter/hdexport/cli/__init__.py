@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from hdexport.cli.arguments import command_line
+from hdexport.cli.interruption import exit_code, stopped_like_interrupted
+from hdexport.cli.memory_errors import interrupted_by_openblas, want_of_memory
+from hdexport.cli.streams import complain, finish_output, prepare_streams, reader_is_gone
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.optional import missing_dependency
 
@@ -33,41 +36,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows ``hdexport`` on the command line; default ``sys.argv[1:]``.
 
     Returns:
-        The exit code: 0 done, 1 a known error, 2 done but rows failed, 130 interrupted, 143 terminated.
+        The exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung up.
     """
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments
     try:
-        options = parser().parse_args(arguments)
-        options.command_line = command_line(arguments)
-        logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
-        for package in ("hdexport", "hdruntime", "hdplugins"):
-            # Ours only: torch, transformers and httpx would drown it.
-            logging.getLogger(package).setLevel(
-                logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING
-            )
-        # Only the command that runs is imported with what it needs; `--help` and `doctor` stay fast.
-        code: int = options.command_module.run(options)
-    except (HdexportError, ModuleNotFoundError) as error:
-        # Modules that need torch import it at their top: there, too, it may be missing on a machine that only runs.
-        known = missing_dependency(error) if type(error) is ModuleNotFoundError else error
-        if debug or known is None:
+        prepare_streams()
+        with stopped_like_interrupted():
+            code = _run(arguments, debug=debug)
+            sys.stdout.flush()
+    except KeyboardInterrupt as stop:
+        openblas = interrupted_by_openblas()
+        complain("interrupted" if openblas is None else f"error: {openblas}")
+        code = exit_code(stop) if openblas is None else 1
+    except Exception as error:
+        message = _message(error)
+        if isinstance(error, BrokenPipeError) and reader_is_gone():
+            code = 0  # who read our output had enough (`hdexport inspect | head`)
+        elif debug or message is None:
             raise
-        print(f"error: {known}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        return 130
-    except BrokenPipeError:
-        # The reader of our output went away (`hdexport inspect | head`): not an error of ours.
-        sys.stderr.close()
-        return 0
-    except (OSError, MemoryError) as error:
-        # A disk, a permission, a limit of the machine: no more a mistake of ours than a bad option is.
-        if debug:
-            raise
-        print(f"error: {error or 'out of memory'}\nTo see where it happened, add --debug.", file=sys.stderr)
-        return 1
+        else:
+            complain(f"error: {message}")
+            code = 1
+    finish_output()
     return code
 
 
@@ -89,3 +80,35 @@ def parser() -> argparse.ArgumentParser:
         command.add_argument("--debug", action="store_true", help="log everything; show tracebacks")
         command.set_defaults(command_module=module)
     return top
+
+
+def _run(arguments: Sequence[str], *, debug: bool) -> int:
+    try:
+        options = parser().parse_args(arguments)
+    except SystemExit as end:  # after --help and --version
+        return int(end.code or 0)
+    options.command_line = command_line(arguments)
+    logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
+    for package in ("hdexport", "hdruntime", "hdplugins"):
+        # Ours only: torch, transformers and httpx would drown it.
+        logging.getLogger(package).setLevel(
+            logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING
+        )
+    # Only the command that runs is imported with what it needs; `--help` and `doctor` stay fast.
+    code: int = options.command_module.run(options)
+    return code
+
+
+def _message(error: Exception) -> str | None:
+    """What is said of an error; None of those that are mistakes of ours."""
+    if isinstance(error, HdexportError):
+        return str(error)
+    if type(error) is ModuleNotFoundError:
+        # Modules that need torch import it at their top: there, too, it may be missing on a machine that only runs.
+        missing = missing_dependency(error)
+        return None if missing is None else str(missing)
+    short = want_of_memory(error)
+    if short is None and isinstance(error, OSError):
+        # A disk, a permission: no more a mistake of ours than a bad option is.
+        return f"{error}\nTo see where it happened, add --debug."
+    return short

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import argparse
 import shlex
-import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import BACKENDS, add_pickle_argument, decimal_number, optional_number, whole_number
-from hdexport.cli.interruption import SIGNALLED, terminated_like_interrupted
+from hdexport.cli.interruption import exit_code
 from hdruntime.errors import InputError
 from hdruntime.optional import require
 
@@ -95,13 +94,12 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.bench_table import BenchTable
     from hdruntime.staging import staged_directory
 
-    stopped_by = None
+    stopped_by: KeyboardInterrupt | None = None
     with staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder:
         # Beneath what the next run removes if this one is killed.
         scratch = folder / "scratch"
         with (
             BenchTable() as table,
-            terminated_like_interrupted(),
             Bench(_bench_options(options), table, scratch) as bench,
         ):
             try:
@@ -110,13 +108,13 @@ def run(options: argparse.Namespace) -> int:
             except KeyboardInterrupt as stop:
                 if not bench.has_results:
                     raise
-                stopped_by = stop.args[0] if stop.args else signal.SIGINT
+                stopped_by = stop
                 bench.note("It was stopped before its end.")
             result = bench.result()
             table.summary(result)
         write_results(folder, result, png=options.png)
     print(f"{options.output / 'bench.html'}: open it in a browser; bench.json and bench.csv lie beside it")
-    return _exit_code(result) if stopped_by is None else SIGNALLED + stopped_by
+    return _exit_code(result) if stopped_by is None else exit_code(stopped_by)
 
 
 def _exit_code(result: BenchResult) -> int:

@@ -54,7 +54,8 @@ def run(options: argparse.Namespace) -> int:
             "passports": passports,
             "manifest": dataclasses.asdict(bundle.manifest),
         }
-        print(json.dumps(everything, indent=2, ensure_ascii=False))
+        # ASCII, which every locale can print.
+        print(json.dumps(everything, indent=2))
         return 0
     _show(bundle, operators, why_not, passports)
     return 0

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import BACKENDS, optional_number, whole_number
-from hdexport.cli.interruption import SIGNALLED, terminated_like_interrupted
+from hdexport.cli.interruption import exit_code
 from hdruntime.errors import HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
 
     job_options = _job_options(options)
     threads = optional_number("--threads", options.threads, example=2)
-    with job_report(options.progress) as report, terminated_like_interrupted():
+    with job_report(options.progress) as report:
         bundle = hdruntime.open_bundle(options.bundle)
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
@@ -144,7 +143,7 @@ def run(options: argparse.Namespace) -> int:
                 report.done_already(done)
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job)}")
-            return SIGNALLED + (stop.args[0] if stop.args else signal.SIGINT)
+            return exit_code(stop)
         except InputChangedError as error:
             # What is kept is of no use to the same command; the error says to which.
             report.ended("failed", str(error))

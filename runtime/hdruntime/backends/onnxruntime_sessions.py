@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Inputs", "Outputs", "chosen_graph", "closed_error", "open_session", "run_error", "session_options"]
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -98,7 +99,8 @@ def open_session(
     try:
         # By path, so that ONNX Runtime finds and maps model.onnx.data beside it.
         session = onnxruntime.InferenceSession(
-            str(path),
+            # ONNX Runtime writes a path as UTF-8, whatever the locale decoded it with.
+            os.fsencode(path).decode("utf-8", "surrogateescape"),
             options,
             providers=[name for name, _ in providers],
             provider_options=[dict(settings) for _, settings in providers],

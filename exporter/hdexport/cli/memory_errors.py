@@ -1,0 +1,47 @@
+"""What is said where memory ran out, whoever found out: Python, the loader of shared libraries, OpenBLAS, C++."""
+
+from __future__ import annotations
+
+__all__ = ["interrupted_by_openblas", "want_of_memory"]
+
+import resource
+import sys
+
+from hdexport.memory import says_out_of_memory
+
+_ALSO_OUT_OF_MEMORY = (
+    "failed to map segment",  # the loader of shared libraries
+    "can't start new thread",  # Python, which had no room for its stack
+)
+
+
+def want_of_memory(error: Exception) -> str | None:
+    """A message where that is what the error is about, else None."""
+    text = str(error)
+    if not (
+        isinstance(error, MemoryError) or says_out_of_memory(text) or any(said in text for said in _ALSO_OUT_OF_MEMORY)
+    ):
+        return None
+    return f"There is too little memory: {text or 'Python got none'}\n{_advice()}"
+
+
+def interrupted_by_openblas() -> str | None:
+    """A message where OpenBLAS got no memory for its threads while NumPy was loaded, else None.
+
+    It interrupts the process then, as Ctrl-C does, after words of its own.
+    """
+    if _address_limit() is None or "numpy" in sys.modules:
+        return None
+    return f"There is too little memory: NumPy could not be loaded.\n{_advice()}"
+
+
+def _advice() -> str:
+    limit = _address_limit()
+    if limit is None:
+        return "Free memory, or use a machine that has more."
+    return f"This process may have {limit / 1e6:.0f} MB of addresses; raise the limit: ulimit -v unlimited"
+
+
+def _address_limit() -> int | None:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return None if limit == resource.RLIM_INFINITY else limit

@@ -1,0 +1,118 @@
+"""A process at its edges: streams that are closed, an ASCII locale, little memory, signals."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+make_bundle = runpy.run_path(str(Path(__file__).parents[1] / "runtime" / "conftest.py"))["make_bundle"]
+
+HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a small bundle, whose name is not ASCII, and a text."""
+    folder = tmp_path_factory.mktemp("edges")
+    make_bundle(folder / "bücher-文", external_data=True)
+    (folder / "tëxt.txt").write_text("long documents")
+    return folder
+
+
+def shell(script: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with `$HDEXPORT`; the exit code is the command's also where it is the first of a pipe."""
+    return subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {script}"],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        timeout=60,
+        env=os.environ | {"HDEXPORT": HDEXPORT, "OMP_NUM_THREADS": "1"} | environment,
+    )
+
+
+# Streams
+
+
+@pytest.mark.parametrize("command", ["inspect bücher-文", "inspect nowhere", "--help"])
+def test_a_closed_output_is_one_sentence(small: Path, command: str) -> None:
+    done = shell(f"$HDEXPORT {command} >&-", small)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == (
+        "error: The standard output is closed, so nothing can be printed.\nSend it elsewhere: > /dev/null\n"
+    )
+
+
+def test_a_closed_standard_error_takes_nothing(small: Path) -> None:
+    done = shell("$HDEXPORT inspect bücher-文 2>&-", small)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "1 to 16 tokens" in done.stdout
+    assert shell("$HDEXPORT inspect nowhere 2>&-", small).returncode == 1
+
+
+@pytest.mark.parametrize("command", ["inspect bücher-文", "inspect bücher-文 --json", "--help"])
+def test_a_reader_that_had_enough_is_no_error(small: Path, command: str) -> None:
+    done = shell(f"$HDEXPORT {command} | head -c 1", small)
+    assert (done.returncode, len(done.stdout), done.stderr) == (0, 1, "")
+
+
+def test_a_full_disk_behind_the_output_is_one_sentence(small: Path) -> None:
+    done = shell("$HDEXPORT inspect bücher-文 > /dev/full", small)
+    assert done.returncode == 1
+    assert done.stderr == "error: [Errno 28] No space left on device\nTo see where it happened, add --debug.\n"
+
+
+# Locale
+
+
+ASCII = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("inspect bücher-文", 0),
+        ("inspect bücher-文 --json", 0),
+        ("run bücher-文 tëxt.txt -o öut.jsonl --force", 0),
+        ("package bücher-文 --triton repositörium", 1),
+        ("verify bücher-文", 1),
+        ("inspect nowhere-文", 1),
+    ],
+)
+def test_an_ascii_locale_takes_any_path(small: Path, command: str, code: int) -> None:
+    done = shell(f"$HDEXPORT {command}", small, **ASCII)
+    assert done.returncode == code, done.stderr
+    assert done.stderr.startswith("error: ") == bool(code)
+    assert "Traceback" not in done.stderr
+    assert (done.stdout + done.stderr).isascii()
+    if command.startswith("run"):
+        assert (small / "öut.jsonl").read_text().startswith('{"id": 0')
+
+
+# Memory
+
+
+@pytest.mark.parametrize("megabytes", [150, 300])
+def test_too_little_memory_is_one_sentence(small: Path, megabytes: int) -> None:
+    """Whichever library is the first to find out."""
+    done = shell(
+        f"ulimit -v {megabytes * 1000}; $HDEXPORT run bücher-文 tëxt.txt -o out.jsonl --force 2>&1 | grep -v ^OpenBLAS",
+        small,
+    )
+    assert done.returncode == 1, done.stdout
+    first, second = done.stdout.splitlines()
+    assert first.startswith("error: There is too little memory: ")
+    assert second == (
+        f"This process may have {megabytes * 1.024:.0f} MB of addresses; raise the limit: ulimit -v unlimited"
+    )
+    assert not list(small.glob(".out.jsonl*"))
