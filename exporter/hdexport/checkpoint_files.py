@@ -110,18 +110,23 @@ def write_index(file_of_weight: Mapping[str, str], total_bytes: int, directory: 
     (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def rewrite_json(path: Path, changes: Mapping[str, object]) -> None:
-    """Change values of a JSON object; values that are null or missing have no limit to raise and stay.
+def rewrite_json(source: Path, target: Path, changes: Mapping[str, object]) -> None:
+    """Write a JSON object with other values; values that are null or missing have no limit to raise and stay.
+
+    Args:
+        source: the file; where it is missing nothing is done.
+        target: where to write it, if a value changes.
+        changes: key -> value.
 
     Raises:
         ModelError: the file holds no JSON object.
     """
-    if not path.is_file():
+    if not source.is_file():
         return
-    values = read_object(path)
+    values = read_object(source)
     changed = {key: value for key, value in changes.items() if values.get(key) is not None}
     if changed:
-        path.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        target.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def _sentence_module(path: Path, module: object) -> SentenceModule:

@@ -191,9 +191,12 @@ def _write_rest(checkpoint: Checkpoint, positions: Positions, directory: Path) -
             shutil.copyfile(file, directory / file.name)
     for folder in module_folders(source):
         shutil.copytree(source / folder, directory / folder)
-    rewrite_json(directory / "config.json", {checkpoint.family.positions_key: positions.first_row + max_len})
-    rewrite_json(directory / "tokenizer_config.json", {"model_max_length": max_len})
-    rewrite_json(directory / "tokenizer.json", {"truncation": None})
-    # One a kind of model: sentence_bert_config.json, sentence_roberta_config.json, ...
-    for file in directory.glob("sentence_*_config.json"):
-        rewrite_json(file, {"max_seq_length": max_len})
+    changes: dict[str, dict[str, object]] = {
+        "config.json": {checkpoint.family.positions_key: positions.first_row + max_len},
+        "tokenizer_config.json": {"model_max_length": max_len},
+        "tokenizer.json": {"truncation": None},
+        # One per kind of model: sentence_bert_config.json, sentence_roberta_config.json, ...
+        **{file.name: {"max_seq_length": max_len} for file in source.glob("sentence_*_config.json")},
+    }
+    for name, values in changes.items():
+        rewrite_json(source / name, directory / name, values)

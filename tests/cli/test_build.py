@@ -295,7 +295,7 @@ def _not_a_number(model: Path) -> None:
             _not_a_number,
             r"NaN or infinite: encoder\.layer\.0\.output\.dense\.bias\.\nThe file is damaged, or its training",
         ),
-        (_cut, r"cannot be read: .*\nDownload or copy it again"),
+        (_cut, r"cannot be read: .*\nDownload the model again"),
         (_remove, r"holds no weights\.\nIt needs a model\.safetensors"),
         (_other_shape, r"the shape of .*position_embeddings\.weight is not what config\.json says: .*\nSet max_pos"),
         (_pickled, r"as a pickle \(\.bin\), which can run code.*\nConvert it to safetensors, or.* --allow-pickle"),

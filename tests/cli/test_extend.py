@@ -148,7 +148,7 @@ def _bad_tokenizer(model: Path) -> None:
 
 
 def _module_outside(model: Path) -> None:
-    (model / "modules.json").write_text('[{"path": ""}, {"path": "../secret"}]')
+    (model / "modules.json").write_text('[{"type": "a.Transformer", "path": "../secret"}]')
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def _module_outside(model: Path) -> None:
         (_cut, r"model\.safetensors cannot be read: .*\nDownload the model again"),
         (_other_rows, r"position_embeddings\.weight has 64 rows, and config\.json says .* 80\.\n"),
         (_no_table, r"holds no position table.*\nCheck that config\.json belongs to the weights"),
-        (_bad_tokenizer, r"tokenizer\.json of the checkpoint cannot be read: .*\nDownload the model again"),
+        (_bad_tokenizer, r"copied/tokenizer\.json cannot be read: .*\nDownload the model again"),
         (_module_outside, r"names the folder '\.\./secret', which is not one of the checkpoint's own"),
     ],
 )

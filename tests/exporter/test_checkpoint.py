@@ -185,7 +185,7 @@ def test_safetensors_are_preferred_to_a_pickle_beside_them(tiny_bert: Path) -> N
 def test_truncated_weights_are_refused(tiny_bert: Path, left_bytes: int) -> None:
     weights = tiny_bert / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:left_bytes])
-    with pytest.raises(ModelError, match=r"model.safetensors cannot be read: .*\nDownload or copy it again"):
+    with pytest.raises(ModelError, match=r"model.safetensors cannot be read: .*\nDownload the model again"):
         find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
 
 

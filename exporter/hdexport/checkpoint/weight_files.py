@@ -164,4 +164,4 @@ def _unpickled(file: Path, device: str) -> dict[str, torch.Tensor]:
 
 
 def _unreadable(file: Path, error: Exception) -> ModelError:
-    return ModelError(f"{file} cannot be read: {shown(error)}\nDownload or copy it again.")
+    return ModelError(f"{file} cannot be read: {shown(error)}\nDownload the model again.")
