@@ -107,10 +107,12 @@ def test_memory_without_padding_is_linear_in_tokens() -> None:
 
 
 @pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
-def test_a_half_precision_graph_is_widened(dtype: int) -> None:
-    lowered = lower_for_onnxruntime_cpu(portable_graph(Dense(), dtype=dtype))
+def test_a_half_precision_graph_is_widened_and_its_original_is_not(dtype: int) -> None:
+    portable = portable_graph(Dense(), dtype=dtype)
+    lowered = lower_for_onnxruntime_cpu(portable.clone())
     half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     assert not [value for node in lowered.graph.all_nodes() for value in node.outputs if value.dtype in half]
+    assert all(node.outputs[0].dtype == dtype for node in portable.graph if node.op_type == "DenseAttention")
     feeds = states_of(BATCH, 65) | {"key_mask": key_mask_of("left", 65)}
     (got,) = session_of(lowered).run(None, feeds)
     assert_close(got, answer_by_definition([Dense()], feeds), atol=5e-6)

@@ -461,5 +461,7 @@ def test_a_closed_session_says_so(bundle_path: Path) -> None:
 
 
 def test_a_backend_on_the_cpu_takes_no_arrays_on_a_gpu(session: Session) -> None:
-    with pytest.raises(BackendError, match=r"onnxruntime runs on the CPU.*\n.*load the bundle with a TensorRT backend"):
+    with pytest.raises(
+        BackendError, match=r"onnxruntime takes no arrays on a GPU.*\n.*load the bundle with a TensorRT backend"
+    ):
         session.run_on_device(input_ids=object())

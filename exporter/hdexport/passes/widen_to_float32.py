@@ -29,7 +29,8 @@ def widen_to_float32(model: onnx_ir.Model) -> int:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
         for output in node.outputs:
             if output.dtype in half:
-                output.dtype = ir.DataType.FLOAT
+                # A type of its own: copies of a model share their types, and setting `dtype` would change them all.
+                output.type = ir.TensorType(ir.DataType.FLOAT)
         for attribute in node.attributes.values():
             if attribute.type is ir.AttributeType.TENSOR and attribute.as_tensor().dtype in half:
                 wide = ir.tensor(attribute.as_tensor().numpy().astype("float32"))

@@ -150,7 +150,9 @@ def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
         planned(bundle, lengths=(64, 301))
     with pytest.raises(InputError, match=r"there is no peer 'tourch'; valid are torch, torch-compile"):
         planned(bundle, peers=("tourch",))
-    with pytest.raises(InputError, match=r"there is no backend 'trt'; valid are onnxruntime, tensorrt"):
+    with pytest.raises(
+        InputError, match=r"there is no backend 'trt'; valid are onnxruntime, onnxruntime_cuda, tensorrt"
+    ):
         planned(bundle, backends=("trt",))
     with pytest.raises(InputError, match=r"Nothing of this can run here:\nbundle \(tensorrt\): tensorrt with"):
         planned(bundle, backends=("tensorrt",), peers=())
