@@ -47,7 +47,7 @@ test-all: $(INSTALLED)
 SEED ?= $(shell date +%s)
 
 test-random: $(INSTALLED)
-	$(PYTEST) -m 'not nightly' --random-order-bucket global --random-order-seed $(SEED)
+	$(PYTEST) -m 'not nightly' --random-order-bucket module --random-order-seed $(SEED)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

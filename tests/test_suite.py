@@ -1,10 +1,15 @@
-"""The suite itself: what it does to the processes that its tests start."""
+"""The suite itself: what it does to the processes that its tests start, and the order of its tests."""
 
 from __future__ import annotations
 
 import signal
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
 
 _ASKS = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
 
@@ -22,5 +27,15 @@ def test_ctrl_c_reaches_it_in_the_background_of_a_shell_too() -> None:
         process = subprocess.Popen(suite, stdout=subprocess.PIPE, text=True)
     finally:
         signal.signal(signal.SIGINT, before)
-    printed, _ = process.communicate(timeout=60)
+    try:
+        printed, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
     assert process.returncode == 0, printed
+
+
+def test_every_file_that_begins_early_is_there(pytestconfig: pytest.Config) -> None:
+    conftest = pytestconfig.pluginmanager.get_plugin(str(TESTS / "conftest.py"))
+    files = [scope for scope in conftest._SECONDS if scope.startswith("tests/")]
+    assert len(files) > 10
+    assert [file for file in files if not (TESTS.parent / file).is_file()] == []
