@@ -164,9 +164,12 @@ def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: 
         text=True,
         start_new_session=True,
     )
-    wait_for_workers(process.pid, 3)  # the third begins when two rounds have ended
-    process.send_signal(signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
+    try:
+        wait_for_workers(process.pid, 3)  # the third begins when two rounds have ended
+        process.send_signal(signal.SIGINT)
+        printed, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()  # where the signal did not; its workers end with it
     assert process.returncode == 130, errors
     result = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert 1 <= len(result["cases"][0]["latency"]["rounds_p50_ms"]) < 1000

@@ -351,9 +351,12 @@ def test_the_command_starts_a_cluster_and_survives_a_killed_worker(bundle_path: 
     before = ray_servers()
     command = [str(HDEXPORT), "run", bundle_path, tmp_path / "rows.jsonl", "-o", tmp_path / "ray.jsonl", "--ray"]
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: bool(workers("infer")))
-    os.kill(workers()[0].pid, signal.SIGKILL)
-    stdout, stderr = process.communicate(timeout=100)
+    try:
+        wait_until(lambda: bool(workers("infer")))
+        os.kill(workers()[0].pid, signal.SIGKILL)
+        stdout, stderr = process.communicate(timeout=100)
+    finally:
+        process.kill()
     assert process.returncode == 0, stderr
     assert stdout.startswith("15000 rows, 0 failed, ")
     assert stdout.count("\n") == 1
