@@ -88,7 +88,8 @@ def test_triton_compiles_for_one_architecture_alone_from_sm_90_on(lowered: ir.Mo
     from hdplugins.aot import compile_kernels
 
     sources = face.kernel_sources([(1, 2, 1, 32)], {}, dtype="float16", architectures=[89, 90, 121])
-    targets = {kernel.architecture: PTX_TARGET.search(kernel.ptx.read_text()) for kernel in compile_kernels(sources)}
+    small = [source for source in sources if source.function == "plan_keys"]
+    targets = {kernel.architecture: PTX_TARGET.search(kernel.ptx.read_text()) for kernel in compile_kernels(small)}
     assert {number: found and found[1] for number, found in targets.items()} == {
         86: "sm_86", 90: "sm_90a", 121: "sm_121a",
     }  # fmt: skip
