@@ -51,7 +51,13 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory):
             max_len=MAX_LEN,
             precision=precision,
             attention=None if spec is None else attention_from_spec(spec),
-            engines=EngineOptions(flavours=(Backend.TENSORRT_RTX,), attention_impl=impl, profiles=PROFILES),
+            engines=EngineOptions(
+                flavours=(Backend.TENSORRT_RTX,),
+                attention_impl=impl,
+                profiles=PROFILES,
+                # That there are kernels for every GPU of an engine is tested with the kernels.
+                architectures=("sm86",),
+            ),
             verify=False,
         )
         return output, build(options)

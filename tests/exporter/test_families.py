@@ -206,9 +206,10 @@ VARIANTS = {
     "albert with layers in groups": ("albert", {"num_hidden_groups": 2, "inner_group_num": 2}),
     "electra with wide embeddings": ("electra", {"embedding_size": 32}),
     "distilbert with sinusoidal positions": ("distilbert", {"sinusoidal_pos_embds": True}),
-    "bert of one head": ("bert", {"num_attention_heads": 1}),
-    "bert with relu": ("bert", {"hidden_act": "relu"}),
-    "bert of one token type": ("bert", {"type_vocab_size": 1}),
+    "bert of one head and one token type, with relu": (
+        "bert",
+        {"num_attention_heads": 1, "type_vocab_size": 1, "hidden_act": "relu"},
+    ),
     "mpnet of other buckets": ("mpnet", {"relative_attention_num_buckets": 40}),
 }
 

@@ -37,8 +37,8 @@ FEW, MANY = 16, 64
 
 
 def bundle_of(tiny_bundles, model_type: str, bound: int):
-    """The bundle of that bound; the default's is the one that other tests build, too."""
-    return tiny_bundles(model_type, max_global=None if bound == FEW else bound)
+    """The bundle of that bound; the default's is the one that other tests build, the other's has 4096 positions."""
+    return tiny_bundles(model_type) if bound == FEW else tiny_bundles(model_type, max_len=4096, max_global=bound)
 
 
 def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
@@ -69,7 +69,7 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound
 
 
 def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None:
-    bundle = tiny_bundles("longformer", max_len=4096, max_global=40)
+    bundle = bundle_of(tiny_bundles, "longformer", MANY)
     input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 4096))
     attention_mask = np.stack([np.arange(4096) < length for length in (4096, 4093)]).astype(np.int64)
     marks = scattered(attention_mask, 40)

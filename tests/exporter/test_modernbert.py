@@ -79,17 +79,17 @@ def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles) -> None:
     assert_answers_as_hugging_face(tiny_bundles("modernbert", **LAYERS), LENGTHS)
 
 
+_LINEAR, _YARN = (
+    {
+        "full_attention": {"rope_type": kind, "factor": factor, "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+    }
+    for kind, factor in (("linear", 4.0), ("yarn", 8.0))
+)
+
 VARIANTS = {
-    "every layer global": {"global_attn_every_n_layers": 1},
-    "no global layer": {"layer_types": ["sliding_attention"] * 2},
-    "layers as listed": {
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "num_hidden_layers": 3,
-    },
-    "odd window": {"local_attention": 11},
-    "window of the token itself": {"local_attention": 1},
-    "window wider than any text": {"local_attention": 2000},
-    "biases and details": {
+    "every layer global, biases and details": {
+        "global_attn_every_n_layers": 1,
         "attention_bias": True,
         "mlp_bias": True,
         "norm_bias": True,
@@ -97,18 +97,14 @@ VARIANTS = {
         "norm_eps": 1e-3,
         "pad_token_id": VOCAB_SIZE - 1,
     },
-    "interpolated positions": {
-        "rope_parameters": {
-            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
-        }
+    "no global layer, windows of the token itself": {"layer_types": ["sliding_attention"] * 2, "local_attention": 1},
+    "layers as listed, odd windows, interpolated positions": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hidden_layers": 3,
+        "local_attention": 11,
+        "rope_parameters": _LINEAR,
     },
-    "scaled cosines": {
-        "rope_parameters": {
-            "full_attention": {"rope_type": "yarn", "factor": 8.0, "rope_theta": 500.0},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
-        }
-    },
+    "windows wider than any text, scaled cosines": {"local_attention": 2000, "rope_parameters": _YARN},
 }
 
 

@@ -21,6 +21,7 @@ from hdexport.positions import Scheme
 from hdexport.surgery import extend_positions, fold_positions, fold_token_types
 from hdexport.tasks import Task
 from hdruntime.errors import InputError
+from hdruntime.manifest import Positions
 from hugging_face import ALPHA, extended_rows
 from tiny_models import BASE, COPIES, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 
@@ -104,7 +105,7 @@ def test_positions_by_the_padding_rule_are_one_lookup(tiny_bundles, model_type: 
         ("albert", "sentence-similarity", {}),
         ("electra", "sentence-similarity", {}),
         ("roberta", "feature-extraction", {}),
-        ("bert", "feature-extraction", {"type_vocab_size": 1}),
+        ("bert", "feature-extraction", {"num_attention_heads": 1, "type_vocab_size": 1, "hidden_act": "relu"}),
     ],
 )
 def test_a_token_type_that_is_no_choice_is_a_constant_row(tiny_bundles, model_type: str, task: str, changes) -> None:
@@ -175,34 +176,37 @@ def test_all_n_times_n_positions_take_two_small_tables(tmp_path: Path, monkeypat
     assert session(input_ids=ids)["last_hidden_state"].shape == (1, BASE * BASE, 32)
 
 
+def extended(directory: Path, model_type: str, **options) -> tuple[np.ndarray, Positions]:
+    """The table of a model that was extended, which is its graph's as the tests above show, and what is said of it."""
+    save_tiny_model(directory, model_type, Task.FEATURE_EXTRACTION)
+    model = find_checkpoint(directory).load(Task.FEATURE_EXTRACTION)
+    positions = extend_positions(model, family_of(model_type), **({"alpha": ALPHA} | options))
+    return model.embeddings.position_embeddings.weight.detach().numpy(), positions
+
+
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_tile_repeats_the_checkpoints_rows(tmp_path: Path, model_type: str) -> None:
-    path, manifest = built(tmp_path, model_type, max_len=150, scheme=Scheme.TILE)
-    checkpoint = checkpoint_table(tmp_path / "model")
-    first_row = manifest.positions.first_row
-    (table,) = initializers(ir.load(path / "model.onnx"), "position_embeddings").values()
-    rows = checkpoint[first_row:]
-    expected = np.concatenate([checkpoint[:first_row], rows, rows, rows[: 150 - 2 * BASE]])
+    table, positions = extended(tmp_path, model_type, max_len=150, scheme=Scheme.TILE)
+    checkpoint = checkpoint_table(tmp_path)
+    rows = checkpoint[positions.first_row :]
+    expected = np.concatenate([checkpoint[: positions.first_row], rows, rows, rows[: 150 - 2 * BASE]])
     assert table.tobytes() == expected.tobytes()
-    assert (manifest.positions.scheme, manifest.positions.alpha) == ("tile", None)
+    assert (positions.scheme, positions.alpha) == ("tile", None)
 
 
 @pytest.mark.parametrize("model_type", ["bert", "roberta"])
 def test_none_cuts_the_table(tmp_path: Path, model_type: str) -> None:
-    path, manifest = built(tmp_path, model_type, max_len=40, scheme=Scheme.NONE)
-    checkpoint = checkpoint_table(tmp_path / "model")
-    (table,) = initializers(ir.load(path / "model.onnx"), "position_embeddings").values()
-    assert table.tobytes() == checkpoint[: manifest.positions.first_row + 40].tobytes()
-    assert (manifest.positions.rows, manifest.positions.base) == (40, BASE)
+    table, positions = extended(tmp_path, model_type, max_len=40, scheme=Scheme.NONE)
+    assert table.tobytes() == checkpoint_table(tmp_path)[: positions.first_row + 40].tobytes()
+    assert (positions.rows, positions.base) == (40, BASE)
 
 
 def test_another_alpha_gives_other_rows(tmp_path: Path) -> None:
-    path, manifest = built(tmp_path, "bert", max_len=150, alpha=0.25)
-    checkpoint = checkpoint_table(tmp_path / "model")
-    (table,) = initializers(ir.load(path / "model.onnx"), "position_embeddings").values()
+    table, positions = extended(tmp_path, "bert", max_len=150, scheme=Scheme.HIERARCHICAL, alpha=0.25)
+    checkpoint = checkpoint_table(tmp_path)
     assert_close(table, extended_rows(checkpoint, 150, alpha=0.25), atol=1e-6)
     assert np.abs(table - extended_rows(checkpoint, 150, alpha=ALPHA))[BASE:].max() > 0.01
-    assert manifest.positions.alpha == 0.25
+    assert positions.alpha == 0.25
 
 
 @pytest.mark.parametrize("form_limit", [None, 0], ids=["folded", "factored"])

@@ -139,7 +139,7 @@ def test_compiled_torch_is_right(workshop: Any, manifest: Manifest) -> None:
     reason = PEERS["torch-compile"].unavailable(manifest)
     if reason is not None:
         pytest.skip(reason)
-    case = workshop("bert")
+    case = workshop("bert", num_hidden_layers=1)
     found = case.error("torch-compile", 3, 65, case.artefact("torch-compile").artefact)
     assert found.passed, found
 
@@ -161,7 +161,7 @@ def test_code_that_goes_through_numpy_can_be_compiled(workshop: Any, manifest: M
 
 
 def test_a_compiler_that_fails_is_named(workshop: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    case = workshop("bert")
+    case = workshop("bert", num_hidden_layers=1)
     opened = open_case(case.spec("torch-compile", 1, 65, case.artefact("torch-compile").artefact))
     # Nothing that was compiled before may be found again.
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
