@@ -8,6 +8,7 @@ import pty
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,6 +21,8 @@ from hdexport.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.jobs.input_files import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts
 from hdruntime.jobs.rows import Columns, Position
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
 TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
@@ -47,14 +50,12 @@ def bundle(tmp_path: Path) -> Path:
     return made
 
 
-def hdexport(*arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([str(HDEXPORT), "run", *map(str, arguments)], capture_output=True, text=True, timeout=60)
-
-
-def test_json_progress_is_an_object_a_line_and_ends_with_what_was_done(bundle: Path, tmp_path: Path) -> None:
+def test_json_progress_is_an_object_a_line_and_ends_with_what_was_done(
+    hdexport: Command, bundle: Path, tmp_path: Path
+) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "long documents"}\n' * 9000 + '{"text": "nan"}\n{}\n')
-    done = hdexport(bundle, rows, "-o", tmp_path / "out.jsonl", "--progress", "json")
+    done = hdexport("run", bundle, rows, "-o", tmp_path / "out.jsonl", "--progress", "json")
     assert done.returncode == 2
     lines = [json.loads(line) for line in done.stderr.splitlines()]
     assert [list(line) for line in lines[:-1]] == [KEYS] * (len(lines) - 1)
@@ -69,17 +70,17 @@ def test_json_progress_is_an_object_a_line_and_ends_with_what_was_done(bundle: P
     assert last["message"].startswith("2 of 9002 rows failed: ")
 
 
-def test_the_rows_of_parquet_are_known_beforehand(bundle: Path, tmp_path: Path) -> None:
+def test_the_rows_of_parquet_are_known_beforehand(hdexport: Command, bundle: Path, tmp_path: Path) -> None:
     for name in ("a", "b"):
         pyarrow.parquet.write_table(pyarrow.table({"text": ["long"] * 10}), tmp_path / f"{name}.parquet")
     inputs = [tmp_path / "a.parquet", tmp_path / "b.parquet"]
-    done = hdexport(bundle, *inputs, "-o", tmp_path / "out.jsonl", "--progress", "json")
+    done = hdexport("run", bundle, *inputs, "-o", tmp_path / "out.jsonl", "--progress", "json")
     assert json.loads(done.stderr.splitlines()[0])["rows_total"] == 20
 
 
-def test_a_job_that_fails_says_so_last(bundle: Path, tmp_path: Path) -> None:
+def test_a_job_that_fails_says_so_last(hdexport: Command, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("\n \n")
-    done = hdexport(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", "--progress", "json")
+    done = hdexport("run", bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", "--progress", "json")
     assert done.returncode == 1
     last = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")][-1]
     assert last["state"] == "failed"
