@@ -310,9 +310,9 @@ def test_a_job_with_force_that_was_killed_goes_on_and_keeps_the_old_output_until
 def test_memory_does_not_grow_with_the_input(bundle: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.txt"
     # Long words, of which each is one token: they fill the memory faster than they take time.
-    rows.write_text(("x" * 2000 + "\n") * 20_000)
+    rows.write_text(("x" * 1000 + "\n") * 25_000)
     small = tmp_path / "small.txt"
-    small.write_text(("x" * 2000 + "\n") * 2000)
+    small.write_text(("x" * 1000 + "\n") * 2500)
     peaks = []
     for inputs in (small, rows):
         script = (
@@ -323,5 +323,5 @@ def test_memory_does_not_grow_with_the_input(bundle: Path, tmp_path: Path) -> No
         done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, timeout=200)
         assert done.returncode == 0, done.stderr
         peaks.append(int(done.stdout.splitlines()[-1]))
-    # MEASURED
-    assert peaks[1] - peaks[0] < 24 * 1024, peaks
+    # Measured: 2 MiB. To hold the rows would take 27.
+    assert peaks[1] - peaks[0] < 12 * 1024, peaks
