@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from hdruntime.bundle import Bundle
 from hdruntime.errors import InputChangedError, InputError
+from hdruntime.jobs.files import damaged
 from hdruntime.jobs.folder import (
     JobFolder,
     check_job_folder,
@@ -151,6 +152,8 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
     report = on_progress or _ignore
     with opened_job_folder(job.output, job.identity, restart=job.options.restart) as folder:
         saved = folder.saved
+        if saved.position.file >= len(job.files):
+            raise damaged(folder.path, f"it went on in input {saved.position.file + 1} of {len(job.files)}")
         meter = ProgressMeter(job.files, counts=saved.counts, position=saved.position, seconds=saved.seconds)
         if not saved.complete:
             report(meter.progress(JobState.RUNNING, saved.counts, saved.position))

@@ -11,6 +11,7 @@ from enum import Enum
 
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.rows import Position
+from hdruntime.manifest import LargeCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,11 +27,11 @@ class RowCounts:
         first_error: id and error of the first row that failed.
     """
 
-    rows: int = 0
-    tokens: int = 0
-    computed_tokens: int = 0
-    padded_tokens: int = 0
-    errors: Mapping[str, int] = field(default_factory=dict)
+    rows: LargeCount = 0
+    tokens: LargeCount = 0
+    computed_tokens: LargeCount = 0
+    padded_tokens: LargeCount = 0
+    errors: Mapping[str, LargeCount] = field(default_factory=dict)
     first_error: str | None = None
 
     @property

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from hdruntime.manifest import LargeCount
+
 
 class ErrorKind(str, Enum):
     """Why rows fail, for counting; the row's own error says it in full."""
@@ -59,11 +61,11 @@ class Position(NamedTuple):
         checksum: CRC-32 of what comes before in that file: of its bytes; of Parquet, of the values that were read.
     """
 
-    file: int = 0
-    offset: int = 0
-    line: int = 0
-    row: int = 0
-    checksum: int = 0
+    file: LargeCount = 0
+    offset: LargeCount = 0
+    line: LargeCount = 0
+    row: LargeCount = 0
+    checksum: LargeCount = 0
 
 
 @dataclass(frozen=True, kw_only=True)

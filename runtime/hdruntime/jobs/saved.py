@@ -8,8 +8,10 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 
+from hdruntime.checked_json import from_json
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import Position
+from hdruntime.manifest import LargeCount
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,13 +31,13 @@ class Saved:
     stamp: tuple[int, int] | None = None
     counts: RowCounts = field(default_factory=RowCounts)
     seconds: float = 0.0
-    result_bytes: int = 0
+    result_bytes: LargeCount = 0
     complete: bool = False
 
 
 def json_from_saved(saved: Saved) -> str:
     """A JSON object."""
-    return json.dumps(dataclasses.asdict(saved) | {"position": saved.position._asdict()})
+    return json.dumps(dataclasses.asdict(saved))
 
 
 def saved_from_json(text: str | bytes) -> Saved:
@@ -44,11 +46,7 @@ def saved_from_json(text: str | bytes) -> Saved:
     Raises:
         ValueError: it is something else.
     """
-    values = json.loads(text)
-    try:
-        values["position"] = Position(**values["position"])
-        values["counts"] = RowCounts(**values["counts"])
-        values["stamp"] = values["stamp"] and tuple(values["stamp"])
-        return Saved(**values)
-    except (AttributeError, KeyError, TypeError) as error:
-        raise ValueError(f"not what a job saves: {error}") from error
+    saved = from_json(text, Saved, name="progress")
+    if json.loads(json_from_saved(saved)) != json.loads(text):
+        raise ValueError("not what a job saves: something is missing, or there is more")
+    return saved

@@ -273,6 +273,12 @@ def test_what_keeps_no_row_stands_in_nobodys_way(bundle_path: Path, tmp_path: Pa
         ("progress.json", "{", "progress.json: "),
         ("progress.json", '{"rows": 3}', "progress.json: "),
         ("progress.json", "[]", "progress.json: "),
+        ("progress.json", '{"counts": {"rows": "3"}}', "progress.json: progress.counts.rows should be `int`"),
+        ("progress.json", '{"counts": {"rows": -3}}', "progress.json: progress.counts.rows should be `int` >= 0"),
+        ("progress.json", '{"position": [0, 5]}', "progress.json: "),
+        ("progress.json", '{"position": [1, 5, 1, 1, 1]}', "it went on in input 2 of 1"),
+        ("job.json", "[]", "job.json holds no object"),
+        ("job.json", "{", "job.json: "),
     ],
 )
 def test_a_damaged_folder_is_refused_until_told_to_start_over(
