@@ -111,3 +111,72 @@ def test_too_little_memory_is_one_sentence(small: Path, megabytes: int) -> None:
         f"This process may have {megabytes * 1.024:.0f} MB of addresses; raise the limit: ulimit -v unlimited"
     )
     assert not list(small.glob(".out.jsonl*"))
+
+
+# Signals
+
+
+@contextlib.contextmanager
+def building(checkpoint: Path, output: Path, *ignored: signal.Signals) -> Iterator[subprocess.Popen[str]]:
+    """`hdexport build`, whose temporary directory is there."""
+
+    def ignore() -> None:
+        # What runs the tests may ignore some: the command is to find all as a terminal leaves them.
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
+
+    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(output)]
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=ignore,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )
+    try:
+        wait_for(lambda: any(output.parent.glob(f".{output.name}.partial-*")) or process.poll() is not None)
+        assert process.poll() is None, process.communicate()
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "waited for a minute"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)], ids=str
+)
+def test_a_build_that_is_stopped_leaves_nothing(
+    checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
+    with building(checkpoint, tmp_path / "deep" / "out") as process:
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert errors.endswith("interrupted\n")
+    assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_was_ignored_stays_ignored(checkpoint: Path, tmp_path: Path) -> None:
+    """As under nohup, and of what a script runs in the background."""
+    with building(checkpoint, tmp_path / "out", signal.SIGHUP, signal.SIGINT) as process:
+        ignored = int(next(line for line in status_of(process) if line.startswith("SigIgn:")).split()[1], 16)
+        for number in (signal.SIGHUP, signal.SIGINT):
+            assert ignored & 1 << (number - 1)
+            process.send_signal(number)
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert not list(tmp_path.iterdir())
+
+
+def status_of(process: subprocess.Popen[str]) -> list[str]:
+    return Path(f"/proc/{process.pid}/status").read_text().splitlines()
