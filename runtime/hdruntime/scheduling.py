@@ -7,6 +7,7 @@ __all__ = ["BatchResult", "PaddingCount", "Scheduler", "non_finite_rows"]
 import contextlib
 import functools
 import logging
+import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ import numpy.typing as npt
 from hdruntime.backends import Runner
 from hdruntime.batching import pack_by_tokens
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
+from hdruntime.forking import keep_for_ever, tell_of_forks
 from hdruntime.memory_limits import MemoryLimits
 
 logger = logging.getLogger(__name__)
@@ -76,6 +78,8 @@ class Scheduler:
         self._runner: Runner | None = runner
         self._non_finite_error = non_finite_error
         self._lock = threading.Lock()
+        self._no_runner = "The session is closed; load the bundle again."
+        tell_of_forks(self)
         self._tokens = 0
         self._padded_tokens = 0
 
@@ -84,11 +88,11 @@ class Scheduler:
         """What runs batches.
 
         Raises:
-            BackendError: it is closed.
+            BackendError: it is closed, or this process was forked of the one that opened it.
         """
         runner = self._runner
         if runner is None:
-            raise BackendError("The session is closed; load the bundle again.")
+            raise BackendError(self._no_runner)
         return runner
 
     @property
@@ -166,6 +170,19 @@ class Scheduler:
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
+
+    def forked(self) -> None:
+        """Give up the runner, in a process that was forked: its threads and its GPU context are the parent's."""
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            keep_for_ever(runner)
+            self._no_runner = (
+                f"This session was loaded in another process ({os.getppid()}), of which this one is a fork, and neither "
+                "threads nor GPU contexts are forked.\n"
+                'Load the bundle in this process, or start it otherwise: multiprocessing.get_context("spawn").'
+            )
+        # Another thread of the parent may have held it.
+        self._lock = threading.Lock()
 
     def finished(self, batch: _Batch) -> BatchResult:
         """Wait for a batch, count its tokens and find its bad rows.
@@ -252,6 +269,7 @@ class _Run:
             # What was started is finished, also where the caller wants no more.
             for batch in self._in_flight:
                 with contextlib.suppress(BackendError):
+                    _ = self._scheduler.runner  # none in a fork, where nothing is waited for
                     batch.results()
 
     def _start_next(self) -> None:

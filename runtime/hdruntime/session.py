@@ -79,7 +79,9 @@ def load(
 class Session:
     """A loaded bundle, made by :func:`load`; also a context manager.
 
-    Safe to use from several threads. Where one closes it, the others get their results or a BackendError.
+    Safe to use from several threads. Where one closes it, the others get their results or a BackendError. Not to be
+    used in a process that was forked of the one that loaded it (``os.fork``, multiprocessing's start method ``fork``):
+    there it raises BackendError, since neither threads nor GPU contexts are forked. Load the bundle in every process.
     """
 
     def __init__(self, bundle: Bundle, runner: Runner) -> None:

@@ -1,0 +1,84 @@
+"""A session that was loaded before a fork is refused in the fork, which can load and end as any process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+PARENT = """
+import multiprocessing, os, signal, sys, threading
+import hdruntime
+
+path, how = sys.argv[1:]
+BATCH = {"input_ids": [[2, 4, 3]] * 8}
+session = hdruntime.load(path, "onnxruntime", threads=4)
+batches = session.run_batches(session.tokenize(["long", "documents are read"]), batch_tokens=1)
+next(batches)
+
+
+def child():
+    signal.alarm(20)  # a hang ends it
+    for use in (
+        lambda: session(**BATCH),
+        lambda: session.embed(["long"]),
+        lambda: next(batches),
+        lambda: session.batch_tokens,
+        lambda: session.most_rows(4),
+    ):
+        try:
+            use()
+        except hdruntime.BackendError as error:
+            print(str(error).replace(str(os.getppid()), "PARENT"), flush=True)
+    print(session.padding.tokens > 0, flush=True)
+    batches.close()
+    session.close()
+    with hdruntime.load(path, "onnxruntime", threads=4) as another:
+        print(another(**BATCH)["last_hidden_state"].shape, flush=True)
+
+
+stop = threading.Event()
+
+
+def work():
+    while not stop.is_set():
+        session(**BATCH)
+
+
+worker = threading.Thread(target=work)
+worker.start()
+if how == "fork":
+    pid = os.fork()
+    if pid == 0:
+        child()
+        sys.exit(0)  # with all that Python does at its end
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+else:
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join()
+    code = process.exitcode
+stop.set()
+worker.join()
+print("parent", code, session(**BATCH)["last_hidden_state"].shape)
+"""
+
+REFUSAL = """\
+This session was loaded in another process (PARENT), of which this one is a fork, and neither threads nor GPU contexts \
+are forked.
+Load the bundle in this process, or start it otherwise: multiprocessing.get_context("spawn").
+"""
+
+
+@pytest.mark.parametrize("how", ["fork", "multiprocessing"])
+def test_a_session_is_refused_in_a_fork_whose_parent_goes_on(bundle_path: Path, how: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PARENT), str(bundle_path), how],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.stdout == REFUSAL * 5 + "True\n(8, 3, 4)\nparent 0 (8, 3, 4)\n", done.stderr
