@@ -67,9 +67,7 @@ def load_model(
     except Exception as error:
         if says_out_of_memory(str(error)):
             raise MemoryError(str(error)) from error
-        raise ModelError(
-            f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload or copy it again."
-        ) from error
+        raise ModelError(f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload it again.") from error
     _check_missing(checkpoint, task, found["missing_keys"])
     _check_finite(path, model)
     if unused := agreement.unused(skeleton):
