@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from comparators import assert_close, assert_same_directions
+from comparators import assert_close, assert_same_directions, named_case
 from hdexport.comparison import FLOAT32_ATOL, FLOAT32_STEPS, HALF_COSINE, compare
 
 RIGHT = np.random.default_rng(0).normal(size=(3, 65, 32)).astype(np.float32)
@@ -162,3 +162,11 @@ def test_verify_calls_two_vectors_of_zeros_equal() -> None:
 def test_verify_of_different_shapes_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="differ"):
         compare(RIGHT[:1], RIGHT, half_precision=False)
+
+
+def test_a_case_that_fails_fails_by_its_name() -> None:
+    message = r"^65 tokens, no padding: 1, not 0, at \(0,\): 1 > 0.1$"
+    with pytest.raises(AssertionError, match=message), named_case("65 tokens", "no padding"):
+        assert_close(np.ones(1), np.zeros(1), atol=0.1)
+    with pytest.raises(ZeroDivisionError), named_case("65 tokens"):
+        raise ZeroDivisionError
