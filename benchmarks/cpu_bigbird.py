@@ -139,7 +139,7 @@ def _make_models(models: Path, *, hidden_size: int, layers: int, block: int, ran
     )
     transformers.BigBirdModel(big_bird).save_pretrained(models / "bigbird")
     transformers.BertModel(transformers.BertConfig(**sizes)).save_pretrained(models / "bert")
-    build(BuildOptions(model=models / "bigbird", output=models / "bundle", max_len=longest, verify=False))
+    build(BuildOptions(model=models / "bigbird", output=models / "bundle", max_len=longest, verify=None))
 
 
 def _load(model: str, models: Path) -> Run:

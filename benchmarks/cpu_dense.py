@@ -67,7 +67,7 @@ def _make_models(models: Path, tokens: int) -> None:
     for precision in ("float32", "float16"):
         build(
             BuildOptions(
-                model=source, output=models / f"bundle-{precision}", max_len=tokens, precision=precision, verify=False
+                model=source, output=models / f"bundle-{precision}", max_len=tokens, precision=precision, verify=None
             )
         )
     _export_plainly(models / "plain.onnx", tokens)

@@ -95,7 +95,7 @@ def _make_models(models: Path, *, hidden_size: int, layers: int, window: int, lo
     transformers.LongformerModel(longformer).save_pretrained(models / "longformer")
     bert = transformers.BertConfig(**sizes, max_position_embeddings=longest)
     transformers.BertModel(bert).save_pretrained(models / "bert")
-    build(BuildOptions(model=models / "longformer", output=models / "bundle", max_len=longest, verify=False))
+    build(BuildOptions(model=models / "longformer", output=models / "bundle", max_len=longest, verify=None))
 
 
 def _load(model: str, models: Path) -> Run:

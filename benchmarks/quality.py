@@ -164,7 +164,7 @@ class Bundles:
                 scheme=Scheme(variant.positions or "none"),
                 alpha=DEFAULT_ALPHA if variant.alpha is None else variant.alpha,
                 attention=Window(tokens=self._window, global_tokens=1, dilation=(1,)) if variant.windowed else None,
-                verify=False,
+                verify=None,
             )
             build(options)
         return path

@@ -142,7 +142,7 @@ def _make_models(models: Path, positions: int) -> None:
     from hdexport.extend import ExtendOptions, extend
 
     extend(ExtendOptions(model=default_model()[0], output=models / "checkpoint", max_len=positions))
-    build(BuildOptions(model=models / "checkpoint", output=models / "bundle", max_len=positions, verify=False))
+    build(BuildOptions(model=models / "checkpoint", output=models / "bundle", max_len=positions, verify=None))
 
 
 def _measured(options: argparse.Namespace) -> dict[str, Any]:

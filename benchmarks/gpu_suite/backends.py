@@ -160,7 +160,7 @@ def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool
             precision="float16",
             attention=attention_from_spec("window:16" if job.rehearsal else _WINDOW) if is_windowed else None,
             engines=options,
-            verify=False,
+            verify=None,
         )
     )
     return open_bundle(folder / "bundle")

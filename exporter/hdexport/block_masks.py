@@ -10,42 +10,74 @@ __all__ = ["use_block_masks"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdexport.attention_modules import Layers, attention_modules, wrap_layers
 from hdexport.block_setup import BlockSetup
+from hdexport.masked_attention import use_pair_counts
 from hdruntime.manifest import BlockSparse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_NAME = "hdexport-block-masks"
-
 _TABLE = "block_table"
 """Buffer of a layer's attention: its table, or None."""
 
 
-@dataclass(frozen=True)
-class _Pairs:
-    """How often queries see keys.
+@dataclass(frozen=True, kw_only=True)
+class _Text:
+    """How often the blocks of one text see each other; the last of each axis stands for tokens of no block.
 
     Attributes:
-        times: [batch, tokens, tokens], without the tables.
-        blocks: [batch, tokens], the block of each token, -1 for tokens of none.
-        by_table: [batch, tokens], whether a query's row of its layer's table counts.
-        real: [batch, tokens].
+        times: [blocks + 1, blocks + 1], without the tables.
+        by_table: [blocks + 1], whether a block's row of its layer's table counts.
+        block_of_token: [tokens], with the global tokens in front, which are of no block.
+        real: [tokens].
+        in_front: global tokens in front.
         first_row: the block of queries that the table's first row is of.
     """
 
     times: torch.Tensor
-    blocks: torch.Tensor
     by_table: torch.Tensor
+    block_of_token: torch.Tensor
     real: torch.Tensor
+    in_front: int
     first_row: int
+
+    def with_table(self, table: torch.Tensor | None) -> torch.Tensor:
+        """[1 or heads, blocks + 1, blocks + 1], with what a layer's table, [1 or heads, rows, listed], lists."""
+        if table is None:
+            return self.times[None]
+        none = len(self.times) - 1
+        listed = torch.zeros(len(table), none + 1, none + 1)
+        rows = min(table.shape[1], max(none - self.first_row, 0))
+        named = table[:, :rows].long()
+        named = torch.where((named >= 0) & (named < none), named, none)
+        listed[:, self.first_row : self.first_row + rows].scatter_add_(2, named, torch.ones(named.shape))
+        listed[..., none] = 0
+        return self.times + listed * self.by_table[:, None]
+
+    def of_queries(self, table: torch.Tensor | None, queries: slice) -> torch.Tensor:
+        """[1 or heads, queries, tokens]."""
+        block = self.block_of_token
+        times = self.with_table(table)[:, block[queries]][:, :, block]
+        times[:, : max(self.in_front - queries.start, 0)] = 1
+        times[:, :, : self.in_front] = 1
+        return times * self.real
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """How often queries see keys, for each text of a batch."""
+
+    texts: Sequence[_Text]
+
+    def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
+        """[batch, 1 or heads, queries, tokens]; see :class:`hdexport.masked_attention.PairCounts`."""
+        table = getattr(module, _TABLE)
+        return torch.stack([text.of_queries(table, queries) for text in self.texts])
 
 
 def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
@@ -64,88 +96,47 @@ def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
         extra = 0 if rows is None else len(rows)
         if rows is not None:
             hidden_states = torch.cat([rows.expand(len(hidden_states), -1, -1), hidden_states], dim=1)
-        return layers(hidden_states, _pairs(setup.spec, attention_mask.bool(), extra))[:, extra:]
+        pairs = _Pairs([_text(setup.spec, real, extra) for real in attention_mask.bool()])
+        return layers(hidden_states, pairs)[:, extra:]
 
-    ALL_ATTENTION_FUNCTIONS.register(_NAME, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_NAME, lambda *_, attention_mask, **__: attention_mask)
-    model.config._attn_implementation = _NAME
+    use_pair_counts(model, "hdexport-block-masks", lambda attention_mask: attention_mask)
     wrap_layers(model, around)
 
 
-def _attend(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: _Pairs,
-    scaling: float | None = None,
-    **_: Any,
-) -> tuple[torch.Tensor, None]:
-    times = _with_table(attention_mask, getattr(module, _TABLE))  # [batch, heads or 1, queries, keys]
-    seen = times.sum(-1, keepdim=True) > 0
-    bias = torch.where(seen, times.log(), 0.0)
-    attended = torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
-    return (attended * seen).transpose(1, 2).contiguous(), None
-
-
-def _pairs(spec: BlockSparse, real: torch.Tensor, extra: int) -> _Pairs:
-    """The pairs of a batch.
+def _text(spec: BlockSparse, real: torch.Tensor, extra: int) -> _Text:
+    """The pairs of one text.
 
     Args:
         spec: what the attention is.
-        real: [batch, tokens], bool, without the global tokens in front.
+        real: [tokens], bool, without the global tokens in front.
         extra: global tokens in front.
     """
-    made = [_pairs_of_text(spec, text, extra) for text in real]
-    times, blocks, by_table = (torch.stack(parts) for parts in zip(*made, strict=True))
-    in_front = real.new_ones(len(real), extra)
-    return _Pairs(times, blocks, by_table, torch.cat([in_front, real], 1), int(spec.kind == "bigbird"))
-
-
-def _pairs_of_text(
-    spec: BlockSparse, real: torch.Tensor, extra: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """times [tokens, tokens], blocks [tokens] and by_table [tokens] of one text."""
     tokens = len(real)
     places = real.nonzero().flatten().tolist() or [0]
     # Blocks count from the text's first token, and end with its last, or they are those of the batch.
     start, end = (places[0], places[-1] + 1) if spec.last_block == "row" else (0, tokens)
     count = -(-(end - start) // spec.block_size)
-    blocks = torch.full((extra + tokens,), -1)
-    blocks[extra + start : extra + end] = torch.arange(end - start) // spec.block_size
-    of_blocks = torch.zeros(count, count)
+    block_of_token = torch.full((extra + tokens,), count)
+    block_of_token[extra + start : extra + end] = torch.arange(end - start) // spec.block_size
+    times = torch.zeros(count + 1, count + 1)
     sees_all: Sequence[int] = ()
     if spec.kind != "blocks":
         for block in range(count):
-            of_blocks[block, max(block - 1, 0) : block + 2] = 1
+            times[block, max(block - 1, 0) : block + 2] = 1
     if spec.kind == "bigbird":
         sees_all = range(count) if end - start <= spec.dense_tokens else (0, count - 1)
-        of_blocks[:, [0, count - 1]] = 1
+        times[:, [0, count - 1]] = 1
         if spec.mode == "hf_eval":
-            of_blocks[:, 0] += spec.random_blocks
-        of_blocks[list(sees_all)] = 1
-    times = of_blocks[blocks][:, blocks]
-    times[blocks < 0] = 0
-    times[:, blocks < 0] = 0
-    times[:extra] = 1
-    times[:, :extra] = 1
-    times[:, extra:] *= real
-    by_table = (blocks >= 0) & ~torch.isin(blocks, torch.tensor(list(sees_all), dtype=torch.int64))
-    return times, blocks, by_table
-
-
-def _with_table(pairs: _Pairs, table: torch.Tensor | None) -> torch.Tensor:
-    """[batch, heads or 1, queries, keys], with what a layer's table, [1 or heads, rows, listed], lists."""
-    times = pairs.times[:, None]
-    if table is None:
-        return times
-    batch, tokens = pairs.blocks.shape
-    listed = torch.zeros(batch, len(table), tokens, tokens)
-    for text in range(batch):
-        for query in range(tokens):
-            row = int(pairs.blocks[text, query]) - pairs.first_row
-            if pairs.by_table[text, query] and row < table.shape[1]:
-                for place in range(table.shape[2]):
-                    named = table[:, row, place]  # [1 or heads]
-                    listed[text, :, query] += (pairs.blocks[text] == named[:, None]) & (named >= 0)[:, None]
-    return times + listed * pairs.real[:, None, None, :]
+            times[:, 0] += spec.random_blocks
+        times[list(sees_all)] = 1
+    times[count], times[:, count] = 0, 0
+    by_table = torch.ones(count + 1)
+    by_table[[*sees_all, count]] = 0
+    return _Text(
+        times=times,
+        by_table=by_table,
+        block_of_token=block_of_token,
+        real=torch.cat([real.new_ones(extra), real]),
+        in_front=extra,
+        first_row=int(spec.kind == "bigbird"),
+    )

@@ -37,7 +37,14 @@ def block_sparse_node(
     """
     attributes: dict[str, Any] = _attributes(spec) | {"scale": float(scale)}
     if not torch.compiler.is_exporting():
-        return block_sparse_attention(query, key, value, token_mask, listed_blocks, **attributes)
+        # Head by head: the definition holds every pair of tokens several times.
+        attended = []
+        for head in range(query.shape[1]):
+            one = slice(head, head + 1)
+            table = listed_blocks if listed_blocks is None or len(listed_blocks) == 1 else listed_blocks[one]
+            states = (query[:, one], key[:, one], value[:, one])
+            attended.append(block_sparse_attention(*states, token_mask, table, **attributes))
+        return torch.cat(attended, dim=1)
     tables = () if listed_blocks is None else (listed_blocks,)
     node: torch.Tensor = torch.onnx.ops.symbolic(
         f"{ONNX_DOMAIN}::BlockSparseAttention",

@@ -26,6 +26,7 @@ from hdexport.positions import DEFAULT_ALPHA, Scheme
 from hdexport.progress import Progress
 from hdexport.tasks import Task
 from hdexport.tokenizer_files import first_special_id, write_tokenizer
+from hdexport.verify.grid import Grid
 from hdruntime.bundle import (
     FORMAT_VERSION,
     Bundle,
@@ -85,7 +86,7 @@ class BuildOptions:
         max_global: the most global tokens that a caller may mark in a text, for models with such an input; None for 16,
             in question answering 64.
         engines: which engines beside the ONNX graphs.
-        verify: compare the bundle with PyTorch before it is put in place.
+        verify: the cases in which the bundle is compared with PyTorch before it is put in place; None for none.
         force: replace a bundle that is at `output`.
         allow_pickle: also read weights that are stored as a pickle.
         command: the command line, for the record.
@@ -103,7 +104,7 @@ class BuildOptions:
     global_embeddings: Path | None = None
     max_global: int | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
-    verify: bool = True
+    verify: Grid | None = Grid.QUICK
     force: bool = False
     allow_pickle: bool = False
     command: str = ""
@@ -132,7 +133,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         manifest = seal(directory, manifest)
         if options.verify:
             progress.step("Verifying against PyTorch")
-            manifest = _verify(Bundle(directory, manifest), checkpoint, options, progress.result)
+            manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress.result)
         progress.step("Writing the bundle")
     return manifest
 
@@ -388,21 +389,23 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
     }
 
 
-def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, report: Callable[[str], None]) -> Manifest:
+def _verify(
+    bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid: Grid, report: Callable[[str], None]
+) -> Manifest:
     from hdexport.half_range import check_half_range
     from hdexport.pytorch_reference import reference_of
-    from hdexport.verify import summary, verify_bundle
+    from hdexport.verify import verify_bundle
 
     half_range = check_half_range(bundle, report=report)
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
     reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
-    found = summary(verify_bundle(bundle, reference, report=report))
-    if not found["passed"]:
+    found = verify_bundle(bundle, reference, grid=grid, report=report)
+    if not found.passed:
         raise VerificationError(
             "The bundle's answers differ from PyTorch's in the checks marked FAILED above, so it was not written.\n"
-            "Please report the model and the versions that `hdexport doctor` prints; --no-verify writes it anyway."
+            "Please report the model and the versions that `hdexport doctor` prints; --verify none writes it anyway."
         )
-    manifest = dataclasses.replace(bundle.manifest, verification=found, half_range=half_range.record)
+    manifest = dataclasses.replace(bundle.manifest, verification=found.record(), half_range=half_range.record)
     write_manifest(bundle.path, manifest)
     return manifest

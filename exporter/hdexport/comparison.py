@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["FLOAT32_ATOL", "FLOAT32_STEPS", "HALF_COSINE", "HALF_LENGTH", "Comparison", "compare"]
+__all__ = [
+    "FLOAT32_ATOL",
+    "FLOAT32_STEPS",
+    "HALF_COSINE",
+    "HALF_LENGTH",
+    "NOT_FINITE",
+    "Comparison",
+    "compare",
+    "joined",
+]
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -30,6 +40,10 @@ asks for no more along it.
 """
 
 
+_SLICE_VALUES = 2**18
+"""Values that are compared at once: float64 copies of a large output would take four times its memory."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """What a comparison found.
@@ -47,10 +61,14 @@ class Comparison:
     tolerance: str
 
 
+NOT_FINITE = Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance="finite values")
+"""What is found where a value is NaN or infinite."""
+
+
 def compare(
     actual: npt.NDArray[np.floating], expected: npt.NDArray[np.floating], *, half_precision: bool
 ) -> Comparison:
-    """Compare one output's real values.
+    """Compare one output's real values, in slices: the memory for it does not grow with the output.
 
     Args:
         actual: [..., features], what a graph gave.
@@ -62,30 +80,65 @@ def compare(
     """
     if actual.shape != expected.shape:
         raise ValueError(f"The shapes {actual.shape} and {expected.shape} differ.")
-    got, want = actual.astype(np.float64), expected.astype(np.float64)
-    if not (np.isfinite(got).all() and np.isfinite(want).all()):
-        return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance="finite values")
-    error = float(np.abs(got - want).max(initial=0.0))
+    features = actual.shape[-1]
+    got, want = actual.reshape(-1, features), expected.reshape(-1, features)
+    rows = max(1, _SLICE_VALUES // max(1, features))
+    compare_slice = _compare_half if half_precision else _compare_float32
+    return joined([
+        compare_slice(got[first : first + rows].astype(np.float64), want[first : first + rows].astype(np.float64))
+        for first in range(0, max(1, len(got)), rows)
+    ])  # fmt: skip
+
+
+def joined(parts: Sequence[Comparison]) -> Comparison:
+    """One comparison of what several found about parts of the same output; at least one."""
+    not_finite = [part for part in parts if part.max_abs_error == float("inf")]
+    return Comparison(
+        max_abs_error=max(part.max_abs_error for part in parts),
+        min_cosine=min(part.min_cosine for part in parts),
+        passed=all(part.passed for part in parts),
+        # The tolerance that says most: values that are not finite, or the longest, which names large values.
+        tolerance=max((part.tolerance for part in not_finite or parts), key=len),
+    )
+
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def _compare_float32(got: FloatArray, want: FloatArray) -> Comparison:
+    """Of [rows, features]: every value holds the tolerance."""
+    if not _finite(got, want):
+        return NOT_FINITE
+    steps = FLOAT32_STEPS * np.spacing(np.abs(want).astype(np.float32))
+    errors = np.abs(got - want)
+    has_coarse_values = bool((steps > FLOAT32_ATOL).any())
+    return Comparison(
+        max_abs_error=float(errors.max(initial=0.0)),
+        min_cosine=_min_cosine(got, want),
+        passed=bool((errors <= np.maximum(steps, FLOAT32_ATOL)).all()),
+        tolerance=f"max abs error <= {FLOAT32_ATOL:g}"
+        + (f", or {FLOAT32_STEPS} units in the last place of large values" if has_coarse_values else ""),
+    )
+
+
+def _compare_half(got: FloatArray, want: FloatArray) -> Comparison:
+    """Of [rows, features]: every vector holds the tolerances of its direction and its length."""
+    if not _finite(got, want):
+        return NOT_FINITE
     cosine = _min_cosine(got, want)
-    if not half_precision:
-        steps = FLOAT32_STEPS * np.spacing(np.abs(expected).astype(np.float32))
-        has_coarse_values = bool((steps > FLOAT32_ATOL).any())
-        return Comparison(
-            max_abs_error=error,
-            min_cosine=cosine,
-            passed=bool((np.abs(got - want) <= np.maximum(steps, FLOAT32_ATOL)).all()),
-            tolerance=f"max abs error <= {FLOAT32_ATOL:g}"
-            + (f", or {FLOAT32_STEPS} units in the last place of large values" if has_coarse_values else ""),
-        )
     # One feature, a reranker's score, has a sign and no direction: its length is all there is to compare.
     is_score = got.shape[-1] == 1
     length_error = _max_length_error(got, want)
     return Comparison(
-        max_abs_error=error,
+        max_abs_error=float(np.abs(got - want).max(initial=0.0)),
         min_cosine=cosine,
         passed=(is_score or cosine >= HALF_COSINE) and length_error <= HALF_LENGTH,
         tolerance=f"cosine >= {HALF_COSINE:g}, length within {HALF_LENGTH:.0%}",
     )
+
+
+def _finite(got: FloatArray, want: FloatArray) -> bool:
+    return bool(np.isfinite(got).all() and np.isfinite(want).all())
 
 
 def _min_cosine(got: npt.NDArray[np.float64], want: npt.NDArray[np.float64]) -> float:

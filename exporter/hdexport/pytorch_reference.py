@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-__all__ = ["Reference", "positions_of", "reference_of", "use_dense_masks"]
+__all__ = ["Reference", "positions_of", "reference_of"]
 
-import functools
 import inspect
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -19,12 +18,9 @@ from hdexport.positions import DEFAULT_ALPHA, Scheme
 from hdexport.tasks import Task
 from hdruntime.bundle import Bundle
 from hdruntime.errors import ModelError
-from hdruntime.manifest import Manifest, Window
+from hdruntime.manifest import Manifest
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
-
     from hdexport.heads import GraphModule
 
 IntArray = npt.NDArray[np.int64]
@@ -32,7 +28,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class Reference:
-    """PyTorch's answers in float32, each distinct input computed once.
+    """PyTorch's answers in float32. Nothing is kept: an answer may have gigabytes.
 
     Attributes:
         counts_from_padding: whether the model's blocks of tokens begin with the padding on the left.
@@ -52,7 +48,6 @@ class Reference:
         self._module, self.counts_from_padding = module, counts_from_padding
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
         self._global_bound = global_bound
-        self._answers: dict[tuple[int, int, int], dict[str, FloatArray]] = {}
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
 
@@ -71,6 +66,15 @@ class Reference:
         """Whether the model takes a ``global_attention_mask``."""
         return self._module.has_global_attention
 
+    @property
+    def has_token_types(self) -> bool:
+        """Whether the model takes ``token_type_ids``."""
+        return self._module.has_token_types
+
+    def token_types(self, length: int) -> IntArray:
+        """[length], the types of a text's tokens in a check: its second half is another text than its first."""
+        return (np.arange(length) >= (length + 1) // 2).astype(np.int64)
+
     def global_tokens(self, length: int) -> IntArray:
         """[length], 1 for the tokens of a text that are global in a check: the first, one inside and the last."""
         marked = np.zeros(length, np.int64)
@@ -82,38 +86,52 @@ class Reference:
         generator = np.random.default_rng(row)
         return self._ids[generator.integers(0, len(self._ids), length)].astype(np.int64)
 
-    def unpadded(self, row: int, length: int, *, shift: int = 0) -> dict[str, FloatArray]:
+    def unpadded(
+        self, row: int, length: int, *, shift: int = 0, samples: IntArray | None = None
+    ) -> dict[str, FloatArray]:
         """The outputs for one row's text alone: name -> array without the batch axis.
 
         Args:
             row: which text.
             length: its tokens.
             shift: padding in front of it, which moves the positions of models of BERT's kind.
+            samples: as :meth:`batch` takes it.
         """
-        key = row, length, shift if self.positions_shift else 0
-        if key not in self._answers:
-            ids = self.text(row, length)[None]
-            inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-            if self.has_global_attention:
-                inputs["global_attention_mask"] = self.global_tokens(length)[None]
-            if self.positions_shift and self.takes_position_ids:
-                inputs["position_ids"] = np.arange(shift, shift + length)[None]
-            outputs = self.batch(inputs)
-            self._answers[key] = {name: values[0] for name, values in outputs.items()}
-        return self._answers[key]
+        ids = self.text(row, length)[None]
+        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        if self.has_token_types:
+            inputs["token_type_ids"] = self.token_types(length)[None]
+        if self.has_global_attention:
+            inputs["global_attention_mask"] = self.global_tokens(length)[None]
+        if self.positions_shift and self.takes_position_ids:
+            inputs["position_ids"] = np.arange(shift, shift + length)[None]
+        return {name: values[0] for name, values in self.batch(inputs, samples=samples).items()}
 
-    def batch(self, inputs: Mapping[str, IntArray]) -> dict[str, FloatArray]:
-        """The outputs for a batch as it is: name -> array. Token types are 0."""
+    def batch(self, inputs: Mapping[str, IntArray], *, samples: IntArray | None = None) -> dict[str, FloatArray]:
+        """The outputs for a batch as it is: name -> array.
+
+        Args:
+            inputs: name -> [batch, tokens]; token types are 0 by default.
+            samples: [samples], the tokens whose logits are computed, where not all of them fit in memory; the outputs
+                then hold what the head is given for every token, too, by the name `HEAD_INPUT`.
+        """
         import torch
 
         from hdexport.heads import OUTPUTS_OF_TASK
+        from hdexport.vocabulary_head import HEAD_INPUT, sampled_head
 
         feeds = dict(inputs)
-        if self._module.has_token_types:
-            feeds["token_type_ids"] = np.zeros_like(feeds["input_ids"])
+        if self.has_token_types:
+            feeds.setdefault("token_type_ids", np.zeros_like(feeds["input_ids"]))
+        tensors = {name: torch.from_numpy(ids) for name, ids in feeds.items()}
         with torch.inference_mode():
-            outputs = self._module(**{name: torch.from_numpy(ids) for name, ids in feeds.items()})
-        return {name: output.numpy() for name, output in zip(OUTPUTS_OF_TASK[self.task], outputs, strict=True)}
+            if samples is None:
+                outputs = dict(zip(OUTPUTS_OF_TASK[self.task], self._module(**tensors), strict=True))
+            else:
+                with sampled_head(self._module.model, torch.from_numpy(samples)) as given:
+                    outputs = dict(zip(OUTPUTS_OF_TASK[self.task], self._module(**tensors), strict=True))
+                outputs[HEAD_INPUT] = given[0]
+        return {name: output.numpy() for name, output in outputs.items()}
 
 
 def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool = False) -> Reference:
@@ -132,6 +150,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
     from hdexport.heads import GraphModule
     from hdexport.sentence_pooling import sentence_pooling
     from hdexport.surgery import extend_positions
+    from hdexport.window_masks import use_window_masks
 
     manifest, task = bundle.manifest, Task(bundle.manifest.task)
     if checkpoint.config["model_type"] != manifest.model_type:
@@ -149,7 +168,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         )
     setup = read_setup(bundle)
     if manifest.window is not None:
-        use_dense_masks(model, manifest.window)
+        use_window_masks(model, manifest.window)
     elif setup is not None and checkpoint.family.block_sparse is None:
         use_block_masks(model, setup)
     elif setup is not None and setup.listed_blocks is not None:
@@ -197,31 +216,3 @@ def positions_of(manifest: Manifest, family: Family, config: Mapping[str, Any]) 
     if scheme is Scheme.NONE and max_len > manifest.max_len:
         scheme = Scheme.TILE
     return max_len, scheme, DEFAULT_ALPHA if alpha is None else alpha
-
-
-def use_dense_masks(model: PreTrainedModel, window: Window) -> None:
-    """Make a model's own attention that of a window, by a mask for every pair of tokens, in place.
-
-    This is what windowed bundles are compared with: PyTorch's attention and a mask, nothing of ours.
-    """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    name = "hdexport-dense-masks"
-    ALL_ATTENTION_FUNCTIONS.register(name, ALL_ATTENTION_FUNCTIONS["sdpa"])
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, functools.partial(_dense_mask, window=window))
-    model.config._attn_implementation = name
-
-
-def _dense_mask(*_: Any, attention_mask: torch.Tensor, window: Window, **__: Any) -> torch.Tensor:
-    """[batch, heads or 1, tokens, tokens], bool, True where a query (third axis) sees a key (fourth)."""
-    import torch
-
-    real = attention_mask.bool()
-    is_global = real & (real.long().cumsum(1) <= window.global_tokens)
-    places = torch.arange(real.shape[1])
-    offset = places[None, :] - places[:, None]
-    step = torch.tensor(window.dilation)[:, None, None]
-    near = ((offset.abs() <= window.tokens * step) & (offset % step == 0))[None]  # [1, heads or 1, tokens, tokens]
-    seen = near | is_global[:, None, None, :] | is_global[:, None, :, None]
-    return seen & real[:, None, None, :]

@@ -248,6 +248,7 @@ class GraphVerification:
     passed: Count = 0
     max_abs_error: float | None = None
     tolerance: str = ""
+    sampled: tuple[dict[str, object], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -255,7 +256,9 @@ class Verification:
     """What every `Manifest.verification` is; it may have other keys beside these."""
 
     passed: bool = False
+    grid: Literal["quick", "full"] | None = None
     graphs: dict[str, GraphVerification] = field(default_factory=dict)
+    not_checked: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -119,7 +119,7 @@ def test_a_bert_becomes_a_big_bird_or_an_etc_verified_and_shown(hdexport: Comman
         assert first.startswith(
             f"Attention is cut to blocks of {(4, 8)[number]} tokens, which the model was not trained"
         )
-        assert sum(line.startswith("-[x]") for line in checks) > 50
+        assert sum(line.startswith("-[x]") for line in checks) > 15
         shown = hdexport("inspect", bundle).stdout
         assert "hdexport::BlockSparseAttention x2" in shown
         assert ("the last block is each text's own", "3 global tokens in front of each text")[number] in shown

@@ -40,7 +40,7 @@ def test_every_check_has_a_line_and_the_outcome_is_recorded(hdexport: Command, c
     assert verification is not None
     assert verification["passed"] is True
     shown = hdexport("inspect", copy).stdout
-    assert any(line.split() == ["verification", "passed"] for line in shown.splitlines())
+    assert any(line.split() == ["verification", "passed,", "full", "grid"] for line in shown.splitlines())
 
 
 def test_a_checkpoint_that_differs_fails_and_that_is_recorded(
@@ -59,7 +59,16 @@ def test_a_checkpoint_that_differs_fails_and_that_is_recorded(
     assert verification is not None
     assert verification["passed"] is False
     shown = hdexport("inspect", copy).stdout
-    assert any(line.split() == ["verification", "FAILED"] for line in shown.splitlines())
+    assert any(line.split() == ["verification", "FAILED,", "full", "grid"] for line in shown.splitlines())
+
+
+def test_the_quick_grid_can_be_asked_for(hdexport: Command, copy: Path) -> None:
+    done = hdexport("verify", copy, "--grid", "quick")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) < 30
+    verification = hdruntime.open_bundle(copy).manifest.verification
+    assert verification is not None
+    assert verification["grid"] == "quick"
 
 
 def test_lengths_that_are_left_out_are_said(hdexport: Command, copy: Path) -> None:
@@ -87,4 +96,5 @@ def test_another_model_is_refused(refused: Refused, checkpoint: Path, copy: Path
 
 def test_bad_options_are_explained(refused: Refused, copy: Path) -> None:
     refused("verify", copy, "--longest", "all", message=r"--longest all is not a whole number\.\nGive a number")
+    refused("verify", copy, "--grid", "some", message=r"--grid some is unknown\.\nChoose one of: quick, full\.")
     refused("verify", message=r"required: BUNDLE\nSee: hdexport verify --help")

@@ -104,7 +104,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 attention=None if attention is None else attention_from_spec(attention),
                 max_global=max_global,
                 last_block=last_block,
-                verify=False,
+                verify=None,
             )
             build(options)
 

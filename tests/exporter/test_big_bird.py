@@ -409,7 +409,7 @@ def test_a_bundle_with_tiled_positions_answers_as_the_extended_checkpoint(tmp_pa
     before, after, max_len = tmp_path / "before", tmp_path / "after", 2 * BASE
     save_tiny_model(before, "big_bird", Task.FEATURE_EXTRACTION)
     extend(ExtendOptions(model=before, output=after, max_len=max_len, scheme=Scheme.TILE))
-    build(BuildOptions(model=before, output=tmp_path / "bundle", max_len=max_len, scheme=Scheme.TILE, verify=False))
+    build(BuildOptions(model=before, output=tmp_path / "bundle", max_len=max_len, scheme=Scheme.TILE, verify=None))
     session = hdruntime.load(tmp_path / "bundle", backend="onnxruntime", threads=1)
     reference = transformers.AutoModel.from_pretrained(after).eval()
     for tokens in (BASE, BASE + 1, max_len):

@@ -58,7 +58,7 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory):
                 # That there are kernels for every GPU of an engine is tested with the kernels.
                 architectures=("sm86",),
             ),
-            verify=False,
+            verify=None,
         )
         return output, build(options)
 

@@ -65,7 +65,7 @@ def test_an_error_in_any_phase_leaves_nothing(checkpoint, tmp_path, monkeypatch,
 
 def test_the_old_bundle_survives_a_failed_build(checkpoint, tmp_path, monkeypatch) -> None:
     output = tmp_path / "bundle"
-    before = build(options_for(checkpoint, output, verify=False))
+    before = build(options_for(checkpoint, output, verify=None))
     fail(monkeypatch, "verifying")
     with pytest.raises(ExportError, match="verifying"):
         build(options_for(checkpoint, output, force=True))
@@ -87,7 +87,7 @@ def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path,
     lines: list[str] = []
     progress = Progress()
     progress.result = lines.append  # type: ignore[method-assign]
-    with pytest.raises(VerificationError, match="--no-verify"):
+    with pytest.raises(VerificationError, match="--verify none"):
         build(options_for(checkpoint, tmp_path / "bundle"), progress)
     assert list(tmp_path.iterdir()) == []
     assert any("onnxruntime_cpu.onnx" in line and "FAILED" in line for line in lines)
@@ -135,6 +135,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
     assert manifest.labels == ()
     assert manifest.verification is not None
     assert manifest.verification["passed"] is True
+    assert manifest.verification["grid"] == "quick"
     assert manifest.made_by["command"] == "hdexport build tiny-bert"
     assert manifest.made_by["source"] == "tiny-bert"
     assert set(manifest.files) == {
@@ -154,7 +155,7 @@ def test_labels_are_in_the_order_of_the_logits(tiny_bundles) -> None:
 
 def test_the_same_build_twice_gives_the_same_graphs_which_run_where_they_are_moved_to(checkpoint, tmp_path) -> None:
     first, second = (
-        build(options_for(checkpoint, tmp_path / name, verify=False, precision="float16")) for name in ("a", "b")
+        build(options_for(checkpoint, tmp_path / name, verify=None, precision="float16")) for name in ("a", "b")
     )
     for file in ("model.onnx", "model.onnx.data", "onnxruntime_cpu.onnx", "onnxruntime_cuda.onnx"):
         assert first.files[file] == second.files[file], file

@@ -312,7 +312,7 @@ def test_the_same_checkpoint_builds_in_bfloat16(overflowing, tmp_path) -> None:
 
 def test_verify_fails_such_a_bundle_and_records_it(overflowing, tmp_path, capsys) -> None:
     path = tmp_path / "bundle"
-    build(BuildOptions(model=overflowing, output=path, max_len=65, precision="float16", verify=False))
+    build(BuildOptions(model=overflowing, output=path, max_len=65, precision="float16", verify=None))
     assert main(["verify", str(path), "--model", str(overflowing), "--longest", "2"]) == 1
     printed = capsys.readouterr()
     assert "-[ ] model.onnx: float16 range, random ids of 32, 64 and 65 tokens: largest magnitude " in printed.out

@@ -184,7 +184,7 @@ def test_a_weight_outside_float16_is_named_and_nothing_is_written(tmp_path: Path
 
 def test_the_same_weight_fits_bfloat16(tmp_path: Path) -> None:
     options = BuildOptions(
-        model=model_with(tmp_path, 1e5), output=tmp_path / "bundle", max_len=64, precision="bfloat16", verify=False
+        model=model_with(tmp_path, 1e5), output=tmp_path / "bundle", max_len=64, precision="bfloat16", verify=None
     )
     assert build(options).dtype == "bfloat16"
 

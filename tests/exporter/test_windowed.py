@@ -15,7 +15,7 @@ from hdexport.attention_spec import attention_from_spec
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.pytorch_reference import reference_of
-from hdexport.verify import verify_bundle
+from hdexport.verify import Grid, verify_bundle
 from hdruntime.bundle import open_bundle, seal
 from padded_batches import batches, cases
 from tiny_models import COPIES, PAD_TOKEN_ID
@@ -156,7 +156,7 @@ def test_verification_passes_a_right_window_and_fails_a_wrong_one(tiny_bundles, 
     path = tmp_path / "bundle"
     shutil.copytree(bundle.path, path)
     reference = reference_of(bundle.session._bundle, find_checkpoint(bundle.checkpoint))
-    checks = verify_bundle(open_bundle(path), reference, thorough=True)
+    checks = verify_bundle(open_bundle(path), reference, grid=Grid.FULL).checks
     assert all(check.passed for check in checks)
     assert {16, 17, 18, 33} <= {check.case.tokens for check in checks}
     model = ir.load(path / "model.onnx")
@@ -164,6 +164,6 @@ def test_verification_passes_a_right_window_and_fails_a_wrong_one(tiny_bundles, 
     node.attributes["right"] = ir.AttrInt64("right", 15)
     ir.save(model, path / "model.onnx")
     seal(path, bundle.manifest)
-    for check in verify_bundle(open_bundle(path), reference, thorough=True):
+    for check in verify_bundle(open_bundle(path), reference, grid=Grid.FULL).checks:
         # The first two tokens see all; from the third on, a window of 15 hides the one 16 to the right.
         assert check.passed == (check.graph != "model.onnx" or max(check.case.lengths) <= 18), check.line()

@@ -263,7 +263,7 @@ def built(checkpoint: Path, task: str) -> Path:
 
     path = checkpoint.parent / task
     if not path.exists():
-        build(BuildOptions(model=checkpoint, output=path, max_len=MAX_LEN, task=Task(task), verify=False))
+        build(BuildOptions(model=checkpoint, output=path, max_len=MAX_LEN, task=Task(task), verify=None))
     return path
 
 

@@ -9,6 +9,7 @@ __all__ = [
     "add_revision_argument",
     "command_line",
     "decimal_number",
+    "one_of",
     "optional_number",
     "whole_number",
 ]
@@ -16,7 +17,7 @@ __all__ = [
 import argparse
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from hdruntime.errors import InputError
@@ -111,3 +112,15 @@ def decimal_number(option: str, text: str) -> float:
         return float(text)
     except ValueError:
         raise InputError(f"{option} {text} is not a number.\nGive a number like {option} 0.4.") from None
+
+
+def one_of(option: str, text: str, choices: Iterable[str]) -> str:
+    """The word that an option was given.
+
+    Raises:
+        InputError: it is none of the choices; the message lists them.
+    """
+    allowed = list(choices)
+    if text not in allowed:
+        raise InputError(f"{option} {text} is unknown.\nChoose one of: {', '.join(allowed)}.")
+    return text

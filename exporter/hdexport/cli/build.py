@@ -14,6 +14,7 @@ from hdexport.cli.arguments import (
     add_position_arguments,
     add_revision_argument,
     decimal_number,
+    one_of,
     whole_number,
 )
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
@@ -21,6 +22,7 @@ from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, 
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
+    from hdexport.verify.grid import Grid
     from hdruntime.bundle import Manifest
     from hdruntime.manifest import Dtype
 
@@ -51,7 +53,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types = parser.add_mutually_exclusive_group()
     types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
-    parser.add_argument("--no-verify", action="store_true", help="do not compare the bundle with PyTorch")
+    parser.add_argument(
+        "--verify",
+        metavar="GRID",
+        default="quick",
+        help="how the bundle is compared with PyTorch: quick (default), about ten cases for each graph; full, every "
+        "length, batch and padding that hdexport verify checks; none",
+    )
+    parser.add_argument(
+        "--no-verify", action="store_const", dest="verify", const="none", help="the same as --verify none"
+    )
     positions = parser.add_argument_group("positions")
     positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)")
     add_position_arguments(positions)
@@ -105,7 +116,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from hdexport.cli.progress import TerminalProgress
+    from hdexport.openmp import let_threads_sleep
 
+    let_threads_sleep()
     with TerminalProgress() as progress:
         # The first line shows before anything heavy is imported.
         progress.step("Starting")
@@ -159,11 +172,18 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),
-        verify=not options.no_verify,
+        verify=_grid(options.verify),
         force=options.force,
         allow_pickle=options.allow_pickle,
         command=options.command_line,
     )
+
+
+def _grid(name: str) -> Grid | None:
+    from hdexport.verify.grid import Grid
+
+    chosen = one_of("--verify", name, [*(grid.value for grid in Grid), "none"])
+    return None if chosen == "none" else Grid(chosen)
 
 
 def _print_summary(output: Path, manifest: Manifest) -> None:

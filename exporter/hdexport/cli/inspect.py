@@ -206,15 +206,23 @@ def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:
     if found is None:
         yield "verification", "none; run: hdexport verify BUNDLE"
         return
-    yield "verification", "passed" if found.get("passed") else "FAILED"
+    grid = found.get("grid")
+    outcome = "passed" if found.get("passed") else "FAILED"
+    # Bundles of earlier versions do not say which grid.
+    yield "verification", outcome if grid is None else f"{outcome}, {grid} grid"
     graphs = found.get("graphs")
     for name, result in graphs.items() if isinstance(graphs, dict) else ():
         yield "", f"{name}: {_graph_checks(result)}"
+    not_checked = found.get("not_checked")
+    for what in not_checked if isinstance(not_checked, list) else ():
+        yield "", str(what)
 
 
 def _graph_checks(result: dict[str, object]) -> str:
     checks = f"{result.get('passed')} of {result.get('checks')} checks"
-    return f"{checks}, max abs error {_number(result.get('max_abs_error'))} ({result.get('tolerance')})"
+    sampled = result.get("sampled")
+    said = f", {len(sampled)} with logits at some tokens" if isinstance(sampled, list) and sampled else ""
+    return f"{checks}{said}, max abs error {_number(result.get('max_abs_error'))} ({result.get('tolerance')})"
 
 
 def _half_range(found: HalfRange) -> str:

@@ -1,6 +1,6 @@
 """Compare a bundle with PyTorch over a grid of lengths, batches and paddings, and record the outcome in it.
 
-One line a check is printed, with its error and its tolerance; the exit code is 1 if one failed.
+One line per check is printed, with its error and its tolerance; the exit code is 1 if one failed.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_pickle_argument, whole_number
+from hdexport.cli.arguments import add_pickle_argument, one_of, whole_number
 from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
@@ -32,6 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         help="check no longer inputs than that (default: 8192; PyTorch takes minutes for more)",
     )
+    parser.add_argument(
+        "--grid",
+        default="full",
+        help="full (default): every length with every batch and padding; quick: about ten cases for each graph",
+    )
     add_pickle_argument(parser)
 
 
@@ -40,8 +45,10 @@ def run(options: argparse.Namespace) -> int:
     import dataclasses
 
     from hdexport.cli.progress import TerminalProgress
+    from hdexport.openmp import let_threads_sleep
     from hdruntime.bundle import open_bundle, write_manifest
 
+    let_threads_sleep()
     with TerminalProgress() as progress:
         progress.step("Opening the bundle")
         bundle = open_bundle(options.bundle)
@@ -50,25 +57,26 @@ def run(options: argparse.Namespace) -> int:
         from hdexport.checkpoint import find_checkpoint
         from hdexport.half_range import check_half_range
         from hdexport.pytorch_reference import reference_of
-        from hdexport.verify import summary, verify_bundle
-        from hdexport.verify_grid import LONGEST_CHECKED
+        from hdexport.verify import verify_bundle
+        from hdexport.verify.grid import LONGEST_CHECKED, Grid
 
+        grid = Grid(one_of("--grid", options.grid, [grid.value for grid in Grid]))
         longest = LONGEST_CHECKED if options.longest is None else whole_number("--longest", options.longest)
         reference = reference_of(
             bundle, find_checkpoint(model, allow_pickle=options.allow_pickle), allow_pickle=options.allow_pickle
         )
         progress.step("Verifying against PyTorch")
-        checks = verify_bundle(bundle, reference, longest=longest, thorough=True, report=progress.result)
+        found = verify_bundle(bundle, reference, grid=grid, longest=longest, report=progress.result)
         half_range = check_half_range(bundle, report=progress.result)
-        found = summary(checks)
-        found["passed"] = found["passed"] and half_range.problem is None
-        manifest = dataclasses.replace(bundle.manifest, verification=found, half_range=half_range.record)
+        record = found.record()
+        record["passed"] = found.passed and half_range.problem is None
+        manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
         write_manifest(bundle.path, manifest)
-    failed = sum(not check.passed for check in checks)
-    print(f"{len(checks) - failed} of {len(checks)} checks passed")
+    failed = sum(not check.passed for check in found.checks)
+    print(f"{len(found.checks) - failed} of {len(found.checks)} checks passed")
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
-    return 0 if found["passed"] else 1
+    return 0 if found.passed else 1
 
 
 def _model_of(bundle: Bundle, model: str | None) -> str | Path:

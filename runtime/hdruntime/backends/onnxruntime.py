@@ -56,6 +56,7 @@ class OnnxRuntimeRunner:
     Args:
         bundle: its graph for the CPU is taken, else its portable one.
         threads: threads of one run, None for ONNX Runtime's choice.
+        spinning: whether threads that wait for work keep their cores busy: faster, unless others need these.
 
     Raises:
         BackendError: ONNX Runtime cannot load the graph.
@@ -69,7 +70,7 @@ class OnnxRuntimeRunner:
     most_in_flight = 1
     """A run uses the cores of its own accord; a second one would only take turns with it."""
 
-    def __init__(self, bundle: Bundle, *, threads: int | None = None) -> None:
+    def __init__(self, bundle: Bundle, *, threads: int | None = None, spinning: bool = True) -> None:
         manifest = bundle.manifest
         graph = chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")
         self._has_tokens_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
@@ -77,6 +78,8 @@ class OnnxRuntimeRunner:
         self.max_len = manifest.max_len
         options = session_options(threads)
         options.enable_cpu_mem_arena = _USES_ARENA
+        if not spinning:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session: Any = open_session(
             bundle, graph, options, providers=[("CPUExecutionProvider", {})], disabled_optimizers=_SLOW_FUSIONS
         )

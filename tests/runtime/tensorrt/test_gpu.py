@@ -62,7 +62,7 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
             precision="float16",
             attention=None if request.param is None else attention_from_spec(request.param),
             engines=EngineOptions(flavours=(flavour,), profiles=PROFILES),
-            verify=False,
+            verify=None,
         )
     )
     built = open_bundle(folder / "bundle")

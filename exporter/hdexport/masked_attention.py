@@ -1,0 +1,77 @@
+"""PyTorch's attention with a count for every pair of tokens, in slices of queries: a reference for sparse attention."""
+
+from __future__ import annotations
+
+__all__ = ["PairCounts", "use_pair_counts"]
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SLICE_VALUES = 2**22
+"""Pairs, times heads, that are looked at at once: 16 MB of each temporary, and not all of [heads, tokens, tokens]."""
+
+
+class PairCounts(Protocol):
+    """How often queries see keys: made of a batch's mask, and given to every attention in place of a mask."""
+
+    def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
+        """[batch, 1 or heads, queries, tokens], float, of one layer's attention; 0 for pairs that are not seen."""
+        ...
+
+
+def use_pair_counts(model: PreTrainedModel, name: str, of_mask: Callable[[torch.Tensor], Any]) -> None:
+    """Make a model's own attention one of counted pairs, in place.
+
+    Args:
+        model: whose attention is reached through the library's attention interface.
+        name: under which the interface knows it.
+        of_mask: attention mask [batch, tokens] -> what the layers are given for it, :class:`PairCounts`.
+    """
+    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    ALL_ATTENTION_FUNCTIONS.register(name, _attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, lambda *_, attention_mask, **__: of_mask(attention_mask))
+    model.config._attn_implementation = name
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: PairCounts,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function: a key that is seen m times counts as m equal keys, a query that sees none gives 0.
+
+    Args:
+        module: the layer's attention.
+        query: [batch, heads, tokens, head_dim].
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        attention_mask: how often each query sees each key.
+        scaling: factor of the scores; None for head_dim ** -0.5.
+
+    Returns:
+        [batch, tokens, heads, head_dim], and no weights.
+    """
+    batch, heads, tokens, _head_dim = query.shape
+    step = max(1, _SLICE_VALUES // (batch * heads * tokens))
+    parts = []
+    for first in range(0, tokens, step):
+        queries = slice(first, min(first + step, tokens))
+        times = attention_mask.of_queries(module, queries)
+        seen = times.sum(-1, keepdim=True) > 0
+        bias = torch.where(seen, times.log(), 0.0)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            query[:, :, queries], key, value, attn_mask=bias, scale=scaling
+        )
+        parts.append(attended * seen)
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None

@@ -1,0 +1,9 @@
+"""Verification: a bundle's answers, compared with PyTorch's over a grid of lengths, batches and paddings."""
+
+from __future__ import annotations
+
+__all__ = ["Check", "Grid", "Verification", "verify_bundle"]
+
+from hdexport.verify.checks import Check, Verification
+from hdexport.verify.grid import Grid
+from hdexport.verify.verification import verify_bundle

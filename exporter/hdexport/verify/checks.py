@@ -1,0 +1,167 @@
+"""The outcome of a verification: of each case for each graph, in lines and in the manifest's words."""
+
+from __future__ import annotations
+
+__all__ = ["Check", "Verification", "case_text", "compare_case", "not_finite"]
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.comparison import NOT_FINITE, Comparison, compare, joined
+from hdexport.verify.expected import samples_of_row
+from hdexport.verify.grid import Case, Grid
+from hdexport.vocabulary_head import HEAD_INPUT
+from hdruntime.manifest import Manifest
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """The outcome of one case for one graph.
+
+    Attributes:
+        graph: the graph's file.
+        case: the input.
+        outputs: name of each output -> what the comparison found.
+        samples: tokens of the batch whose logits were compared; None where all were.
+    """
+
+    graph: str
+    case: Case
+    outputs: dict[str, Comparison]
+    samples: int | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every output holds its tolerance."""
+        return all(found.passed for found in self.outputs.values())
+
+    @property
+    def max_abs_error(self) -> float:
+        """Largest absolute difference over the outputs."""
+        return max(found.max_abs_error for found in self.outputs.values())
+
+    @property
+    def min_cosine(self) -> float:
+        """Smallest cosine over the outputs."""
+        return min(found.min_cosine for found in self.outputs.values())
+
+    @property
+    def tolerance(self) -> str:
+        """The tolerance, in words."""
+        return next(iter(self.outputs.values())).tolerance
+
+    def line(self) -> str:
+        """The outcome in one line."""
+        failed = [name for name, found in self.outputs.items() if not found.passed]
+        return (
+            f"-[{'x' if self.passed else ' '}] {self.graph}: {case_text(self.case)}: "
+            f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
+            + ("" if self.samples is None else f"; logits at {self.samples} tokens, what they are made of at all")
+            + (f" FAILED: {', '.join(failed)}" if failed else "")
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """All outcomes.
+
+    Attributes:
+        grid: the cases that were gone through.
+        checks: what was compared.
+        not_checked: what was not, one sentence each.
+    """
+
+    grid: Grid
+    checks: tuple[Check, ...]
+    not_checked: tuple[str, ...]
+
+    @property
+    def passed(self) -> bool:
+        """Whether the bundle is right wherever it was looked at."""
+        return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def record(self) -> dict[str, object]:
+        """What the manifest records of it."""
+        return {
+            "passed": self.passed,
+            "grid": self.grid.value,
+            "graphs": {
+                graph: _graph_record([check for check in self.checks if check.graph == graph])
+                for graph in sorted({check.graph for check in self.checks})
+            },
+            "not_checked": list(self.not_checked),
+        }
+
+
+def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
+    return {
+        "checks": len(checks),
+        "passed": sum(check.passed for check in checks),
+        "tolerance": checks[0].tolerance,
+        "max_abs_error": _json_number(max(check.max_abs_error for check in checks)),
+        "min_cosine": min(check.min_cosine for check in checks),
+        "tokens": sorted({check.case.tokens for check in checks}),
+        "failed": [asdict(check.case) for check in checks if not check.passed],
+        "sampled": [
+            asdict(check.case) | {"samples": check.samples} for check in checks if check.samples is not None
+        ],
+    }  # fmt: skip
+
+
+def case_text(case: Case) -> str:
+    """A case in a report's words."""
+    return f"batch {case.batch}, tokens {case.tokens}, padding {case.padding}"
+
+
+def compare_case(
+    graph: str,
+    case: Case,
+    manifest: Manifest,
+    expected: Sequence[Mapping[str, FloatArray]],
+    got: Mapping[str, FloatArray],
+    samples: IntArray | None,
+) -> Check:
+    """Compare the real tokens of each row.
+
+    Args:
+        graph: the graph's file.
+        case: the input.
+        manifest: of the bundle.
+        expected: of each row, PyTorch's outputs: name -> [real tokens or samples, ...], without the batch axis.
+        got: the graph's outputs: name -> [batch, tokens or samples, ...].
+        samples: the tokens of the batch whose logits were computed; None for all.
+    """
+    has_tokens = {spec.name: "tokens" in spec.shape for spec in manifest.outputs}
+    if samples is not None:
+        has_tokens[HEAD_INPUT] = True
+    outputs = {}
+    for name, is_by_token in has_tokens.items():
+        found = []
+        for row, length in enumerate(case.lengths):
+            actual = got[name][row]
+            if samples is not None and name != HEAD_INPUT:
+                actual = actual[samples_of_row(case, length, samples)]
+            elif is_by_token:
+                actual = actual[case.real(length)]
+            # Scores without a feature axis ([batch, tokens]) are compared as one vector per row.
+            pair = np.atleast_2d(actual), np.atleast_2d(expected[row][name])
+            found.append(compare(*pair, half_precision=manifest.dtype != "float32"))
+        outputs[name] = joined(found)
+    return Check(graph=graph, case=case, outputs=outputs, samples=None if samples is None else len(samples))
+
+
+def not_finite(graph: str, case: Case, manifest: Manifest) -> Check:
+    """The outcome where the runtime refused to hand out what the graph gave."""
+    return Check(graph=graph, case=case, outputs={spec.name: NOT_FINITE for spec in manifest.outputs})
+
+
+def _json_number(value: float) -> float | None:
+    """JSON has no infinity: an output that was not finite has no error."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,133 @@
+"""A case's inputs, and what PyTorch says to them."""
+
+from __future__ import annotations
+
+__all__ = ["expected_rows", "padded_batch", "sampled_tokens", "samples_of_row", "why_not_left"]
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.pytorch_reference import Reference
+from hdexport.tasks import Task
+from hdexport.verify.grid import Case
+from hdruntime.manifest import Manifest
+
+_RANDOM_SAMPLES = 8
+"""Tokens of a batch whose logits are compared beside those at boundaries."""
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+
+def padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
+    """The inputs, [batch, tokens] each.
+
+    On the right padding holds ordinary ids, for whatever stands there must not matter. On the left it holds the
+    padding id, from which models of RoBERTa's kind number their positions.
+    """
+    filler = (
+        np.full(case.tokens, reference.pad_token_id, np.int64)
+        if case.padding == "left"
+        else reference.text(case.batch, case.tokens)
+    )
+    input_ids = np.tile(filler, (case.batch, 1))
+    attention_mask, types, global_tokens = (np.zeros_like(input_ids) for _ in range(3))
+    for row, length in enumerate(case.lengths):
+        real = case.real(length)
+        input_ids[row, real] = reference.text(row, length)
+        attention_mask[row, real] = 1
+        types[row, real] = reference.token_types(length)
+        global_tokens[row, real] = reference.global_tokens(length)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+    if reference.has_token_types:
+        inputs["token_type_ids"] = types
+    if reference.has_global_attention:
+        inputs["global_attention_mask"] = global_tokens
+    return inputs
+
+
+def sampled_tokens(case: Case, base: int) -> IntArray:
+    """[samples], ascending: the tokens of a batch whose logits are compared where not all of them fit in memory.
+
+    The first, middle and last of each row, those around the checkpoint's positions, and some at random.
+
+    Args:
+        case: the input.
+        base: positions of the checkpoint.
+    """
+    wanted = {63, 64, base - 1, base}
+    for length in case.lengths:
+        real = range(case.tokens)[case.real(length)]
+        wanted |= {real[0], real[length // 2], real[-1]}
+    wanted |= set(np.random.default_rng(case.tokens).integers(0, case.tokens, _RANDOM_SAMPLES).tolist())
+    return np.array(sorted(token for token in wanted if token < case.tokens), np.int64)
+
+
+def samples_of_row(case: Case, length: int, samples: IntArray) -> npt.NDArray[np.bool_]:
+    """[samples], which of a batch's samples are real tokens of a row of that length."""
+    real = range(case.tokens)[case.real(length)]
+    return (samples >= real.start) & (samples < real.stop)
+
+
+def expected_rows(
+    case: Case, reference: Reference, manifest: Manifest, *, samples: IntArray | None = None
+) -> list[dict[str, FloatArray]]:
+    """PyTorch's outputs for each row's text alone: padding must change nothing but the positions it shifts.
+
+    PyTorch is asked about the padded batch where nothing else would do: blocks may be those of the batch; with padding
+    on the left a classifier of Hugging Face's reads the token at index 0, even where that is padding, and some models
+    take no position ids.
+
+    Args:
+        case: the input.
+        reference: PyTorch's model.
+        manifest: of the bundle.
+        samples: the tokens of the batch whose logits are computed; None for all.
+    """
+    by_batch = manifest.block_sparse is not None and manifest.block_sparse.last_block == "padded"
+    shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
+    reads_first = case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION
+    if (by_batch and case.padding != "none") or shifted or reads_first:
+        return _expected_of_padded_rows(case, reference, samples)
+    rows = []
+    for row, length in enumerate(case.lengths):
+        in_front = range(case.tokens)[case.real(length)].start
+        of_row = None if samples is None else samples[samples_of_row(case, length, samples)] - in_front
+        rows.append(reference.unpadded(row, length, shift=in_front, samples=of_row))
+    return rows
+
+
+def _expected_of_padded_rows(case: Case, reference: Reference, samples: IntArray | None) -> list[dict[str, FloatArray]]:
+    """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
+    from hdexport.heads import OUTPUTS_OF_TASK
+
+    inputs, axes = padded_batch(case, reference), OUTPUTS_OF_TASK[reference.task]
+    rows = []
+    for row, length in enumerate(case.lengths):
+        of_row = None if samples is None else samples[samples_of_row(case, length, samples)]
+        outputs = reference.batch({name: array[row : row + 1] for name, array in inputs.items()}, samples=of_row)
+        rows.append({
+            name: values[0] if _is_of_real_tokens(axes.get(name), of_row) else values[0, case.real(length)]
+            for name, values in outputs.items()
+        })  # fmt: skip
+    return rows
+
+
+def _is_of_real_tokens(axes: tuple[str, ...] | None, samples: IntArray | None) -> bool:
+    """Whether an output has no values for padding: it has no tokens, or samples in their place."""
+    return axes is not None and ("tokens" not in axes or samples is not None)
+
+
+def why_not_left(manifest: Manifest, reference: Reference) -> str | None:
+    """Why padding on the left leaves nothing to compare with; None where it does.
+
+    A classifier of Hugging Face's reads the token at index 0. If that is padding, dense attention gives it a value,
+    which counts as an answer; in sparse attention it is undefined, but in Longformer, where it is 0.
+    """
+    is_sparse = bool(manifest.windows) or manifest.block_sparse is not None
+    if manifest.task == Task.TEXT_CLASSIFICATION.value and is_sparse and manifest.global_attention is None:
+        return "Hugging Face's classifier reads token 0, and sparse attention sees no padding"
+    by_row = manifest.block_sparse is not None and manifest.block_sparse.last_block == "row"
+    if by_row and reference.counts_from_padding and not reference.takes_position_ids:
+        return "blocks count from each text's first token, and Hugging Face's from the padding, which moves positions"
+    return None

@@ -1,0 +1,82 @@
+"""A bundle's graphs on this machine's CPU, to be compared with PyTorch."""
+
+from __future__ import annotations
+
+__all__ = ["Run", "runner", "sampled_runner"]
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import hdruntime
+from hdexport.vocabulary_head import sampled_graph
+from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.bundle import Bundle, GraphFile
+from hdruntime.constants import PORTABLE_LOWERING
+
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level."""
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
+"""Inputs by name, [batch, tokens] each -> outputs by name. Token types that are not given are 0."""
+
+
+@contextlib.contextmanager
+def runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run]:
+    """Run one graph whole: the lowered one as users do, through the runtime; the portable one as it is."""
+    if graph.lowering == PORTABLE_LOWERING:
+        yield _plain_run(_plain_session(str(bundle.file(graph.file))))
+        return
+    # As `hdruntime.load` opens it, but for threads that would keep the cores busy while PyTorch computes.
+    with hdruntime.Session(bundle, OnnxRuntimeRunner(bundle, spinning=False)) as session:
+        yield lambda feeds: session(**feeds)
+
+
+@contextlib.contextmanager
+def sampled_runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run | None]:
+    """Run one graph with logits at a few tokens, which it takes as the input `SAMPLED_TOKENS`, [samples].
+
+    It is the same graph but for the tokens that its last projection is given, and runs as it is; padding is not cut off
+    as the runtime does. None where that projection is not found.
+    """
+    import onnx_ir as ir
+
+    model = ir.load(bundle.file(graph.file))
+    logits = bundle.manifest.outputs[0].name
+    if not sampled_graph(model, logits, bundle.manifest.vocab_size):
+        yield None
+        return
+    yield _plain_run(_plain_session(ir.to_proto(model).SerializeToString(), weights=str(bundle.path)))
+
+
+def _plain_session(model: str | bytes, *, weights: str | None = None) -> Any:
+    """ONNX Runtime's session of a graph: a file, or its content and where the files of its weights are."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # Every case has its own shape, so remembered memory patterns would only pile up.
+    options.enable_mem_pattern = False
+    # Its warnings are about missing half-precision kernels, which it works around by itself.
+    options.log_severity_level = _ERRORS_ONLY
+    # Threads that spin while they wait would keep the cores from PyTorch's, which runs between two cases.
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if weights is not None:
+        options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
+    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+
+
+def _plain_run(session: Any) -> Run:
+    inputs = [value.name for value in session.get_inputs()]
+    outputs = [value.name for value in session.get_outputs()]
+
+    def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+        types = {name: np.zeros_like(feeds["input_ids"]) for name in inputs if name == "token_type_ids"}
+        return dict(zip(outputs, session.run(outputs, types | dict(feeds)), strict=True))
+
+    return run

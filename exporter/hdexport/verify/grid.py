@@ -1,0 +1,163 @@
+"""The grid of a verification: which lengths, batches and paddings a bundle is asked about."""
+
+from __future__ import annotations
+
+__all__ = ["LONGEST_CHECKED", "Case", "Grid", "cases", "grid_lengths"]
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from hdruntime.manifest import BlockSparse
+
+LONGEST_CHECKED = 8192
+"""Tokens of the longest input that is checked unless asked: PyTorch needs minutes for more."""
+
+_BATCH_TOKENS = 65
+"""Tokens of the quick grid's batches: one more than the sizes that blocks and tiles usually have."""
+
+
+class Grid(str, Enum):
+    """Which cases a verification goes through."""
+
+    QUICK = "quick"
+    """About ten, each a boundary: what a build can afford."""
+    FULL = "full"
+    """Every length of `grid_lengths`, each with every batch and padding."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One input: the real tokens of each row, and where the padding up to `tokens` is.
+
+    Attributes:
+        tokens: padded length of the batch.
+        lengths: real tokens of each row.
+        padding: ``none``, ``right`` or ``left``.
+    """
+
+    tokens: int
+    lengths: tuple[int, ...]
+    padding: str
+
+    @property
+    def batch(self) -> int:
+        """Number of rows."""
+        return len(self.lengths)
+
+    def real(self, length: int) -> slice:
+        """Where the real tokens of a row of that length are."""
+        return slice(self.tokens - length, None) if self.padding == "left" else slice(0, length)
+
+
+def grid_lengths(
+    base: int,
+    max_len: int,
+    *,
+    windows: Sequence[int] = (),
+    blocks: BlockSparse | None = None,
+    longest: int = LONGEST_CHECKED,
+) -> list[int]:
+    """The lengths to check: around the smallest, a block's, the windows' and the checkpoint's limits, and the longest.
+
+    Args:
+        base: positions of the checkpoint, n: the grid holds n - 1, n, n + 1 and 2 n.
+        max_len: the bundle's longest input.
+        windows: tokens on each side of each windowed layer, w: the grid holds w, w + 1, w + 2 and 2 w + 1.
+        blocks: block-sparse attention: the grid holds the lengths around a block and around the longest text that is
+            attended to densely, and the first that fills another block.
+        longest: lengths above it are left out.
+    """
+    wanted = {1, 2, 63, 64, 65, base - 1, base, base + 1, 2 * base, max_len}
+    if blocks is not None:
+        for tokens in (blocks.block_size, blocks.dense_tokens):
+            wanted |= {tokens - 1, tokens, tokens + 1}
+        wanted.add(max(blocks.dense_tokens, 4 * blocks.block_size) + blocks.block_size)
+    for window in set(windows):
+        wanted |= {window, window + 1, window + 2, 2 * window + 1}
+    return sorted(length for length in wanted if 1 <= length <= min(max_len, longest))
+
+
+def cases(
+    grid: Grid,
+    base: int,
+    max_len: int,
+    *,
+    windows: Sequence[int] = (),
+    blocks: BlockSparse | None = None,
+    longest: int = LONGEST_CHECKED,
+) -> list[Case]:
+    """The cases of a grid, the short ones first.
+
+    Args:
+        grid: which one.
+        base: positions of the checkpoint.
+        max_len: the bundle's longest input.
+        windows: tokens on each side of each windowed layer.
+        blocks: block-sparse attention, None where there is none.
+        longest: lengths above it are left out.
+    """
+    if grid is Grid.FULL:
+        lengths = grid_lengths(base, max_len, windows=windows, blocks=blocks, longest=longest)
+        return [case for tokens in lengths for case in _full_cases(tokens)]
+    last = min(max_len, longest)
+    found = [*_short_cases(last), *_cases_past_the_checkpoint(base, last)]
+    if windows and max(windows) + 1 < last:
+        found += _cases_around(max(windows) + 1, 2 * max(windows) + 2, last=last)
+    if blocks is not None and max(blocks.dense_tokens, blocks.block_size) < last:
+        found += _block_cases(blocks, last)
+    found.append(_alone(last))
+    return sorted(dict.fromkeys(found), key=lambda case: case.tokens)
+
+
+def _alone(tokens: int) -> Case:
+    return Case(tokens=tokens, lengths=(tokens,), padding="none")
+
+
+def _full_cases(tokens: int) -> Iterator[Case]:
+    part = -(-3 * tokens // 4)
+    yield _alone(tokens)
+    yield Case(tokens=tokens, lengths=(tokens,) * 3, padding="none")
+    if part < tokens:
+        yield Case(tokens=tokens, lengths=(part,), padding="right")
+        yield Case(tokens=tokens, lengths=(tokens, part, 1), padding="right")
+        yield Case(tokens=tokens, lengths=(part, tokens, 1), padding="left")
+
+
+def _short_cases(last: int) -> Iterator[Case]:
+    """What shows wrong batches and masks shows them in short texts, which take PyTorch no time."""
+    yield _alone(1)
+    if last == 1:
+        return
+    yield Case(tokens=2, lengths=(2,) * 3, padding="none")
+    tokens = min(last, _BATCH_TOKENS)
+    yield _alone(tokens)
+    part = -(-3 * tokens // 4)
+    yield Case(tokens=tokens, lengths=(tokens, part, 1), padding="right")
+    yield Case(tokens=tokens, lengths=(part, tokens, 1), padding="left")
+
+
+def _cases_past_the_checkpoint(base: int, last: int) -> Iterator[Case]:
+    """Positions that the checkpoint has not, and padding where they are."""
+    if base < last:
+        yield _alone(base + 1)
+    if base + 2 <= last:
+        few = min(9, base)
+        yield Case(tokens=base + 2, lengths=(few,), padding="right")
+        yield Case(tokens=base + 2, lengths=(few,), padding="left")
+
+
+def _block_cases(blocks: BlockSparse, last: int) -> Iterator[Case]:
+    """Around the first text that is not attended to densely, and with a last block of a single token."""
+    first_sparse = max(blocks.dense_tokens, blocks.block_size) + 1
+    yield _alone(first_sparse)
+    yield from _cases_around(
+        first_sparse, max(blocks.dense_tokens, 4 * blocks.block_size) + blocks.block_size + 1, last
+    )
+
+
+def _cases_around(first: int, second: int, last: int) -> Iterator[Case]:
+    """One batch with each padding, in which several lengths are checked at once; no text is longer than `last`."""
+    second = min(second, last)
+    yield Case(tokens=second, lengths=(second, min(first + 1, second), first), padding="right")
+    yield Case(tokens=second, lengths=(min(first + 1, second), second), padding="left")
