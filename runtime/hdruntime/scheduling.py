@@ -177,8 +177,8 @@ class Scheduler:
         if runner is not None:
             keep_for_ever(runner)
             self._no_runner = (
-                f"This session was loaded in another process ({os.getppid()}), of which this one is a fork, and "
-                "neither threads nor GPU contexts are forked.\n"
+                f"This session was loaded in another process ({os.getppid()}), of which this one is a fork; neither "
+                "threads nor GPU contexts are forked.\n"
                 'Load the bundle in this process, or start it otherwise: multiprocessing.get_context("spawn").'
             )
         # Another thread of the parent may have held it.

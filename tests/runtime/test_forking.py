@@ -67,7 +67,7 @@ print("parent", code, session(**BATCH)["last_hidden_state"].shape)
 """
 
 REFUSAL = """\
-This session was loaded in another process (PARENT), of which this one is a fork, and neither threads nor GPU contexts \
+This session was loaded in another process (PARENT), of which this one is a fork; neither threads nor GPU contexts \
 are forked.
 Load the bundle in this process, or start it otherwise: multiprocessing.get_context("spawn").
 """

@@ -14,11 +14,11 @@ import numpy.typing as npt
 import hdruntime
 from hdexport.vocabulary_head import sampled_graph
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime_sessions import open_session, session_options
 from hdruntime.bundle import Bundle, GraphFile
 from hdruntime.constants import PORTABLE_LOWERING
 
-_ERRORS_ONLY = 3
-"""ONNX Runtime's log level."""
+_PROVIDER = "CPUExecutionProvider"
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -29,11 +29,14 @@ Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
 
 @contextlib.contextmanager
 def runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run]:
-    """Run one graph whole: the lowered one as users do, through the runtime; the portable one as it is."""
+    """Run one graph whole: the lowered one as users do, through the runtime; the portable one as it is.
+
+    Its threads do not spin while they wait: that would keep the cores from PyTorch's, which runs between two cases.
+    """
     if graph.lowering == PORTABLE_LOWERING:
-        yield _plain_run(_plain_session(str(bundle.file(graph.file))))
+        yield _plain_run(open_session(bundle, graph, session_options(None, spinning=False), providers=[(_PROVIDER, {})]))
         return
-    # As `hdruntime.load` opens it, but for threads that would keep the cores busy while PyTorch computes.
+    # As `hdruntime.load` opens it, but for the spinning.
     with hdruntime.Session(bundle, OnnxRuntimeRunner(bundle, spinning=False)) as session:
         yield lambda feeds: session(**feeds)
 
@@ -46,29 +49,17 @@ def sampled_runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run | None]:
     as the runtime does. None where that projection is not found.
     """
     import onnx_ir as ir
+    import onnxruntime
 
     model = ir.load(bundle.file(graph.file))
     logits = bundle.manifest.outputs[0].name
     if not sampled_graph(model, logits, bundle.manifest.vocab_size):
         yield None
         return
-    yield _plain_run(_plain_session(ir.to_proto(model).SerializeToString(), weights=str(bundle.path)))
-
-
-def _plain_session(model: str | bytes, *, weights: str | None = None) -> Any:
-    """ONNX Runtime's session of a graph: a file, or its content and where the files of its weights are."""
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    # Every case has its own shape, so remembered memory patterns would only pile up.
-    options.enable_mem_pattern = False
-    # Its warnings are about missing half-precision kernels, which it works around by itself.
-    options.log_severity_level = _ERRORS_ONLY
-    # Threads that spin while they wait would keep the cores from PyTorch's, which runs between two cases.
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if weights is not None:
-        options.add_session_config_entry("session.model_external_initializers_file_folder_path", weights)
-    return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    options = session_options(None, spinning=False)
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
+    content = ir.to_proto(model).SerializeToString()
+    yield _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
 
 
 def _plain_run(session: Any) -> Run:

@@ -76,10 +76,8 @@ class OnnxRuntimeRunner:
         self._has_tokens_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
         self._keeps_padding = changes_with_padding(manifest.block_sparse)
         self.max_len = manifest.max_len
-        options = session_options(threads)
+        options = session_options(threads, spinning=spinning)
         options.enable_cpu_mem_arena = _USES_ARENA
-        if not spinning:
-            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         self._session: Any = open_session(
             bundle, graph, options, providers=[("CPUExecutionProvider", {})], disabled_optimizers=_SLOW_FUSIONS
         )

@@ -53,11 +53,12 @@ def chosen_graph(bundle: Bundle, lowerings: Sequence[str], *, where: str) -> Gra
     raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.\nRebuild it.")
 
 
-def session_options(threads: int | None) -> Any:
+def session_options(threads: int | None, *, spinning: bool = True) -> Any:
     """ONNX Runtime's ``SessionOptions`` for inputs of any shape.
 
     Args:
         threads: threads of one run, None for ONNX Runtime's choice.
+        spinning: whether threads that wait for work keep their cores busy: faster, unless others need these.
     """
     import onnxruntime
 
@@ -68,6 +69,8 @@ def session_options(threads: int | None) -> Any:
     options.enable_mem_pattern = False
     if threads is not None:
         options.intra_op_num_threads = threads
+    if not spinning:
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return options
 
 
