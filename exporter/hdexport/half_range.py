@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.bundle_graph import read_graph
 from hdexport.passes.watch_magnitudes import Watched, watch_magnitudes
 from hdexport.sample_text import sample_ids
 from hdruntime.bundle import Bundle, Manifest
@@ -81,9 +82,8 @@ def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda l
     graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None or graph.dtype != "float16":
         return RangeCheck()
-    import onnx_ir as ir
 
-    model = ir.load(bundle.file(graph.file))
+    model = read_graph(bundle, graph)
     texts, kind = sample_ids(bundle, _lengths(manifest, model))
     infinite = list(_infinite_weights(model.graph))
     found = infinite or _magnitudes(bundle, model, texts)

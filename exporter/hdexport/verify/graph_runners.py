@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import hdruntime
+from hdexport.bundle_graph import read_graph
 from hdexport.vocabulary_head import sampled_graph
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_sessions import open_session, session_options
@@ -34,7 +35,9 @@ def runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run]:
     Its threads do not spin while they wait: that would keep the cores from PyTorch's, which runs between two cases.
     """
     if graph.lowering == PORTABLE_LOWERING:
-        yield _plain_run(open_session(bundle, graph, session_options(None, spinning=False), providers=[(_PROVIDER, {})]))
+        yield _plain_run(
+            open_session(bundle, graph, session_options(None, spinning=False), providers=[(_PROVIDER, {})])
+        )
         return
     # As `hdruntime.load` opens it, but for the spinning.
     with hdruntime.Session(bundle, OnnxRuntimeRunner(bundle, spinning=False)) as session:
@@ -51,7 +54,7 @@ def sampled_runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run | None]:
     import onnx_ir as ir
     import onnxruntime
 
-    model = ir.load(bundle.file(graph.file))
+    model = read_graph(bundle, graph)
     logits = bundle.manifest.outputs[0].name
     if not sampled_graph(model, logits, bundle.manifest.vocab_size):
         yield None
