@@ -181,14 +181,21 @@ def read_setup(bundle: Bundle) -> BlockSetup | None:
     tables = embeddings = None
     if spec.mode in ("table", "lists"):
         tables = _array_of_bundle(bundle, LISTED_BLOCKS_FILE, "int32", axes=4)
-        rows = -(-manifest.max_len // spec.block_size)
-        heads, blocks = tables.shape[1:3]
-        if heads not in (1, manifest.num_heads) or blocks != rows or tables.min() < -1 or tables.max() >= rows:
+        blocks = -(-manifest.max_len // spec.block_size)
+        # BigBird's first and last block see all, and have no row.
+        rows = blocks - 2 if spec.kind == "bigbird" else blocks
+        heads = tables.shape[1]
+        if (
+            heads not in (1, manifest.num_heads)
+            or tables.shape[2] != rows
+            or tables.min() < -1
+            or tables.max() >= blocks
+        ):
             raise _contradicts(
                 bundle,
                 LISTED_BLOCKS_FILE,
                 f"{list(tables.shape)} of blocks {tables.min()} to {tables.max()}",
-                f"[layers, 1 or {manifest.num_heads}, {rows}, listed] of blocks -1 to {rows - 1}",
+                f"[layers, 1 or {manifest.num_heads}, {rows}, listed] of blocks -1 to {blocks - 1}",
             )
     if spec.kind == "etc":
         embeddings = _array_of_bundle(bundle, GLOBAL_EMBEDDINGS_FILE, "float32", axes=2)
