@@ -260,7 +260,11 @@ class JobFolder:
         self._require_in_place()
         self._cut_results(self._results)
         os.fsync(self._results)
-        self._replace(SAVED_FILE, json_from_saved(self.saved))
+        try:
+            self._replace(SAVED_FILE, json_from_saved(self.saved))
+        except FileNotFoundError:
+            self._require_in_place()  # it may have been removed this moment
+            raise
         self._committed = self.saved
         self._committed_at = time.monotonic()
         self._commit_seconds = self._committed_at - began

@@ -204,6 +204,23 @@ def test_what_is_removed_while_a_job_runs_is_noticed(
     assert len(output.read_text().splitlines()) == 50
 
 
+def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_noticed(
+    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sync = os.fsync
+
+    def remove_then_sync(descriptor: int) -> None:
+        # The first is of job.json, the second of results.
+        if (folder / "results").exists():
+            remove(folder)
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", remove_then_sync)
+    with pytest.raises(HdexportError, match="where the job keeps what is done, was removed or replaced while it ran"):
+        run_words(bundle, [rows], tmp_path / "out.jsonl")
+    assert left_in(tmp_path) == ["bundle", "in.jsonl"]
+
+
 def test_results_that_are_gone_when_the_output_is_made_of_them_are_noticed(
     bundle: Bundle, rows: Path, tmp_path: Path, folder: Path
 ) -> None:

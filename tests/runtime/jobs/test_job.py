@@ -44,17 +44,17 @@ def test_every_row_gets_its_own_embedding_in_order(
     max_batch_tokens: int | None,
 ) -> None:
     monkeypatch.setattr(windows, "_WINDOW_ROWS", window_rows)
-    texts = random_texts(200)
+    texts = random_texts(80)
     inputs = write_rows(tmp_path / "in.jsonl", list(texts))
     done = run(bundle_path, inputs, tmp_path / f"out{ending}", max_batch_tokens=max_batch_tokens)
     rows = read(tmp_path / f"out{ending}")
-    assert [row["id"] for row in rows] == list(range(200))
-    assert [row["error"] for row in rows] == [None] * 200
+    assert [row["id"] for row in rows] == list(range(80))
+    assert [row["error"] for row in rows] == [None] * 80
     assert [row["tokens"] for row in rows] == [len(text.split()) + 2 for text in texts]
     np.testing.assert_allclose(
         np.array([row["embedding"] for row in rows], np.float32), embeddings(bundle_path, texts), atol=1e-6
     )
-    assert (done.rows, done.failed_rows) == (200, 0)
+    assert (done.rows, done.failed_rows) == (80, 0)
     assert done.tokens == sum(len(text.split()) + 2 for text in texts)
 
 
