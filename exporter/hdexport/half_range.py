@@ -82,7 +82,6 @@ def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda l
     graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
     if graph is None or graph.dtype != "float16":
         return RangeCheck()
-
     model = read_graph(bundle, graph)
     texts, kind = sample_ids(bundle, _lengths(manifest, model))
     infinite = list(_infinite_weights(model.graph))
