@@ -35,11 +35,12 @@ _SLOW_FUSIONS = ["BiasGeluFusion", "SkipLayerNormFusion"]
 AMD EPYC cores took 690 ms and grew by 164 MB with both fusions, 660 ms and 136 MB without (ONNX Runtime 1.31.1)."""
 
 _USES_ARENA = False
-"""ONNX Runtime's arena keeps what its largest batch took as long as the session lives. The sample model on two cores of
-an AMD EPYC (ONNX Runtime 1.31.1, 2026-11-22): a session of 109 MB was 911 MB large after a batch of 64 x 512 tokens
-and 100 calls of 16, and is 109 MB without. A call then takes 0.99 to 1.10 times the CPU time at 16 tokens, 1.00 to 1.01
-at 128, 1.00 to 1.02 at 512 (two rounds; two sessions with the arena differed by up to 1.14). An arena that is shrunk
-after that batch still held 1.85 times as much, for its regions are rarely empty."""
+"""ONNX Runtime's arena keeps what its largest batch took as long as the session lives. The sample model on two shared
+cores of an AMD EPYC (ONNX Runtime 1.31.1, 2026-11-22): a session of 109 MB was 911 MB large after a batch of 64 x 512
+tokens and 100 calls of 16, and is 109 MB without. A call then takes 1.05 times the CPU time at 16 tokens, 1.00 at 128
+and 512, 1.02 at 1024 (medians of four rounds, 0.91 to 1.20), and the peak of a batch of 4096 tokens is 152 MB above the
+session and not 103, for the C library leaves gaps. Shrinking the arena after the large batch left 1.85 times as much as
+before it."""
 
 _LARGE_RUN_TOKENS = 4096
 """After a run of more tokens the C library gives what is free back to the system: 12 x 512 tokens leave twice the
