@@ -338,6 +338,13 @@ def test_a_pickle_is_built_where_it_is_allowed(hdexport: Command, copied: Path, 
     assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
 
 
+def test_an_unknown_verification_is_refused(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
+    options = ("--target", "onnx", "--verify", "some", "-o", tmp_path / "out")
+    message = r"--verify some is unknown\.\nChoose one of: quick, full, none\."
+    refused("build", checkpoint, *options, message=message)
+    assert names_in(tmp_path) == []
+
+
 def test_a_bundle_that_fails_its_verification_is_not_written(
     hdexport: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
