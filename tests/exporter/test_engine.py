@@ -20,6 +20,7 @@ import onnx_ir as ir
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from hdexport.cli.interruption import exit_code, stopped_like_interrupted
 from hdexport.engine import build_engine, check_target, target_architectures
 from hdexport.flavours import architectures_from_option, buildable_flavours, load_flavour, load_polygraphy
 from hdexport.lowering.tensorrt import AttentionImpl, tensorrt_graph
@@ -317,19 +318,22 @@ def test_errors_of_one_build_are_not_told_of_the_next(onnx_path: Path, tmp_path:
 
 
 @needs_rtx
-def test_ctrl_c_stops_a_build(onnx_path: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_ctrl_c_and_its_like_stop_a_build(onnx_path: Path, tmp_path: Path, number: signal.Signals) -> None:
     calls = 0
 
     def press_ctrl_c(phase: str, done: int, total: int) -> None:
         nonlocal calls
         calls += 1
         if calls == 10:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
-    before = signal.getsignal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        _build(onnx_path, tmp_path, progress=press_ctrl_c)
-    assert signal.getsignal(signal.SIGINT) is before
+    with stopped_like_interrupted():
+        before = signal.getsignal(number)
+        with pytest.raises(KeyboardInterrupt) as stop:
+            _build(onnx_path, tmp_path, progress=press_ctrl_c)
+        assert exit_code(stop.value) == 128 + number
+        assert signal.getsignal(number) is before
     assert _files(tmp_path) == []
 
 

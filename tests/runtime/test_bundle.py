@@ -231,6 +231,15 @@ def test_the_manifest_is_replaced_whole_and_hashes_nothing(bundle_path: Path) ->
         open_bundle(bundle_path)
 
 
+def test_a_manifest_is_utf_8_whatever_names_are(bundle_path: Path) -> None:
+    """Python keeps bytes that the locale cannot decode, as those of a path, as lone surrogates."""
+    names = {"bücher": "bücher", "bücher".encode().decode("ascii", "surrogateescape"): "bücher", "a\ud800": "a\ufffd"}
+    manifest = open_bundle(bundle_path).manifest
+    for name, read in names.items():
+        seal(bundle_path, dataclasses.replace(manifest, name=name))
+        assert open_bundle(bundle_path).manifest.name == read
+
+
 # Writing
 
 
