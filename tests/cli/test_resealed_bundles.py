@@ -346,6 +346,7 @@ def test_a_configuration_that_is_none_is_refused(bundle: tuple[Path, dict[str, A
         ("blocks", np.zeros((1, 1, 8, 1), np.int64), r"holds int64 \[1, 1, 8, 1\]; its manifest wants int32 of 4 axes"),
         ("blocks", np.zeros((1, 1, 7, 1), np.int32), r"\[layers, 1 or 1, 8, listed\] of blocks -1 to 7"),
         ("blocks", np.full((1, 1, 8, 1), 8, np.int32), r"holds \[1, 1, 8, 1\] of blocks 8 to 8"),
+        ("bigbird", np.zeros((1, 1, 8, 1), np.int32), r"\[layers, 1 or 1, 6, listed\] of blocks -1 to 7"),
         ("etc", np.zeros((2, 4), np.float32), r"holds 2 rows; its manifest wants 3 finite rows"),
         ("etc", np.full((3, 4), np.nan, np.float32), r"holds NaN or infinity; its manifest wants 3 finite rows"),
         ("etc", np.array(["a"]), r"global_embeddings\.npy .* wants float32 of 2 axes"),
@@ -356,8 +357,10 @@ def test_tables_that_are_not_the_manifests_are_refused(
     bundle: tuple[Path, dict[str, Any]], kind: str, array: np.ndarray | bytes | None, message: str
 ) -> None:
     path, manifest = bundle
-    manifest["block_sparse"].update(kind=kind, mode={"blocks": "lists", "etc": "none"}[kind], global_tokens=3)
-    name = {"blocks": "listed_blocks.npy", "etc": "global_embeddings.npy"}[kind]
+    manifest["block_sparse"].update(
+        kind=kind, mode={"bigbird": "table", "blocks": "lists", "etc": "none"}[kind], global_tokens=3
+    )
+    name = "global_embeddings.npy" if kind == "etc" else "listed_blocks.npy"
     if isinstance(array, bytes):
         (path / name).write_bytes(array)
     elif array is not None:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdruntime.errors import BundleCorruptError, MissingDependencyError
-from hdruntime.optional import require
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -69,7 +68,7 @@ def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
     try:
         for graph in bundle.manifest.graphs:
             # Those in the branches of If and the bodies of loops, too.
-            nodes = require("onnx_ir").traversal.RecursiveGraphIterator(read_graph(bundle, graph).graph)
+            nodes = read_graph(bundle, graph).graph.all_nodes()
             names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
             counts[graph.file] = dict(Counter(names).most_common())
     except MissingDependencyError as error:
