@@ -22,6 +22,8 @@ Refused = Callable[..., str]
 def windowed(hdexport: Command, checkpoint: Path, tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess[str]]:
     """The tiny BERT with a window of 20 tokens on each side, and what its build printed."""
     path = tmp_path_factory.mktemp("windowed") / "bundle"
+    # Where `verify` looks for a checkpoint of that name.
+    (path.parent / checkpoint.name).symlink_to(checkpoint)
     options = ("--max-len", 100, "--target", "onnx", "--attention", "window:20,global:2", "-o", path)
     return path, hdexport("build", checkpoint, *options)
 
@@ -29,11 +31,11 @@ def windowed(hdexport: Command, checkpoint: Path, tmp_path_factory) -> tuple[Pat
 def test_a_windowed_build_says_that_answers_change_and_is_verified(windowed) -> None:
     _, done = windowed
     assert (done.returncode, done.stderr) == (0, "")
-    first, *checks = done.stdout.splitlines()
-    assert first.startswith("Attention is cut to windows of 20 tokens on each side, which the model was not trained")
-    assert "fine-tuning is expected" in first
-    for tokens in (20, 21, 22, 41, 100):
-        assert sum(f"batch 1, tokens {tokens}, padding none" in line for line in checks) == 2
+    _, said, *checks = done.stdout.splitlines()
+    assert said.startswith("Attention is cut to windows of 20 tokens on each side, which the model was not trained")
+    assert "fine-tuning is expected" in said
+    for case in ("tokens 42, padding right", "tokens 42, padding left", "tokens 100, padding none"):
+        assert sum(case in line for line in checks) == 2, case
     assert all(line.startswith("-[x]") for line in checks[:-3])
 
 
@@ -47,7 +49,9 @@ def test_inspect_tells_the_window(hdexport: Command, windowed) -> None:
 def test_a_windowed_bundle_is_verified_and_runs(hdexport: Command, windowed, tmp_path) -> None:
     path, _ = windowed
     done = hdexport("verify", path)
-    assert done.returncode == 0, done.stdout
+    assert done.returncode == 0, (done.stdout, done.stderr)
+    for tokens in (20, 21, 22, 41, 100):
+        assert done.stdout.count(f"batch 1, tokens {tokens}, padding none") == 2, tokens
     texts = tmp_path / "texts.txt"
     texts.write_text("w1 w2 w3\n" + " ".join(f"w{index}" for index in range(90)) + "\n")
     output = tmp_path / "vectors.jsonl"
@@ -104,6 +108,7 @@ def test_options_of_other_attention_are_refused(
 
 
 def test_a_bert_becomes_a_big_bird_or_an_etc_verified_and_shown(hdexport: Command, checkpoint: Path, tmp_path) -> None:
+    (tmp_path / checkpoint.name).symlink_to(checkpoint)
     rows = tmp_path / "rows.npy"
     np.save(rows, np.random.default_rng(0).normal(size=(3, 32)).astype(np.float32))
     asked = {
@@ -115,8 +120,8 @@ def test_a_bert_becomes_a_big_bird_or_an_etc_verified_and_shown(hdexport: Comman
         options = ("--max-len", 100, "--target", "onnx", "--attention", spec, *options, "-o", bundle)
         done = hdexport("build", checkpoint, *options)
         assert (done.returncode, done.stderr) == (0, "")
-        first, *checks = done.stdout.splitlines()
-        assert first.startswith(
+        _, said, *checks = done.stdout.splitlines()
+        assert said.startswith(
             f"Attention is cut to blocks of {(4, 8)[number]} tokens, which the model was not trained"
         )
         assert sum(line.startswith("-[x]") for line in checks) > 15
