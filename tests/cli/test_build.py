@@ -49,7 +49,7 @@ def test_a_build_prints_a_line_a_check_and_what_it_made(built: subprocess.Comple
     unchecked = "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
     assert checks.count(unchecked) == 1
     checks.remove(unchecked)
-    assert len(checks) > 20
+    assert len(checks) >= 14
     for line in checks:
         assert re.fullmatch(
             r"-\[x\] (model|onnxruntime_cpu)\.onnx: batch [13], tokens \d+, padding \w+: "
