@@ -135,9 +135,9 @@ def test_logits_that_do_not_fit_are_compared_at_some_tokens_and_that_is_said(wit
     for check in sampled:
         assert set(check.outputs) == {"logits", "head_input"}
         assert 0 < check.samples < 25
-        assert f"; logits at {check.samples} tokens, what they are made of at all" in check.line()
+        assert f"; logits at {check.samples} tokens, their input at all of them" in check.line()
     assert {check.case.tokens for check in found.checks if check.samples is None} == {1, 2, 66}
-    assert sum("what they are made of at all" in line for line in lines) == len(sampled)
+    assert sum("their input at all of them" in line for line in lines) == len(sampled)
     record = found.record()["graphs"]["model.onnx"]  # type: ignore[index]
     assert {case["tokens"] for case in record["sampled"]} == {65, 300}
 

@@ -63,7 +63,7 @@ class Check:
         return (
             f"-[{'x' if self.passed else ' '}] {self.graph}: {case_text(self.case)}: "
             f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
-            + ("" if self.samples is None else f"; logits at {self.samples} tokens, what they are made of at all")
+            + ("" if self.samples is None else f"; logits at {self.samples} tokens, their input at all of them")
             + (f" FAILED: {', '.join(failed)}" if failed else "")
         )
 
