@@ -4,18 +4,23 @@ from __future__ import annotations
 
 __all__ = ["batches", "cases"]
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 import numpy as np
 
 from tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
 
 
-def batches(tokens: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """The name, ids and mask, both int64 [batch, tokens], of every batch that is tried at a length."""
+def batches(tokens: int, *, sizes: Collection[int] = (1, 3)) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """The name, ids and mask, both int64 [batch, tokens], of every batch of these sizes that is tried at a length.
+
+    The batch of 1 has a text of two thirds; that of 3 has a whole one and one of a single token besides.
+    """
     generator = np.random.default_rng(tokens)
     part = -(-2 * tokens // 3)
     for lengths in ((part,), (part, tokens, 1)):
+        if len(lengths) not in sizes:
+            continue
         ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (len(lengths), tokens))
         index = np.arange(tokens)
         right = np.stack([index < length for length in lengths]).astype(np.int64)
@@ -32,8 +37,10 @@ def batches(tokens: int) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
         yield f"holes, batch {len(lengths)}", ids, holes
 
 
-def cases(lengths: Iterable[int]) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
+def cases(
+    lengths: Iterable[int], *, sizes: Collection[int] = (1, 3)
+) -> Iterator[tuple[int, str, np.ndarray, np.ndarray]]:
     """Tokens, name, ids and mask of every batch at every length."""
     for tokens in lengths:
-        for name, input_ids, attention_mask in batches(tokens):
+        for name, input_ids, attention_mask in batches(tokens, sizes=sizes):
             yield tokens, name, input_ids, attention_mask

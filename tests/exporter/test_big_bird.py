@@ -13,6 +13,7 @@ import transformers
 
 import hdruntime
 from comparators import assert_close
+from grids import nightly_unless
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.extend import ExtendOptions, extend
@@ -65,7 +66,7 @@ def test_one_session_answers_as_hugging_face_above_and_below_the_limit(tiny_bund
             assert np.isfinite(expected).all(), name
 
 
-@pytest.mark.parametrize(("model_type", "block_size"), [("big_bird", 64), ("bigbird_pegasus", 16)])
+@pytest.mark.parametrize(("model_type", "block_size"), [("big_bird", 64), nightly_unless(False, "bigbird_pegasus", 16)])
 def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles, model_type: str, block_size: int) -> None:
     bundle = tiny_bundles(model_type, max_len=4096, block_size=block_size)
     limit = (5 + 2 * RANDOM_BLOCKS) * block_size
@@ -95,7 +96,7 @@ def alone(input_ids: np.ndarray, attention_mask: np.ndarray) -> Iterator[tuple[i
         )
 
 
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("model_type", ["big_bird", nightly_unless(False, "bigbird_pegasus")])
 def test_with_blocks_by_row_each_text_answers_as_hugging_face_alone(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type, last_block="row")
     assert bundle.manifest.block_sparse.last_block == "row"
@@ -219,12 +220,16 @@ TASKS = [(name, task.value) for name in MODEL_TYPES for task in Task if task in 
 
 @pytest.mark.parametrize(
     ("model_type", "task"),
-    [(name, task) for name, task in TASKS if task not in ("feature-extraction", "question-answering")],
+    [
+        nightly_unless(name == "big_bird", name, task)
+        for name, task in TASKS
+        if task not in ("feature-extraction", "question-answering")
+    ],
 )
 def test_every_task_answers_as_hugging_face(tiny_bundles, model_type: str, task: str) -> None:
     bundle = tiny_bundles(model_type, task)
     for tokens in (LIMIT, LIMIT + 5):
-        for name, input_ids, attention_mask in batches(tokens):
+        for name, input_ids, attention_mask in batches(tokens, sizes=(3,)):
             if task == "text-classification" and not attention_mask[:, 0].all():
                 continue  # The head reads token 0. If that is padding, its answer is that of no token.
             inputs = {"input_ids": input_ids, "attention_mask": attention_mask}

