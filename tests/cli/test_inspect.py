@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import onnx
@@ -25,18 +25,7 @@ from hdruntime.bundle import (
     seal,
 )
 
-HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
-
-
-def inspect(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [HDEXPORT, "inspect", *arguments],
-        capture_output=True,
-        text=True,
-        env=os.environ | environment,
-        timeout=60,
-    )
-
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 INPUTS = ("input_ids", "attention_mask")
 
@@ -108,9 +97,7 @@ MANIFEST = Manifest(
 )
 
 
-@pytest.fixture
-def bundle(tmp_path: Path) -> Path:
-    path = tmp_path / "tiny-4096-float16"
+def make_bundle(path: Path) -> Path:
     (path / "engines").mkdir(parents=True)
     (path / "engines" / "tiny.engine").write_bytes(bytes(2_500_000))
     (path / "engines" / "tiny.json").write_text(
@@ -120,6 +107,23 @@ def bundle(tmp_path: Path) -> Path:
     onnx.save(graph_with_a_branch(), path / "model.onnx")
     seal(path, MANIFEST)
     return path
+
+
+def lines_of(shown: str) -> list[str]:
+    return [" ".join(line.split()) for line in shown.splitlines()]
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Path:
+    """One to change."""
+    return make_bundle(tmp_path / "tiny-4096-float16")
+
+
+@pytest.fixture(scope="module")
+def shown(installed: Command, tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    """The finished `hdexport inspect` of a whole bundle, installed and piped."""
+    path = make_bundle(tmp_path_factory.mktemp("inspect") / "tiny-4096-float16")
+    return installed("inspect", path, TERM="xterm-256color")
 
 
 @pytest.mark.parametrize(
@@ -151,22 +155,21 @@ def bundle(tmp_path: Path) -> Path:
         "engines/tiny.engine 2.5 MB SHA256",
     ],
 )
-def test_it_shows(bundle: Path, line: str) -> None:
-    shown = [" ".join(row.split()) for row in inspect(str(bundle)).stdout.splitlines()]
+def test_it_shows(shown: subprocess.CompletedProcess[str], line: str) -> None:
+    lines = lines_of(shown.stdout)
     if line.startswith("engines/"):  # the hash of the file is not known here
-        line, shown = line.rpartition(" ")[0], [row.rpartition(" ")[0] for row in shown]
-    assert line in shown
+        line, lines = line.rpartition(" ")[0], [each.rpartition(" ")[0] for each in lines]
+    assert line in lines
 
 
-def test_piped_output_has_no_colours_and_nothing_on_stderr(bundle: Path) -> None:
-    result = inspect(str(bundle), TERM="xterm-256color")
-    assert result.returncode == 0
-    assert "\x1b" not in result.stdout
-    assert result.stderr == ""
+def test_piped_output_has_no_colours_and_nothing_on_stderr(shown: subprocess.CompletedProcess[str]) -> None:
+    assert shown.returncode == 0
+    assert "\x1b" not in shown.stdout
+    assert shown.stderr == ""
 
 
-def test_json_is_complete(bundle: Path) -> None:
-    data = json.loads(inspect(str(bundle), "--json").stdout)
+def test_json_is_complete(hdexport: Command, bundle: Path) -> None:
+    data = json.loads(hdexport("inspect", bundle, "--json").stdout)
     assert data["operators"] == {"model.onnx": {"Gather": 2, "Equal": 1, "If": 1}}
     assert data["passports"]["engines/tiny.engine"]["plugins"] == ["Windowed"]
     assert data["manifest"]["positions"]["first_row"] == 2
@@ -186,26 +189,22 @@ def test_without_onnx_it_says_that_operators_were_not_counted(bundle: Path) -> N
     assert "1 to 4096 tokens" in result.stdout
 
 
-def test_a_changed_byte_is_an_error(bundle: Path) -> None:
+def test_a_changed_byte_is_an_error(refused: Callable[..., str], bundle: Path) -> None:
     (bundle / "engines" / "tiny.engine").write_bytes(b"\1" + bytes(2_499_999))
-    result = inspect(str(bundle))
-    assert result.returncode == 1
-    assert result.stdout == ""
-    assert "error: The file engines/tiny.engine" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert refused("inspect", bundle, message="The file engines/tiny.engine") == ""
 
 
 @pytest.mark.parametrize("arguments", [["nowhere"], [], ["a", "b"]])
-def test_bad_arguments_are_errors(arguments: list[str]) -> None:
-    result = inspect(*arguments)
-    assert result.returncode == 1
-    assert result.stderr.startswith("error: ")
+def test_bad_arguments_are_errors(hdexport: Command, arguments: list[str]) -> None:
+    done = hdexport("inspect", *arguments)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
 
 
-def test_an_engine_that_later_versions_run_says_so(bundle: Path) -> None:
+def test_an_engine_that_later_versions_run_says_so(hdexport: Command, bundle: Path) -> None:
     (engine,) = MANIFEST.engines
     seal(bundle, dataclasses.replace(MANIFEST, engines=(dataclasses.replace(engine, version_compatible=True),)))
-    assert "tensorrt_rtx 1.7.1 and later, sm89, sm120" in inspect(str(bundle)).stdout
+    assert "tensorrt_rtx 1.7.1 and later, sm89, sm120" in hdexport("inspect", bundle).stdout
 
 
 def block_sparse(kind: str, mode: str, last_block: str, **numbers: int) -> BlockSparse:
@@ -241,15 +240,19 @@ def block_sparse(kind: str, mode: str, last_block: str, **numbers: int) -> Block
         (block_sparse("blocks", "lists", "row"), ["block-sparse blocks, blocks of 64 tokens"]),
     ],
 )
-def test_block_sparse_attention_is_told_in_full(bundle: Path, spec: BlockSparse, lines: list[str]) -> None:
+def test_block_sparse_attention_is_told_in_full(
+    hdexport: Command, bundle: Path, spec: BlockSparse, lines: list[str]
+) -> None:
     seal(bundle, dataclasses.replace(MANIFEST, block_sparse=spec))
-    shown = [" ".join(row.split()) for row in inspect(str(bundle)).stdout.splitlines()]
+    shown = lines_of(hdexport("inspect", bundle).stdout)
     first = shown.index(lines[0])
     assert shown[first : first + len(lines)] == lines
     assert shown[first + len(lines)].startswith("labels"), "and no more"
 
 
-def test_json_has_the_block_sparse_attention(bundle: Path) -> None:
+def test_json_has_the_block_sparse_attention(hdexport: Command, bundle: Path) -> None:
     spec = block_sparse("etc", "none", "row", global_tokens=16)
     seal(bundle, dataclasses.replace(MANIFEST, block_sparse=spec))
-    assert json.loads(inspect(str(bundle), "--json").stdout)["manifest"]["block_sparse"] == dataclasses.asdict(spec)
+    assert json.loads(hdexport("inspect", bundle, "--json").stdout)["manifest"]["block_sparse"] == dataclasses.asdict(
+        spec
+    )
