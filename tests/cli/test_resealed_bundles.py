@@ -22,10 +22,11 @@ from hypothesis import HealthCheck, given, settings
 
 import hdruntime
 from hdexport.block_setup import read_setup
-from hdexport.cli import main
 from hdruntime.bundle import BlockSparse, EngineFile, ProfileShape, open_bundle, seal
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.jobs.results import results_of_bundle
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 make_bundle = runpy.run_path(str(Path(__file__).parents[1] / "runtime" / "conftest.py"))["make_bundle"]
 
@@ -118,16 +119,18 @@ def use(path: Path) -> None:
             session.embed(["whole"])
 
 
-def inspected(path: Path, capsys: pytest.CaptureFixture[str], *options: str) -> str:
-    """What `hdexport inspect` says; its error, if it has one, is one that it knows."""
-    code = main(["inspect", str(path), *options])
-    shown = capsys.readouterr()
-    assert code == (1 if shown.err else 0)
-    if code:
-        assert re.match("error: ", shown.err)
-        assert "add --debug" not in shown.err, "an error that nobody translated"
-        assert shown.out == ""
-    return shown.err
+def inspected(hdexport: Command, path: Path, *options: str) -> str:
+    """What `hdexport inspect` says as it fails, an error that it knows; nothing where it works.
+
+    Libraries may warn either way: onnx_ir does of a graph whose nodes read what nobody writes.
+    """
+    done = hdexport("inspect", path, *options)
+    assert done.returncode in (0, 1)
+    assert len(re.findall("^error: ", done.stderr, re.MULTILINE)) == done.returncode, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "add --debug" not in done.stderr, "an error that nobody translated"
+    assert (done.stdout == "") == (done.returncode == 1)
+    return done.stderr if done.returncode else ""
 
 
 # What is known to have given tracebacks
@@ -211,7 +214,7 @@ for _ in range(400):
 )
 def test_what_contradicts_the_format_is_named(
     bundle: tuple[Path, dict[str, Any]],
-    capsys: pytest.CaptureFixture[str],
+    hdexport: Command,
     where: str,
     value: object,
     message: str,
@@ -219,7 +222,7 @@ def test_what_contradicts_the_format_is_named(
     path, manifest = bundle
     change(where, value)(manifest)
     write_json(path / "manifest.json", manifest)
-    assert re.search(message, inspected(path, capsys)), message
+    assert re.search(message, inspected(hdexport, path)), message
     with pytest.raises(BundleCorruptError, match=message):
         use(path)
 
@@ -236,12 +239,12 @@ def test_what_contradicts_the_format_is_named(
     ],
 )
 def test_so_is_what_contradicts_a_kind_of_attention_or_a_task(
-    bundle: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], where: str, value: object, message: str
+    bundle: tuple[Path, dict[str, Any]], hdexport: Command, where: str, value: object, message: str
 ) -> None:
     path, manifest = bundle
     change(where, value)(manifest)
     write_json(path / "manifest.json", manifest)
-    assert re.search(message, inspected(path, capsys))
+    assert re.search(message, inspected(hdexport, path))
     with pytest.raises(BundleCorruptError, match=message):
         open_bundle(path)
 
@@ -273,14 +276,12 @@ def damaged(data: bytes, seed: int) -> bytes:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_a_damaged_graph_is_refused_or_works(
-    bundle: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], seed: int
-) -> None:
+def test_a_damaged_graph_is_refused_or_works(bundle: tuple[Path, dict[str, Any]], hdexport: Command, seed: int) -> None:
     path, manifest = bundle
     for graph in manifest["graphs"]:
         (path / graph["file"]).write_bytes(damaged((path / graph["file"]).read_bytes(), seed))
     resealed(path, manifest)
-    said = inspected(path, capsys)
+    said = inspected(hdexport, path)
     if seed < 2:
         assert re.search(r"model\.onnx .*(cannot be read|but the manifest)", said)
     try:
@@ -290,7 +291,7 @@ def test_a_damaged_graph_is_refused_or_works(
 
 
 def test_a_graph_of_other_inputs_is_refused(
-    bundle: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bundle: tuple[Path, dict[str, Any]], tmp_path: Path, hdexport: Command
 ) -> None:
     path, manifest = bundle
     other = make_bundle(tmp_path / "other", task="feature-extraction")
@@ -298,7 +299,7 @@ def test_a_graph_of_other_inputs_is_refused(
         (path / graph["file"]).write_bytes((other / "model.onnx").read_bytes())
     resealed(path, manifest)
     message = r"The inputs of .*\.onnx are attention_mask int64 \[batch, tokens\], .*, but the manifest of .* lists "
-    assert re.search(message, inspected(path, capsys))
+    assert re.search(message, inspected(hdexport, path))
     with pytest.raises(BundleCorruptError, match=message):
         hdruntime.load(path, "onnxruntime")
 
@@ -321,12 +322,10 @@ def test_no_command_is_broken_by_a_damaged_graph(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"a": NaN}', "[" * 5000, "\ud800"])
-def test_a_passport_that_is_none_is_refused(
-    bundle: tuple[Path, dict[str, Any]], capsys: pytest.CaptureFixture[str], text: str
-) -> None:
+def test_a_passport_that_is_none_is_refused(bundle: tuple[Path, dict[str, Any]], hdexport: Command, text: str) -> None:
     path, manifest = bundle
     (path / ENGINE.passport).write_text(text, errors="surrogatepass")
-    assert re.search(r"passport .*rtx\.json cannot be read", inspected(resealed(path, manifest), capsys))
+    assert re.search(r"passport .*rtx\.json cannot be read", inspected(hdexport, resealed(path, manifest)))
 
 
 @pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
@@ -426,12 +425,28 @@ def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> 
     return manifest
 
 
-@settings(max_examples=300, derandomize=True, deadline=None, suppress_health_check=list(HealthCheck), database=None)
-@given(name=st.sampled_from(["engine", "blocks"]), mutations=MUTATIONS)
+ANYTHING = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
+OF_EITHER = given(name=st.sampled_from(["engine", "blocks"]), mutations=MUTATIONS)
+
+
+@settings(ANYTHING, max_examples=60)
+@OF_EITHER
 def test_a_manifest_of_anything_is_refused_or_works(
-    bundles: dict[str, Path], capsys: pytest.CaptureFixture[str], name: str, mutations: list[tuple[str, int, int]]
+    bundles: dict[str, Path], hdexport: Command, name: str, mutations: list[tuple[str, int, int]]
 ) -> None:
-    path = bundles[name]
+    check_a_manifest(bundles[name], hdexport, mutations)
+
+
+@pytest.mark.nightly
+@settings(ANYTHING, max_examples=1000)
+@OF_EITHER
+def test_a_manifest_of_anything_else_is_refused_or_works(
+    bundles: dict[str, Path], hdexport: Command, name: str, mutations: list[tuple[str, int, int]]
+) -> None:
+    check_a_manifest(bundles[name], hdexport, mutations)
+
+
+def check_a_manifest(path: Path, hdexport: Command, mutations: list[tuple[str, int, int]]) -> None:
     whole = (path / "manifest.json").read_bytes()
     try:
         write_json(path / "manifest.json", mutated(json.loads(whole), mutations))
@@ -439,7 +454,7 @@ def test_a_manifest_of_anything_is_refused_or_works(
             use(path)
         except HdexportError as error:
             str(error).encode()
-        if not inspected(path, capsys):
-            inspected(path, capsys, "--json")
+        if not inspected(hdexport, path):
+            inspected(hdexport, path, "--json")
     finally:
         (path / "manifest.json").write_bytes(whole)
