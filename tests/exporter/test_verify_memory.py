@@ -211,9 +211,18 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
-@pytest.mark.parametrize("attention", ["window:16,global:2,dilation:1/1/2/3", "bigbird:block=4,random=2,seed=5"])
-def test_the_reference_of_sparse_attention_never_holds_all_pairs(tiny_bundles, monkeypatch, attention: str) -> None:
-    bundle = tiny_bundles("bert", attention=attention)
+@pytest.mark.parametrize(
+    "bundle_of",
+    [
+        {"model_type": "bert", "attention": "window:16,global:2,dilation:1/1/2/3"},
+        {"model_type": "roberta", "attention": "bigbird:block=4,random=2,seed=5", "last_block": "row"},
+    ],
+    ids=["window", "bigbird"],
+)
+def test_the_reference_of_sparse_attention_never_holds_all_pairs(
+    tiny_bundles, monkeypatch, bundle_of: dict[str, str]
+) -> None:
+    bundle = tiny_bundles(**bundle_of)
     reference = reference_for(bundle)
     whole = reference.unpadded(0, 300)["last_hidden_state"]
     monkeypatch.setattr("hdexport.masked_attention._SLICE_VALUES", 2**15)
