@@ -393,7 +393,7 @@ def _wait_for(process: subprocess.Popen[bytes], directory: Path, pattern: str) -
         time.sleep(0.002)
 
 
-@pytest.mark.parametrize("moment", ["", "/model.onnx.data", "/manifest.json"])
+@pytest.mark.parametrize("moment", ["", pytest.param("/model.onnx.data", marks=pytest.mark.nightly), "/manifest.json"])
 def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_next_removes_the_rest(
     hdexport: Command, checkpoint: Path, bundle: Path, tmp_path: Path, moment: str
 ) -> None:

@@ -21,9 +21,6 @@ import pytest
 TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 ROWS = 5000
-KILLS = 5
-"""Of either kind of output."""
-
 COMMITS_OFTEN = """
 import sys
 from hdexport.cli import main
@@ -81,34 +78,33 @@ def started(*arguments: object) -> tuple[subprocess.Popen[str], str]:
     return process, line
 
 
+@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_killed_at_random_moments_it_writes_what_it_would_have(
-    bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str
+    bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str, kills: int
 ) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")  # shown when the test fails
     chosen = random.Random(seed)
     output = tmp_path / f"out.{ending}"
-    kept = []
-    kills = 0
+    kept: list[int] = []
     while True:
         process, first = started(bundle, rows, "-o", output)
-        if kills < KILLS:
+        if len(kept) < kills:
             # Every other time at any moment, else when more was committed: on a slow machine, too, the job gets on.
-            if kills % 2:
+            if len(kept) % 2:
                 wait_for(has_committed_more(output, process))
             time.sleep(chosen.uniform(0, 0.2))
             process.kill()
         _, errors = process.communicate(timeout=100)
         if process.returncode == -signal.SIGKILL:
-            kills += 1
             kept.append(kept_rows(output))
             continue
         # Done: here, or because the machine is a fast one; then the other kills hit a job of their own.
         assert (process.returncode, output.read_bytes()) == (2, (whole / output.name).read_bytes())
         done = json.loads((first + errors).splitlines()[-1])
         assert (done["state"], done["rows"], done["failed_rows"]) == ("done", ROWS, ROWS // 250)
-        if kills == KILLS:
+        if len(kept) == kills:
             break
         output.unlink()
     assert os.listdir(tmp_path) == [output.name]

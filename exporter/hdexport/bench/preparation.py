@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,9 @@ from hdexport.bench.subject import Subject
 from hdruntime.bundle import open_bundle
 from hdruntime.errors import HdexportError
 
+if TYPE_CHECKING:
+    from hdexport.pytorch_reference import Reference
+
 
 def prepare_command(subject: Subject, folder: Path, what: Mapping[str, Any]) -> list[str]:
     """The arguments, after Python itself, of a process that prepares something.
@@ -36,7 +39,7 @@ def prepare_command(subject: Subject, folder: Path, what: Mapping[str, Any]) -> 
         subject: the model.
         folder: where files go; one subject has one folder.
         what: JSON: ``{"kind": "inputs", "lengths": [...], "batches": [...]}``, all combinations;
-            ``{"kind": "expected", "batch": ..., "tokens": ...}``, after the inputs;
+            ``{"kind": "expected", "shapes": [[batch, tokens], ...]}``, after the inputs, one shape after the other;
             ``{"kind": "artefact", "peer": name, "device": "cpu" or "cuda"}``.
     """
     told = {"subject": {**dataclasses.asdict(subject), "bundle": str(subject.bundle)}, "folder": str(folder)}
@@ -83,7 +86,7 @@ def _prepare(subject: Subject, folder: Path, what: Mapping[str, Any]) -> dict[st
         _write_inputs(subject, folder, what["lengths"], what["batches"])
         return {}
     if what["kind"] == "expected":
-        _write_expected(subject, folder, what["batch"], what["tokens"])
+        _write_expected(subject, folder, what["shapes"])
         return {}
     made = PEERS[what["peer"]].prepare(subject, folder, device=what.get("device", "cpu"))
     return {"artefact": str(made.artefact), "remark": made.remark}
@@ -101,26 +104,30 @@ def _write_inputs(subject: Subject, folder: Path, lengths: Sequence[int], batche
                 partial.replace(path)
 
 
-def _write_expected(subject: Subject, folder: Path, batch: int, tokens: int) -> None:
-    from hdexport.checkpoint import find_checkpoint
-    from hdexport.pytorch_reference import Reference, reference_of
-
-    def answers(reference: Reference) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
-        # They are of one length and have no padding, so that alone they answer as together, whatever the attention is.
-        for row in range(batch):
-            outputs = reference.batch({name: ids[row : row + 1] for name, ids in inputs.items()})
-            yield {name: values[0] for name, values in outputs.items()}
-
-    path = expected_path(folder, batch, tokens)
-    if path.exists():
+def _write_expected(subject: Subject, folder: Path, shapes: Sequence[Sequence[int]]) -> None:
+    missing = [(batch, tokens) for batch, tokens in shapes if not expected_path(folder, batch, tokens).exists()]
+    if not missing:
         return
-    with np.load(inputs_path(folder, batch, tokens)) as file:
-        inputs = {name: file[name] for name in file.files}
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.pytorch_reference import reference_of
+
     assert subject.checkpoint is not None
     bundle = open_bundle(subject.bundle, check_files=False)
     checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)
     reference = reference_of(bundle, checkpoint, allow_pickle=subject.allow_pickle)
-    write_rows(path, answers(reference), batch=batch)
+    for batch, tokens in missing:
+        with np.load(inputs_path(folder, batch, tokens)) as file:
+            inputs = {name: file[name] for name in file.files}
+        write_rows(expected_path(folder, batch, tokens), _answers(reference, inputs, batch), batch=batch)
+
+
+def _answers(
+    reference: Reference, inputs: Mapping[str, npt.NDArray[np.int64]], batch: int
+) -> Iterator[dict[str, npt.NDArray[np.float32]]]:
+    # They are of one length and have no padding, so that alone they answer as together, whatever the attention is.
+    for row in range(batch):
+        outputs = reference.batch({name: ids[row : row + 1] for name, ids in inputs.items()})
+        yield {name: values[0] for name, values in outputs.items()}
 
 
 if __name__ == "__main__":

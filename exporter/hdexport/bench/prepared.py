@@ -130,9 +130,9 @@ class Preparation:
     def _lengths(self, subject: Subject) -> list[int]:
         return [tokens for tokens in self._plan.lengths if tokens <= self._max_len[subject]]
 
-    def _prepare(self, subject: Subject, what: Mapping[str, Any]) -> Outcome:
+    def _prepare(self, subject: Subject, what: Mapping[str, Any], *, steps: int = 1) -> Outcome:
         command = prepare_command(subject, self._folder_of(subject), what)
-        return run_process(command, time_limit_s=_TIME_LIMIT_S)
+        return run_process(command, time_limit_s=steps * _TIME_LIMIT_S)
 
     def _make_inputs(self, subject: Subject) -> None:
         self._watcher.step("Making the inputs")
@@ -143,14 +143,19 @@ class Preparation:
 
     def _make_expected(self, subject: Subject) -> None:
         failures: dict[str, list[str]] = {}
-        for batch, tokens in self._shapes(subject):
-            self._watcher.step(f"PyTorch's answers in float32, {batch} x {tokens}")
-            outcome = self._prepare(subject, {"kind": "expected", "batch": batch, "tokens": tokens})
-            if outcome.status is not Status.OK:
-                reason = f"{outcome.status.value}: {outcome.reason}"
+        left = list(self._shapes(subject))
+        while left:
+            # All in one process, for PyTorch takes seconds to start; what a shape breaks, the next process goes on.
+            shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in left)
+            self._watcher.step(f"PyTorch's answers in float32, {shapes}")
+            outcome = self._prepare(subject, {"kind": "expected", "shapes": left}, steps=len(left))
+            folder = self._folder_of(subject)
+            left = [shape for shape in left if not expected_path(folder, *shape).exists()]
+            if left:
+                reason, (batch, tokens) = f"{outcome.status.value}: {outcome.reason}", left.pop(0)
                 failures.setdefault(reason, []).append(f"{batch} x {tokens}")
-        for reason, shapes in failures.items():
-            self._notes.append(f"{', '.join(shapes)} tokens were not compared with PyTorch, which failed: {reason}")
+        for reason, failed in failures.items():
+            self._notes.append(f"{', '.join(failed)} tokens were not compared with PyTorch, which failed: {reason}")
 
     def _make_artefact(self, planned: PlannedSeries) -> None:
         if PEERS[planned.series.runner].has_artefact:

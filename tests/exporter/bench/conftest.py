@@ -40,7 +40,7 @@ class Workshop:
         inputs, expected = inputs_path(self.folder, batch, tokens), expected_path(self.folder, batch, tokens)
         if not expected.exists():
             assert self.prepare(kind="inputs", lengths=[tokens], batches=[batch]) == 0
-            assert self.prepare(kind="expected", batch=batch, tokens=tokens) == 0
+            assert self.prepare(kind="expected", shapes=[[batch, tokens]]) == 0
         return CaseSpec(
             runner=runner,
             bundle=str(self.subject.bundle),

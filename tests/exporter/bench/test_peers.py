@@ -61,8 +61,8 @@ def assert_right(case: Any, peer: str) -> None:
         ("bert",),
         ("longformer",),
         ("big_bird",),
-        ("roberta", "question-answering"),
-        ("distilbert", "text-classification"),
+        pytest.param(("roberta", "question-answering"), marks=pytest.mark.nightly),
+        pytest.param(("distilbert", "text-classification"), marks=pytest.mark.nightly),
         ("bert", "sentence-similarity"),
     ],
 )

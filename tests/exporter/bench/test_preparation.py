@@ -43,7 +43,7 @@ def test_a_known_error_is_one_message_on_stderr_and_leaves_nothing(tmp_path: Pat
     subject = Subject(bundle=workshop("bert").subject.bundle, checkpoint="/nowhere/model", allow_pickle=False)
     main(prepare_command(subject, tmp_path, {"kind": "inputs", "lengths": [9], "batches": [1]})[2:])
     before = set(tmp_path.iterdir())
-    command = prepare_command(subject, tmp_path, {"kind": "expected", "batch": 1, "tokens": 9})
+    command = prepare_command(subject, tmp_path, {"kind": "expected", "shapes": [[1, 9]]})
     done = run(command)
     assert done.returncode == 1
     assert done.stdout == ""
@@ -73,7 +73,7 @@ def test_what_is_there_is_not_made_again(workshop: Any) -> None:
     paths = inputs_path(case.folder, 1, 65), expected_path(case.folder, 1, 65)
     before = [path.stat().st_mtime_ns for path in paths]
     assert case.prepare(kind="inputs", lengths=[65], batches=[1]) == 0
-    assert case.prepare(kind="expected", batch=1, tokens=65) == 0
+    assert case.prepare(kind="expected", shapes=[[1, 65]]) == 0
     assert [path.stat().st_mtime_ns for path in paths] == before
 
 
