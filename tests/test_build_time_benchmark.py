@@ -146,6 +146,7 @@ def test_without_optimum_that_is_said(build_time: ModuleType, monkeypatch: pytes
     assert build_time._optimum_refusal(tmp_path) == "optimum-cli is not on the PATH"
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_plain_export_of_a_process_of_its_own_answers_as_a_build(build_time: ModuleType, tmp_path: Path) -> None:
     from hdexport.build import BuildOptions, build

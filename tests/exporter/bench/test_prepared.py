@@ -1,0 +1,56 @@
+"""What a benchmark prepares: one process for PyTorch's answers, and another for those that it did not get to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdexport.bench import preparation, prepared
+from hdexport.bench.plan import BenchOptions, plan
+from hdexport.bench.prepared import Preparation
+from hdexport.bench.processes import Outcome
+from hdexport.bench.results import Status
+from hdexport.bench.watcher import Watcher
+
+
+@pytest.mark.parametrize(("too_large", "processes"), [(None, 1), (1, 2), (9, 2), (20, 1)])
+def test_a_shape_that_fails_takes_no_other_with_it(
+    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, too_large: int | None, processes: int
+) -> None:
+    subject = workshop("bert").subject
+    made = Preparation(
+        plan(BenchOptions(bundles=(subject.bundle,), lengths=(1, 9, 20), peers=(), model=subject.checkpoint)),
+        tmp_path / "prepared",
+        Watcher(),
+    )
+    (tmp_path / "prepared").mkdir()
+    began = []
+
+    def write(path: Path, rows: Any, *, batch: int) -> None:
+        if path.name == f"expected-1x{too_large}.npz":
+            raise MemoryError
+        path.touch()
+
+    def run_here(arguments: Sequence[str], *, time_limit_s: float) -> Outcome:
+        code = 1
+        if arguments[1] == "hdexport.bench.preparation":
+            began.append('"expected"' in Path(arguments[2]).read_text())
+            code = preparation.main(arguments[2:])
+        status = Status.FAILED if code else Status.OK
+        return Outcome(status=status, output={} if code == 0 else None, reason="no memory", peak_rss_bytes=0)
+
+    monkeypatch.setattr(preparation, "write_rows", write)
+    monkeypatch.setattr(prepared, "run_process", run_here)
+    monkeypatch.setattr(Preparation, "measure_ceilings", lambda self: None)
+    made.run()
+    (series,) = (each for each in made._plan.series if each.is_available)
+    there = [tokens for tokens in (1, 9, 20) if made.expected(series, 1, tokens)]
+    assert there == [tokens for tokens in (1, 9, 20) if tokens != too_large]
+    notes = [note for note in made.notes if "not compared with PyTorch" in note]
+    assert notes == (
+        [f"1 x {too_large} tokens were not compared with PyTorch, which failed: failed: no memory"] if too_large else []
+    )
+    assert sum(began) == processes
