@@ -78,7 +78,7 @@ def started(*arguments: object) -> tuple[subprocess.Popen[str], str]:
     return process, line
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(8, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_killed_at_random_moments_it_writes_what_it_would_have(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str, kills: int
