@@ -83,7 +83,7 @@ def test_the_check_that_precedes_timing_runs_the_kernel() -> None:
         "from hdplugins.attention_tiles import Tiles\n"
         "def check():\n"
         "    torch.manual_seed(0)\n"
-        "    return list(check_answers('cpu', tiles=Tiles(64, 32, 4, 2, 32), head_dims=(32,)))\n"
+        "    return list(check_answers('cpu', tiles=Tiles(128, 128, 4, 2, 32), head_dims=(32,)))\n"
         # The same questions are asked twice: the interpreter, which takes seconds, answers them once.
         "answers, attention_call = [], gpu_kernels.attention_call\n"
         "def asked(*given, **rest):\n"

@@ -40,10 +40,20 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory):
     """Build a bundle with an engine: its directory and manifest."""
     directory = tmp_path_factory.mktemp("engines")
 
-    def make(model_type: str, impl: AttentionImpl, spec: str | None = None, precision: str = "float16", **sizes: int):
-        checkpoint = directory / model_type
+    def make(
+        model_type: str,
+        impl: AttentionImpl,
+        spec: str | None = None,
+        *,
+        layers: int = 1,
+        precision: str = "float16",
+        **sizes: int,
+    ):
+        checkpoint = directory / f"{model_type}-{layers}"
         if not checkpoint.exists():
-            save_tiny_model(checkpoint, model_type, Task.FEATURE_EXTRACTION, **(SIZES | sizes))
+            save_tiny_model(
+                checkpoint, model_type, Task.FEATURE_EXTRACTION, num_hidden_layers=layers, **(SIZES | sizes)
+            )
         output = directory / f"{model_type}-{impl.value}-{(spec or 'own').partition(':')[0]}-{precision}"
         options = BuildOptions(
             model=checkpoint,
@@ -65,14 +75,14 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory):
     return make
 
 
-def check_engine(output: Path, manifest, *, by_plugin: bool) -> None:
+def check_engine(output: Path, manifest, *, plugins: int) -> None:
     (engine,) = manifest.engines
     assert engine.profiles == PROFILES
     assert (output / engine.file).stat().st_size > 10_000
     passport = json.loads((output / engine.passport).read_text())
-    assert passport["plugins"] == ({"BlockSparseAttention": 2} if by_plugin else {})
+    assert passport["plugins"] == ({"BlockSparseAttention": plugins} if plugins else {})
     kernels = {Path(name).name for name in manifest.files if name.startswith("kernels/")}
-    assert bool(kernels) == by_plugin
+    assert bool(kernels) == (plugins > 0)
     assert all(name.startswith("BlockSparseAttention-") for name in kernels)
 
 
@@ -80,18 +90,18 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
 """Dense up to 448 tokens: the shorter profiles are on one side, the longest reaches over both."""
 
 
-@pytest.mark.parametrize("impl", AttentionImpl)
-def test_a_big_bird_has_an_engine(engine_of, impl: AttentionImpl) -> None:
-    output, manifest = engine_of("big_bird", impl, **BLOCKS)
-    check_engine(output, manifest, by_plugin=impl is AttentionImpl.PLUGIN)
+@pytest.mark.parametrize(("impl", "layers", "plugins"), [(AttentionImpl.PLUGIN, 2, 2), (AttentionImpl.NATIVE, 1, 0)])
+def test_a_big_bird_has_an_engine(engine_of, impl: AttentionImpl, layers: int, plugins: int) -> None:
+    output, manifest = engine_of("big_bird", impl, layers=layers, **BLOCKS)
+    check_engine(output, manifest, plugins=plugins)
 
 
 def test_tables_of_random_blocks_go_into_the_engine(engine_of) -> None:
-    output, manifest = engine_of("big_bird", AttentionImpl.PLUGIN, "bigbird:mode=table", precision="float32")
+    output, manifest = engine_of("big_bird", AttentionImpl.PLUGIN, "bigbird:mode=table", precision="float32", **BLOCKS)
     assert manifest.block_sparse.mode == "table"
-    check_engine(output, manifest, by_plugin=True)
+    check_engine(output, manifest, plugins=1)
 
 
 def test_an_etc_has_an_engine_with_blocks_of_the_papers_size(engine_of) -> None:
     output, manifest = engine_of("bert", AttentionImpl.PLUGIN, "etc:global=6,block=84,tokens=3")
-    check_engine(output, manifest, by_plugin=True)
+    check_engine(output, manifest, plugins=1)

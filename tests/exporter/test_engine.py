@@ -160,9 +160,11 @@ def test_the_passport_says_what_the_engine_is_and_comes_from(onnx_path: Path, tm
 
 
 @needs_rtx
-@pytest.mark.parametrize(("impl", "plugins"), [(AttentionImpl.PLUGIN, 3), (AttentionImpl.NATIVE, 0)])
-def test_windowed_layers_are_plugin_layers_or_none_as_asked(impl: AttentionImpl, plugins: int, tmp_path: Path) -> None:
-    portable = ir.serde.deserialize_model(_encoder(3, windowed=True))
+@pytest.mark.parametrize(("impl", "layers", "plugins"), [(AttentionImpl.PLUGIN, 3, 3), (AttentionImpl.NATIVE, 1, 0)])
+def test_windowed_layers_are_plugin_layers_or_none_as_asked(
+    impl: AttentionImpl, layers: int, plugins: int, tmp_path: Path
+) -> None:
+    portable = ir.serde.deserialize_model(_encoder(layers, windowed=True))
     path = tmp_path / "tensorrt.onnx"
     ir.save(tensorrt_graph(portable, dtype="float16", attention_impl=impl), path)
     # TensorRT-RTX checks shapes at the best ones alone: none of these is a window's or a block's length.

@@ -311,7 +311,7 @@ def cases(draw: st.DrawFn) -> Case:
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(case=cases(), tokens=st.integers(1, 45), order=st.sampled_from(BlockOrder), data=st.data())
 def test_any_body_matches_the_definition_under_any_mask(
     case: Case, tokens: int, order: BlockOrder, data: st.DataObject

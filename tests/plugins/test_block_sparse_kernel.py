@@ -102,7 +102,8 @@ def test_every_mode_and_length_gives_the_right_answer(
 ) -> None:
     attributes, listed_blocks = MODES[mode]
     changes = {"ends_by_row": ends_by_row, "dense_tokens": DENSE_TOKENS if ends_by_row else 0}
-    check(interpreter, texts(masks(tokens), listed_blocks()), **attributes | changes)
+    listed = listed_blocks()
+    check(interpreter, texts(masks(tokens), listed, heads=1 if listed is None else 2), **attributes | changes)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +123,9 @@ def test_a_text_of_nothing_but_padding_is_0(tokens: int, interpreter: Interprete
         check(interpreter, texts(mask), **HF_EVAL | {"ends_by_row": ends_by_row})
 
 
-@pytest.mark.parametrize(("first_global", "ends_by_row"), [(0, 0), (1, 1), (2, 1)])
+@pytest.mark.parametrize(
+    ("first_global", "ends_by_row"), [(0, 0), pytest.param(1, 1, marks=pytest.mark.nightly), (2, 1)]
+)
 def test_the_queries_of_global_blocks_see_all_in_parts(
     first_global: int, ends_by_row: int, interpreter: Interpreter
 ) -> None:
@@ -170,7 +173,7 @@ def test_every_head_dim_and_dtype_gives_the_right_answer_with_the_tiles_of_a_gpu
 @pytest.mark.parametrize("mode", MODES)
 def test_a_gpu_gives_the_right_answers(mode: str, block_size: int, dtype: torch.dtype) -> None:
     if not torch.cuda.is_available():
-        pytest.skip("PyTorch finds no NVIDIA GPU here")
+        pytest.skip("this PyTorch has no CUDA")
     from hdplugins.block_sparse_attention.triton_kernel import launch
 
     attributes, listed_blocks = MODES[mode]
@@ -188,7 +191,7 @@ def test_a_gpu_gives_the_right_answers(mode: str, block_size: int, dtype: torch.
 
 
 def test_scores_far_beyond_exp_do_not_overflow(interpreter: Interpreter) -> None:
-    check(interpreter, texts(masks(95), size=1000), **HF_EVAL | {"first_repeats": 2**31 - 1})
+    check(interpreter, texts(masks(95), heads=1, size=1000), **HF_EVAL | {"first_repeats": 2**31 - 1})
 
 
 def test_blocks_that_no_query_sees_are_not_loaded(interpreter: Interpreter) -> None:

@@ -65,7 +65,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchedKernel]:
 
 def texts(*lengths: int, tokens: int, listed_blocks: torch.Tensor | None, dtype: torch.dtype) -> BlockTexts:
     generator = torch.Generator().manual_seed(tokens)
-    shape = (len(lengths), 2, tokens, 32)
+    shape = (len(lengths), 1 if listed_blocks is None else len(listed_blocks), tokens, 32)
     query, key, value = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
     mask = (torch.arange(tokens) < torch.tensor(lengths)[:, None]).int()
     return BlockTexts(query=query, key=key, value=value, token_mask=mask, listed_blocks=listed_blocks)

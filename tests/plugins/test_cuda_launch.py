@@ -116,8 +116,8 @@ class Gpu:
 
 @pytest.fixture(scope="module")
 def gpu() -> Gpu:
-    if importlib.util.find_spec("cuda") is None or not Path("/dev/nvidiactl").exists():
-        pytest.skip("there is no NVIDIA GPU here, or cuda-python is not installed")
+    if importlib.util.find_spec("cuda") is None:
+        pytest.skip("cuda-python is not installed")
     return Gpu()
 
 

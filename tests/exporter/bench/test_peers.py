@@ -224,7 +224,7 @@ def test_weights_are_cast_and_buffers_are_not(workshop: Any, manifest: Manifest,
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU and PyTorch for CUDA")
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="this PyTorch has no CUDA")
 @pytest.mark.parametrize("precision", ["float32", "float16"])
 def test_torch_on_a_gpu_is_right_and_says_what_it_took(workshop: Any, precision: str) -> None:
     case = workshop("bert", precision=precision)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -126,7 +125,6 @@ def test_arrays_on_the_gpu_give_the_models_answers_there(
         assert arrays[HIDDEN].shape == (*batch["input_ids"].shape, 4)
         machine.check(batch, {HIDDEN: arrays[HIDDEN].to_numpy()})
     del arrays, results
-    gc.collect()
 
 
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
@@ -142,7 +140,6 @@ def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_it_is_g
     for tokens in (17, 41, 60, 61):
         batch = new_batch(3, tokens, padding)
         machine.check(batch, {HIDDEN: session.run_on_device(**on_gpu(machine, batch, ByDlpack))[HIDDEN].to_numpy()})
-    gc.collect()
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -262,10 +259,8 @@ def test_an_array_outlives_its_session_and_its_memory_goes_with_it(
     runner.close()
     machine.check(batch, {HIDDEN: array.to_numpy()})
     del array
-    gc.collect()
     blocks = machine.device.left()["device memory"]
     del capsule
-    gc.collect()
     assert machine.device.left().get("device memory", 0) == blocks - 1
 
 
@@ -279,7 +274,6 @@ def test_memory_that_is_let_go_while_a_graph_is_captured_is_freed_afterwards(
 
     def collect_first(stream: int) -> Any:
         held.clear()
-        gc.collect()
         return end_capture(stream)
 
     monkeypatch.setattr(machine.device, "cuStreamEndCapture", collect_first)
@@ -334,7 +328,6 @@ def test_inputs_are_not_let_go_while_they_are_copied_though_the_batch_fails(
         runner.start_on_device(arrays, [HIDDEN])
     machine.device.failing.clear()
     del raised
-    gc.collect()
     with current(machine.device):
         for stream in streams:
             machine.device.cuStreamDestroy(stream)
