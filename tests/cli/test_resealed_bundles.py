@@ -429,7 +429,7 @@ ANYTHING = settings(deadline=None, derandomize=True, suppress_health_check=list(
 OF_EITHER = given(name=st.sampled_from(["engine", "blocks"]), mutations=MUTATIONS)
 
 
-@settings(ANYTHING, max_examples=60)
+@settings(ANYTHING, max_examples=300)
 @OF_EITHER
 def test_a_manifest_of_anything_is_refused_or_works(
     bundles: dict[str, Path], hdexport: Command, name: str, mutations: list[tuple[str, int, int]]
