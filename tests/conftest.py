@@ -1,6 +1,7 @@
 """What holds for every test."""
 
 import gc
+import logging
 import os
 import re
 import signal
@@ -45,6 +46,13 @@ def pytest_collection_modifyitems(items):
     if marked and not gpus():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="there is no NVIDIA GPU here"))
+
+
+@pytest.fixture(autouse=True)
+def _levels_of_our_loggers():
+    """Every test begins with them as Python has them, whatever command another has run in this process."""
+    for package in ("hdexport", "hdruntime", "hdplugins"):
+        logging.getLogger(package).setLevel(logging.NOTSET)
 
 
 _MODEL_TYPE = re.compile(

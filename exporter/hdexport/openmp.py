@@ -11,6 +11,6 @@ def let_threads_sleep() -> None:
     """Make threads of OpenMP sleep while they wait; it has to be called before PyTorch is loaded, and is in vain later.
 
     They would keep a core busy instead, for which ONNX Runtime's threads and other processes wait. With 12 processes
-    on two cores, a verification of BERT-base took 14 s of CPU time, and takes 7 s so; alone it takes as long as before.
+    on two cores, a verification of BERT-base took 14 s of CPU time, and takes 7 s so.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -29,10 +29,10 @@ MAX_LEN = 100
 
 @contextlib.contextmanager
 def _as_in_a_new_process(arguments: list[str], cwd: Path | None) -> Iterator[None]:
-    """The command line, the directory, and logging as Python begins with it; all as before when the block ends."""
-    loggers = [logging.getLogger(name) for name in (None, "hdexport", "hdruntime", "hdplugins")]
-    before = [(logger.level, logger.handlers[:]) for logger in loggers]
-    loggers[0].handlers.clear()
+    """The command line, the directory, and no handler of logging; all as before when the block ends."""
+    root = logging.getLogger()
+    level, handlers = root.level, root.handlers[:]
+    root.handlers.clear()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["hdexport", *arguments])
         if cwd is not None:
@@ -40,9 +40,8 @@ def _as_in_a_new_process(arguments: list[str], cwd: Path | None) -> Iterator[Non
         try:
             yield
         finally:
-            for logger, (level, handlers) in zip(loggers, before, strict=True):
-                logger.setLevel(level)
-                logger.handlers[:] = handlers
+            root.setLevel(level)
+            root.handlers[:] = handlers
 
 
 def _main(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

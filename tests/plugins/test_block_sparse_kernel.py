@@ -191,7 +191,7 @@ def test_a_gpu_gives_the_right_answers(mode: str, block_size: int, dtype: torch.
 
 
 def test_scores_far_beyond_exp_do_not_overflow(interpreter: Interpreter) -> None:
-    check(interpreter, texts(masks(95), heads=1, size=1000), **HF_EVAL | {"first_repeats": 2**31 - 1})
+    check(interpreter, texts(masks(95), size=1000), **HF_EVAL | {"first_repeats": 2**31 - 1})
 
 
 def test_blocks_that_no_query_sees_are_not_loaded(interpreter: Interpreter) -> None:

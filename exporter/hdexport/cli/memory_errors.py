@@ -22,7 +22,9 @@ def want_of_memory(error: Exception) -> str | None:
         isinstance(error, MemoryError) or says_out_of_memory(text) or any(said in text for said in _ALSO_OUT_OF_MEMORY)
     ):
         return None
-    return f"There is too little memory: {text or 'Python got none'}\n{_advice()}"
+    # NumPy's is a page on broken installations, which ends with the error.
+    said = next((line for line in reversed(text.splitlines()) if line.strip()), "Python got none")
+    return f"There is too little memory: {said}\n{_advice()}"
 
 
 def interrupted_by_openblas() -> str | None:
