@@ -59,6 +59,9 @@ _MODEL_TYPE = re.compile(
     r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|roberta|xlm-roberta)\b"
 )
 
+_INTERPRETED = re.compile(r"tests/plugins/test_\w+_(kernel|plugin)\.py")
+"""Files that share a process in which Triton interprets kernels."""
+
 _SECONDS = {
     "tests/cli/test_bench.py": 125,
     "longformer": 60,
@@ -106,7 +109,8 @@ _SECONDS = {
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests of a model family, and the others of a file, run on one worker, so that what they share is made once.
+    """Tests of a family, those of interpreted kernels, and the others of a file share a worker, and what is made once.
+
 
     Whatever has most work begins first, so that workers end together. The marks of ``--dist loadgroup`` would say what
     runs together, but pytest 9.2 ignores how xdist 3.8 passes them on.
@@ -115,8 +119,8 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFamilyOrFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            family = _MODEL_TYPE.search(nodeid)
-            return family[1] if family else nodeid.partition("::")[0]
+            group = _MODEL_TYPE.search(nodeid) or _INTERPRETED.match(nodeid)
+            return group[1] if group else nodeid.partition("::")[0]
 
         def _assign_work_unit(self, node: object) -> None:
             if not shuffled:

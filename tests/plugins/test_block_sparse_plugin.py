@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,12 +47,6 @@ ADDRESSES = [0x1000, 0x2000, 0x3000, 0x4000, 0x6000]
 @pytest.fixture(autouse=True)
 def no_old_errors() -> None:
     take_plugin_errors()
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[SimulatedGpu]:
-    with SimulatedGpu() as gpu:
-        yield gpu
 
 
 @pytest.fixture

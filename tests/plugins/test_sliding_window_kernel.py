@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -37,12 +37,6 @@ PADDINGS: dict[str, Callable[[int], list[int]]] = {
     "both sides and a hole": lambda tokens: [*range(tokens // 5), tokens // 2, *range(tokens - tokens // 5, tokens)],
     "all": lambda tokens: list(range(tokens)),
 }
-
-
-@pytest.fixture(scope="module")
-def interpreter() -> Iterator[Interpreter]:
-    with Interpreter() as interpreter:
-        yield interpreter
 
 
 def kinds(tokens: int, globals_: Sequence[int] = (), padding: Sequence[int] = ()) -> torch.Tensor:
@@ -114,7 +108,7 @@ def test_every_length_gives_the_right_answer(
 @pytest.mark.parametrize(
     ("left", "right"), [(0, 0), (1, 1), (64, 64), (500, 500), (16, 3), (0, 16), (40, 0), (2**31, 2**40)]
 )
-@pytest.mark.parametrize("globals_", ["none", "scattered"])
+@pytest.mark.parametrize("globals_", [pytest.param("none", marks=pytest.mark.nightly), "scattered"])
 def test_every_window_gives_the_right_answer(globals_: str, left: int, right: int, interpreter: Interpreter) -> None:
     check(interpreter, texts(kinds(131, GLOBALS[globals_](131))), left=left, right=right)
 

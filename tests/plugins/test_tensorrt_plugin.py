@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
@@ -47,12 +47,6 @@ ATOL = {torch.float32: 2e-6, torch.float16: 2e-3}
 @pytest.fixture(autouse=True)
 def no_old_errors() -> None:
     take_plugin_errors()
-
-
-@pytest.fixture(scope="module")
-def gpu() -> Iterator[SimulatedGpu]:
-    with SimulatedGpu() as gpu:
-        yield gpu
 
 
 @pytest.fixture
