@@ -111,7 +111,6 @@ _SECONDS = {
 def pytest_xdist_make_scheduler(config, log):
     """Tests of a family, those of interpreted kernels, and the others of a file share a worker, and what is made once.
 
-
     Whatever has most work begins first, so that workers end together. The marks of ``--dist loadgroup`` would say what
     runs together, but pytest 9.2 ignores how xdist 3.8 passes them on.
     """
