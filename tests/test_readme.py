@@ -6,11 +6,13 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from hdexport.checkpoint import default_model
 from hdexport.families import SUPPORTED_MODEL_TYPES
@@ -59,12 +61,25 @@ def test_every_supported_family_is_named() -> None:
     assert named == set(map(plain_name, SUPPORTED_MODEL_TYPES))
 
 
-@pytest.fixture(scope="module")
-def workplace(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def save_sample_model(directory: Path, num_layers: int) -> None:
+    """The sample model's checkpoint as far as its first so many layers."""
+    sample = Path(default_model()[0])
+    shutil.copytree(sample, directory, ignore=shutil.ignore_patterns("model.safetensors"))
+    config = json.loads((sample / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": num_layers}))
+    kept = {
+        name: weights
+        for name, weights in load_file(sample / "model.safetensors").items()
+        if not (layer := re.search(r"\.layer\.(\d+)\.", name)) or int(layer[1]) < num_layers
+    }
+    save_file(kept, directory / "model.safetensors", {"format": "pt"})
+
+
+@pytest.fixture(scope="module", params=[1, pytest.param(6, marks=pytest.mark.nightly)])
+def workplace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A directory in which the commands of the README make sense, after they were run."""
     directory = tmp_path_factory.mktemp("readme")
-    (directory / "path" / "to").mkdir(parents=True)
-    (directory / "path" / "to" / "bert").symlink_to(default_model()[0], target_is_directory=True)
+    save_sample_model(directory / "path" / "to" / "bert", request.param)
     rows = [{"text": "a short text"}, {"text": "word " * 700}]
     (directory / "documents.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     (commands,) = [block for block in blocks("sh") if "hdexport build" in block]

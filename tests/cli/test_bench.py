@@ -1,4 +1,4 @@
-"""The installed `hdexport bench`, from a bundle to its page."""
+"""`hdexport bench` from a bundle to its page, and installed where it is stopped or killed."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ import onnx_ir as ir
 import psutil
 import pytest
 
+from hdexport.bench.prepared import Preparation
 from hdruntime.bundle import open_bundle, seal, write_manifest
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -27,6 +28,15 @@ Command = Callable[..., subprocess.CompletedProcess[str]]
 TORCH, OURS, WRONG, OPTIMUM = "torch", "tiny (onnxruntime)", "wrong (onnxruntime)", "optimum"
 EVERYWHERE = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 """A PATH without optimum-cli."""
+
+WITHOUT_CEILINGS = """
+import sys
+from hdexport.bench.prepared import Preparation
+from hdexport.cli import main
+Preparation.measure_ceilings = lambda preparation: None
+sys.exit(main(sys.argv[1:]))
+"""
+"""The command, but for the limits of the machine, which take most of the time of a run that measures next to nothing."""
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +80,21 @@ def measured(
 ) -> tuple[Path, str]:
     """The directory of a whole run, which finds the checkpoint only by its option, and what it printed."""
     folder = tmp_path_factory.mktemp("bench") / "results"
-    done = hdexport(
-        "bench", lone_bundle, wrong_bundle, "--model", checkpoint, "--lengths", ",".join(map(str, lengths)),
-        "--batch", "3", "--peers", "torch,optimum", "--rounds", "1", "--time-limit", "60", "--memory-budget", "150MB",
-        "--png", "-o", folder, PATH=EVERYWHERE,
-    )  # fmt: skip
+    measure = Preparation.measure_ceilings
+
+    def measure_once(preparation: Preparation) -> None:
+        if not preparation.ceilings:
+            measure(preparation)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PATH", EVERYWHERE)
+        # Not after the cases again: each time takes as long as a case of PyTorch.
+        patch.setattr(Preparation, "measure_ceilings", measure_once)
+        done = hdexport(
+            "bench", lone_bundle, wrong_bundle, "--model", checkpoint, "--lengths", ",".join(map(str, lengths)),
+            "--batch", "3", "--peers", "torch,optimum", "--rounds", "1", "--time-limit", "60", "--threads", "1",
+            "--memory-budget", "150MB", "--png", "-o", folder,
+        )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return folder, done.stdout
 
@@ -170,9 +190,9 @@ def test_a_run_compared_with_itself_has_not_changed_and_a_slower_one_has(
 
 @pytest.mark.slow
 def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: Path) -> None:
-    command = [Path(sys.executable).with_name("hdexport"), "bench", lone_bundle, "--lengths", "8", "--peers", "none"]
+    command = [sys.executable, "-c", WITHOUT_CEILINGS, "bench", lone_bundle, "--lengths", "8", "--peers", "none"]
     process = subprocess.Popen(
-        [*command, "--rounds", "1000", "-o", tmp_path / "out"],
+        [*command, "--rounds", "1000", "--threads", "1", "-o", tmp_path / "out"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -207,8 +227,7 @@ def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_tim
     assert psutil.wait_procs(children, timeout=30)[1] == []
     (left,) = tmp_path.iterdir()
     assert left.name.startswith(".")
-    # The limits of the machine are of no interest to a run that measures nothing, and take most of its time.
-    monkeypatch.setattr("hdexport.bench.prepared.Preparation.measure_ceilings", lambda preparation: None)
+    monkeypatch.setattr(Preparation, "measure_ceilings", lambda preparation: None)  # of no interest either
     done = hdexport(*arguments, "--time-limit", "0.05")
     assert done.returncode == 1, done.stderr  # nothing at all was measured
     assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hdexport.bench import preparation, prepared
 from hdexport.bench.plan import BenchOptions, plan
 from hdexport.bench.prepared import Preparation
 from hdexport.bench.processes import Outcome
-from hdexport.bench.results import Status
+from hdexport.bench.results import Ceilings, Status
 from hdexport.bench.watcher import Watcher
 
 
@@ -54,3 +55,26 @@ def test_a_shape_that_fails_takes_no_other_with_it(
         [f"1 x {too_large} tokens were not compared with PyTorch, which failed: failed: no memory"] if too_large else []
     )
     assert sum(began) == processes
+
+
+def test_of_several_measurements_of_the_machine_the_best_counts(
+    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Preparation(
+        plan(BenchOptions(bundles=(workshop("bert").subject.bundle,), lengths=(9,), peers=())), tmp_path, Watcher()
+    )
+    measured = [
+        Ceilings(device="cpu", dtype="float32", matmul_flops_per_s=flops_per_s, copy_bytes_per_s=bytes_per_s)
+        for flops_per_s, bytes_per_s in ((3.0, 1.0), (2.0, 5.0), (1.0, 4.0))
+    ]
+    of_processes = iter(measured)
+
+    def run_here(arguments: Sequence[str], *, time_limit_s: float) -> Outcome:
+        assert arguments[1] == "hdexport.bench.ceilings"
+        output = dataclasses.asdict(next(of_processes))
+        return Outcome(status=Status.OK, output=output, reason=None, peak_rss_bytes=0)
+
+    monkeypatch.setattr(prepared, "run_process", run_here)
+    for _ in measured:
+        made.measure_ceilings()
+    assert made.ceilings == (dataclasses.replace(measured[0], copy_bytes_per_s=5.0),)
