@@ -88,8 +88,8 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_3(
 @pytest.mark.parametrize(
     "steps",
     [
-        ("machine", "longformer-our-kernel", "shipped-block-kernels"),
-        pytest.param(("shipped-kernels", "block-kernels-d64"), marks=pytest.mark.nightly),
+        ("longformer-our-kernel", "shipped-block-kernels"),
+        pytest.param(("machine", "shipped-kernels", "block-kernels-d64"), marks=pytest.mark.nightly),
     ],
     ids=["some", "others"],
 )
@@ -114,6 +114,18 @@ def test_a_rehearsal_runs_steps_to_their_end_and_claims_no_time(steps: tuple[str
             assert [row["case"] for row in found] == _REHEARSED_CASES[step]
     assert "none of which is a result" in done.stdout
     assert "TFLOP/s" not in done.stdout
+
+
+def test_a_rehearsed_step_describes_the_machine(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpu_suite import suite
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["gpu_suite.py", "--rehearse", "--step", "machine", "--output", str(job.output)])
+        assert suite.main("A suite.", "") == 0
+    (row,) = rows_of(job.output)
+    assert row["environment"]["torch"] == torch.__version__
+    assert row["rehearsal"]
+    assert json.loads(capsys.readouterr().out) == {"status": "ok"}
 
 
 def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(

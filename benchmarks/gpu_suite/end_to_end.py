@@ -29,6 +29,7 @@ _REHEARSED_TOKENS = 21
 _WARM_UP_RUNS = 3
 _LEAST_RUNS = 5
 _LEAST_SECONDS = 0.3
+"""Of timed runs together; a rehearsal, which times nothing, makes one run of each kind."""
 
 
 def measure(job: Job, model: str, variant: str) -> None:
@@ -50,7 +51,7 @@ def measure(job: Job, model: str, variant: str) -> None:
         for batch, tokens in _shapes(job):
             job.write(case="latency", **about, batch=batch, tokens=tokens, **_latency(prepared, batch, tokens, job))
         for batch, tokens in _shapes(job):
-            row = _graph_latency(prepared, batch, tokens, job.device)
+            row = _graph_latency(prepared, batch, tokens, job)
             job.write(case="graph", **about, batch=batch, tokens=tokens, **row)
             if row["status"] == "failed":
                 return
@@ -76,30 +77,32 @@ def _shapes(job: Job) -> Iterator[tuple[int, int]]:
 
 def _latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
     call = _finished(model, batch, tokens, job.device)
-    return _or_out_of_memory(lambda: _timed(call, GpuMemoryWatch(), job.device), job.device)
+    return _or_out_of_memory(lambda: _timed(call, GpuMemoryWatch(), job), job.device)
 
 
-def _timed(call: Callable[[], object], watch: GpuMemoryWatch, device: str) -> dict[str, Any]:
-    for _ in range(_WARM_UP_RUNS):
+def _timed(call: Callable[[], object], watch: GpuMemoryWatch, job: Job) -> dict[str, Any]:
+    warm_up_runs, least_runs, least_s = (1, 1, 0.0) if job.rehearsal else (_WARM_UP_RUNS, _LEAST_RUNS, _LEAST_SECONDS)
+    for _ in range(warm_up_runs):
         call()
     with watch:
-        peaks = _peaks(call, device)
-        times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=_LEAST_SECONDS)
+        peaks = _peaks(call, job.device)
+        times = time_runs(call, least_runs=least_runs, least_seconds=least_s)
         watch.look()
     latency = latency_of([times], is_stable=True)
     figures = {"p50_ms": latency.p50_ms, "p95_ms": latency.p95_ms, "min_ms": latency.min_ms, "runs": latency.runs}
     return {"status": "ok", **figures, **peaks, "vram_bytes": watch.peak_bytes}
 
 
-def _graph_latency(model: Model, batch: int, tokens: int, device: str) -> dict[str, Any]:
-    ids = _ids(batch, tokens, model.sizes.vocab_size, device)
+def _graph_latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
+    ids = _ids(batch, tokens, model.sizes.vocab_size, job.device)
+    some = {"least_s": 0.0} if job.rehearsal else {}
 
     def replayed() -> dict[str, Any]:
-        latency = latency_of([times_ms(lambda: model.call(ids), device=device)], is_stable=True)
+        latency = latency_of([times_ms(lambda: model.call(ids), device=job.device, **some)], is_stable=True)
         return {"status": "ok", "p50_ms": latency.p50_ms, "min_ms": latency.min_ms, "runs": latency.runs}
 
     try:
-        return _or_out_of_memory(replayed, device)
+        return _or_out_of_memory(replayed, job.device)
     except RuntimeError as error:
         return {"status": "failed", "reason": str(error)[:500]}
 

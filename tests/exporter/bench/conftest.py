@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,16 +31,22 @@ class Workshop:
         """What a preparation's process does; its exit code."""
         return main(prepare_command(self.subject, self.folder, what)[2:])
 
+    def prepare_shapes(self, shapes: Sequence[tuple[int, int]]) -> None:
+        """Inputs and expected outputs of (batch, tokens), together, for texts and model take time to load."""
+        missing = [shape for shape in shapes if not expected_path(self.folder, *shape).exists()]
+        if missing:
+            batches, lengths = (sorted(set(sizes)) for sizes in zip(*missing, strict=True))
+            assert self.prepare(kind="inputs", lengths=lengths, batches=batches) == 0
+            assert self.prepare(kind="expected", shapes=missing) == 0
+
     def artefact(self, peer: str) -> Prepared:
         """What a peer's preparation gives."""
         return PEERS[peer].prepare(self.subject, self.folder, device="cpu")
 
     def spec(self, runner: str, batch: int, tokens: int, artefact: Path | None = None) -> CaseSpec:
         """A case whose inputs and expected outputs are there."""
+        self.prepare_shapes([(batch, tokens)])
         inputs, expected = inputs_path(self.folder, batch, tokens), expected_path(self.folder, batch, tokens)
-        if not expected.exists():
-            assert self.prepare(kind="inputs", lengths=[tokens], batches=[batch]) == 0
-            assert self.prepare(kind="expected", shapes=[[batch, tokens]]) == 0
         return CaseSpec(
             runner=runner,
             bundle=str(self.subject.bundle),

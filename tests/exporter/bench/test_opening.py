@@ -176,8 +176,9 @@ def test_nothing_is_compared_where_nothing_is_expected() -> None:
     "of_bundle", [("bert",), ("longformer",), ("roberta", "question-answering"), ("distilbert", "text-classification")]
 )
 def test_a_bundle_is_right_in_our_own_runtime(workshop: Any, of_bundle: tuple[str, ...]) -> None:
-    case = workshop(*of_bundle)
-    for batch, tokens in [(1, 1), (3, 65), (3, 300)]:
+    case, shapes = workshop(*of_bundle), [(1, 1), (3, 65), (3, 300)]
+    case.prepare_shapes(shapes)
+    for batch, tokens in shapes:
         found = case.error("onnxruntime", batch, tokens)
         assert found.passed, (batch, tokens, found)
 
