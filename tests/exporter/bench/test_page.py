@@ -63,6 +63,20 @@ def html(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+def of_one_batch(result: BenchResult) -> BenchResult:
+    """One batch size of a result, whose page has half as many charts."""
+    cases = tuple(case for case in result.cases if case.batch == BATCHES[0])
+    return dataclasses.replace(result, cases=cases, largest_batches=())
+
+
+@pytest.fixture(scope="module")
+def short_html(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page that is drawn quickly: one length, one batch size."""
+    path = tmp_path_factory.mktemp("short") / "bench.html"
+    write_page(path, of_one_batch(sample_result(lengths=(1024,))))
+    return path
+
+
 @dataclasses.dataclass
 class Visit:
     """A page that is open, what it complained of and what it asked the network for."""
@@ -90,6 +104,13 @@ def visit(browser: Browser, html: Path, *, width: int = 1280, scheme: str = "lig
 def light(browser: Browser, html: Path) -> Iterator[Visit]:
     """The page as most see it; a test that changes it puts it back."""
     with visit(browser, html) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def dark(browser: Browser, html: Path) -> Iterator[Visit]:
+    """The page in dark mode; a test that changes it puts it back."""
+    with visit(browser, html, scheme="dark", width=1040) as found:
         yield found
 
 
@@ -122,12 +143,14 @@ def test_every_chart_has_a_line_a_series_and_a_mark_a_case(light: Visit) -> None
     assert missing(light.page, sample_result()) == []
 
 
-def test_that_a_chart_without_a_series_is_seen(browser: Browser, tmp_path: Path) -> None:
-    result = sample_result()
-    cut = tuple(case for case in result.cases if case.series != TORCH)
-    write_page(tmp_path / "bench.html", dataclasses.replace(result, cases=cut))
-    with visit(browser, tmp_path / "bench.html") as found:
-        assert missing(found.page, result) == CHARTS
+def test_that_a_chart_without_a_series_is_seen(light: Visit) -> None:
+    page = light.page
+    box = page.get_by_label(TORCH, exact=True)
+    box.uncheck()
+    page.wait_for_function("document.querySelectorAll('#chart-latency-1 g.mark-line path').length == 4")
+    assert missing(page, sample_result()) == CHARTS
+    box.check()
+    page.wait_for_function("document.querySelectorAll('#chart-latency-1 g.mark-line path').length == 5")
 
 
 def test_nothing_is_said_on_the_console_and_nothing_is_asked_of_the_network(light: Visit, html: Path) -> None:
@@ -145,8 +168,8 @@ def write_with(path: Path, html: str, addition: str) -> None:
     path.write_text(before + addition + end + after)
 
 
-def test_that_a_complaint_and_a_request_are_seen(browser: Browser, html: Path, tmp_path: Path) -> None:
-    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", html.read_text())
+def test_that_a_complaint_and_a_request_are_seen(browser: Browser, short_html: Path, tmp_path: Path) -> None:
+    text = re.sub('<meta http-equiv="Content-Security-Policy"[^>]*>', "", short_html.read_text())
     write_with(tmp_path / "bench.html", text, FAULTS + IMAGE)
     with visit(browser, tmp_path / "bench.html") as found:
         assert "a complaint" in found.complaints
@@ -154,8 +177,8 @@ def test_that_a_complaint_and_a_request_are_seen(browser: Browser, html: Path, t
         assert "http://127.0.0.1:9/a.png" in found.requests
 
 
-def test_the_page_forbids_itself_the_network(browser: Browser, html: Path, tmp_path: Path) -> None:
-    write_with(tmp_path / "bench.html", html.read_text(), IMAGE)
+def test_the_page_forbids_itself_the_network(browser: Browser, short_html: Path, tmp_path: Path) -> None:
+    write_with(tmp_path / "bench.html", short_html.read_text(), IMAGE)
     with visit(browser, tmp_path / "bench.html") as found:
         assert any("Content Security Policy" in complaint for complaint in found.complaints)
 
@@ -276,6 +299,7 @@ CONTRAST_SCRIPT = """
     const own = [...node.childNodes].some(child => child.nodeType === 3 && child.textContent.trim());
     if (!own || ["SCRIPT", "STYLE", "NOSCRIPT"].includes(node.tagName) || !node.getClientRects().length) continue;
     const style = getComputedStyle(node);
+    if (style.visibility === "hidden") continue;  // a tooltip that was shown before
     const colour = parse(node instanceof SVGElement ? style.fill : style.color);
     const pair = [luminance(colour), luminance(background(node))].sort((a, b) => b - a);
     const contrast = (pair[0] + 0.05) / (pair[1] + 0.05);
@@ -296,14 +320,15 @@ def contrasts(page: Page, root: str = "body", least: float = LEAST_CONTRAST) -> 
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_all_text_can_be_read_in_both_modes(browser: Browser, html: Path, scheme: str) -> None:
-    with visit(browser, html, scheme=scheme) as found:
-        assert contrasts(found.page)
-        paper = found.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
-        found.page.add_style_tag(content=":root { --soft: #888 !important; }")
-        _, poor = found.page.evaluate(CONTRAST_SCRIPT, ["body", LEAST_CONTRAST + 1])
-        assert poor, "text of little contrast was not seen"
+def test_all_text_can_be_read_in_both_modes(request: pytest.FixtureRequest, scheme: str) -> None:
+    page: Page = request.getfixturevalue(scheme).page
+    assert contrasts(page)
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (paper == "rgb(255, 255, 255)") == (scheme == "light")
+    style = page.add_style_tag(content=":root { --soft: #888 !important; }")
+    _, poor = page.evaluate(CONTRAST_SCRIPT, ["body", LEAST_CONTRAST + 1])
+    style.evaluate("node => node.remove()")
+    assert poor, "text of little contrast was not seen"
 
 
 def series_colour(page: Page) -> str:
@@ -311,20 +336,22 @@ def series_colour(page: Page) -> str:
     return str(path.evaluate("node => getComputedStyle(node).stroke"))
 
 
-def test_paper_is_light_and_has_no_controls_even_from_dark_mode(browser: Browser, html: Path) -> None:
-    with visit(browser, html, scheme="dark", width=1040) as found:
-        dark = series_colour(found.page)
-        found.page.get_by_label(TORCH, exact=True).uncheck()
-        found.page.emulate_media(media="print", color_scheme="dark")
-        assert found.page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
-        assert series_colour(found.page) != dark
-        assert not any(box.is_visible() for box in found.page.locator("input").all())
-        shown = [label.inner_text() for label in found.page.locator(".legend label").all() if label.is_visible()]
-        assert shown == [name for name in MEASURED if name != TORCH]
-        assert contrasts(found.page)
-        cut = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
-        assert found.page.eval_on_selector_all(".scroll", cut) == 0
-        assert found.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+def test_paper_is_light_and_has_no_controls_even_from_dark_mode(dark: Visit) -> None:
+    page = dark.page
+    colour = series_colour(page)
+    page.get_by_label(TORCH, exact=True).uncheck()
+    page.emulate_media(media="print", color_scheme="dark")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert series_colour(page) != colour
+    assert not any(box.is_visible() for box in page.locator("input").all())
+    shown = [label.inner_text() for label in page.locator(".legend label").all() if label.is_visible()]
+    assert shown == [name for name in MEASURED if name != TORCH]
+    assert contrasts(page)
+    cut = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
+    assert page.eval_on_selector_all(".scroll", cut) == 0
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    page.emulate_media(media="screen", color_scheme="dark")
+    page.get_by_label(TORCH, exact=True).check()
 
 
 def test_series_are_told_apart_without_colour(light: Visit) -> None:
@@ -337,20 +364,26 @@ def test_series_are_told_apart_without_colour(light: Visit) -> None:
     assert len(set(swatches)) == len(MEASURED)
 
 
-@pytest.mark.parametrize("width", [390, 1280])
-def test_nothing_is_wider_than_the_window(browser: Browser, html: Path, width: int) -> None:
-    with visit(browser, html, width=width) as found:
-        assert found.page.evaluate("document.documentElement.scrollWidth") == width
-        wide = "nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth + 1).length"
-        assert found.page.eval_on_selector_all("figure, .chart svg, .scroll, .legend, h1, h2, pre, li", wide) == 0
-        if width == 1280:
-            inside = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
-            assert found.page.eval_on_selector_all(".scroll", inside) == 0
+def assert_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    wide = "nodes => nodes.filter(node => node.getBoundingClientRect().right > innerWidth + 1).length"
+    assert page.eval_on_selector_all("figure, .chart svg, .scroll, .legend, h1, h2, pre, li", wide) == 0
+
+
+def test_nothing_is_wider_than_a_screen(light: Visit) -> None:
+    assert_nothing_is_wider_than_the_window(light.page, 1280)
+    inside = "nodes => nodes.filter(node => node.scrollWidth > node.clientWidth).length"
+    assert light.page.eval_on_selector_all(".scroll", inside) == 0
+
+
+def test_nothing_is_wider_than_a_telephone(browser: Browser, html: Path) -> None:
+    with visit(browser, html, width=390) as found:
+        assert_nothing_is_wider_than_the_window(found.page, 390)
 
 
 def nasty_result() -> BenchResult:
     """Names and texts that are markup."""
-    result = sample_result(lengths=(1024,))
+    result = of_one_batch(sample_result(lengths=(1024,)))
     renamed = {OURS: NASTY}
     series = tuple(
         dataclasses.replace(series, name=renamed.get(series.name, series.name), bundle=NASTY, remark=NASTY)
@@ -403,15 +436,16 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("kind", ["whole", "nothing ran", "one length", "nothing compared"])
 def test_every_element_is_closed_and_every_id_is_used_once(html: Path, tmp_path: Path, kind: str) -> None:
-    result = sample_result(lengths=(1024,)) if kind == "one length" else sample_result()
+    result = sample_result(lengths=(1024,))
     if kind == "nothing ran":
         result = dataclasses.replace(result, cases=(), ceilings=(), largest_batches=(), environment={})
     if kind == "nothing compared":
         cases = tuple(dataclasses.replace(case, error=None, roofline=None) for case in result.cases)
         result = dataclasses.replace(result, cases=cases)
-    write_page(tmp_path / "bench.html", result)
+    if kind != "whole":
+        write_page(html := tmp_path / "bench.html", result)
     tags = Tags()
-    tags.feed((tmp_path / "bench.html").read_text())
+    tags.feed(html.read_text())
     assert (tags.open, tags.mismatched) == ([], [])
     assert len(set(tags.ids)) == len(tags.ids)
     has_errors = any(name.startswith("chart-error") for name in tags.ids)
