@@ -36,7 +36,7 @@ from hdexport.cli import main
 Preparation.measure_ceilings = lambda preparation: None
 sys.exit(main(sys.argv[1:]))
 """
-"""The command, but for the limits of the machine, which take most of the time of a run that measures next to nothing."""
+"""The command without the limits of the machine, most of the work of a run that measures next to nothing."""
 
 
 @pytest.fixture(scope="module")

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
+import io
 import itertools
 import json
 import logging
-import subprocess
-import sys
 import types
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +23,13 @@ from hdruntime.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def measured() -> Ceilings:
-    command = [sys.executable, "-m", "hdexport.bench.ceilings", "--device", "cpu", "--threads", "1"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    return Ceilings(**json.loads(printed))
+def measured() -> Iterator[Ceilings]:
+    """Of one thread, as the program prints them."""
+    threads, printed = torch.get_num_threads(), io.StringIO()
+    with redirect_stdout(printed):
+        assert ceilings.main(["--device", "cpu", "--threads", "1"]) == 0
+    yield Ceilings(**json.loads(printed.getvalue()))
+    torch.set_num_threads(threads)
 
 
 def test_the_ceilings_of_a_cpu_are_such_as_cpus_have(measured: Ceilings) -> None:
