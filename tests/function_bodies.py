@@ -26,7 +26,8 @@ generator, feeds = np.random.default_rng(0), {}
 for value in session.get_inputs():
     shape = [sizes.get(size, size) for size in value.shape]
     is_state = value.type == "tensor(float)"
-    feeds[value.name] = generator.random(shape, np.float32) if is_state else np.ones(shape, np.int32)
+    of_mask = {"tensor(bool)": bool, "tensor(int32)": np.int32}
+    feeds[value.name] = generator.random(shape, np.float32) if is_state else np.ones(shape, of_mask[value.type])
 def memory(name):
     with open("/proc/self/status") as status:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith(name))
@@ -109,7 +110,8 @@ def growth_bytes(path: Path, *, tokens: int, batch: int = 1) -> int:
     """How far the peak memory of a process of its own grows by texts without padding (Linux).
 
     Args:
-        path: a model of float32 states and an int32 mask; its dynamic axes are called ``batch`` and ``tokens``.
+        path: a model of float32 states and a mask, int32 or of booleans; its dynamic axes are called ``batch`` and
+            ``tokens``.
         tokens: of each text.
         batch: texts.
     """

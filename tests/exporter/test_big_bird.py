@@ -221,7 +221,8 @@ TASKS = [(name, task.value) for name in MODEL_TYPES for task in Task if task in 
 @pytest.mark.parametrize(
     ("model_type", "task"),
     [
-        nightly_unless(name == "big_bird", name, task)
+        # The heads are BERT's, whose other tasks are in test_families.py. This one reads a token that blocks move.
+        nightly_unless((name, task) == ("big_bird", "text-classification"), name, task)
         for name, task in TASKS
         if task not in ("feature-extraction", "question-answering")
     ],

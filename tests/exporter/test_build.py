@@ -14,6 +14,7 @@ import pytest
 
 import hdruntime
 from comparators import assert_close
+from grids import nightly_unless
 from hdexport.build import BuildOptions, build
 from hdexport.engines import EngineOptions
 from hdexport.progress import Progress
@@ -27,9 +28,11 @@ PHASES = {
     "extending": ("hdexport.surgery", "extend_positions"),
     "tracing": ("hdexport.tracing", "trace"),
     "lowering": ("hdexport.lowering.onnxruntime_cpu", "lower_for_onnxruntime_cpu"),
-    "verifying": ("hdexport.verify", "verify_bundle"),
 }
-"""Phase of the pipeline -> module and name of what does it; an error there is caused where it cannot be otherwise."""
+"""Phase of the pipeline -> module and name of what does it; an error there is caused where it cannot be otherwise.
+
+One of verifying is caused: by a wrong graph.
+"""
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, phase: str) -> None:
@@ -56,7 +59,7 @@ def options_for(checkpoint: Path, output: Path, **changes) -> BuildOptions:
     return BuildOptions(model=checkpoint, output=output, max_len=100, **changes)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [nightly_unless(phase != "lowering", phase) for phase in PHASES])
 def test_an_error_in_any_phase_leaves_nothing(checkpoint, tmp_path, monkeypatch, phase: str) -> None:
     fail(monkeypatch, phase)
     with pytest.raises(ExportError, match=phase):
@@ -68,8 +71,8 @@ def test_the_old_bundle_survives_a_failed_build(checkpoint, tiny_bundles, tmp_pa
     output = tmp_path / "bundle"
     shutil.copytree(tiny_bundles("bert").path, output)
     before = open_bundle(output).manifest
-    fail(monkeypatch, "verifying")
-    with pytest.raises(ExportError, match="verifying"):
+    fail(monkeypatch, "lowering")
+    with pytest.raises(ExportError, match="lowering"):
         build(options_for(checkpoint, output, force=True))
     assert open_bundle(output).manifest == before
     assert list(tmp_path.iterdir()) == [output]

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import onnx_ir as ir
 import pytest
 
 from comparators import assert_close, assert_same_directions, named_case
-from grids import nightly_unless
+from grids import TASKS_OF_EVERY_RUN, nightly_unless
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.tasks import Task
 from hdruntime.errors import ModelError
 from hdruntime.manifest import Manifest
 from hugging_face import HuggingFace, first_real_tokens
 from padded_batches import batches, cases
-from tiny_models import COPIES, PAD_TOKEN_ID, VOCAB_SIZE
+from tiny_models import COPIES, PAD_TOKEN_ID, VOCAB_SIZE, WINDOWS
 
 # The checkpoints have 64 positions, the bundles 300; 211 is a prime.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 211, 300)
@@ -29,23 +31,20 @@ COSINE = 0.999
 BLOCK_SPARSE = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).block_sparse is not None]
 """Model types whose answers depend on the padding, as Hugging Face has it; test_big_bird.py has more of them."""
 
-FAMILIES_OF_EVERY_TASK = ("bert", "roberta")
-"""Model types of which every run tries every task, as test_big_bird.py does of a sparse one."""
-
 DISTINCT_TASKS = {
-    # The head's pooling is ours, and its bundles are those of other tests.
+    # The head's pooling is ours.
     ("modernbert", "text-classification"),
-    ("modernbert", "token-classification"),
     # Global tokens by task.
     ("longformer", "text-classification"),
     ("longformer", "question-answering"),
-    ("distilbert", "text-classification"),
 }
 """Tasks of other families that every run tries. The rest is Hugging Face's heads on encoders that are tried alone."""
 
 TASKS_OF_MODEL_TYPE = [
     nightly_unless(
-        task is Task.FEATURE_EXTRACTION or name in FAMILIES_OF_EVERY_TASK or (name, task.value) in DISTINCT_TASKS,
+        task is Task.FEATURE_EXTRACTION
+        or task.value in TASKS_OF_EVERY_RUN.get(name, ())
+        or (name, task.value) in DISTINCT_TASKS,
         name,
         task.value,
     )
@@ -64,7 +63,9 @@ def real(values: np.ndarray, attention_mask: np.ndarray, *, has_tokens_axis: boo
 def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task: str) -> None:
     bundle = tiny_bundles(model_type, task)
     whole = task == Task.FEATURE_EXTRACTION
-    grid = cases(LENGTHS) if whole else cases(HEAD_LENGTHS, sizes=(3,))
+    grid = cases(HEAD_LENGTHS, sizes=(3,))
+    if whole:
+        grid = itertools.chain(cases(LENGTHS, sizes=(3,)), cases(HEAD_LENGTHS, sizes=(1,)))
     for tokens, name, input_ids, attention_mask in grid:
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         others = other_inputs(bundle.manifest, input_ids, attention_mask)
@@ -84,16 +85,19 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task:
 
 @pytest.mark.parametrize(
     ("model_type", "precision"),
-    # What bfloat16 changes does not depend on the family, but for the bias of MPNet's scores.
+    # What bfloat16 changes does not depend on the family, but for the bias of MPNet's scores. Blocks in float16 are in
+    # test_converted_blocks.py.
     [
-        nightly_unless(name in ("bert", "big_bird", "longformer", "mpnet"), name, "float16")
+        nightly_unless(name in ("bert", "longformer", "mpnet"), name, "float16")
         for name in SUPPORTED_MODEL_TYPES
         if name not in COPIES
     ]
     + [nightly_unless(name == "mpnet", name, "bfloat16") for name in ("bert", "roberta", "mpnet")],
 )
 def test_half_precision_points_where_hugging_face_does(tiny_bundles, model_type: str, precision: str) -> None:
-    bundle = tiny_bundles(model_type, precision=precision)
+    # Half precision changes all windows alike, and layers that are alike are traced once.
+    changes = {"attention_window": [WINDOWS[0]] * 2} if model_type in ("led", "longformer") else {}
+    bundle = tiny_bundles(model_type, precision=precision, **changes)
     # ONNX Runtime has no bfloat16 on a CPU; the lowered graph computes in float32 from bfloat16 weights.
     runs = [bundle.session] if precision == "bfloat16" else [bundle.portable, bundle.session]
     for tokens, name, input_ids, attention_mask in cases(HEAD_LENGTHS, sizes=(3,)):
@@ -150,11 +154,14 @@ def test_a_row_of_nothing_but_padding_disturbs_no_other(tiny_bundles, model_type
 
 
 @pytest.mark.parametrize("padding", ["left", "right"])
-@pytest.mark.parametrize(("model_type", "precision"), [("roberta", "float32"), ("bert", "float16")])
+@pytest.mark.parametrize(
+    ("model_type", "precision", "global_tokens"), [("roberta", "float32", 40), ("bert", "float16", 5)]
+)
 def test_a_row_of_nothing_but_padding_disturbs_no_other_in_windows(
-    tiny_bundles, model_type: str, precision: str, padding: str
+    tiny_bundles, model_type: str, precision: str, global_tokens: int, padding: str
 ) -> None:
-    check_a_row_of_padding(tiny_bundles(model_type, precision=precision, attention="window:16,global:5"), padding)
+    attention = f"window:16,global:{global_tokens}"
+    check_a_row_of_padding(tiny_bundles(model_type, precision=precision, attention=attention), padding)
 
 
 def check_a_row_of_padding(bundle, padding: str) -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,6 +14,7 @@ from onnx import TensorProto
 
 from attention_graphs import STATES, Dense, Window, answer_by_definition, insert_after, portable_graph, states_of
 from comparators import assert_close
+from function_bodies import growth_bytes
 from hdexport.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 
 LAYERS = (
@@ -178,34 +176,13 @@ def test_what_changes_between_splitting_attention_and_merging_stays(changed: str
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak is read from /proc, which Linux has")
-def test_memory_is_linear_in_tokens_and_of_the_batch_grows_what_comes_out() -> None:
-    code = (
-        "import os, numpy as np\n"
-        "from attention_graphs import Window, states_of\n"
-        "from test_lowering_onnxruntime_cpu_window import lowered_session\n"
-        "def peak():\n"
-        "    with open('/proc/self/status') as status:\n"
-        "        return next(int(line.split()[1]) for line in status if line.startswith('VmHWM'))\n"
-        "for batch, tokens in ((1, 8192), (1, 16384), (16, 512)):\n"
-        # Each in a process of its own, whose peak is its own; what is imported is imported once.
-        "    child = os.fork()\n"
-        "    if child:\n"
-        "        assert os.waitpid(child, 0)[1] == 0\n"
-        "        continue\n"
-        "    session = lowered_session(Window(left=256, right=256, bound=16), Window(left=64, right=64))\n"
-        "    feeds = states_of(batch, tokens) | {'token_kind': np.full((batch, tokens), 1, np.int32)}\n"
-        "    before = peak()\n"
-        "    session.run(None, feeds)\n"
-        "    print(peak() - before, flush=True)\n"
-        "    os._exit(0)\n"
+def test_memory_is_linear_in_tokens_and_of_the_batch_grows_what_comes_out(tmp_path: Path) -> None:
+    layers = Window(left=256, right=256, bound=16), Window(left=64, right=64)
+    path = tmp_path / "model.onnx"
+    ir.save(lower_for_onnxruntime_cpu(portable_graph(*layers)), path)
+    short, long, many = (
+        growth_bytes(path, tokens=tokens, batch=batch) for batch, tokens in ((1, 4096), (1, 8192), (8, 512))
     )
-    folders = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(folders)}
-
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True)
-    result_kib = 8192 * 64 * 4 // 1024
-    short, long, many = map(int, done.stdout.split())
-    assert short > result_kib, "less than the result: nothing was measured"
+    assert short > 4096 * 64 * 4, "less than the result: nothing was measured"
     assert long <= 2.2 * short
     assert many <= 1.2 * short

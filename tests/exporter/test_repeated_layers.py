@@ -23,9 +23,8 @@ from hdexport.heads import GraphModule
 from hdexport.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT, repeat_layers
 from hdexport.repeated_layers import layers_traced_once
 from hdexport.tasks import Task
-from hdexport.tracing import trace
 from hdruntime.errors import ExportError
-from tiny_models import VOCAB_SIZE, save_tiny_model
+from tiny_models import save_tiny_model
 
 FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
@@ -81,7 +80,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", [nightly_unless(name != "windows of ours", name) for name in MODELS])
+@pytest.mark.parametrize("name", [nightly_unless(name.startswith(("Longformer", "BigBird")), name) for name in MODELS])
 def test_the_graph_is_that_of_all_layers_traced(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,7 +126,7 @@ def module_of(tmp_path: Path, *, layers: int) -> GraphModule:
     ).eval()
 
 
-def test_a_layer_that_computes_something_else_is_traced(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_layer_that_computes_something_else_is_traced(tmp_path: Path) -> None:
     module = module_of(tmp_path, layers=11)
     _, epsilon, activation, shape, method, hook, training, tied, *scaled, _ = module.model.encoder.layer
     epsilon.output.LayerNorm.eps = 0.5
@@ -139,9 +138,11 @@ def test_a_layer_that_computes_something_else_is_traced(tmp_path: Path, caplog: 
     tied.attention.self.key = tied.attention.self.query
     for number, layer in enumerate(scaled):
         layer.scale = torch.tensor(float(number))  # no parameter, no buffer
-    caplog.set_level(logging.DEBUG, logger="hdexport.tracing")
-    trace(module, max_len=64, vocab_size=VOCAB_SIZE)
-    assert copies(caplog) == 1
+    ids = torch.arange(10)[None]
+    with torch.inference_mode(), layers_traced_once(module):
+        nodes = torch.export.export(module, (ids, torch.ones_like(ids)), strict=False).graph.nodes
+    marks = Counter(node.args[1] for node in nodes if node.kwargs.get("domain") == LAYERS_DOMAIN)
+    assert marks == {INPUTS: 10, OUTPUTS: 10, REPEAT: 1}
 
 
 def test_layers_are_as_before_whatever_happens(tmp_path: Path) -> None:

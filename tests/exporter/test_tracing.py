@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from grids import nightly_unless
+from grids import TASKS_OF_EVERY_RUN, nightly_unless
 from hdexport.attention import use_operators
 from hdexport.heads import OUTPUTS_OF_TASK, GraphModule
 from hdexport.tasks import Task
@@ -30,7 +30,7 @@ def shape_of(value) -> tuple[str | int, ...]:
 @pytest.mark.parametrize(
     ("model_type", "task"),
     [
-        nightly_unless(name != "mpnet" or task == "feature-extraction", name, task)
+        nightly_unless(task in TASKS_OF_EVERY_RUN.get(name, ("feature-extraction",)), name, task)
         for name in ("bert", "roberta", "mpnet")
         for task in SHAPES
     ],

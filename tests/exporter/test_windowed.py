@@ -36,7 +36,7 @@ SPECS = {
     "several globals": "window:16,global:5",
     "more globals than some texts have tokens": "window:16,global:40",
     "dilated": "window:16,dilation:2",
-    "dilated by head": "window:5,global:2,dilation:1/2/3/7",
+    "dilated by head": "window:16,global:2,dilation:1/1/2/3",
     "one token": "window:1,global:0",
     "wider than any text": "window:1000",
 }
@@ -86,8 +86,8 @@ def check_every_case(bundle, spec: str) -> None:
 
 @pytest.mark.parametrize(
     "model_type",
-    # ELECTRA's and ERNIE's layers are BERT's.
-    [nightly_unless(name not in ("electra", "ernie"), name) for name in WINDOWED_TYPES],
+    # ELECTRA's and ERNIE's layers are BERT's; RoBERTa has every other kind of window below.
+    [nightly_unless(name not in ("electra", "ernie", "roberta"), name) for name in WINDOWED_TYPES],
 )
 def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, model_type: str) -> None:
     check_every_case(tiny_bundles(model_type, attention=SPECS["default"]), SPECS["default"])
@@ -95,8 +95,12 @@ def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, 
 
 @pytest.mark.parametrize(
     "spec",
-    # The others have no global token, or a dilation, as well.
-    [nightly_unless(name not in ("no globals", "dilated"), spec) for name, spec in SPECS.items() if name != "default"],
+    # The others have no global token, several, or a dilation, as well.
+    [
+        nightly_unless(name not in ("no globals", "several globals", "dilated"), spec)
+        for name, spec in SPECS.items()
+        if name != "default"
+    ],
 )
 def test_every_kind_of_window_is_what_was_asked_for(tiny_bundles, spec: str) -> None:
     check_every_case(tiny_bundles("roberta", attention=spec), spec)
@@ -134,10 +138,10 @@ def test_half_precision_keeps_directions(tiny_bundles, model_type: str) -> None:
 
 def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
     """The one product of queries and keys left in the graph is that of the global rows."""
-    bundle = tiny_bundles("roberta", attention=SPECS["several globals"])
+    bundle = tiny_bundles("roberta", attention=SPECS["more globals than some texts have tokens"])
     assert bundle.manifest.attention == {"hdexport::SlidingWindowAttention": 2}
     softmaxes = [node for node in bundle.graph.graph if node.op_type == "Softmax"]
-    assert [node.outputs[0].shape[2] for node in softmaxes] == [5, 5]
+    assert [node.outputs[0].shape[2] for node in softmaxes] == [40, 40]
     without = tiny_bundles("roberta", attention=SPECS["one token"])
     assert "Softmax" not in {node.op_type for node in without.graph.graph}
 
@@ -145,8 +149,8 @@ def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
 def test_the_manifest_says_what_became_of_the_attention(tiny_bundles) -> None:
     bundle = tiny_bundles("roberta", attention=SPECS["dilated by head"])
     manifest = bundle.manifest
-    assert manifest.windows == (5, 5)
-    assert dataclasses.astuple(manifest.window) == (5, 2, (1, 2, 3, 7))
+    assert manifest.windows == (16, 16)
+    assert dataclasses.astuple(manifest.window) == (16, 2, (1, 1, 2, 3))
     assert open_bundle(bundle.path).manifest == manifest
 
 
@@ -161,7 +165,7 @@ def test_a_bundle_from_before_windows_is_still_read(tiny_bundles, tmp_path) -> N
 
 
 def test_verification_passes_a_right_window_and_fails_a_wrong_one(tiny_bundles, tmp_path) -> None:
-    bundle = tiny_bundles("bert", attention="window:16,global:2,dilation:1/1/2/3")
+    bundle = tiny_bundles("roberta", attention=SPECS["dilated by head"])
     path = tmp_path / "bundle"
     shutil.copytree(bundle.path, path)
     reference = reference_of(bundle.session._bundle, find_checkpoint(bundle.checkpoint))
