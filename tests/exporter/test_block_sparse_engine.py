@@ -27,9 +27,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 MAX_LEN = 1000
-PROFILES = profiles_from_options(MAX_LEN, profiles="64,400,1000", batch="1:3:8")
-"""None of their opt lengths, nor the batch of 3, is what is traced (2 texts of 37 tokens), and 400 and 1000 are no
-multiples of 64."""
+PROFILES = profiles_from_options(MAX_LEN, profiles="400,1000", batch="1:3:8")
+"""Neither opt length, nor the batch of 3, is what is traced (2 texts of 37 tokens), and neither is a multiple of 64."""
 
 SIZES = {"hidden_size": 128, "initializer_range": 0.1}
 """Heads of 32, the smallest that there are kernels for."""
@@ -87,7 +86,7 @@ def check_engine(output: Path, manifest, *, plugins: int) -> None:
 
 
 BLOCKS = {"block_size": 64, "num_random_blocks": 1}
-"""Dense up to 448 tokens: the shorter profiles are on one side, the longest reaches over both."""
+"""Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
 
 
 @pytest.mark.parametrize(("impl", "layers", "plugins"), [(AttentionImpl.PLUGIN, 2, 2), (AttentionImpl.NATIVE, 1, 0)])

@@ -52,11 +52,7 @@ def gathers_from(model: ir.Model, part: str) -> int:
 @pytest.mark.parametrize(
     ("model_type", "precision"),
     [(name, "float32") for name in LEARNED_POSITIONS]
-    + [
-        nightly_unless(name in ("bert", "big_bird", "longformer", "mpnet"), name, "float16")
-        for name in LEARNED_POSITIONS
-        if name not in COPIES
-    ],
+    + [nightly_unless(name in ("bert", "mpnet"), name, "float16") for name in LEARNED_POSITIONS if name not in COPIES],
 )
 def test_the_graphs_table_has_a_row_a_position_and_keeps_the_checkpoints(
     tiny_bundles, model_type: str, precision: str
