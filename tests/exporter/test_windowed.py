@@ -86,8 +86,9 @@ def check_every_case(bundle, spec: str) -> None:
 
 @pytest.mark.parametrize(
     "model_type",
-    # ELECTRA's and ERNIE's layers are BERT's; RoBERTa has every other kind of window below.
-    [nightly_unless(name not in ("electra", "ernie", "roberta"), name) for name in WINDOWED_TYPES],
+    # ELECTRA's and ERNIE's layers are BERT's; RoBERTa has every other kind of window below, and ALBERT blocks, in
+    # test_converted_blocks.py.
+    [nightly_unless(name not in ("albert", "electra", "ernie", "roberta"), name) for name in WINDOWED_TYPES],
 )
 def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, model_type: str) -> None:
     check_every_case(tiny_bundles(model_type, attention=SPECS["default"]), SPECS["default"])
