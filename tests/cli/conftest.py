@@ -119,14 +119,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def built(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    """The finished `hdexport build` of the tiny BERT, installed; `bundle` is what it wrote."""
+    """The finished `hdexport build` of the tiny BERT; `bundle` is what it wrote."""
 
     def build(directory: Path) -> None:
         output = directory / "bundles" / "tiny"
         output.parent.mkdir()
         # Beside the bundle, where commands that compare it with PyTorch look for a checkpoint of that name.
         (output.parent / checkpoint.name).symlink_to(checkpoint)
-        done = _installed("build", checkpoint, "--max-len", MAX_LEN, "--target", "onnx", "-o", output)
+        done = _main("build", checkpoint, "--max-len", MAX_LEN, "--target", "onnx", "-o", output)
         (directory / "process.json").write_text(json.dumps(vars(done)))
 
     directory = made_once(tmp_path_factory, "cli-bundle", build)

@@ -17,7 +17,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import hdruntime
+from forks import Fork
 from full_disks import on_full_disks
+from hdexport.cli import main
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -387,35 +389,37 @@ def test_the_old_bundle_survives_a_failed_build(refused: Refused, copied: Path, 
     hdruntime.open_bundle(tmp_path / "out")
 
 
-def _wait_for(process: subprocess.Popen[bytes], directory: Path, pattern: str) -> None:
-    while not any(directory.glob(pattern)):
-        assert process.poll() is None, "the build ended before it was killed"
-        time.sleep(0.002)
-
-
-@pytest.mark.parametrize("moment", ["", pytest.param("/model.onnx.data", marks=pytest.mark.nightly), "/manifest.json"])
+@pytest.mark.parametrize("moment", ["/manifest.json", pytest.param("/model.onnx.data", marks=pytest.mark.nightly)])
 def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_next_removes_the_rest(
     hdexport: Command, checkpoint: Path, bundle: Path, tmp_path: Path, moment: str
 ) -> None:
-    old = moment == "/manifest.json"
-    if old:
-        shutil.copytree(bundle, tmp_path / "out")
-    before = contents(tmp_path)
-    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "--force", "-o", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
-        _wait_for(process, tmp_path, f".out.partial-*{moment}")
-        process.kill()
-    assert process.returncode == -9
-    leftovers = [name for name in names_in(tmp_path) if name != "out"]
-    assert len(leftovers) == 1
-    assert leftovers[0].startswith(f".out.partial-{process.pid}-")
-    kept = {name: content for name, content in contents(tmp_path).items() if not name.startswith(leftovers[0])}
-    assert kept == before
-    assert (tmp_path / "out").exists() == old
-    done = hdexport(*command[1:], "--no-verify")
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    arguments = ["build", str(checkpoint), "--target", "onnx", "--force", "--no-verify", "-o", str(folder / "out")]
+
+    def build_until(pattern: str) -> str:
+        build = Fork(lambda: main(arguments), tmp_path / "build")
+        while not any(folder.glob(f".out.partial-{build.pid}-*{pattern}")):
+            assert build.poll() is None, "the build ended before it was killed"
+            time.sleep(0.002)
+        build.kill()
+        assert build.poll() == -9
+        # No other: what the one before has left is gone.
+        (leftover,) = [name for name in names_in(folder) if name != "out"]
+        assert leftover.startswith(f".out.partial-{build.pid}-")
+        return leftover
+
+    build_until("")
+    assert not (folder / "out").exists()
+    shutil.copytree(bundle, folder / "out")
+    before = contents(folder / "out")
+    leftover = build_until(moment)
+    assert (folder / leftover / moment[1:]).exists()
+    assert contents(folder / "out") == before
+    done = hdexport(*arguments)
     assert done.returncode == 0, done.stderr
-    assert names_in(tmp_path) == ["out"]
-    hdruntime.open_bundle(tmp_path / "out")
+    assert names_in(folder) == ["out"]
+    hdruntime.open_bundle(folder / "out")
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
@@ -436,33 +440,45 @@ def terminal() -> Iterator[tuple[int, int]]:
     os.close(ends[0])
 
 
-def test_on_a_terminal_steps_show_from_before_anything_heavy_is_imported(
+def test_on_a_terminal_a_step_shows_before_anything_heavy_is_imported(
     checkpoint: Path, tmp_path: Path, terminal: tuple[int, int]
 ) -> None:
     ours, theirs = terminal
-    # Finds nothing; says what is looked for, on the terminal.
+    # Says on the terminal what is looked for, and that is all.
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\n"
         "class Teller:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name in ('torch', 'onnxruntime', 'transformers', 'numpy'): os.write(2, f'<{name}>'.encode())\n"
+        "        if name in ('torch', 'onnxruntime', 'transformers', 'numpy'):\n"
+        "            os.write(2, f'<{name}>'.encode())\n"
+        "            os._exit(5)\n"
         "sys.meta_path.insert(0, Teller())\n"
     )
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(tmp_path)}
     command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = _read_to_the_end(ours).decode()
-        assert process.stdout is not None
-        stdout = process.stdout.read()
-    assert process.returncode == 0
-    before, _, after = shown.partition("Starting")
-    assert "<" not in before
-    assert all(f"<{name}>" in after for name in ("torch", "onnxruntime", "transformers", "numpy"))
+    assert process.returncode == 5, shown
+    assert re.search(r"Starting.*<\w+>\Z", shown, re.DOTALL), shown
+
+
+def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
+    checkpoint: Path, tmp_path: Path, terminal: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = terminal
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    arguments = ["build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
+    build = Fork(lambda: main(arguments), tmp_path / "build", terminal=theirs)
+    os.close(theirs)
+    shown = _read_to_the_end(ours).decode()
+    done = build.finished()
+    assert done.returncode == 0, shown
     for step in ("Reading the checkpoint", "Tracing bert", "Lowering for ONNX Runtime", "Verifying against PyTorch"):
         assert re.search(rf"{step}[^\r\n]*: done, \d+\.\d s", shown), step
     # Results go to stdout even while stderr, a terminal, shows progress.
-    assert "\n-[x] model.onnx: batch 1, tokens 1," in stdout
+    assert "\n-[x] model.onnx: batch 1, tokens 1," in done.stdout
     assert "-[x]" not in shown
 
 
