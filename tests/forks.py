@@ -9,8 +9,8 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 
 class Fork:
@@ -21,41 +21,52 @@ class Fork:
 
     Args:
         call: what it does.
-        output: what it prints goes to ``output.out`` and ``output.err``, beside one another.
-        terminal: a descriptor that takes the place of ``output.err``.
+        terminal: a descriptor that is to be its stderr.
     """
 
-    def __init__(self, call: Callable[[], int], output: Path, *, terminal: int | None = None) -> None:
-        self._stdout, self._stderr = output.with_suffix(".out"), output.with_suffix(".err")
-        self._process = multiprocessing.get_context("fork").Process(target=self._run, args=(call, terminal))
+    def __init__(self, call: Callable[[], int], *, terminal: int | None = None) -> None:
+        # Ours from here on, for nothing removes them: they end with this object.
+        self._stdout, self._stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
+        context = multiprocessing.get_context("fork")
+        self._process = context.Process(target=self._run, args=(call, terminal), daemon=True)
         self._process.start()
+        assert self._process.pid is not None
         self.pid = self._process.pid
 
     def poll(self) -> int | None:
         """Its exit code, minus the signal that killed it; None while it runs."""
         return self._process.exitcode
 
+    def send_signal(self, number: int) -> None:
+        """Send it a signal."""
+        os.kill(self.pid, number)
+
     def kill(self) -> None:
         """Kill it, and wait for its end."""
         self._process.kill()
         self._process.join()
 
-    def finished(self) -> subprocess.CompletedProcess[str]:
-        """Wait for its end; what it printed."""
-        self._process.join(timeout=600)
-        stderr = self._stderr.read_text() if self._stderr.exists() else ""
+    def errors(self) -> str:
+        """What it has written to stderr so far."""
+        # Not read(): where we are in the file is where the fork writes next.
+        return os.pread(self._stderr.fileno(), 2**20, 0).decode()
+
+    def finished(self, timeout: float = 600) -> subprocess.CompletedProcess[str]:
+        """Wait for its end; what it printed.
+
+        Args:
+            timeout: in seconds, after which this fails.
+        """
+        self._process.join(timeout)
         code = self._process.exitcode
-        assert code is not None, stderr
-        return subprocess.CompletedProcess([], code, self._stdout.read_text(), stderr)
+        assert code is not None, f"it did not end: {self.errors()}"
+        printed = os.pread(self._stdout.fileno(), 2**20, 0).decode()
+        return subprocess.CompletedProcess([], code, printed, self.errors())
 
     def _run(self, call: Callable[[], int], terminal: int | None) -> None:
-        with self._stdout.open("wb") as out:
-            os.dup2(out.fileno(), 1)
-        if terminal is None:
-            with self._stderr.open("wb") as err:
-                os.dup2(err.fileno(), 2)
-        else:
-            os.dup2(terminal, 2)
+        os.dup2(self._stdout.fileno(), 1)
+        os.dup2(self._stderr.fileno() if terminal is None else terminal, 2)
+        if terminal is not None:
             os.close(terminal)
         # Not pytest's any more.
         sys.stdout = os.fdopen(1, "w", closefd=False)

@@ -1,13 +1,13 @@
-"""A command whose output goes to disks that are too small for it, really."""
+"""Disks that are too small for what a command writes, really."""
 
 from __future__ import annotations
 
-__all__ = ["on_full_disks"]
+__all__ = ["in_mount_namespace", "mount_disk", "on_full_disks"]
 
 import ctypes
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,46 +15,64 @@ import pytest
 from forks import Fork
 from hdexport.cli import main
 
-_SIZES = ("16k", "100k")
-
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
-_NO_NAMESPACES = 99
+_NO_NAMESPACE = 99
 
 
 def on_full_disks(arguments: Sequence[object], directory: Path) -> subprocess.CompletedProcess[str]:
-    """Run a command on file systems of 16 kB and 100 kB, in a mount namespace of our own; skips where there are none.
+    """Run a command on file systems of 16 kB and 100 kB.
 
     Returns:
-        The process, a fork of this one; its output is, for each size, ``rc: CODE [what was left on the disk]``.
+        The process; its output is, for each size, ``rc: CODE [what was left on the disk]``.
     """
 
-    def run_on_each() -> int:
+    def run_on_each() -> None:
         os.chdir(directory)
-        try:
-            _mount_disks()
-        except (OSError, subprocess.CalledProcessError) as error:
-            print(error)
-            return _NO_NAMESPACES
-        for size in _SIZES:
+        for size in ("16k", "100k"):
+            mount_disk(Path(size), size)
             print("rc:", main([*map(str, arguments), "-o", f"{size}/out"]), os.listdir(size))
+
+    return in_mount_namespace(run_on_each)
+
+
+def in_mount_namespace(call: Callable[[], None]) -> subprocess.CompletedProcess[str]:
+    """Call a function in a fork, where what is mounted nobody else sees; skips where that is not possible."""
+
+    def run() -> int:
+        try:
+            _enter_namespace()
+        except OSError as error:
+            print(error)
+            return _NO_NAMESPACE
+        call()
         return 0
 
-    done = Fork(run_on_each, directory / "disks").finished()
-    if done.returncode == _NO_NAMESPACES:
+    done = Fork(run).finished()
+    if done.returncode == _NO_NAMESPACE:
         pytest.skip(f"no mount namespaces here: {done.stdout.strip()}")
     assert done.returncode == 0, done.stderr
     return done
 
 
-def _mount_disks() -> None:
-    """Make disks that this process and its children alone see."""
+def mount_disk(directory: Path, size: str) -> None:
+    """Make a directory an empty disk of its own, or the disk that it is one of another size."""
+    if directory.exists():
+        options = f"remount,size={size}"
+    else:
+        directory.mkdir()
+        options = f"size={size}"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=True)
+
+
+def _enter_namespace() -> None:
+    """Become the administrator of mounts that nobody else sees.
+
+    Raises:
+        OSError: this system does not allow it.
+    """
     user, group = os.getuid(), os.getgid()
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(_CLONE_NEWNS | _CLONE_NEWUSER):
+    if ctypes.CDLL(None, use_errno=True).unshare(_CLONE_NEWNS | _CLONE_NEWUSER):
         raise OSError(ctypes.get_errno(), "unshare")
     Path("/proc/self/setgroups").write_text("deny")
     Path("/proc/self/uid_map").write_text(f"0 {user} 1")
     Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    for size in _SIZES:
-        os.mkdir(size)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", size], check=True)

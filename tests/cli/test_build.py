@@ -393,33 +393,31 @@ def test_the_old_bundle_survives_a_failed_build(refused: Refused, copied: Path, 
 def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_next_removes_the_rest(
     hdexport: Command, checkpoint: Path, bundle: Path, tmp_path: Path, moment: str
 ) -> None:
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    arguments = ["build", str(checkpoint), "--target", "onnx", "--force", "--no-verify", "-o", str(folder / "out")]
+    arguments = ["build", str(checkpoint), "--target", "onnx", "--force", "--no-verify", "-o", str(tmp_path / "out")]
 
     def build_until(pattern: str) -> str:
-        build = Fork(lambda: main(arguments), tmp_path / "build")
-        while not any(folder.glob(f".out.partial-{build.pid}-*{pattern}")):
+        build = Fork(lambda: main(arguments))
+        while not any(tmp_path.glob(f".out.partial-{build.pid}-*{pattern}")):
             assert build.poll() is None, "the build ended before it was killed"
             time.sleep(0.002)
         build.kill()
         assert build.poll() == -9
         # No other: what the one before has left is gone.
-        (leftover,) = [name for name in names_in(folder) if name != "out"]
+        (leftover,) = [name for name in names_in(tmp_path) if name != "out"]
         assert leftover.startswith(f".out.partial-{build.pid}-")
         return leftover
 
     build_until("")
-    assert not (folder / "out").exists()
-    shutil.copytree(bundle, folder / "out")
-    before = contents(folder / "out")
+    assert not (tmp_path / "out").exists()
+    shutil.copytree(bundle, tmp_path / "out")
+    before = contents(tmp_path / "out")
     leftover = build_until(moment)
-    assert (folder / leftover / moment[1:]).exists()
-    assert contents(folder / "out") == before
+    assert (tmp_path / leftover / moment[1:]).exists()
+    assert contents(tmp_path / "out") == before
     done = hdexport(*arguments)
     assert done.returncode == 0, done.stderr
-    assert names_in(folder) == ["out"]
-    hdruntime.open_bundle(folder / "out")
+    assert names_in(tmp_path) == ["out"]
+    hdruntime.open_bundle(tmp_path / "out")
 
 
 def test_a_full_disk_is_said_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
@@ -470,7 +468,7 @@ def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     arguments = ["build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
-    build = Fork(lambda: main(arguments), tmp_path / "build", terminal=theirs)
+    build = Fork(lambda: main(arguments), terminal=theirs)
     os.close(theirs)
     shown = _read_to_the_end(ours).decode()
     done = build.finished()

@@ -18,17 +18,22 @@ from pathlib import Path
 
 import pytest
 
+import hdexport.cli.run  # noqa: F401 - for all forks
+from forks import Fork
+from full_disks import in_mount_namespace, mount_disk
+from hdexport.cli import main
+from hdruntime.jobs import folder, windows
+
 TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 ROWS = 5000
-COMMITS_OFTEN = """
-import sys
-from hdexport.cli import main
-from hdruntime.jobs import folder, windows
-folder._COMMIT_SECONDS, folder._COMMIT_SHARE, windows._WINDOW_ROWS = 0.03, 0, 100
-sys.exit(main())
-"""
-"""The command, whose jobs do fewer rows at a time and commit more often: one of half a second will do."""
+
+
+def main_that_commits_often(arguments: list[str]) -> int:
+    """The command, whose jobs do fewer rows at a time and commit more often: one of half a second will do."""
+    folder._COMMIT_SECONDS, folder._COMMIT_SHARE, windows._WINDOW_ROWS = 0.03, 0, 100
+    sys.argv = ["hdexport", *arguments]
+    return main(arguments)
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +64,31 @@ def whole(bundle: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return directory
 
 
-def command(*arguments: object) -> list[str]:
-    return [sys.executable, "-c", COMMITS_OFTEN, "run", *map(str, arguments)]
+def begun(*arguments: object, largest_file: int | None = None) -> Fork:
+    """The job, in a process of its own.
+
+    Args:
+        largest_file: bytes of one that it may write.
+    """
+
+    def run() -> int:
+        if largest_file is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+        return main_that_commits_often(["run", *map(str, arguments)])
+
+    return Fork(run)
 
 
-def finished(*arguments: object, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(command(*arguments), capture_output=True, text=True, timeout=100, **options)  # type: ignore[call-overload,no-any-return]
+def finished(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
+    return begun(*arguments, largest_file=largest_file).finished(timeout=100)
 
 
-def started(*arguments: object) -> tuple[subprocess.Popen[str], str]:
-    """The job, when it has said that it reads rows or is done already, and the line in which it said so."""
-    process = subprocess.Popen(
-        command(*arguments, "--progress", "json"), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stderr is not None
-    line = process.stderr.readline()
-    assert line.startswith('{"state": '), line + process.stderr.read()
-    return process, line
+def started(*arguments: object) -> Fork:
+    """The job, when it has said that it reads rows or is done already."""
+    job = begun(*arguments, "--progress", "json")
+    wait_for(lambda: "\n" in job.errors() or job.poll() is not None)
+    assert job.errors().startswith('{"state": '), job.errors()
+    return job
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.nightly)])
@@ -89,20 +102,20 @@ def test_killed_at_random_moments_it_writes_what_it_would_have(
     output = tmp_path / f"out.{ending}"
     kept: list[int] = []
     while True:
-        process, first = started(bundle, rows, "-o", output)
+        process = started(bundle, rows, "-o", output)
         if len(kept) < kills:
             # Every other time at any moment, else when more was committed: on a slow machine, too, the job gets on.
             if len(kept) % 2:
                 wait_for(has_committed_more(output, process))
             time.sleep(chosen.uniform(0, 0.2))
             process.kill()
-        _, errors = process.communicate(timeout=100)
-        if process.returncode == -signal.SIGKILL:
+        ended = process.finished(timeout=100)
+        if ended.returncode == -signal.SIGKILL:
             kept.append(kept_rows(output))
             continue
         # Done: here, or because the machine is a fast one; then the other kills hit a job of their own.
-        assert (process.returncode, output.read_bytes()) == (2, (whole / output.name).read_bytes())
-        done = json.loads((first + errors).splitlines()[-1])
+        assert (ended.returncode, output.read_bytes()) == (2, (whole / output.name).read_bytes())
+        done = json.loads(ended.stderr.splitlines()[-1])
         assert (done["state"], done["rows"], done["failed_rows"]) == ("done", ROWS, ROWS // 250)
         if len(kept) == kills:
             break
@@ -111,7 +124,7 @@ def test_killed_at_random_moments_it_writes_what_it_would_have(
     assert max(kept) > 0
 
 
-def has_committed_more(output: Path, process: subprocess.Popen[str]) -> Callable[[], bool]:
+def has_committed_more(output: Path, process: Fork) -> Callable[[], bool]:
     before = kept_rows(output)
     return lambda: kept_rows(output) != before or process.poll() is not None
 
@@ -130,11 +143,12 @@ def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     output = tmp_path / "out.jsonl"
-    process = subprocess.Popen(command(bundle, rows, "-o", output), stderr=subprocess.PIPE, text=True)
-    wait_for(lambda: results_of(output) > 0)
+    process = begun(bundle, rows, "-o", output)
+    wait_for(lambda: kept_rows(output) > 0 or process.poll() is not None)
     process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == code, errors
+    stopped = process.finished(timeout=60)
+    errors = stopped.stderr
+    assert stopped.returncode == code, errors
     said = re.fullmatch(r"stopped\n(\d+) rows are kept in (.*): the same command goes on after them\.\n", errors)
     assert said, errors
     assert (int(said[1]), said[2]) == (kept_rows(output), str(tmp_path / ".out.jsonl.job"))
@@ -142,12 +156,6 @@ def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
     done = finished(bundle, rows, "-o", output)
     assert done.stderr.startswith(f"continuing at row {said[1]}\n{ROWS // 250} of {ROWS} rows failed")
     assert output.read_bytes() == (whole / output.name).read_bytes()
-
-
-def results_of(output: Path) -> int:
-    """Bytes of results that are written, kept or not."""
-    results = output.parent / f".{output.name}.job" / "results"
-    return results.stat().st_size if results.exists() else 0
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -161,7 +169,7 @@ def test_a_second_job_on_one_output_is_refused_and_the_first_goes_on(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
-    first, _ = started(bundle, rows, "-o", output)
+    first = started(bundle, rows, "-o", output)
     first.send_signal(signal.SIGSTOP)
     try:
         for option in ([], ["--force"], ["--restart"]):
@@ -175,8 +183,7 @@ def test_a_second_job_on_one_output_is_refused_and_the_first_goes_on(
         assert finished(bundle, rows, "-o", tmp_path / "other.jsonl").returncode == 2
     finally:
         first.send_signal(signal.SIGCONT)
-    first.communicate(timeout=100)
-    assert first.returncode == 2
+    assert first.finished(timeout=100).returncode == 2
     assert output.read_bytes() == (whole / output.name).read_bytes()
 
 
@@ -187,11 +194,7 @@ def test_a_full_disk_stops_the_job_and_what_is_done_is_kept(
     """A limit on the size of files fails a write in its middle, as a full disk does."""
     size = (whole / f"out.{ending}").stat().st_size
     output = tmp_path / f"out.{ending}"
-
-    def limit() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
-
-    full = finished(bundle, rows, "-o", output, preexec_fn=limit)
+    full = finished(bundle, rows, "-o", output, largest_file=size // 2)
     assert (full.returncode, full.stdout) == (1, "")
     assert re.search(
         rf"^error: {output} could not be written: File too large\.\n"
@@ -206,42 +209,28 @@ def test_a_full_disk_stops_the_job_and_what_is_done_is_kept(
     assert output.read_bytes() == (whole / output.name).read_bytes()
 
 
-CAN_MOUNT = (
-    shutil.which("unshare") is not None
-    and subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "mount", "-t", "tmpfs", "tmpfs", "/tmp"], capture_output=True
-    ).returncode
-    == 0
-)
-
-
-@pytest.mark.skipif(not CAN_MOUNT, reason="needs a mount namespace of its own, for a disk that is full")
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_a_disk_that_is_really_full_loses_nothing(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str
 ) -> None:
     size = (whole / f"out.{ending}").stat().st_size
     disk = tmp_path / "disk"
-    disk.mkdir()
     output = disk / f"out.{ending}"
-    script = f"""
-mount -t tmpfs -o size={size * 2 // 3} tmpfs {disk} || exit 99
-"$@"; echo "exit code $?"
-mount -o remount,size={size * 10} {disk}
-"$@"; echo "exit code $?"
-cp {output} {tmp_path} && ls -A {disk}
-"""
-    job = command(bundle, rows, "-o", output)
-    done = subprocess.run(
-        ["unshare", "--mount", "--map-root-user", "sh", "-c", script, "sh", *job],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
+    job = ["run", *map(str, (bundle, rows, "-o", output))]
+
+    def run_twice() -> None:
+        mount_disk(disk, str(size * 2 // 3))
+        print("exit code", main_that_commits_often(job))
+        mount_disk(disk, str(size * 10))
+        print("exit code", main_that_commits_often(job))
+        shutil.copy(output, tmp_path)
+        print(os.listdir(disk))
+
+    done = in_mount_namespace(run_twice)
     assert re.findall(r"exit code \d+", done.stdout) == ["exit code 1", "exit code 2"], done.stderr
     assert "could not be written: No space left on device.\nFree some space there" in done.stderr
     assert int(re.search(r"continuing at row (\d+)", done.stderr)[1]) > 0  # type: ignore[index]
-    assert done.stdout.endswith(f"\n{output.name}\n")
+    assert done.stdout.endswith(f"\n{[output.name]}\n")
     assert (tmp_path / output.name).read_bytes() == (whole / output.name).read_bytes()
 
 
@@ -251,14 +240,15 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
     copy = tmp_path / "rows.jsonl"
     copy.write_bytes(rows.read_bytes())
     output = tmp_path / "out.jsonl"
-    process, _ = started(bundle, copy, "-o", output)
+    process = started(bundle, copy, "-o", output)
     wait_for(lambda: kept_rows(output) > 0)
     process.send_signal(signal.SIGSTOP)
     size = copy.stat().st_size
     os.truncate(copy, size - 1)
     process.send_signal(signal.SIGCONT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 1
+    failed = process.finished(timeout=60)
+    errors = failed.stderr
+    assert failed.returncode == 1
     kept = kept_rows(output)
     assert errors.endswith(
         f"error: {copy} has changed: its size was {size} bytes, and is {size - 1}.\n"
@@ -273,14 +263,13 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
 
 def test_a_job_whose_results_are_deleted_does_not_end_well(bundle: Path, rows: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    process, _ = started(bundle, rows, "-o", output)
+    process = started(bundle, rows, "-o", output)
     wait_for(lambda: kept_rows(output) > 0)
     (tmp_path / ".out.jsonl.job" / "results").unlink()
-    printed, errors = process.communicate(timeout=60)
-    assert (process.returncode, printed) == (1, "")
-    assert re.search(r"^error: .*job/results, which the job writes, was removed .*\n.*--restart\.\n\Z", errors, re.M), (
-        errors
-    )
+    failed = process.finished(timeout=60)
+    assert (failed.returncode, failed.stdout) == (1, "")
+    said = r"^error: .*job/results, which the job writes, was removed .*\n.*--restart\.\n\Z"
+    assert re.search(said, failed.stderr, re.MULTILINE), failed.stderr
     assert not output.exists()
     assert finished(bundle, rows, "-o", output, "--restart").returncode == 2
 
@@ -290,10 +279,9 @@ def test_a_job_with_force_that_was_killed_goes_on_and_keeps_the_old_output_until
 ) -> None:
     output = tmp_path / "out.jsonl"
     output.write_text("old")
-    process, _ = started(bundle, rows, "-o", output, "--force")
+    process = started(bundle, rows, "-o", output, "--force")
     wait_for(lambda: kept_rows(output) > 0)
     process.kill()
-    process.communicate()
     assert output.read_text() == "old"
     refused = finished(bundle, rows, "-o", output)
     assert refused.stderr.startswith(f"error: {output} exists.\nReplace it with --force")
