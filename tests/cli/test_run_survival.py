@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import random
@@ -18,11 +19,14 @@ from pathlib import Path
 
 import pytest
 
-import hdexport.cli.run  # noqa: F401 - for all forks
 from forks import Fork
 from full_disks import in_mount_namespace, mount_disk
 from hdexport.cli import main
 from hdruntime.jobs import folder, windows
+
+# Once, not in each of the forks.
+for _name in ("hdexport.cli.run", "onnxruntime", "pandas", "rich.progress"):
+    importlib.import_module(_name)
 
 TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 WORDS = ("long", "documents", "are", "read", "whole", ".")
