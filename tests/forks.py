@@ -1,35 +1,61 @@
-"""Commands in processes of their own that need not import anything, for they are forks of the tests'."""
+"""Commands in processes of their own that need not import anything, for they are forks of one that has."""
 
 from __future__ import annotations
 
 __all__ = ["Fork"]
 
-import logging
 import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [
+        "hdexport.cli.build",
+        "hdexport.cli.extend",
+        "hdexport.cli.run",
+        "hdexport.build",
+        "hdexport.extend",
+        "hdexport.verify",
+        "transformers.models.bert.modeling_bert",
+        "onnxruntime",
+        "pandas",
+        "rich.progress",
+    ]
+)
 
 
 class Fork:
-    """A fork of this process that calls a function, and whose exit code is what that returns.
+    """A process that calls a function, and whose exit code is what that returns.
 
     For what a new process would spend its time importing, PyTorch above all, while the claim is about something else:
-    that it is killed, that its disk is full, that its stderr is a terminal.
+    that it is killed, that its disk is full, that its stderr is a terminal. It is forked by a process that does nothing
+    else: a fork of the tests' own would wait for threads of Arrow or Ray that it does not have.
 
     Args:
-        call: what it does.
+        call: a function of a module that can be imported.
+        arguments: of the function.
         terminal: a descriptor that is to be its stderr.
     """
 
-    def __init__(self, call: Callable[[], int], *, terminal: int | None = None) -> None:
+    def __init__(self, call: Callable[..., int], *arguments: object, terminal: int | None = None) -> None:
         # Ours from here on, for nothing removes them: they end with this object.
-        self._stdout, self._stderr = tempfile.TemporaryFile(), tempfile.TemporaryFile()  # noqa: SIM115
-        context = multiprocessing.get_context("fork")
-        self._process = context.Process(target=self._run, args=(call, terminal), daemon=True)
+        self._stdout, self._stderr = tempfile.NamedTemporaryFile(), tempfile.NamedTemporaryFile()  # noqa: SIM115
+        stderr = self._stderr.name if terminal is None else os.ttyname(terminal)
+        begins, child_begins = _CONTEXT.Pipe(duplex=False)
+        self._process = _CONTEXT.Process(
+            target=_run,
+            args=(call, arguments, self._stdout.name, stderr, dict(os.environ), child_begins),
+            daemon=True,
+        )
         self._process.start()
+        child_begins.close()
+        # It has opened the terminal, which may be closed here.
+        begins.recv()
         assert self._process.pid is not None
         self.pid = self._process.pid
 
@@ -48,7 +74,6 @@ class Fork:
 
     def errors(self) -> str:
         """What it has written to stderr so far."""
-        # Not read(): where we are in the file is where the fork writes next.
         return os.pread(self._stderr.fileno(), 2**20, 0).decode()
 
     def finished(self, timeout: float = 600) -> subprocess.CompletedProcess[str]:
@@ -63,15 +88,22 @@ class Fork:
         printed = os.pread(self._stdout.fileno(), 2**20, 0).decode()
         return subprocess.CompletedProcess([], code, printed, self.errors())
 
-    def _run(self, call: Callable[[], int], terminal: int | None) -> None:
-        os.dup2(self._stdout.fileno(), 1)
-        os.dup2(self._stderr.fileno() if terminal is None else terminal, 2)
-        if terminal is not None:
-            os.close(terminal)
-        # Not pytest's any more.
-        sys.stdout = os.fdopen(1, "w", closefd=False)
-        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-        logging.getLogger().handlers.clear()
-        # The threads of the parent's tokenizers are not here, which their library would say on stderr.
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"
-        sys.exit(call())
+
+def _run(
+    call: Callable[..., int],
+    arguments: tuple[object, ...],
+    stdout: str,
+    stderr: str,
+    environment: Mapping[str, str],
+    begins: Connection,
+) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    for number, path in ((1, stdout), (2, stderr)):
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_NOCTTY)
+        os.dup2(opened, number)
+        os.close(opened)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    begins.send(None)
+    sys.exit(call(*arguments))

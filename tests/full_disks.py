@@ -26,28 +26,12 @@ def on_full_disks(arguments: Sequence[object], directory: Path) -> subprocess.Co
         The process; its output is, for each size, ``rc: CODE [what was left on the disk]``.
     """
 
-    def run_on_each() -> None:
-        os.chdir(directory)
-        for size in ("16k", "100k"):
-            mount_disk(Path(size), size)
-            print("rc:", main([*map(str, arguments), "-o", f"{size}/out"]), os.listdir(size))
-
-    return in_mount_namespace(run_on_each)
+    return in_mount_namespace(_run_on_each, list(map(str, arguments)), directory)
 
 
-def in_mount_namespace(call: Callable[[], None]) -> subprocess.CompletedProcess[str]:
-    """Call a function in a fork, where what is mounted nobody else sees; skips where that is not possible."""
-
-    def run() -> int:
-        try:
-            _enter_namespace()
-        except OSError as error:
-            print(error)
-            return _NO_NAMESPACE
-        call()
-        return 0
-
-    done = Fork(run).finished()
+def in_mount_namespace(call: Callable[..., None], *arguments: object) -> subprocess.CompletedProcess[str]:
+    """Call a function in a `Fork` where what is mounted nobody else sees; skips where that is not possible."""
+    done = Fork(_call_in_namespace, call, *arguments).finished()
     if done.returncode == _NO_NAMESPACE:
         pytest.skip(f"no mount namespaces here: {done.stdout.strip()}")
     assert done.returncode == 0, done.stderr
@@ -62,6 +46,23 @@ def mount_disk(directory: Path, size: str) -> None:
         directory.mkdir()
         options = f"size={size}"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(directory)], check=True)
+
+
+def _run_on_each(arguments: list[str], directory: Path) -> None:
+    os.chdir(directory)
+    for size in ("16k", "100k"):
+        mount_disk(Path(size), size)
+        print("rc:", main([*arguments, "-o", f"{size}/out"]), os.listdir(size))
+
+
+def _call_in_namespace(call: Callable[..., None], *arguments: object) -> int:
+    try:
+        _enter_namespace()
+    except OSError as error:
+        print(error)
+        return _NO_NAMESPACE
+    call(*arguments)
+    return 0
 
 
 def _enter_namespace() -> None:

@@ -396,7 +396,7 @@ def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_n
     arguments = ["build", str(checkpoint), "--target", "onnx", "--force", "--no-verify", "-o", str(tmp_path / "out")]
 
     def build_until(pattern: str) -> str:
-        build = Fork(lambda: main(arguments))
+        build = Fork(main, arguments)
         while not any(tmp_path.glob(f".out.partial-{build.pid}-*{pattern}")):
             assert build.poll() is None, "the build ended before it was killed"
             time.sleep(0.002)
@@ -468,7 +468,7 @@ def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "120")
     arguments = ["build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
-    build = Fork(lambda: main(arguments), terminal=theirs)
+    build = Fork(main, arguments, terminal=theirs)
     os.close(theirs)
     shown = _read_to_the_end(ours).decode()
     done = build.finished()

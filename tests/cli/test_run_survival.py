@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import random
 import re
-import resource
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,25 +16,13 @@ from pathlib import Path
 
 import pytest
 
+from disturbed_jobs import run_job, run_job_on_a_small_disk_and_a_large_one
 from forks import Fork
-from full_disks import in_mount_namespace, mount_disk
-from hdexport.cli import main
-from hdruntime.jobs import folder, windows
-
-# Once, not in each of the forks.
-for _name in ("hdexport.cli.run", "onnxruntime", "pandas", "rich.progress"):
-    importlib.import_module(_name)
+from full_disks import in_mount_namespace
 
 TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 ROWS = 5000
-
-
-def main_that_commits_often(arguments: list[str]) -> int:
-    """The command, whose jobs do fewer rows at a time and commit more often: one of half a second will do."""
-    folder._COMMIT_SECONDS, folder._COMMIT_SHARE, windows._WINDOW_ROWS = 0.03, 0, 100
-    sys.argv = ["hdexport", *arguments]
-    return main(arguments)
 
 
 @pytest.fixture(scope="module")
@@ -74,13 +59,7 @@ def begun(*arguments: object, largest_file: int | None = None) -> Fork:
     Args:
         largest_file: bytes of one that it may write.
     """
-
-    def run() -> int:
-        if largest_file is not None:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
-        return main_that_commits_often(["run", *map(str, arguments)])
-
-    return Fork(run)
+    return Fork(run_job, list(map(str, arguments)), largest_file)
 
 
 def finished(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -218,19 +197,9 @@ def test_a_disk_that_is_really_full_loses_nothing(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str
 ) -> None:
     size = (whole / f"out.{ending}").stat().st_size
-    disk = tmp_path / "disk"
-    output = disk / f"out.{ending}"
-    job = ["run", *map(str, (bundle, rows, "-o", output))]
-
-    def run_twice() -> None:
-        mount_disk(disk, str(size * 2 // 3))
-        print("exit code", main_that_commits_often(job))
-        mount_disk(disk, str(size * 10))
-        print("exit code", main_that_commits_often(job))
-        shutil.copy(output, tmp_path)
-        print(os.listdir(disk))
-
-    done = in_mount_namespace(run_twice)
+    output = tmp_path / "disk" / f"out.{ending}"
+    job = list(map(str, (bundle, rows, "-o", output)))
+    done = in_mount_namespace(run_job_on_a_small_disk_and_a_large_one, job, output, (size * 2 // 3, size * 10))
     assert re.findall(r"exit code \d+", done.stdout) == ["exit code 1", "exit code 2"], done.stderr
     assert "could not be written: No space left on device.\nFree some space there" in done.stderr
     assert int(re.search(r"continuing at row (\d+)", done.stderr)[1]) > 0  # type: ignore[index]

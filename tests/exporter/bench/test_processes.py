@@ -175,7 +175,7 @@ def test_a_process_may_never_take_more_than_the_machine_has(monkeypatch: pytest.
         assert outcome.reason == "It was ended when it took more than the 0.09 GB of memory that it may."
 
 
-# Long enough to be looked at on a busy machine, too.
+# Long enough to be looked at, at a quarter of a second.
 _WITH_CHILDREN = """
 import os, sys, time
 block = bytearray(b"x") * 60_000_000
@@ -183,15 +183,18 @@ for _ in range(3):
     if os.fork() == 0:
         if sys.argv[1] == "own":
             block = bytearray(b"y") * 60_000_000
-        time.sleep(3)
+        time.sleep(2)
         os._exit(0)
-time.sleep(3)
+time.sleep(2)
 print('{"done": true}')
 """
 
 
 @pytest.mark.parametrize(("pages", "status"), [("own", Status.OUT_OF_MEMORY), ("shared", Status.OK)])
-def test_the_memory_of_children_counts_but_shared_pages_once(pages: str, status: Status) -> None:
+def test_the_memory_of_children_counts_but_shared_pages_once(
+    pages: str, status: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(processes, "_LOOK_UP_SHARE", 0)
     outcome = run_code(_WITH_CHILDREN, pages, memory=180_000_000)
     assert outcome.status is status
     assert outcome.peak_rss_bytes > 180_000_000
