@@ -59,57 +59,59 @@ _MODEL_TYPE = re.compile(
     r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|roberta|xlm-roberta)\b"
 )
 
-_INTERPRETED = re.compile(r"tests/plugins/test_\w+_(kernel|plugin)\.py")
-"""Files that share a process in which Triton interprets kernels."""
+_SHARED_PROCESS = re.compile(
+    r"tests/plugins/test_\w+_(kernel|plugin)\.py|tests/cli/test_(?:build|extend|run_survival)\.py"
+)
+"""Files that share a process: one in which Triton interprets kernels, or one that forks commands."""
 
 _SECONDS = {
-    "tests/cli/test_bench.py": 125,
-    "longformer": 60,
-    "tests/cli/test_build.py": 55,
-    "tests/runtime/test_ray.py": 55,
-    "tests/exporter/bench/test_peers.py": 50,
-    "tests/exporter/test_converted_blocks.py": 50,
+    "fork": 55,
+    "kernel": 55,
+    "tests/cli/test_bench.py": 55,
+    "longformer": 45,
+    "tests/runtime/test_ray.py": 45,
     "bert": 40,
-    "mpnet": 40,
-    "tests/exporter/test_big_bird.py": 40,
-    "roberta": 35,
-    "tests/cli/test_run_survival.py": 35,
-    "tests/exporter/test_modernbert.py": 35,
-    "tests/exporter/test_windowed.py": 35,
-    "tests/plugins/test_aot.py": 35,
-    "albert": 30,
+    "tests/exporter/bench/test_peers.py": 35,
+    "tests/exporter/test_converted_blocks.py": 35,
     "modernbert": 30,
-    "tests/plugins/test_block_sparse_kernel.py": 30,
-    "tests/test_readme.py": 30,
-    "electra": 25,
-    "ernie": 25,
-    "tests/cli/test_inspect.py": 25,
-    "tests/plugins/test_sliding_window_kernel.py": 25,
-    "distilbert": 20,
-    "led": 20,
-    "tests/exporter/test_block_sparse_engine.py": 20,
-    "tests/exporter/test_build.py": 20,
-    "camembert": 15,
+    "roberta": 30,
+    "tests/exporter/bench/test_page.py": 25,
+    "tests/exporter/test_big_bird.py": 25,
+    "tests/exporter/test_modernbert.py": 25,
+    "mpnet": 20,
+    "plugin": 20,
+    "tests/exporter/test_longformer.py": 20,
+    "tests/exporter/test_windowed.py": 20,
+    "tests/plugins/test_block_sparse_attention.py": 20,
+    "tests/plugins/test_sliding_window_attention.py": 20,
+    "tests/runtime/test_sentence_encoder.py": 20,
+    "tests/test_readme.py": 20,
+    "albert": 15,
+    "distilbert": 15,
+    "electra": 15,
+    "ernie": 15,
+    "led": 15,
     "tests/cli/test_attention.py": 15,
-    "tests/plugins/test_block_sparse_attention.py": 15,
-    "tests/plugins/test_sliding_window_attention.py": 15,
-    "tests/runtime/test_sentence_encoder.py": 15,
-    "tests/test_build_time_benchmark.py": 15,
+    "tests/cli/test_edges.py": 15,
+    "tests/exporter/bench/test_roofline.py": 15,
+    "tests/exporter/test_block_sparse_engine.py": 15,
+    "tests/exporter/test_build.py": 15,
+    "tests/plugins/test_aot.py": 15,
     "tests/test_gpu_suite_benchmark.py": 15,
-    "xlm-roberta": 15,
+    "camembert": 10,
     "tests/cli/test_rebuild.py": 10,
-    "tests/exporter/test_albert_size.py": 10,
-    "tests/exporter/test_longformer.py": 10,
-    "tests/exporter/test_sentence_pooling.py": 10,
-    "tests/test_gpu_block_kernels_benchmark.py": 10,
-    "tests/test_gpu_kernels_benchmark.py": 10,
+    "tests/exporter/test_half_range.py": 10,
+    "tests/exporter/test_repeated_layers.py": 10,
+    "tests/exporter/test_wrong_graphs.py": 10,
+    "tests/runtime/jobs/test_folder.py": 10,
+    "xlm-roberta": 10,
 }
 """Scope of the scheduler -> about how many seconds it takes on a core; others take fewer than ten."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Tests of a family, those of interpreted kernels, and the others of a file share a worker, and what is made once.
+    """Tests of a family, of files that share a process, and else of a file run on one worker, which makes things once.
 
     Whatever has most work begins first, so that workers end together. The marks of ``--dist loadgroup`` would say what
     runs together, but pytest 9.2 ignores how xdist 3.8 passes them on.
@@ -118,8 +120,11 @@ def pytest_xdist_make_scheduler(config, log):
 
     class ByFamilyOrFile(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            group = _MODEL_TYPE.search(nodeid) or _INTERPRETED.match(nodeid)
-            return group[1] if group else nodeid.partition("::")[0]
+            family = _MODEL_TYPE.search(nodeid)
+            shared = _SHARED_PROCESS.match(nodeid)
+            if shared:
+                return shared[1] or "fork"
+            return family[1] if family else nodeid.partition("::")[0]
 
         def _assign_work_unit(self, node: object) -> None:
             if not shuffled:

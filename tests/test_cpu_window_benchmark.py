@@ -42,6 +42,7 @@ def targets() -> ModuleType:
     return targets
 
 
+@pytest.mark.nightly
 def test_the_script_measures_every_model_at_every_length(
     targets: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -147,6 +147,7 @@ def test_extension_is_compared_with_truncation_and_splitting(quality: ModuleType
     ]
 
 
+@pytest.mark.nightly
 def test_the_script_reports_every_variant(
     quality: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -52,6 +52,7 @@ def tiny_sentence_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(hdexport.checkpoint, "default_model", lambda: (directory, "a tiny model"))
 
 
+@pytest.mark.nightly
 def test_the_script_measures_every_case(
     script: ModuleType,
     tiny_sentence_model: None,

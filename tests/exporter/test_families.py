@@ -34,8 +34,7 @@ BLOCK_SPARSE = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).block_
 DISTINCT_TASKS = {
     # The head's pooling is ours.
     ("modernbert", "text-classification"),
-    # Global tokens by task.
-    ("longformer", "text-classification"),
+    # The question is global, and not the first token alone.
     ("longformer", "question-answering"),
 }
 """Tasks of other families that every run tries. The rest is Hugging Face's heads on encoders that are tried alone."""
@@ -87,11 +86,7 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task:
     ("model_type", "precision"),
     # What bfloat16 changes does not depend on the family, but for the bias of MPNet's scores. Blocks in float16 are in
     # test_converted_blocks.py.
-    [
-        nightly_unless(name in ("bert", "longformer", "mpnet"), name, "float16")
-        for name in SUPPORTED_MODEL_TYPES
-        if name not in COPIES
-    ]
+    [nightly_unless(name in ("bert", "mpnet"), name, "float16") for name in SUPPORTED_MODEL_TYPES if name not in COPIES]
     + [nightly_unless(name == "mpnet", name, "bfloat16") for name in ("bert", "roberta", "mpnet")],
 )
 def test_half_precision_points_where_hugging_face_does(tiny_bundles, model_type: str, precision: str) -> None:

@@ -80,7 +80,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
 }
 
 
-@pytest.mark.parametrize("name", [nightly_unless(name.startswith(("Longformer", "BigBird")), name) for name in MODELS])
+@pytest.mark.parametrize("name", [nightly_unless(name.startswith("BigBird"), name) for name in MODELS])
 def test_the_graph_is_that_of_all_layers_traced(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

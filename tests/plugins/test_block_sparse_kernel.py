@@ -146,7 +146,7 @@ def test_the_queries_of_global_blocks_see_all_in_parts(
 @pytest.mark.parametrize(("window", "first_global"), [(-1, 0), (0, 0), (2, 0), (2**31 - 1, 0), (0, 2**31 - 1)])
 def test_every_window_gives_the_right_answer(window: int, first_global: int, interpreter: Interpreter) -> None:
     changes = {"window": window, "first_global": first_global, "last_global": window % 2}
-    check(interpreter, texts(masks(95), heads=1), **PLAIN | changes)
+    check(interpreter, texts(masks(79), heads=1), **PLAIN | changes)
 
 
 @pytest.mark.parametrize("block_size", [1, 5, 32, 64, 84, 128])

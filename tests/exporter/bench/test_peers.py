@@ -108,6 +108,7 @@ def test_a_plain_export_of_a_head_with_two_outputs_is_right(workshop: Any) -> No
     assert_right(workshop("roberta", "question-answering"), "onnx-plain")
 
 
+@pytest.mark.nightly
 def test_a_plain_export_of_longformer_is_wrong_and_shows_it(shallow: Any) -> None:
     case = shallow("longformer")
     made = case.artefact("onnx-plain")

@@ -39,7 +39,7 @@ def operations_of_pytorch(checkpoint: Path, task: str, *, batch: int, tokens: in
 
 @pytest.mark.parametrize(
     ("model_type", "task"),
-    [("roberta", "text-classification"), ("modernbert", "token-classification")],
+    [("roberta", "text-classification"), ("modernbert", "text-classification")],
 )
 def test_dense_operations_are_those_that_pytorch_counts(
     model_type: str, task: str, tiny_bundles: Callable[..., Any]
