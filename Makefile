@@ -36,7 +36,9 @@ demo: $(INSTALLED)
 	cd demo-output && $(abspath $(BIN))/hdexport build --max-len 4096 --fp16
 	$(BIN)/python docs/demo.py demo-output
 
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+# For two cores: tests wait for processes now and then, while another has something to do.
+WORKERS ?= 3
+PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
 
 test: $(INSTALLED)
 	$(PYTEST) -m 'not nightly'

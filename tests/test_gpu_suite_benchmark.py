@@ -88,10 +88,11 @@ def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_3(
 @pytest.mark.parametrize(
     "steps",
     [
-        ("longformer-our-kernel", "shipped-block-kernels"),
+        ("shipped-block-kernels",),
+        pytest.param(("longformer-our-kernel",), marks=pytest.mark.nightly),
         pytest.param(("machine", "shipped-kernels", "block-kernels-d64"), marks=pytest.mark.nightly),
     ],
-    ids=["some", "others"],
+    ids=["shipped", "interpreted", "others"],
 )
 def test_a_rehearsal_runs_steps_to_their_end_and_claims_no_time(steps: tuple[str, ...], tmp_path: Path) -> None:
     """The kernel, interpreted, in a whole model; the kernels of a bundle, all but started."""
