@@ -36,6 +36,9 @@ demo: $(INSTALLED)
 	cd demo-output && $(abspath $(BIN))/hdexport build --max-len 4096 --fp16
 	$(BIN)/python docs/demo.py demo-output
 
+# Hundreds of processes import the same modules, which are compiled once, whatever the shell says about bytecode.
+export PYTHONDONTWRITEBYTECODE :=
+
 # For two cores: tests wait for processes now and then, while another has something to do.
 WORKERS ?= 3
 PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadgroup
