@@ -8,6 +8,9 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import os
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -195,6 +198,22 @@ def test_nothing_outside_the_operators_has_a_value_a_pair_of_tokens(tiny_bundles
 def test_the_tables_are_made_once_for_each_kind_of_layer(tiny_bundles) -> None:
     operators = Counter(node.op_type for node in tiny_bundles("modernbert").graph.graph.all_nodes())
     assert (operators["Cos"], operators["Sin"], operators["Range"]) == (2, 2, 1)
+
+
+@pytest.mark.nightly
+def test_every_process_writes_the_same_graph(tmp_path: Path) -> None:
+    """transformers asks for the tables in the order of a set of strings, which the hash seed decides."""
+    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION)
+    hdexport = Path(sys.executable).with_name("hdexport")
+    orders, graphs = set(), set()
+    for seed in ("0", "1"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        order = "print(list({'full_attention', 'sliding_attention'}))"
+        orders.add(subprocess.check_output([sys.executable, "-c", order], env=environment))
+        command = [hdexport, "build", "model", "-o", seed, "--max-len", "128", "--target", "onnx", "--verify", "none"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+        graphs.add((tmp_path / seed / "model.onnx").read_bytes())
+    assert (len(orders), len(graphs)) == (2, 1)
 
 
 @pytest.mark.parametrize("precision", ["float16", nightly_unless(False, "bfloat16")])
