@@ -23,9 +23,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure import with_growth
-from hdexport.bench.processes import run_process
-from hdexport.bench.results import Status
+from hdexport.bench.measure.calls import with_growth
+from hdexport.bench.measure.processes import run_process
+from hdexport.bench.results.result import Status
 from targets import Figure, Run, Target, compare, figures_of, random_ids, read_options, report
 
 _VOCAB_SIZE = 1000

@@ -75,8 +75,8 @@ def _make_models(models: Path, tokens: int) -> None:
 
 def _export_plainly(path: Path, tokens: int) -> None:
     from hdexport.bench.peers.onnx_plain import export_plainly
-    from hdexport.heads import GraphModule
-    from hdexport.tasks import Task
+    from hdexport.model.graph_module import GraphModule
+    from hdexport.model.tasks import Task
 
     module = GraphModule(
         _torch_model(tokens),
@@ -91,9 +91,9 @@ def _export_plainly(path: Path, tokens: int) -> None:
 
 def _torch_model(tokens: int) -> Any:
     from hdexport.checkpoint import default_model, find_checkpoint
-    from hdexport.positions import DEFAULT_ALPHA, Scheme
-    from hdexport.surgery import extend_positions
-    from hdexport.tasks import Task
+    from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+    from hdexport.model.surgery import extend_positions
+    from hdexport.model.tasks import Task
 
     checkpoint = find_checkpoint(default_model()[0])
     model = checkpoint.load(Task.FEATURE_EXTRACTION)

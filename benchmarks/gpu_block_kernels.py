@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import gpu_kernels
-from hdexport.bench.ceilings import measured_ceilings
-from hdexport.bench.results import Ceilings
-from hdplugins.attention_tiles import HEAD_DIMS, Tiles
-from hdplugins.block_sparse_attention.geometry import kernel_sources, tiles_for_blocks, workspace_bytes
-from hdplugins.block_sparse_attention.pairs import pairs
+from hdexport.bench.measure.ceilings import measured_ceilings
+from hdexport.bench.results.result import Ceilings
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
+from hdplugins.operators.block_sparse_attention.geometry import kernel_sources, tiles_for_blocks, workspace_bytes
+from hdplugins.operators.block_sparse_attention.pairs import pairs
 
 BLOCK_SIZE, RANDOM_BLOCKS = 64, 3
 COMPILED_BLOCK_SIZES = (16, 32, 64, 84, 128)
@@ -74,7 +74,7 @@ def check_answers(device: str, *, tiles: Tiles | None = None, head_dims: Sequenc
         tiles: to check instead of the table's.
         head_dims: the sizes of a head to check.
     """
-    from hdplugins.block_sparse_attention.reference import block_sparse_attention
+    from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
 
     for head_dim, dtype in itertools.product(head_dims, gpu_kernels.DTYPES):
         if device == "cpu" and dtype == "bfloat16":
@@ -148,7 +148,7 @@ def attention_call(
     """
     import torch
 
-    from hdplugins.block_sparse_attention.triton_kernel import launch
+    from hdplugins.operators.block_sparse_attention.triton_kernel import launch
 
     dtype, device = str(query.dtype).removeprefix("torch."), query.device
     of_gpu = tiles or tiles_for_blocks(

@@ -30,13 +30,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from hdexport.bench.ceilings import measured_ceilings, times_ms
-from hdexport.bench.measure import environment
-from hdexport.bench.results import Ceilings
-from hdplugins.aot import KernelSource
-from hdplugins.attention_tiles import HEAD_DIMS, Tiles, tiles_for
-from hdplugins.sliding_window_attention.geometry import kernel_sources, workspace_bytes
-from hdplugins.sliding_window_attention.pairs import pairs
+from hdexport.bench.measure.calls import environment
+from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
+from hdexport.bench.results.result import Ceilings
+from hdplugins.kernels.aot import KernelSource
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
+from hdplugins.operators.sliding_window_attention.geometry import kernel_sources, workspace_bytes
+from hdplugins.operators.sliding_window_attention.pairs import pairs
 
 NO_GPU = 3
 """Exit status where there is no GPU."""
@@ -117,7 +117,7 @@ def check_answers(device: str, *, tiles: Tiles | None = None, head_dims: Sequenc
     """
     import torch
 
-    from hdplugins.sliding_window_attention.reference import sliding_window_attention
+    from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
 
     for head_dim, dtype in itertools.product(head_dims, DTYPES):
         if device == "cpu" and dtype == "bfloat16":
@@ -325,7 +325,7 @@ def attention_call(
     """
     import torch
 
-    from hdplugins.sliding_window_attention.triton_kernel import launch
+    from hdplugins.operators.sliding_window_attention.triton_kernel import launch
 
     batch, _, tokens, head_dim = query.shape
     dtype = str(query.dtype).removeprefix("torch.")
@@ -373,7 +373,7 @@ def compiled_rows(
     head_dims: Sequence[int] = HEAD_DIMS,
 ) -> Iterator[dict[str, Any]]:
     """Registers and spills of a kernel, compiled ahead of time; no GPU is needed."""
-    from hdplugins.aot import compile_kernels
+    from hdplugins.kernels.aot import compile_kernels
 
     for dtype, head_dim in itertools.product(dtypes, head_dims):
         start = time.perf_counter()

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure import environment
+from hdexport.bench.measure.calls import environment
 
 CUTOFF = 10
 """Documents of a ranking that count."""
@@ -151,8 +151,8 @@ class Bundles:
         """The bundle of a variant; its graphs are compared with PyTorch by the tests, not here."""
         from hdexport.build import BuildOptions, build
         from hdexport.checkpoint import find_checkpoint
-        from hdexport.positions import DEFAULT_ALPHA, Scheme
-        from hdruntime.manifest import Window
+        from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+        from hdruntime.bundle.manifest import Window
 
         path = self._folder / f"{variant.positions}-{variant.alpha}-{variant.windowed}"
         if not path.exists():

@@ -30,7 +30,7 @@ from unittest import mock
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure import timed, with_growth
+from hdexport.bench.measure.calls import timed, with_growth
 from targets import Figure, Target, compare, output_of, read_options, report
 
 CALL_LENGTHS = (128, 1024)

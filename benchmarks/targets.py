@@ -34,9 +34,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure import environment, timed, with_growth
-from hdexport.bench.processes import run_process
-from hdexport.bench.results import Status
+from hdexport.bench.measure.calls import environment, timed, with_growth
+from hdexport.bench.measure.processes import run_process
+from hdexport.bench.results.result import Status
 
 TARGET_MISSED = 1
 """Exit status."""

@@ -9,8 +9,8 @@ import signal
 import pytest
 
 import hdruntime  # noqa: F401 - before any test imports ONNX Runtime, whose telemetry it switches off
-from hdplugins.tensorrt_link import provide_library_link
-from hdruntime.gpu import gpus
+from hdplugins.tensorrt.link import provide_library_link
+from hdruntime.gpu.driver import gpus
 
 # Two test processes share two cores, and the threads that PyTorch would start spin. Before torch is imported, and in
 # the environment, so that commands under test inherit it.
@@ -60,7 +60,7 @@ _MODEL_TYPE = re.compile(
 )
 
 _SHARED_PROCESS = re.compile(
-    r"tests/plugins/test_\w+_(kernel|plugin)\.py|tests/cli/test_(?:build|extend|run_survival)\.py"
+    r"tests/plugins/\w+/test_\w+_(kernel|plugin)\.py|tests/cli/test_(?:build|extend|run_survival)\.py"
 )
 """Files that share a process: one in which Triton interprets kernels, or one that forks commands."""
 
@@ -72,18 +72,18 @@ _SECONDS = {
     "tests/runtime/test_ray.py": 45,
     "bert": 40,
     "tests/exporter/bench/test_peers.py": 35,
-    "tests/exporter/test_converted_blocks.py": 35,
+    "tests/exporter/attention/test_converted_blocks.py": 35,
     "modernbert": 30,
     "roberta": 30,
     "tests/exporter/bench/test_page.py": 25,
-    "tests/exporter/test_big_bird.py": 25,
-    "tests/exporter/test_modernbert.py": 25,
+    "tests/exporter/attention/test_big_bird.py": 25,
+    "tests/exporter/families/test_modernbert.py": 25,
     "mpnet": 20,
     "plugin": 20,
-    "tests/exporter/test_longformer.py": 20,
-    "tests/exporter/test_windowed.py": 20,
-    "tests/plugins/test_block_sparse_attention.py": 20,
-    "tests/plugins/test_sliding_window_attention.py": 20,
+    "tests/exporter/attention/test_longformer.py": 20,
+    "tests/exporter/attention/test_windowed.py": 20,
+    "tests/plugins/operators/test_block_sparse_attention.py": 20,
+    "tests/plugins/operators/test_sliding_window_attention.py": 20,
     "tests/runtime/test_sentence_encoder.py": 20,
     "tests/test_readme.py": 20,
     "albert": 15,
@@ -94,15 +94,15 @@ _SECONDS = {
     "tests/cli/test_attention.py": 15,
     "tests/cli/test_edges.py": 15,
     "tests/exporter/bench/test_roofline.py": 15,
-    "tests/exporter/test_block_sparse_engine.py": 15,
+    "tests/exporter/attention/test_block_sparse_engine.py": 15,
     "tests/exporter/test_build.py": 15,
-    "tests/plugins/test_aot.py": 15,
-    "tests/test_gpu_suite_benchmark.py": 15,
+    "tests/plugins/kernels/test_aot.py": 15,
+    "tests/benchmarks/test_gpu_suite_benchmark.py": 15,
     "camembert": 10,
     "tests/cli/test_rebuild.py": 10,
-    "tests/exporter/test_half_range.py": 10,
-    "tests/exporter/test_repeated_layers.py": 10,
-    "tests/exporter/test_wrong_graphs.py": 10,
+    "tests/exporter/verify/test_half_range.py": 10,
+    "tests/exporter/graph/test_repeated_layers.py": 10,
+    "tests/exporter/verify/test_wrong_graphs.py": 10,
     "tests/runtime/jobs/test_folder.py": 10,
     "xlm-roberta": 10,
 }

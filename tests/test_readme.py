@@ -16,8 +16,8 @@ from safetensors.numpy import load_file, save_file
 
 from hdexport.checkpoint import default_model
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.lowering import onnxruntime_cpu, tensorrt
-from hdexport.precision import Precision
+from hdexport.graph.lowering import onnxruntime_cpu, tensorrt
+from hdexport.model.precision import Precision
 from hdplugins import OPERATORS
 
 ROOT = Path(__file__).parent.parent

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from gpu_suite.job import Job, SkippedError, StepFailedError
-from hdexport.bench.measure import latency_of, time_runs, warm_up
-from hdexport.comparison import compare
+from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
+from hdexport.verify.comparison import compare
 from hdruntime.backends.choice import why_unavailable
-from hdruntime.bundle import Backend, Bundle, open_bundle
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, MissingDependencyError
 
 _LENGTHS = (512, 2048, 4096, 128, 1024, 8192, 16384)
@@ -45,7 +46,7 @@ def run_engine(job: Job, flavour: Backend, *, is_windowed: bool) -> None:
         is_windowed: windowed attention, which is our plugin, instead of the model's.
     """
     import hdruntime
-    from hdexport.flavours import load_flavour
+    from hdexport.engines.tensorrt_packages import load_flavour
 
     about = {"flavour": flavour.value, "windowed": is_windowed}
     _require(lambda: load_flavour(flavour), about, job)
@@ -142,10 +143,10 @@ def _bundle(job: Job, *, flavour: Backend | None, is_windowed: bool) -> Iterator
 
 
 def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool) -> Bundle:
-    from hdexport.attention_spec import attention_from_spec
+    from hdexport.attention.spec import attention_from_spec
     from hdexport.build import BuildOptions, build
-    from hdexport.engines import EngineOptions
-    from hdexport.profiles import profiles_from_options
+    from hdexport.engines.build import EngineOptions
+    from hdexport.engines.profiles import profiles_from_options
 
     max_len = _REHEARSED_TOKENS if job.rehearsal else _MAX_LEN
     options = EngineOptions()

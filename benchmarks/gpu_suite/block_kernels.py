@@ -10,9 +10,9 @@ import gpu_block_kernels
 import gpu_kernels
 from gpu_suite.job import Job
 from gpu_suite.kernels import LENGTHS, NO_CEILINGS, TOTAL_TOKENS, check_plugin_kernels, write_answers
-from hdexport.bench.ceilings import measured_ceilings
+from hdexport.bench.measure.ceilings import measured_ceilings
 from hdplugins import OPERATORS
-from hdplugins.attention_tiles import Tiles
+from hdplugins.kernels.attention_tiles import Tiles
 
 _SMALL_TILES = Tiles(64, 64, 4, 2, 32)
 
@@ -54,7 +54,7 @@ def check_shipped(job: Job) -> None:
     """Kernels as a bundle has them; see `gpu_suite.kernels.check_shipped`."""
     import torch
 
-    from hdplugins.block_sparse_attention.reference import block_sparse_attention
+    from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
 
     attributes = {
         "block_size": 64, "first_global": 1, "last_global": 1, "window": 1, "first_repeats": 2, "dense_tokens": 100,

@@ -12,11 +12,11 @@ from typing import Any
 
 from gpu_suite.job import Job, StepFailedError
 from gpu_suite.models import Model, Sizes, expected, prepare, sizes_of
-from hdexport.bench.ceilings import times_ms
-from hdexport.bench.measure import latency_of, time_runs
-from hdexport.comparison import Comparison, compare
-from hdexport.gpu_memory import GpuMemoryWatch
-from hdexport.memory import says_out_of_memory
+from hdexport.bench.measure.calls import latency_of, time_runs
+from hdexport.bench.measure.ceilings import times_ms
+from hdexport.support.gpu_memory import GpuMemoryWatch
+from hdexport.support.memory import says_out_of_memory
+from hdexport.verify.comparison import Comparison, compare
 
 _LENGTHS = (4096, 512, 16384, 1024, 2048, 8192)
 """In order of what a cut should lose last."""

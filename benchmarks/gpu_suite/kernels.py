@@ -27,18 +27,18 @@ from typing import Any
 
 import gpu_kernels
 from gpu_suite.job import Job, SkippedError, StepFailedError
-from hdexport.bench.ceilings import measured_ceilings
-from hdexport.bench.results import Ceilings
+from hdexport.bench.measure.ceilings import measured_ceilings
+from hdexport.bench.results.result import Ceilings
 from hdplugins import OPERATORS, Operator
-from hdplugins.attention_tiles import Tiles, cubin_architecture
-from hdplugins.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
-from hdplugins.plugin_face import face_of
+from hdplugins.kernels.attention_tiles import Tiles, cubin_architecture
+from hdplugins.kernels.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
+from hdplugins.operators.plugin_face import face_of
 
 _ROOT = Path(__file__).parents[2]
 _GPU_TESTS = (
-    "tests/plugins/test_cuda_launch.py",
-    "tests/plugins/test_block_sparse_kernel.py",
-    "tests/runtime/tensorrt/test_gpu.py",
+    "tests/plugins/kernels/test_cuda_launch.py",
+    "tests/plugins/kernels/test_block_sparse_kernel.py",
+    "tests/runtime/backends/tensorrt/test_gpu.py",
 )
 
 LENGTHS = (4096, 512, 16384, 1024, 2048, 8192)
@@ -96,7 +96,7 @@ def check_shipped(job: Job) -> None:
     """
     import torch
 
-    from hdplugins.sliding_window_attention.reference import sliding_window_attention
+    from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
 
     attributes = {"left": 100, "right": 90, "dilation": (1, 1, 3), "global_bound": 8, "scale": 0.125}
     token_kind = torch.ones((2, 333), dtype=torch.int32)
@@ -116,7 +116,7 @@ def check_plugin_kernels(
         attributes: of the operator.
         reference: its definition.
     """
-    from hdplugins.aot import compile_kernels
+    from hdplugins.kernels.aot import compile_kernels
 
     face = face_of(operator)
     architecture = gpu_kernels.architecture_of(job.device)

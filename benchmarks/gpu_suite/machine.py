@@ -10,8 +10,8 @@ from dataclasses import asdict
 from typing import Any
 
 from gpu_suite.job import Job
-from hdexport.bench.ceilings import measured_ceilings
-from hdexport.bench.measure import environment
+from hdexport.bench.measure.calls import environment
+from hdexport.bench.measure.ceilings import measured_ceilings
 
 _PACKAGES = (
     "torch", "triton", "transformers", "tensorrt", "tensorrt_rtx", "tensorrt_lean", "onnxruntime", "onnx", "onnx_ir",

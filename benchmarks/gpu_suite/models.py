@@ -145,9 +145,9 @@ def _as_published(model: str, sizes: Sizes, *, attention: str) -> Any:
 
 def _windowed(model: str, sizes: Sizes) -> Any:
     """The same weights with our operator as attention, by its definition until `_attend_by`."""
-    from hdexport.attention import use_operators
+    from hdexport.attention.interface import use_operators
     from hdexport.families import family_of
-    from hdruntime.manifest import Window
+    from hdruntime.bundle.manifest import Window
 
     module = _as_published(model, sizes, attention="sdpa")
     if model == "bert-base":
@@ -161,10 +161,10 @@ def _windowed(model: str, sizes: Sizes) -> Any:
 
 def _attend_by(node: Callable[..., Any]) -> None:
     """Let the windowed attention of this process be computed by `node`, which takes what the operator takes."""
-    import hdexport.attention
+    import hdexport.attention.interface
     import hdexport.families.longformer
 
-    hdexport.attention.sliding_window_node = node  # type: ignore[assignment]
+    hdexport.attention.interface.sliding_window_node = node  # type: ignore[assignment]
     hdexport.families.longformer.sliding_window_node = node  # type: ignore[attr-defined]
 
 
@@ -172,9 +172,9 @@ def _our_kernel(query: Any, key: Any, value: Any, token_kind: Any, **attributes:
     """[batch, heads, tokens, head_dim], by the Triton kernel, whose tensors are contiguous."""
     import torch
 
-    from hdplugins.attention_tiles import tiles_for
-    from hdplugins.sliding_window_attention.geometry import workspace_bytes
-    from hdplugins.sliding_window_attention.triton_kernel import launch
+    from hdplugins.kernels.attention_tiles import tiles_for
+    from hdplugins.operators.sliding_window_attention.geometry import workspace_bytes
+    from hdplugins.operators.sliding_window_attention.triton_kernel import launch
 
     batch, _, tokens, head_dim = query.shape
     query, key, value = (tensor.contiguous() for tensor in (query, key, value))

@@ -117,7 +117,7 @@ def _model(model: str, variant: str) -> Callable[[Job], None]:
 def _engine(flavour: str, *, is_windowed: bool) -> Callable[[Job], None]:
     def run(job: Job) -> None:
         from gpu_suite.backends import run_engine
-        from hdruntime.bundle import Backend
+        from hdruntime.bundle.manifest import Backend
 
         run_engine(job, Backend(flavour), is_windowed=is_windowed)
 

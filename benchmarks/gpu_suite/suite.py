@@ -96,7 +96,7 @@ def _run_steps(options: argparse.Namespace, script: str, output: Path) -> Iterat
 def _run_in_process(
     step: Step, options: argparse.Namespace, script: str, output: Path, seconds_left: float
 ) -> tuple[str, str | None]:
-    from hdexport.bench.processes import run_process
+    from hdexport.bench.measure.processes import run_process
 
     if seconds_left < _LEAST_SECONDS:
         return "skipped", f"the {options.minutes:g} minutes are over"

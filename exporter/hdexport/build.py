@@ -16,39 +16,38 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from hdexport.attention_spec import BlockRequest, check_window
-from hdexport.block_setup import BlockSetup, block_setup, write_setup
+from hdexport.attention.blocks.setup import BlockSetup, block_setup, write_setup
+from hdexport.attention.spec import BlockRequest, check_window
+from hdexport.attention.window.marks import global_attention_of
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.engines import EngineOptions, build_engines, check_engine_options
-from hdexport.garbage_collection import rare_garbage_collection
-from hdexport.global_attention import global_attention_of
-from hdexport.positions import DEFAULT_ALPHA, Scheme
-from hdexport.progress import Progress
-from hdexport.tasks import Task
-from hdexport.tokenizer_files import first_special_id, write_tokenizer
+from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
+from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
+from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+from hdexport.model.tasks import Task
+from hdexport.support.garbage_collection import rare_garbage_collection
+from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
-from hdruntime.bundle import (
-    FORMAT_VERSION,
-    Bundle,
+from hdruntime.bundle.manifest import (
+    Dtype,
     GlobalAttention,
     GraphFile,
+    LastBlock,
     Manifest,
     Positions,
+    TensorDtype,
     TensorSpec,
     Window,
-    seal,
-    staged_bundle,
-    write_manifest,
 )
-from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, PORTABLE_LOWERING
+from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
+from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, FORMAT_VERSION, PORTABLE_LOWERING
 from hdruntime.errors import VerificationError
-from hdruntime.manifest import Dtype, LastBlock, TensorDtype
 
 if TYPE_CHECKING:
     import onnx_ir
     from transformers import PreTrainedModel
 
-    from hdexport.heads import GraphModule
+    from hdexport.model.graph_module import GraphModule
 
 logger = logging.getLogger(__name__)
 
@@ -211,8 +210,8 @@ def _block_setup(
 
 
 def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> Positions:
-    from hdexport.precision import Precision
-    from hdexport.surgery import extend_positions
+    from hdexport.model.precision import Precision
+    from hdexport.model.surgery import extend_positions
 
     if checkpoint.family.learned_positions:
         progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
@@ -240,12 +239,12 @@ def _graph_module(
     blocks: BlockSetup | None,
     options: BuildOptions,
 ) -> GraphModule:
-    from hdexport.activations import fuse_gelu
-    from hdexport.attention import use_operators
-    from hdexport.heads import GraphModule
-    from hdexport.precision import Precision, cast_model
-    from hdexport.sentence_pooling import sentence_pooling
-    from hdexport.surgery import fold_positions, fold_token_types
+    from hdexport.attention.interface import use_operators
+    from hdexport.checkpoint.sentence_pooling import sentence_pooling
+    from hdexport.model.activations import fuse_gelu
+    from hdexport.model.graph_module import GraphModule
+    from hdexport.model.precision import Precision, cast_model
+    from hdexport.model.surgery import fold_positions, fold_token_types
 
     family = checkpoint.family
     # A sentence is one text, so its tokens are all of one type; and one row is no choice.
@@ -282,9 +281,9 @@ def _export(module: GraphModule, directory: Path, options: BuildOptions) -> onnx
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
-    from hdexport.passes.attach_functions import attach_functions
-    from hdexport.passes.lay_out_weights import lay_out_weights
-    from hdexport.tracing import trace
+    from hdexport.graph.passes.attach_functions import attach_functions
+    from hdexport.graph.passes.lay_out_weights import lay_out_weights
+    from hdexport.graph.tracing import trace
 
     model = trace(module, max_len=options.max_len, vocab_size=module.model.config.vocab_size)
     attach_functions(model)
@@ -312,8 +311,8 @@ def _lower(portable: onnx_ir.Model, directory: Path, dtype: Dtype) -> tuple[Grap
     """Write the graphs for ONNX Runtime, which read the portable one's weights; that for a GPU only if it differs."""
     import onnx_ir as ir
 
-    from hdexport.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
-    from hdexport.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
+    from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
+    from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
 
     graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=dtype)]
     ir.save(lower_for_onnxruntime_cpu(portable.clone()), directory / _CPU_FILE)
@@ -335,7 +334,7 @@ def _describe(
     *,
     parameters: int,
 ) -> Manifest:
-    from hdexport.passes.graph_nodes import operator_nodes, operator_of
+    from hdexport.graph.passes.graph_nodes import operator_nodes, operator_of
 
     config = module.model.config
     labelled = task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
@@ -392,9 +391,9 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
 def _verify(
     bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid: Grid, report: Callable[[str], None]
 ) -> Manifest:
-    from hdexport.half_range import check_half_range
-    from hdexport.pytorch_reference import reference_of
     from hdexport.verify import verify_bundle
+    from hdexport.verify.half_range import check_half_range
+    from hdexport.verify.pytorch_reference import reference_of
 
     half_range = check_half_range(bundle, report=report)
     if half_range.problem is not None:

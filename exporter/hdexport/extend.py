@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.checkpoint import Checkpoint, find_checkpoint
-from hdexport.checkpoint.weight_files import read_weights
-from hdexport.checkpoint_files import (
+from hdexport.checkpoint.all_files import (
     CHECKPOINT_DIRECTORY,
     is_copied,
     module_folders,
@@ -24,11 +23,12 @@ from hdexport.checkpoint_files import (
     write_index,
     write_weights,
 )
-from hdexport.positions import DEFAULT_ALPHA, Form, Scheme, check_options, extend_table
-from hdexport.progress import Progress
+from hdexport.checkpoint.weight_files import read_weights
+from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme, check_options, extend_table
+from hdexport.support.progress import Progress
+from hdruntime.bundle.manifest import Positions
+from hdruntime.bundle.staging import staged_directory
 from hdruntime.errors import ModelError, OutputExistsError
-from hdruntime.manifest import Positions
-from hdruntime.staging import staged_directory
 
 if TYPE_CHECKING:
     import torch

@@ -13,14 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.bundle_graph import read_graph
-from hdexport.engines import EngineOptions, build_engines, check_engine_options
-from hdexport.lowering.tensorrt import AttentionImpl
-from hdexport.progress import Progress
-from hdruntime.bundle import Backend, Bundle, EngineFile, Manifest, open_bundle, seal, staged_bundle
+from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
+from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.lowering.tensorrt import AttentionImpl
+from hdexport.support.progress import Progress
+from hdruntime.bundle.manifest import Backend, EngineFile, Manifest
+from hdruntime.bundle.passport import read_passport
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.writer import seal, staged_bundle
 from hdruntime.constants import KERNELS_FOLDER, PORTABLE_LOWERING
 from hdruntime.errors import BundleCorruptError
-from hdruntime.passport import read_passport
 
 if TYPE_CHECKING:
     import onnx_ir

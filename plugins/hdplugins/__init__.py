@@ -4,11 +4,11 @@ from __future__ import annotations
 
 __all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET", "OPERATORS", "Operator"]
 
-from hdplugins.block_sparse_attention import OPERATOR as _BLOCK_SPARSE_ATTENTION
 from hdplugins.constants import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
-from hdplugins.dense_attention import OPERATOR as _DENSE_ATTENTION
-from hdplugins.operator import Operator
-from hdplugins.sliding_window_attention import OPERATOR as _SLIDING_WINDOW_ATTENTION
+from hdplugins.operators.block_sparse_attention import OPERATOR as _BLOCK_SPARSE_ATTENTION
+from hdplugins.operators.dense_attention import OPERATOR as _DENSE_ATTENTION
+from hdplugins.operators.operator import Operator
+from hdplugins.operators.sliding_window_attention import OPERATOR as _SLIDING_WINDOW_ATTENTION
 
 OPERATORS: dict[str, Operator] = {
     operator.name: operator for operator in (_BLOCK_SPARSE_ATTENTION, _DENSE_ATTENTION, _SLIDING_WINDOW_ATTENTION)

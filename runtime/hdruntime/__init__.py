@@ -67,11 +67,12 @@ from hdruntime.errors import (
 )
 
 if TYPE_CHECKING:
-    from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
-    from hdruntime.gpu_options import GpuOptions
+    from hdruntime.bundle.manifest import Backend, Manifest
+    from hdruntime.bundle.reader import Bundle, open_bundle
+    from hdruntime.gpu.options import GpuOptions
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
-    from hdruntime.tokenization import Encoding
+    from hdruntime.text.tokenization import Encoding
 
 # ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
 # them, and sends it to its makers. It reads this variable once, when it starts, and child processes inherit it; its
@@ -79,15 +80,15 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULE_OF_NAME = {
-    "Backend": "hdruntime.bundle",
-    "Bundle": "hdruntime.bundle",
-    "Encoding": "hdruntime.tokenization",
-    "GpuOptions": "hdruntime.gpu_options",
-    "Manifest": "hdruntime.bundle",
+    "Backend": "hdruntime.bundle.reader",
+    "Bundle": "hdruntime.bundle.reader",
+    "Encoding": "hdruntime.text.tokenization",
+    "GpuOptions": "hdruntime.gpu.options",
+    "Manifest": "hdruntime.bundle.reader",
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
     "load": "hdruntime.session",
-    "open_bundle": "hdruntime.bundle",
+    "open_bundle": "hdruntime.bundle.reader",
 }
 
 

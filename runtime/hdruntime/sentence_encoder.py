@@ -26,12 +26,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle import Backend, Bundle, open_bundle
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
-from hdruntime.gpu_options import GpuOptions
-from hdruntime.pooling import Pooling, embedding_output, embedding_size, pooled
+from hdruntime.gpu.options import GpuOptions
 from hdruntime.session import load
-from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled
+from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 logger = logging.getLogger(__name__)
 

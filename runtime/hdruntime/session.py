@@ -16,21 +16,22 @@ import numpy.typing as npt
 
 from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.choice import open_runner
-from hdruntime.batching import padded
-from hdruntime.bundle import Backend, Bundle, Manifest, open_bundle
+from hdruntime.bundle.manifest import Backend, Manifest, TensorSpec
+from hdruntime.bundle.padding_limit import padding_limit
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
-from hdruntime.global_attention import check_questions
-from hdruntime.gpu_options import GpuOptions
-from hdruntime.inputs import check_text_lengths, checked_choice, checked_inputs
-from hdruntime.manifest import TensorSpec
-from hdruntime.padding_limit import padding_limit
-from hdruntime.pooling import embedding_output, embedding_size, mean_over_tokens
-from hdruntime.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
-from hdruntime.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
-from hdruntime.tokenization import Encoding, Overflow, TextTokenizer
+from hdruntime.gpu.options import GpuOptions
+from hdruntime.inference.batching import padded
+from hdruntime.inference.inputs import checked_inputs
+from hdruntime.inference.marks import check_questions
+from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
+from hdruntime.text.checks import check_text_lengths, checked_choice
+from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
+from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
+from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
-    from hdruntime.device_arrays import DeviceArray
+    from hdruntime.gpu.device_arrays import DeviceArray
 
 _MOST_THREADS = 1024
 """More than any one machine has cores; a backend would try to start as many as it is told."""
@@ -232,7 +233,7 @@ class Session:
             stride: tokens that a piece repeats of the one before it.
 
         Returns:
-            a text each, in the order given; :func:`hdruntime.splitting.merged` puts its pieces' outputs together.
+            a text each, in the order given; :func:`hdruntime.text.splitting.merged` puts its pieces' outputs together.
 
         Raises:
             InputError: the bundle has no tokenizer, or a piece would have no token that the one before it has not.

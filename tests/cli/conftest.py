@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from hdexport.cli import main
-from hdexport.tasks import Task
-from made_once import made_once
-from repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
-from tiny_models import save_tiny_model
+from hdexport.model.tasks import Task
+from support.made_once import made_once
+from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
+from support.tiny_models import save_tiny_model
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.attention_spec import GRAMMAR
-from hdexport.tasks import Task
-from tiny_models import save_tiny_model
+from hdexport.attention.spec import GRAMMAR
+from hdexport.model.tasks import Task
+from support.tiny_models import save_tiny_model
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -58,7 +58,7 @@ def test_a_windowed_bundle_is_verified_and_runs(hdexport: Command, windowed, tmp
     done = hdexport("run", path, texts, "-o", output)
     assert done.returncode == 0, done.stderr
     assert len(output.read_text().splitlines()) == 2
-    assert hdruntime.open_bundle(path).manifest.window == hdruntime.manifest.Window(
+    assert hdruntime.open_bundle(path).manifest.window == hdruntime.bundle.manifest.Window(
         tokens=20, global_tokens=2, dilation=(1,)
     )
 

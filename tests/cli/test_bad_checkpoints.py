@@ -16,9 +16,9 @@ from safetensors.torch import save_file
 
 import hdexport.cli
 from hdexport.checkpoint import find_checkpoint
-from hdexport.tasks import Task
+from hdexport.model.tasks import Task
 from hdruntime.errors import HdexportError
-from tiny_models import save_sentence_modules, save_tiny_model
+from support.tiny_models import save_sentence_modules, save_tiny_model
 
 WIDTH = 32
 Change = Callable[[Path], object]
@@ -53,7 +53,7 @@ def refusal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
         assert not output.exists()
         return printed.err
 
-    monkeypatch.setattr("hdexport.tracing.trace", trace)
+    monkeypatch.setattr("hdexport.graph.tracing.trace", trace)
     return build
 
 

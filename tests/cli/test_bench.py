@@ -20,8 +20,9 @@ import onnx_ir as ir
 import psutil
 import pytest
 
-from hdexport.bench.prepared import Preparation
-from hdruntime.bundle import open_bundle, seal, write_manifest
+from hdexport.bench.run.prepared import Preparation
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal, write_manifest
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -31,7 +32,7 @@ EVERYWHERE = f"{Path(sys.executable).parent}:/usr/bin:/bin"
 
 WITHOUT_CEILINGS = """
 import sys
-from hdexport.bench.prepared import Preparation
+from hdexport.bench.run.prepared import Preparation
 from hdexport.cli import main
 Preparation.measure_ceilings = lambda preparation: None
 sys.exit(main(sys.argv[1:]))

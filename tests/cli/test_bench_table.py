@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from hdexport.bench.results import BenchResult, Status
+from hdexport.bench.results.result import BenchResult, Status
 from hdexport.cli.bench_eta import RemainingTime
 from hdexport.cli.bench_summary import case_line, summary_parts
 from hdexport.cli.bench_table import BenchTable
 from hdexport.cli.duration import duration_text
-from sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result
+from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result
 
 
 def watch(table: BenchTable, result: BenchResult, *, rounds: int = 3) -> None:
@@ -130,7 +130,7 @@ def test_names_are_not_markup(capsys: pytest.CaptureFixture[str]) -> None:
 
 PROGRAM = """
     from hdexport.cli.bench_table import BenchTable
-    from sample_results import sample_result
+    from support.sample_results import sample_result
     import time
     result = sample_result()
     with BenchTable() as table:
@@ -151,7 +151,7 @@ def on_terminal(stdout: Path, *, rows: int, columns: int) -> str:
     """What a program shows on a terminal of that size on stderr; its stdout is a file."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"LINES": str(rows), "COLUMNS": str(columns), "TERM": "xterm"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1] / "exporter")
+    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
     with stdout.open("w") as file:
         command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
         process = subprocess.Popen(command, stdout=file, stderr=theirs, env=environment)

@@ -17,9 +17,9 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 import hdruntime
-from forks import Fork
-from full_disks import on_full_disks
 from hdexport.cli import main
+from support.forks import Fork
+from support.full_disks import on_full_disks
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -205,8 +205,8 @@ def test_an_architecture_that_tensorrt_rtx_does_not_know_is_refused(
 def test_a_flavour_that_cannot_build_here_is_an_error_where_it_was_asked_for(
     refused: Refused, checkpoint: Path, tmp_path: Path
 ) -> None:
-    from hdexport.flavours import buildable_flavours
-    from hdruntime.bundle import Backend
+    from hdexport.engines.tensorrt_packages import buildable_flavours
+    from hdruntime.bundle.manifest import Backend
 
     if Backend.TENSORRT in buildable_flavours():
         pytest.skip("TensorRT can build on this machine")
@@ -350,7 +350,7 @@ def test_an_unknown_verification_is_refused(refused: Refused, checkpoint: Path, 
 def test_a_bundle_that_fails_its_verification_is_not_written(
     hdexport: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("hdexport.comparison.FLOAT32_ATOL", -1.0)
+    monkeypatch.setattr("hdexport.verify.comparison.FLOAT32_ATOL", -1.0)
     done = hdexport("build", checkpoint, "--target", "onnx", "-o", tmp_path / "out")
     assert done.returncode == 1
     assert "FAILED: last_hidden_state" in done.stdout

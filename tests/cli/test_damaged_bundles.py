@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import runpy
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
+from support.tiny_bundle import make_bundle
 
 
 def _changed_byte(bundle: Path) -> None:
@@ -65,7 +64,7 @@ def _half_a_manifest(bundle: Path) -> None:
 def test_it_is_refused_by_every_command(
     refused: Callable[..., str], tmp_path: Path, damage: Callable[[Path], None], message: str
 ) -> None:
-    bundle: Path = runpy.run_path(str(TINY_BUNDLES))["make_bundle"](tmp_path / "bundle")
+    bundle: Path = make_bundle(tmp_path / "bundle")
     damage(bundle)
     (tmp_path / "texts.txt").write_text("long documents")
     before = sorted(path.name for path in tmp_path.rglob("*"))

@@ -107,7 +107,7 @@ def test_two_onnx_runtimes_over_each_other_are_broken(tmp_path: Path) -> None:
 
 def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
     """This machine has no GPU: what the doctor asks of ONNX Runtime is real, that there is one is not."""
-    from hdexport.diagnosis import Status, _Loaded, _onnxruntime
+    from hdexport.doctor import Status, _Loaded, _onnxruntime
     from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
     found = _onnxruntime(_Loaded(version="1.31.1", providers=("CPUExecutionProvider",)), has_gpu=True)
@@ -118,7 +118,7 @@ def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
 
 
 def test_what_is_missing_comes_with_its_command() -> None:
-    from hdexport.diagnosis import Status, diagnose
+    from hdexport.doctor import Status, diagnose
 
     missing = [finding for finding in diagnose() if finding.status is Status.MISSING]
     hardware = {"NVIDIA driver", "GPU"}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import runpy
 import signal
 import subprocess
 import sys
@@ -15,8 +14,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.cli.memory_errors import want_of_memory
-
-make_bundle = runpy.run_path(str(Path(__file__).parents[1] / "runtime" / "conftest.py"))["make_bundle"]
+from support.tiny_bundle import make_bundle
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 

@@ -16,9 +16,9 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 import hdruntime
-from full_disks import on_full_disks
-from hdexport.tasks import Task
-from tiny_models import BASE, save_tiny_model
+from hdexport.model.tasks import Task
+from support.full_disks import on_full_disks
+from support.tiny_models import BASE, save_tiny_model
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]

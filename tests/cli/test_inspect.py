@@ -13,7 +13,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from hdruntime.bundle import (
+from hdruntime.bundle.manifest import (
     BlockSparse,
     EngineFile,
     GraphFile,
@@ -22,8 +22,8 @@ from hdruntime.bundle import (
     ProfileShape,
     TensorSpec,
     TokenizerInfo,
-    seal,
 )
+from hdruntime.bundle.writer import seal
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 

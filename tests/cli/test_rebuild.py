@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.engines import EngineOptions
-from hdexport.lowering.tensorrt import AttentionImpl
+from hdexport.engines.build import EngineOptions
+from hdexport.graph.lowering.tensorrt import AttentionImpl
+from hdexport.model.tasks import Task
 from hdexport.rebuild import previous_engines
-from hdexport.tasks import Task
-from hdruntime.bundle import Backend, Manifest, open_bundle
+from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs.identity import identity_of_bundle
-from tiny_models import save_tiny_model
+from support.tiny_models import save_tiny_model
 
 pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
 

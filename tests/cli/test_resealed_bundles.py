@@ -8,7 +8,6 @@ import hashlib
 import json
 import random
 import re
-import runpy
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -21,14 +20,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import hdruntime
-from hdexport.block_setup import read_setup
-from hdruntime.bundle import BlockSparse, EngineFile, ProfileShape, open_bundle, seal
+from hdexport.attention.blocks.setup import read_setup
+from hdruntime.bundle.manifest import BlockSparse, EngineFile, ProfileShape
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.jobs.results import results_of_bundle
+from support.tiny_bundle import make_bundle
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
-make_bundle = runpy.run_path(str(Path(__file__).parents[1] / "runtime" / "conftest.py"))["make_bundle"]
 
 VERIFICATION = {
     "passed": True,

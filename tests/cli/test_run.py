@@ -8,7 +8,6 @@ import json
 import os
 import pty
 import re
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,19 +16,19 @@ from pathlib import Path
 import pyarrow.parquet
 import pytest
 
-from hdruntime.gpu import gpus
+from hdruntime.gpu.driver import gpus
+from support.tiny_bundle import make_bundle
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
-TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 TEXTS = ["long documents are read whole.", "", "read long documents"]
 
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
     """The tiny bundle of the runtime's tests: 16 tokens, 4 dimensions, NaN for the word "nan"."""
-    made: Path = runpy.run_path(str(TINY_BUNDLES))["make_bundle"](tmp_path / "bundle")
+    made: Path = make_bundle(tmp_path / "bundle")
     return made
 
 

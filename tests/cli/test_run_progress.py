@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import pty
-import runpy
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,15 +16,15 @@ import pyarrow.parquet
 import pytest
 
 from hdexport.cli.job_report import job_report
-from hdexport.gpu_memory import GpuMemory, gpu_memory
+from hdexport.support.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.jobs.input_files import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts
 from hdruntime.jobs.rows import Columns, Position
+from support.tiny_bundle import make_bundle
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
-TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 
 KEYS = [
     "state",
@@ -46,7 +45,7 @@ KEYS = [
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    made: Path = runpy.run_path(str(TINY_BUNDLES))["make_bundle"](tmp_path / "bundle")
+    made: Path = make_bundle(tmp_path / "bundle")
     return made
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import runpy
 import signal
 import subprocess
 import sys
@@ -16,18 +15,18 @@ from pathlib import Path
 
 import pytest
 
-from disturbed_jobs import run_job, run_job_on_a_small_disk_and_a_large_one
-from forks import Fork
-from full_disks import in_mount_namespace
+from support.disturbed_jobs import run_job, run_job_on_a_small_disk_and_a_large_one
+from support.forks import Fork
+from support.full_disks import in_mount_namespace
+from support.tiny_bundle import make_bundle
 
-TINY_BUNDLES = Path(__file__).parents[1] / "runtime" / "conftest.py"
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 ROWS = 5000
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = runpy.run_path(str(TINY_BUNDLES))["make_bundle"](tmp_path_factory.mktemp("bundles") / "tiny")
+    made: Path = make_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
     return made
 
 

@@ -15,14 +15,15 @@ import onnxruntime
 import pytest
 
 import hdruntime
-from hdexport.attention_spec import attention_from_spec
+from hdexport.attention.spec import attention_from_spec
 from hdexport.build import BuildOptions, build
-from hdexport.tasks import Task
-from hdruntime.bundle import Manifest, open_bundle
-from hugging_face import HuggingFace
-from made_once import made_once
-from repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
-from tiny_models import save_sentence_modules, save_tiny_model
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import open_bundle
+from support.hugging_face import HuggingFace
+from support.made_once import made_once
+from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
+from support.tiny_models import save_sentence_modules, save_tiny_model
 
 MAX_LEN = 300
 

@@ -13,21 +13,22 @@ import onnx_ir as ir
 import pytest
 
 import hdruntime
-from comparators import assert_close
-from grids import nightly_unless
 from hdexport.build import BuildOptions, build
-from hdexport.engines import EngineOptions
-from hdexport.progress import Progress
-from hdexport.tasks import Task
-from hdruntime.bundle import Backend, open_bundle
+from hdexport.engines.build import EngineOptions
+from hdexport.model.tasks import Task
+from hdexport.support.progress import Progress
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError, HdexportError, VerificationError
-from tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
+from support.comparators import assert_close
+from support.grids import nightly_unless
+from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
 
 PHASES = {
     "loading": ("hdexport.checkpoint", "Checkpoint.load"),
-    "extending": ("hdexport.surgery", "extend_positions"),
-    "tracing": ("hdexport.tracing", "trace"),
-    "lowering": ("hdexport.lowering.onnxruntime_cpu", "lower_for_onnxruntime_cpu"),
+    "extending": ("hdexport.model.surgery", "extend_positions"),
+    "tracing": ("hdexport.graph.tracing", "trace"),
+    "lowering": ("hdexport.graph.lowering.onnxruntime_cpu", "lower_for_onnxruntime_cpu"),
 }
 """Phase of the pipeline -> module and name of what does it; an error there is caused where it cannot be otherwise.
 
@@ -79,7 +80,7 @@ def test_the_old_bundle_survives_a_failed_build(checkpoint, tiny_bundles, tmp_pa
 
 
 def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path, monkeypatch) -> None:
-    lowering = importlib.import_module("hdexport.lowering.onnxruntime_cpu")
+    lowering = importlib.import_module("hdexport.graph.lowering.onnxruntime_cpu")
     lower = lowering.lower_for_onnxruntime_cpu
 
     def lower_wrongly(model):

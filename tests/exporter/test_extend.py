@@ -14,10 +14,10 @@ from transformers import AutoModel, AutoModelForMaskedLM
 
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.positions import Scheme, extend_table
-from hdexport.tasks import Task
+from hdexport.model.positions import Scheme, extend_table
+from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
-from tiny_models import BASE, save_tiny_model
+from support.tiny_models import BASE, save_tiny_model
 
 TABLE = "embeddings.position_embeddings.weight"
 WEIGHTS = "model.safetensors"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from interpreted_kernel import Interpreter
-from simulated_gpu import SimulatedGpu
+from fakes.simulated_gpu import SimulatedGpu
+from support.interpreted_kernel import Interpreter
 
 
 @pytest.fixture(scope="session")

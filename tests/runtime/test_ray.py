@@ -8,7 +8,6 @@ import json
 import os
 import random
 import re
-import runpy
 import shutil
 import signal
 import subprocess
@@ -23,7 +22,7 @@ import pyarrow as pa
 import pytest
 
 import hdruntime
-from hdruntime.bundle import EngineFile
+from hdruntime.bundle.manifest import EngineFile
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, InputError
 from hdruntime.jobs import Job, plan_job, run_job
 from hdruntime.jobs.row_reader import row_from_values
@@ -33,10 +32,8 @@ from hdruntime.ray import BundleMapper, RayPool
 from hdruntime.ray import pool as pool_module
 from hdruntime.ray.cluster import Places, connected, places
 from hdruntime.ray.worker import WindowWorker
-from hdruntime.tokenization import Overflow
-
-_TINY = runpy.run_path(str(Path(__file__).with_name("conftest.py")))
-MAX_LEN, WORDS, make_bundle = _TINY["MAX_LEN"], _TINY["WORDS"], _TINY["make_bundle"]
+from hdruntime.text.tokenization import Overflow
+from support.tiny_bundle import MAX_LEN, WORDS, make_bundle
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
 GOOD_WORDS = [word for word in WORDS[4:] if word != "nan"]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import hdruntime
-from comparators import assert_close
 from hdruntime import SentenceEncoder, sentence_encoder
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
-from repeated_exports import one_table_of_operators  # noqa: F401 a fixture
+from support.comparators import assert_close
+from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
 
 SENTENCES = ["long documents are read", "read", "", "documents . . .", "whole documents", "read long", "Are They read"]
 
@@ -260,7 +260,7 @@ def texts() -> list[str]:
 
 def built(checkpoint: Path, task: str) -> Path:
     from hdexport.build import BuildOptions, build
-    from hdexport.tasks import Task
+    from hdexport.model.tasks import Task
 
     path = checkpoint.parent / task
     if not path.exists():

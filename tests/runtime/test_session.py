@@ -16,7 +16,8 @@ import pytest
 
 import hdruntime
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.bundle import open_bundle, seal
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
 from hdruntime.errors import (
     BackendError,
     BundleCorruptError,

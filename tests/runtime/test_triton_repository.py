@@ -16,7 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tritonclient.grpc import model_config_pb2
 
-from hdruntime.bundle import Bundle, EngineFile, ProfileShape, TensorSpec, open_bundle, seal
+from hdruntime.bundle.manifest import EngineFile, ProfileShape, TensorSpec
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputError, OutputExistsError
 from hdruntime.triton_repository import package_for_triton
 from hdruntime.triton_repository.config import most_rows, triton_config

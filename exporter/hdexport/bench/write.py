@@ -6,11 +6,11 @@ __all__ = ["BENCH_DIRECTORY", "write_results"]
 
 from pathlib import Path
 
-from hdexport.bench.csv_file import CSV_FILE, write_csv
-from hdexport.bench.json_file import JSON_FILE, write_result
-from hdexport.bench.page import PAGE_FILE, write_page
-from hdexport.bench.results import BenchResult
-from hdruntime.staging import DirectoryKind
+from hdexport.bench.page.html import PAGE_FILE, write_page
+from hdexport.bench.results.csv_file import CSV_FILE, write_csv
+from hdexport.bench.results.json_file import JSON_FILE, write_result
+from hdexport.bench.results.result import BenchResult
+from hdruntime.bundle.staging import DirectoryKind
 
 
 def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
@@ -25,7 +25,7 @@ def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
     write_csv(folder / CSV_FILE, result)
     write_page(folder / PAGE_FILE, result)
     if png:
-        from hdexport.bench.charts import write_pngs
+        from hdexport.bench.page.charts import write_pngs
 
         write_pngs(folder, result)
 

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.config import file_key
 from hdexport.checkpoint.weight_files import StoredWeight
-from hdexport.json_files import shown
-from hdexport.memory import free_bytes
+from hdexport.support.json_files import shown
+from hdexport.support.memory import free_bytes
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

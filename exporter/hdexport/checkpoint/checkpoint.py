@@ -15,9 +15,9 @@ from hdexport.checkpoint.hub import HubModel, download, hub_model
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of
-from hdexport.json_files import shown
-from hdexport.positions import LONGEST
-from hdexport.tasks import Task, infer_task
+from hdexport.model.positions import LONGEST
+from hdexport.model.tasks import Task, infer_task
+from hdexport.support.json_files import shown
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:

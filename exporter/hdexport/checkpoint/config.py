@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hdexport.json_files import read_object, shown
+from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

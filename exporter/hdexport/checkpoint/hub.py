@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.checkpoint.weight_files import weight_files
-from hdexport.json_files import shown
+from hdexport.support.json_files import shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 from hdexport.checkpoint.agreement import Agreement
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
 from hdexport.families import Family
-from hdexport.json_files import shown
-from hdexport.memory import says_out_of_memory
-from hdexport.tasks import AUTO_CLASS_OF_TASK, Task
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
+from hdexport.support.json_files import shown
+from hdexport.support.memory import says_out_of_memory
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.json_files import read_object, shown
+from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 from hdruntime.optional import require
 

@@ -20,8 +20,8 @@ import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError
-from hdruntime.manifest import Backend
 
 BACKENDS = ", ".join(backend.value for backend in Backend)
 """Their names, for a help text."""

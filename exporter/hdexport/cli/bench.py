@@ -19,8 +19,8 @@ from hdruntime.errors import InputError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
-    from hdexport.bench.plan import BenchOptions
-    from hdexport.bench.results import BenchResult
+    from hdexport.bench.results.result import BenchResult
+    from hdexport.bench.run.plan import BenchOptions
 
 SUMMARY = "measure latency, memory and error across lengths, beside other ways to run the model"
 
@@ -89,10 +89,10 @@ def run(options: argparse.Namespace) -> int:
     # What draws the page is asked for before an hour is spent on what it shall show.
     for package in ("altair", "jinja2", "vl_convert"):
         require(package)
-    from hdexport.bench.run import Bench
+    from hdexport.bench.run.rounds import Bench
     from hdexport.bench.write import BENCH_DIRECTORY, write_results
     from hdexport.cli.bench_table import BenchTable
-    from hdruntime.staging import staged_directory
+    from hdruntime.bundle.staging import staged_directory
 
     stopped_by: KeyboardInterrupt | None = None
     with staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder:
@@ -123,9 +123,9 @@ def _exit_code(result: BenchResult) -> int:
 
 
 def _bench_options(options: argparse.Namespace) -> BenchOptions:
-    from hdexport.bench.budget import bytes_from
-    from hdexport.bench.lengths import parse_lengths
-    from hdexport.bench.plan import BenchOptions
+    from hdexport.bench.run.budget import bytes_from
+    from hdexport.bench.run.lengths import parse_lengths
+    from hdexport.bench.run.plan import BenchOptions
 
     time_limit_s = decimal_number("--time-limit", options.time_limit)
     if not 0 < time_limit_s < float("inf"):
@@ -148,9 +148,9 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
 
 
 def _compare(before: Path, after: Path) -> int:
-    from hdexport.bench.compare import compare_results
-    from hdexport.bench.compare_text import comparison_lines
-    from hdexport.bench.json_file import read_result
+    from hdexport.bench.results.compare import compare_results
+    from hdexport.bench.results.compare_text import comparison_lines
+    from hdexport.bench.results.json_file import read_result
 
     for line in comparison_lines(compare_results(read_result(before), read_result(after))):
         print(line)

@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hdexport.bench.figure_text import (
+from hdexport.bench.results.figure_text import (
     bytes_text,
     case_state,
     error_text,
@@ -20,8 +20,8 @@ from hdexport.bench.figure_text import (
     number_text,
     ratio_text,
 )
-from hdexport.bench.findings import findings
-from hdexport.bench.results import BenchResult, CaseResult, Latency
+from hdexport.bench.results.findings import findings
+from hdexport.bench.results.result import BenchResult, CaseResult, Latency
 
 _WIDE = 118
 """Columns of the terminal from which all figures have room."""

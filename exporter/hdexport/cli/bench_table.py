@@ -17,8 +17,8 @@ from rich.spinner import Spinner
 from rich.table import Table
 from rich.text import Text
 
-from hdexport.bench.results import BenchResult, CaseResult, Status
-from hdexport.bench.watcher import Watcher
+from hdexport.bench.results.result import BenchResult, CaseResult, Status
+from hdexport.bench.run.watcher import Watcher
 from hdexport.cli.bench_eta import Case, RemainingTime
 from hdexport.cli.bench_summary import case_line, cell_table, short_columns, summary_parts
 from hdexport.cli.duration import duration_text

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
     from hdexport.verify.grid import Grid
-    from hdruntime.bundle import Manifest
-    from hdruntime.manifest import Dtype
+    from hdruntime.bundle.manifest import Dtype, Manifest
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
@@ -116,7 +115,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from hdexport.cli.progress import TerminalProgress
-    from hdexport.openmp import let_threads_sleep
+    from hdexport.support.openmp import let_threads_sleep
 
     let_threads_sleep()
     with TerminalProgress() as progress:
@@ -131,13 +130,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> BuildOptions:
-    from hdexport.attention_spec import attention_from_spec
-    from hdexport.block_setup import checked_last_block
+    from hdexport.attention.blocks.setup import checked_last_block
+    from hdexport.attention.spec import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
-    from hdexport.positions import Scheme, check_options, scheme_from_name
-    from hdexport.targets import flavours_of_targets
-    from hdexport.tasks import task_from_name
+    from hdexport.engines.targets import flavours_of_targets
+    from hdexport.model.positions import Scheme, check_options, scheme_from_name
+    from hdexport.model.tasks import task_from_name
 
     model = options.model
     if model is None:

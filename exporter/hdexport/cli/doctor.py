@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; the exit code is 1 when something installed is broken."""
-    from hdexport.diagnosis import Status, diagnose
+    from hdexport.doctor import Status, diagnose
 
     findings = diagnose()
     healthy = all(finding.status is not Status.BROKEN for finding in findings)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from hdexport.engines import EngineOptions
-    from hdruntime.bundle import Backend
+    from hdexport.engines.build import EngineOptions
+    from hdruntime.bundle.manifest import Backend
 
 _BOUNDS = ("min", "opt", "max")
 _SHAPE_OPTIONS = ("profiles", "batch", *(f"{bound}Shapes" for bound in _BOUNDS))
@@ -73,10 +73,10 @@ def engine_options(
     Raises:
         InputError: a value is none that its option takes, or options contradict each other.
     """
-    from hdexport.engines import EngineOptions
-    from hdexport.flavours import architectures_from_option
-    from hdexport.lowering.tensorrt import attention_impl_from_name
-    from hdexport.profiles import profiles_from_options
+    from hdexport.engines.build import EngineOptions
+    from hdexport.engines.profiles import profiles_from_options
+    from hdexport.engines.tensorrt_packages import architectures_from_option
+    from hdexport.graph.lowering.tensorrt import attention_impl_from_name
 
     previous = previous or EngineOptions()
     profiles = previous.profiles

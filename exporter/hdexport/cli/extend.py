@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     with TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.extend import ExtendOptions, extend
-        from hdexport.positions import scheme_from_name
+        from hdexport.model.positions import scheme_from_name
 
         positions = extend(
             ExtendOptions(

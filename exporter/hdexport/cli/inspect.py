@@ -18,8 +18,8 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle import BlockSparse, Bundle, EngineFile, Manifest
-    from hdruntime.manifest import HalfRange
+    from hdruntime.bundle.manifest import BlockSparse, EngineFile, HalfRange, Manifest
+    from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "show what is in a bundle"
 
@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check the bundle and print what it says about itself."""
-    from hdruntime.bundle import open_bundle
+    from hdruntime.bundle.reader import open_bundle
 
     bundle = open_bundle(options.bundle)
     operators, why_not = _operators(bundle)
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
     """Operator -> number of nodes for each graph; or None, and why they were not counted."""
-    from hdexport.bundle_graph import read_graph
+    from hdexport.graph.bundle_graph import read_graph
 
     counts = {}
     try:
@@ -77,7 +77,7 @@ def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
 
 
 def _passport(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
-    from hdruntime.checked_json import from_json
+    from hdruntime.bundle.checked_json import from_json
 
     path = bundle.file(engine.passport)
     try:

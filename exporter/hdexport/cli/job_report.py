@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from hdexport.cli.duration import duration_text
 from hdexport.cli.progress import StatusLine
-from hdexport.gpu_memory import GpuMemory, gpu_memory
+from hdexport.support.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.errors import InputError
 from hdruntime.jobs.progress import JobProgress
 

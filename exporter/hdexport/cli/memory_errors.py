@@ -7,7 +7,7 @@ __all__ = ["interrupted_by_openblas", "want_of_memory"]
 import resource
 import sys
 
-from hdexport.memory import says_out_of_memory
+from hdexport.support.memory import says_out_of_memory
 
 _ALSO_OUT_OF_MEMORY = (
     "failed to map segment",  # the loader of shared libraries

@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
-    from hdruntime.bundle import open_bundle
+    from hdruntime.bundle.reader import open_bundle
     from hdruntime.triton_repository import package_for_triton
 
     model = package_for_triton(

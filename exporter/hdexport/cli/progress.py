@@ -8,7 +8,7 @@ import sys
 import time
 from types import TracebackType
 
-from hdexport.progress import Progress
+from hdexport.support.progress import Progress
 
 
 class StatusLine:

@@ -14,7 +14,8 @@ from hdexport.cli.engine_arguments import add_engine_arguments, engine_options
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from hdruntime.bundle import Backend, Bundle
+    from hdruntime.bundle.manifest import Backend
+    from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "build a bundle's engines anew, for another GPU or TensorRT"
 
@@ -42,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     with TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.rebuild import RebuildOptions, previous_engines, rebuild
-        from hdruntime.bundle import open_bundle
+        from hdruntime.bundle.reader import open_bundle
 
         bundle = open_bundle(options.bundle, check_files=False)
         flavours = _flavours(options.target, bundle)
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _flavours(targets: list[str] | None, bundle: Bundle) -> tuple[Backend, ...]:
-    from hdexport.targets import flavours_of_targets
+    from hdexport.engines.targets import flavours_of_targets
 
     if targets is None:
         targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]

@@ -21,7 +21,7 @@ from hdruntime.errors import HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
-    from hdruntime.bundle import Bundle
+    from hdruntime.bundle.reader import Bundle
     from hdruntime.jobs import Job, JobOptions
     from hdruntime.jobs.progress import JobProgress
     from hdruntime.jobs.windows import WindowPool
@@ -164,8 +164,8 @@ def run(options: argparse.Namespace) -> int:
 def _job_options(options: argparse.Namespace) -> JobOptions:
     from hdruntime.jobs import JobOptions
     from hdruntime.jobs.rows import Columns
-    from hdruntime.splitting import SplitPooling
-    from hdruntime.tokenization import Overflow
+    from hdruntime.text.splitting import SplitPooling
+    from hdruntime.text.tokenization import Overflow
 
     return JobOptions(
         columns=Columns(
@@ -188,7 +188,7 @@ def _pool(
     bundle: Bundle, job: Job, options: argparse.Namespace, threads: int | None, report: JobReport
 ) -> Iterator[WindowPool]:
     import hdruntime
-    from hdruntime.bundle import Backend
+    from hdruntime.bundle.manifest import Backend
     from hdruntime.jobs.windows import LocalPool
 
     if options.ray is not None:

@@ -13,7 +13,7 @@ from hdexport.cli.arguments import add_pickle_argument, one_of, whole_number
 from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
-    from hdruntime.bundle import Bundle
+    from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "compare a bundle with PyTorch at many lengths"
 
@@ -45,8 +45,9 @@ def run(options: argparse.Namespace) -> int:
     import dataclasses
 
     from hdexport.cli.progress import TerminalProgress
-    from hdexport.openmp import let_threads_sleep
-    from hdruntime.bundle import open_bundle, write_manifest
+    from hdexport.support.openmp import let_threads_sleep
+    from hdruntime.bundle.reader import open_bundle
+    from hdruntime.bundle.writer import write_manifest
 
     let_threads_sleep()
     with TerminalProgress() as progress:
@@ -55,10 +56,10 @@ def run(options: argparse.Namespace) -> int:
         model = _model_of(bundle, options.model)
         progress.step(f"Loading PyTorch's model from {model}")
         from hdexport.checkpoint import find_checkpoint
-        from hdexport.half_range import check_half_range
-        from hdexport.pytorch_reference import reference_of
         from hdexport.verify import verify_bundle
         from hdexport.verify.grid import LONGEST_CHECKED, Grid
+        from hdexport.verify.half_range import check_half_range
+        from hdexport.verify.pytorch_reference import reference_of
 
         grid = Grid(one_of("--grid", options.grid, [grid.value for grid in Grid]))
         longest = LONGEST_CHECKED if options.longest is None else whole_number("--longest", options.longest)

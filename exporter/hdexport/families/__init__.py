@@ -6,7 +6,7 @@ __all__ = ["SUPPORTED_MODEL_TYPES", "Family", "family_of"]
 
 import importlib
 
-from hdexport.families.family import Family
+from hdexport.model.family import Family
 from hdruntime.errors import ModelError
 
 _MODULE_OF_MODEL_TYPE = {

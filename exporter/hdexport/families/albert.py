@@ -4,6 +4,6 @@ from __future__ import annotations
 
 __all__ = ["FAMILY"]
 
-from hdexport.families.family import Family
+from hdexport.model.family import Family
 
 FAMILY = Family(model_types=("albert",), shares_layers=True)

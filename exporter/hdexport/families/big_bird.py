@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
-from hdexport.attention import dense_attention_node
-from hdexport.block_setup import bigbird
-from hdexport.block_sparse import block_sparse_node, through_blocks
-from hdexport.families.family import Family
-from hdexport.tasks import Task
+from hdexport.attention.blocks.node import block_sparse_node, through_blocks
+from hdexport.attention.blocks.setup import bigbird
+from hdexport.attention.interface import dense_attention_node
+from hdexport.model.family import Family
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import BlockSparse
 from hdruntime.errors import ModelError
-from hdruntime.manifest import BlockSparse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from hdexport.block_sparse import through_blocks
+from hdexport.attention.blocks.node import through_blocks
 from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts
-from hdexport.families.family import Family
 from hdexport.families.led import encoder_of
-from hdexport.tasks import Task
-from hdruntime.manifest import BlockSparse
+from hdexport.model.family import Family
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import BlockSparse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

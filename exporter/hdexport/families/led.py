@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
-from hdexport.families.family import Family
 from hdexport.families.longformer import SelfAttention, longformer_tokens
-from hdexport.tasks import Task
+from hdexport.model.family import Family
+from hdexport.model.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

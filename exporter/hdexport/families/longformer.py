@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
-from hdexport.attention import sliding_window_node
-from hdexport.families.family import Family
-from hdexport.global_rows import (
+from hdexport.attention.interface import sliding_window_node
+from hdexport.attention.window.global_rows import (
     GlobalRows,
     absorbs_projections,
     attend_through_projections,
@@ -21,6 +20,7 @@ from hdexport.global_rows import (
     find_global_rows,
     overwrite_rows,
 )
+from hdexport.model.family import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -43,7 +43,7 @@ class SelfAttention(torch.nn.Module):
     """The projections of the original module around our operator, and the rows of the global tokens.
 
     The rows read `key_global` and `value_global` of every token, for at most `max_global` queries. Where those are few,
-    the projections move to the queries' side; see `hdexport.global_rows.attend_through_projections`.
+    the projections move to the queries' side; see `hdexport.attention.window.global_rows.attend_through_projections`.
 
     Args:
         original: a ``LongformerSelfAttention``, or LED's.

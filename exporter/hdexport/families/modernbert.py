@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.families.family import Family
+from hdexport.model.family import Family
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention import dense_attention_node
-from hdexport.families.family import Family
+from hdexport.attention.interface import dense_attention_node
+from hdexport.model.family import Family
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["FAMILY"]
 
-from hdexport.families.family import Family
+from hdexport.model.family import Family
 
 FAMILY = Family(
     model_types=("camembert", "roberta", "xlm-roberta"),

@@ -6,8 +6,8 @@ __all__ = ["arrays_bytes", "scores_bytes"]
 
 from hdexport.families import family_of
 from hdexport.verify.grid import Case
+from hdruntime.bundle.manifest import GraphFile, Manifest, TensorSpec
 from hdruntime.constants import PORTABLE_LOWERING
-from hdruntime.manifest import GraphFile, Manifest, TensorSpec
 
 _VALUE_BYTES = 4
 """All outputs and scores are float32, or computed in it."""

@@ -11,11 +11,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.comparison import NOT_FINITE, Comparison, compare, joined
+from hdexport.graph.vocabulary_head import HEAD_INPUT
+from hdexport.verify.comparison import NOT_FINITE, Comparison, compare, joined
 from hdexport.verify.expected import samples_of_row
 from hdexport.verify.grid import Case, Grid
-from hdexport.vocabulary_head import HEAD_INPUT
-from hdruntime.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]

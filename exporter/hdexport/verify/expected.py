@@ -7,10 +7,10 @@ __all__ = ["expected_rows", "padded_batch", "sampled_tokens", "samples_of_row", 
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.pytorch_reference import Reference
-from hdexport.tasks import Task
+from hdexport.model.tasks import Task
 from hdexport.verify.grid import Case
-from hdruntime.manifest import Manifest
+from hdexport.verify.pytorch_reference import Reference
+from hdruntime.bundle.manifest import Manifest
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared beside those at boundaries."""
@@ -99,7 +99,7 @@ def expected_rows(
 
 def _expected_of_padded_rows(case: Case, reference: Reference, samples: IntArray | None) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
-    from hdexport.heads import OUTPUTS_OF_TASK
+    from hdexport.model.graph_module import OUTPUTS_OF_TASK
 
     inputs, axes = padded_batch(case, reference), OUTPUTS_OF_TASK[reference.task]
     rows = []

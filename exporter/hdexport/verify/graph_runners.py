@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 import hdruntime
-from hdexport.bundle_graph import read_graph
-from hdexport.vocabulary_head import sampled_graph
+from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.vocabulary_head import sampled_graph
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_sessions import open_session, session_options
-from hdruntime.bundle import Bundle, GraphFile
+from hdruntime.bundle.manifest import GraphFile
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 
 _PROVIDER = "CPUExecutionProvider"

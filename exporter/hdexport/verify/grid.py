@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hdruntime.manifest import BlockSparse
+from hdruntime.bundle.manifest import BlockSparse
 
 LONGEST_CHECKED = 8192
 """Tokens of the longest input that is checked unless asked: PyTorch needs minutes for more."""

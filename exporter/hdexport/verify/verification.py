@@ -7,16 +7,17 @@ __all__ = ["verify_bundle"]
 import contextlib
 from collections.abc import Callable, Mapping
 
-from hdexport.memory import free_bytes
-from hdexport.pytorch_reference import Reference
-from hdexport.tasks import Task
+from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
+from hdexport.model.tasks import Task
+from hdexport.support.memory import free_bytes
 from hdexport.verify.case_memory import arrays_bytes, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
 from hdexport.verify.graph_runners import Run, runner, sampled_runner
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
-from hdexport.vocabulary_head import SAMPLED_TOKENS
-from hdruntime.bundle import Bundle, GraphFile, Manifest
+from hdexport.verify.pytorch_reference import Reference
+from hdruntime.bundle.manifest import GraphFile, Manifest
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CUDA_LOWERING
 from hdruntime.errors import NonFiniteOutputError
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.manifest import Backend
+from hdruntime.bundle.manifest import Backend
 
 if TYPE_CHECKING:
-    from hdruntime.device_arrays import DeviceArray
+    from hdruntime.gpu.device_arrays import DeviceArray
 
 
 class Runner(Protocol):

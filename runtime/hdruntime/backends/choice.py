@@ -12,11 +12,12 @@ import subprocess
 import sys
 
 from hdruntime.backends import Runner
-from hdruntime.bundle import Backend, Bundle, EngineFile, open_bundle
+from hdruntime.bundle.manifest import Backend, EngineFile
+from hdruntime.bundle.passport import ThisMachine, differences, older_driver, read_passport, this_machine
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
-from hdruntime.gpu_options import GpuOptions
+from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
-from hdruntime.passport import ThisMachine, differences, older_driver, read_passport, this_machine
 
 logger = logging.getLogger(__name__)
 

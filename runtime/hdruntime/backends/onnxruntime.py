@@ -23,10 +23,11 @@ from hdruntime.backends.onnxruntime_sessions import (
     run_error,
     session_options,
 )
-from hdruntime.batching import equal_length_groups, right_padded_rows
-from hdruntime.bundle import Backend, Bundle
+from hdruntime.backends.row_groups import equal_length_groups, right_padded_rows
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.padding_limit import changes_with_padding
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
-from hdruntime.padding_limit import changes_with_padding
 
 logger = logging.getLogger(__name__)
 

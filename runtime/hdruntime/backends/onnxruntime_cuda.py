@@ -25,10 +25,11 @@ from hdruntime.backends.onnxruntime_sessions import (
     run_error,
     session_options,
 )
-from hdruntime.bundle import Backend, Bundle
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CUDA_LOWERING, CUDA_PROVIDER, PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError, InputError
-from hdruntime.gpu_options import GpuOptions
+from hdruntime.gpu.options import GpuOptions
 
 logger = logging.getLogger(__name__)
 

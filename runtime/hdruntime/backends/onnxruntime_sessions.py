@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle import Bundle, GraphFile
+from hdruntime.bundle.graph_interface import Found, check_interface
+from hdruntime.bundle.manifest import GraphFile
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
-from hdruntime.graph_interface import Found, check_interface
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level; what goes wrong reaches us as an exception."""

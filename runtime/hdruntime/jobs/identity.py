@@ -9,10 +9,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest_json import json_from_manifest
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.jobs.input_files import InputFile, change_of_file
-from hdruntime.manifest import Manifest
-from hdruntime.manifest_json import json_from_manifest
 
 Identity = Mapping[str, object]
 """What a person calls it -> its value, as JSON gives it back."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hdruntime.bundle import Bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.jobs.files import damaged
 from hdruntime.jobs.folder import (
@@ -33,7 +33,7 @@ from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.saved import Saved
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
 from hdruntime.jobs.writers import ResultEncoding, check_output, encoding_of_output
-from hdruntime.tokenization import Overflow
+from hdruntime.text.tokenization import Overflow
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hdruntime.bundle.manifest import LargeCount
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.rows import Position
-from hdruntime.manifest import LargeCount
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,12 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hdruntime.bundle import Bundle, read_config
+from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Row
-from hdruntime.pooling import mean_over_tokens
-from hdruntime.tasks import Activation, answer, classification, entities, fillings
-from hdruntime.tokenization import Encoding, read_tokenizer
+from hdruntime.text.pooling import mean_over_tokens
+from hdruntime.text.tasks import Activation, answer, classification, entities, fillings
+from hdruntime.text.tokenization import Encoding, read_tokenizer
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
 Values = dict[str, object]

@@ -7,12 +7,13 @@ __all__ = ["RowEncoder", "size_of_row"]
 from collections.abc import Iterable, Iterator, Sequence
 
 from hdruntime.errors import InputError
-from hdruntime.global_attention import check_questions
-from hdruntime.inputs import check_text_lengths, checked_inputs
+from hdruntime.inference.inputs import checked_inputs
+from hdruntime.inference.marks import check_questions
 from hdruntime.jobs.rows import Row
 from hdruntime.session import Session
-from hdruntime.splitting import SplitEncoding
-from hdruntime.tokenization import Encoding, Overflow
+from hdruntime.text.checks import check_text_lengths
+from hdruntime.text.splitting import SplitEncoding
+from hdruntime.text.tokenization import Encoding, Overflow
 
 _CHARACTERS_PER_TOKEN = 4
 """Of English; only how many rows are taken together depends on it."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-from hdruntime.manifest import LargeCount
+from hdruntime.bundle.manifest import LargeCount
 
 
 class ErrorKind(str, Enum):

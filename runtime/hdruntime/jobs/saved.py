@@ -8,10 +8,10 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 
-from hdruntime.checked_json import from_json
+from hdruntime.bundle.checked_json import from_json
+from hdruntime.bundle.manifest import LargeCount
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.rows import Position
-from hdruntime.manifest import LargeCount
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,16 +22,16 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError
+from hdruntime.inference.scheduling import BatchResult, PaddingCount
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.results import TaskResults
 from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
 from hdruntime.jobs.rows import ErrorKind, Position, Row
-from hdruntime.manifest import Manifest
-from hdruntime.scheduling import BatchResult, PaddingCount
 from hdruntime.session import Session
-from hdruntime.splitting import SplitEncoding, SplitPooling, merged
-from hdruntime.tokenization import Encoding, Overflow
+from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
+from hdruntime.text.tokenization import Encoding, Overflow
 
 WINDOW_CHARACTERS = 2**17
 """A window ends at this many characters, where nothing says how large a batch is: about 32768 tokens. Within a window,

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdruntime.bundle import Backend, Bundle
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.optional import require
 

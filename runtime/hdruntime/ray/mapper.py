@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hdruntime.bundle import open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.windows import WindowInference, WindowOptions
 from hdruntime.ray.worker import session_in_worker
-from hdruntime.tokenization import Overflow
+from hdruntime.text.tokenization import Overflow
 
 
 class BundleMapper:

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from hdruntime.bundle import open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, HdexportError
 from hdruntime.jobs import Job
 from hdruntime.jobs.identity import identity_of_bundle

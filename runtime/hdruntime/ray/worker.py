@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdruntime.bundle import Backend, open_bundle
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.results import results_of_bundle

@@ -11,7 +11,8 @@ __all__ = ["most_rows", "triton_config"]
 
 from collections.abc import Sequence
 
-from hdruntime.bundle import Backend, Bundle, EngineFile, ProfileShape, TensorSpec
+from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, TensorSpec
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError
 from hdruntime.triton_repository.protobuf_text import Message, Name
 

@@ -9,11 +9,12 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdruntime.bundle import Backend, Bundle, EngineFile
+from hdruntime.bundle.manifest import Backend, EngineFile
+from hdruntime.bundle.passport import read_passport
+from hdruntime.bundle.reader import Bundle
+from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import CPU_LOWERING
 from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputError
-from hdruntime.passport import read_passport
-from hdruntime.staging import DirectoryKind, staged_directory
 from hdruntime.triton_repository.config import most_rows, triton_config
 from hdruntime.triton_repository.protobuf_text import protobuf_text
 

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.case import CaseSpec
-from hdexport.bench.opening import open_case, wrong_by
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import Prepared
-from hdexport.bench.preparation import expected_path, inputs_path, main, prepare_command
-from hdexport.bench.results import OutputError
-from hdexport.bench.subject import Subject
+from hdexport.bench.results.result import OutputError
+from hdexport.bench.run.opening import open_case, wrong_by
+from hdexport.bench.run.preparation import expected_path, inputs_path, main, prepare_command
 
 
 @dataclass(frozen=True)

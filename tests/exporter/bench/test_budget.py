@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdexport.bench import budget
-from hdexport.bench.budget import Found, Probe, bytes_from, find_largest_batch, largest_batch, probe_case
-from hdexport.bench.case import CaseFigures, CaseSpec
-from hdexport.bench.processes import Outcome
-from hdexport.bench.results import PeakMemory, Status
+from hdexport.bench.measure.case import CaseFigures, CaseSpec
+from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.results.result import PeakMemory, Status
+from hdexport.bench.run import budget
+from hdexport.bench.run.budget import Found, Probe, bytes_from, find_largest_batch, largest_batch, probe_case
 from hdruntime.errors import InputError
 
 _BUDGET = 24 * 10**9

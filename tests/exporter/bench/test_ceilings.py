@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from hdexport.bench import ceilings
-from hdexport.bench.ceilings import measured_ceilings, replayed_ms, times_ms
-from hdexport.bench.results import Ceilings
+from hdexport.bench.measure import ceilings
+from hdexport.bench.measure.ceilings import measured_ceilings, replayed_ms, times_ms
+from hdexport.bench.results.result import Ceilings
 from hdruntime.errors import InputError
 
 

@@ -13,13 +13,13 @@ import pytest
 
 pytest.importorskip("altair", reason="charts are drawn by altair: pip install 'hdexport[bench]'")
 
-from hdexport.bench.axes import lengths_domain, scale_of
-from hdexport.bench.chart_rows import chart_rows
-from hdexport.bench.charts import Look, chart, write_pngs
-from hdexport.bench.figures import FIGURES, describe
-from hdexport.bench.palette import DARK_COLOURS, LIGHT_COLOURS, SeriesStyle
-from hdexport.bench.results import BenchResult, CaseResult, PeakMemory, Status
-from sample_results import BATCHES, COMPILED, OPTIMUM, OURS, TORCH, sample_result
+from hdexport.bench.page.axes import lengths_domain, scale_of
+from hdexport.bench.page.chart_rows import chart_rows
+from hdexport.bench.page.charts import Look, chart, write_pngs
+from hdexport.bench.page.figures import FIGURES, describe
+from hdexport.bench.page.palette import DARK_COLOURS, LIGHT_COLOURS, SeriesStyle
+from hdexport.bench.results.result import BenchResult, CaseResult, PeakMemory, Status
+from support.sample_results import BATCHES, COMPILED, OPTIMUM, OURS, TORCH, sample_result
 
 FIGURE = {figure.key: figure for figure in FIGURES}
 LOOK = Look(series=LIGHT_COLOURS, ink="#000000", wrong="#ff0000", has_legend=True)

@@ -9,11 +9,11 @@ from collections.abc import Callable
 import pytest
 from scipy import stats
 
-from hdexport.bench.compare import ChangeKind, ResultComparison, compare_results
-from hdexport.bench.compare_text import comparison_lines
-from hdexport.bench.noise import ASSUMED_SPREAD, FALSE_ALARMS, noise_of, threshold
-from hdexport.bench.results import BenchResult, CaseResult, Series, Status
-from sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result
+from hdexport.bench.results.compare import ChangeKind, ResultComparison, compare_results
+from hdexport.bench.results.compare_text import comparison_lines
+from hdexport.bench.results.noise import ASSUMED_SPREAD, FALSE_ALARMS, noise_of, threshold
+from hdexport.bench.results.result import BenchResult, CaseResult, Series, Status
+from support.sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result
 
 SEEDS = 60
 

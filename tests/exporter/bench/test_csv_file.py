@@ -7,9 +7,9 @@ import dataclasses
 
 import pytest
 
-from hdexport.bench.csv_file import COLUMNS, write_csv
-from hdexport.bench.results import CaseResult, Latency, OutputError, PeakMemory, Roofline
-from sample_results import OPTIMUM, OURS, PLAIN, SENTENCE, sample_result
+from hdexport.bench.results.csv_file import COLUMNS, write_csv
+from hdexport.bench.results.result import CaseResult, Latency, OutputError, PeakMemory, Roofline
+from support.sample_results import OPTIMUM, OURS, PLAIN, SENTENCE, sample_result
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
-from hdexport.bench import inputs
-from hdexport.bench.inputs import Texts
-from hdruntime.bundle import Bundle, GlobalAttention, open_bundle
+from hdexport.bench.peers import inputs
+from hdexport.bench.peers.inputs import Texts
+from hdruntime.bundle.manifest import GlobalAttention
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
-from tiny_models import PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE
+from support.tiny_models import PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE
 
 CLS = 0
 UNKNOWN = 3

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.bench import results
-from hdexport.bench.json_file import read_result, write_result, write_whole
-from hdexport.bench.results import SCHEMA_VERSION, BenchResult, PeakMemory, Ratio, Status
+from hdexport.bench.results import result as results
+from hdexport.bench.results.json_file import read_result, write_result, write_whole
+from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, PeakMemory, Ratio, Status
 from hdruntime.errors import HdexportError, InputError
-from sample_results import sample_result
+from support.sample_results import sample_result
 
 DOCS = Path(__file__).parents[3] / "docs" / "bench.md"
 

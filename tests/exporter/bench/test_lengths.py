@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hdexport.bench.lengths import default_lengths, parse_lengths
+from hdexport.bench.run.lengths import default_lengths, parse_lengths
 from hdruntime.errors import InputError
 
 

@@ -14,10 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-import hdruntime.gpu
-from hdexport.bench import measure
-from hdexport.bench.measure import WarmUp, environment, latency_of, time_runs, timed, warm_up, with_growth
-from hdruntime.gpu import Gpu
+import hdruntime.gpu.driver
+from hdexport.bench.measure import calls as measure
+from hdexport.bench.measure.calls import WarmUp, environment, latency_of, time_runs, timed, warm_up, with_growth
+from hdruntime.gpu.driver import Gpu
 
 needs_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
 
@@ -73,7 +73,7 @@ def lasting(monkeypatch: pytest.MonkeyPatch, latencies_ms: Iterable[float]) -> N
 def test_growth_is_that_of_the_call_and_not_of_what_was_before() -> None:
     code = (
         "import numpy as np\n"
-        "from hdexport.bench.measure import with_growth\n"
+        "from hdexport.bench.measure.calls import with_growth\n"
         "before = np.ones(20_000_000)\n"
         "del before\n"
         "size, growth = with_growth(lambda: np.ones(10_000_000).size)\n"
@@ -140,9 +140,9 @@ def test_the_environment_names_the_gpu_and_its_clocks(monkeypatch: pytest.Monkey
     )
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr(
-        hdruntime.gpu, "gpus", lambda: (Gpu(name="A GPU", architecture="sm90", memory_bytes=80 * 10**9),)
+        hdruntime.gpu.driver, "gpus", lambda: (Gpu(name="A GPU", architecture="sm90", memory_bytes=80 * 10**9),)
     )
-    monkeypatch.setattr(hdruntime.gpu, "driver_version", lambda: "580.65.06")
+    monkeypatch.setattr(hdruntime.gpu.driver, "driver_version", lambda: "580.65.06")
     found = environment()
     assert (found["gpu"], found["driver"]) == ("A GPU (sm90, 80.0 GB)", "580.65.06")
     assert found["gpu clock"] == "345 MHz at the start, at most 1980 MHz"

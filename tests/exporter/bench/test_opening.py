@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.bench import opening
-from hdexport.bench.case import CaseSpec
-from hdexport.bench.expected import read_rows, write_rows
-from hdexport.bench.opening import open_case, wrong_by
-from hdexport.bench.results import OutputError
+from fakes.recording_runner import RecordingRunner
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.results.result import OutputError
+from hdexport.bench.run import opening
+from hdexport.bench.run.expected import read_rows, write_rows
+from hdexport.bench.run.opening import open_case, wrong_by
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.session import Session
-from recording_runner import RecordingRunner
 
 Outputs = dict[str, np.ndarray]
 
@@ -240,7 +240,9 @@ def test_an_unknown_runner_is_refused(workshop: Any) -> None:
 def test_our_own_runtime_needs_none_of_the_peers_packages(workshop: Any) -> None:
     spec = workshop("bert").spec("onnxruntime", 1, 65)
     code = (
-        "import sys; from hdexport.bench.case import CaseSpec; from hdexport.bench.opening import open_case\n"
+        "import sys\n"
+        "from hdexport.bench.measure.case import CaseSpec\n"
+        "from hdexport.bench.run.opening import open_case\n"
         f"open_case({spec!r}).call()\n"
         "print(sorted({'torch', 'transformers', 'onnx', 'sentence_transformers'} & set(sys.modules)))"
     )

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from hdexport.bench.figures import FIGURES
-from hdexport.bench.results import BenchResult, Status
-from sample_results import BATCHES, COMPILED, MEASURED, OPTIMUM, OURS, SENTENCE, TORCH, sample_result
+from hdexport.bench.page.figures import FIGURES
+from hdexport.bench.results.result import BenchResult, Status
+from support.sample_results import BATCHES, COMPILED, MEASURED, OPTIMUM, OURS, SENTENCE, TORCH, sample_result
 
 pytest.importorskip("altair", reason="the page's charts are drawn by altair: pip install 'hdexport[bench]'")
 
-from hdexport.bench.page import write_page
+from hdexport.bench.page.html import write_page
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

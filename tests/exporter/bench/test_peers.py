@@ -19,15 +19,17 @@ import pytest
 import torch
 import torch._inductor.config
 
-from comparators import assert_close
-from hdexport.bench.opening import open_case
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.onnx_plain import export_plainly
 from hdexport.bench.peers.torch_model import load_module, open_module
-from hdexport.tasks import Task
-from hdruntime.bundle import BlockSparse, Manifest, Window, open_bundle, write_manifest
+from hdexport.bench.run.opening import open_case
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import BlockSparse, Manifest, Window
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import BackendError, BackendUnavailableError, ExportError, MissingDependencyError
-from tiny_models import WINDOWS, save_tiny_model
+from support.comparators import assert_close
+from support.tiny_models import WINDOWS, save_tiny_model
 
 SHAPES = [(1, 1), (3, 65), (3, 300)]
 """Batch and tokens; the checkpoints have 64 positions, the bundles 300."""
@@ -320,8 +322,8 @@ def test_sentence_transformers_only_embeds(manifest: Manifest) -> None:
 def test_asking_the_peers_imports_none_of_them(workshop: Any) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "import hdexport.bench.opening, hdexport.bench.preparation\n"
-        "from hdexport.bench.peers import PEERS; from hdruntime.bundle import open_bundle\n"
+        "import hdexport.bench.run.opening, hdexport.bench.run.preparation\n"
+        "from hdexport.bench.peers import PEERS; from hdruntime.bundle.reader import open_bundle\n"
         f"manifest = open_bundle(Path({str(workshop('bert').subject.bundle)!r})).manifest\n"
         "[(peer.unavailable(manifest), peer.remark(manifest)) for peer in PEERS.values()]\n"
         "print(sorted({'torch', 'transformers', 'onnx', 'onnxruntime', 'sentence_transformers'} & set(sys.modules)))"

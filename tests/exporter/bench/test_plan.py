@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.plan import BenchOptions, Plan, plan
-from hdruntime.bundle import EngineFile, open_bundle, seal
+from hdexport.bench.run.plan import BenchOptions, Plan, plan
+from hdruntime.bundle.manifest import Backend, BlockSparse, EngineFile, ProfileShape
+from hdruntime.bundle.passport import ThisMachine
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleNotFoundError, InputError
-from hdruntime.gpu import Gpu
-from hdruntime.manifest import Backend, BlockSparse, ProfileShape
-from hdruntime.passport import ThisMachine
+from hdruntime.gpu.driver import Gpu
 
 ENGINE = EngineFile(
     file="engines/rtx.engine", passport="engines/rtx.json", flavour="tensorrt_rtx", version="1.7.1.116",

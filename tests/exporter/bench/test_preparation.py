@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from comparators import assert_close
+from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.preparation import expected_path, inputs_path, main, prepare_command
-from hdexport.bench.subject import Subject
+from hdexport.bench.run.preparation import expected_path, inputs_path, main, prepare_command
 from hdruntime.errors import ModelError
-from hugging_face import HuggingFace, extended_rows
+from support.comparators import assert_close
+from support.hugging_face import HuggingFace, extended_rows
 
 
 def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:

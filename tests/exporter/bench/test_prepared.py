@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench import preparation, prepared
-from hdexport.bench.plan import BenchOptions, plan
-from hdexport.bench.prepared import Preparation
-from hdexport.bench.processes import Outcome
-from hdexport.bench.results import Ceilings, Status
-from hdexport.bench.watcher import Watcher
+from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.results.result import Ceilings, Status
+from hdexport.bench.run import preparation, prepared
+from hdexport.bench.run.plan import BenchOptions, plan
+from hdexport.bench.run.prepared import Preparation
+from hdexport.bench.run.watcher import Watcher
 
 
 @pytest.mark.parametrize(("too_large", "processes"), [(None, 1), (1, 2), (9, 2), (20, 1)])
@@ -37,7 +37,7 @@ def test_a_shape_that_fails_takes_no_other_with_it(
 
     def run_here(arguments: Sequence[str], *, time_limit_s: float) -> Outcome:
         code = 1
-        if arguments[1] == "hdexport.bench.preparation":
+        if arguments[1] == "hdexport.bench.run.preparation":
             began.append('"expected"' in Path(arguments[2]).read_text())
             code = preparation.main(arguments[2:])
         status = Status.FAILED if code else Status.OK
@@ -70,7 +70,7 @@ def test_of_several_measurements_of_the_machine_the_best_counts(
     of_processes = iter(measured)
 
     def run_here(arguments: Sequence[str], *, time_limit_s: float) -> Outcome:
-        assert arguments[1] == "hdexport.bench.ceilings"
+        assert arguments[1] == "hdexport.bench.measure.ceilings"
         output = dataclasses.asdict(next(of_processes))
         return Outcome(status=Status.OK, output=output, reason=None, peak_rss_bytes=0)
 

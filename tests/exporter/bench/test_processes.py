@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.bench import processes
-from hdexport.bench.process_guard import descendants
-from hdexport.bench.processes import Outcome, run_process
-from hdexport.bench.results import Status
+from hdexport.bench.measure import processes
+from hdexport.bench.measure.process_guard import descendants
+from hdexport.bench.measure.processes import Outcome, run_process
+from hdexport.bench.results.result import Status
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
 
@@ -214,7 +214,7 @@ def test_a_process_is_found_whatever_it_is_called(tmp_path: Path) -> None:
 
 _PARENT = """
 import sys
-from hdexport.bench.processes import run_process
+from hdexport.bench.measure.processes import run_process
 run_process(["-c", sys.argv[1], sys.argv[2]], time_limit_s=600)
 """
 

@@ -17,10 +17,10 @@ import transformers
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from hdexport.bench.results import Ceilings
-from hdexport.bench.roofline import Work, roofline, work_of
-from hdexport.tasks import AUTO_CLASS_OF_TASK, Task
-from hdruntime.bundle import seal
+from hdexport.bench.measure.roofline import Work, roofline, work_of
+from hdexport.bench.results.result import Ceilings
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
+from hdruntime.bundle.writer import seal
 from hdruntime.errors import ExportError, InputError
 
 H100 = Ceilings(device="cuda", dtype="float16", matmul_flops_per_s=800e12, copy_bytes_per_s=3.0e12)
@@ -191,7 +191,7 @@ def test_work_that_is_not_understood_is_not_left_out(
 
 
 def test_the_program_prints_the_work_of_every_shape(layer: Any) -> None:
-    command = [sys.executable, "-m", "hdexport.bench.roofline", str(layer.path), "1x64", "2x128"]
+    command = [sys.executable, "-m", "hdexport.bench.measure.roofline", str(layer.path), "1x64", "2x128"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     printed = {shape: Work(**work) for shape, work in json.loads(done.stdout).items()}
     assert printed == {

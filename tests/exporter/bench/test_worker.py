@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdexport.bench import worker
-from hdexport.bench.case import CaseSpec
-from hdexport.bench.measure import WarmUp
+from hdexport.bench.measure.calls import WarmUp
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.processes import Outcome, run_process
 from hdexport.bench.peers.peer import OpenCase
-from hdexport.bench.processes import Outcome, run_process
-from hdexport.bench.results import OutputError, Status
-from hdexport.bench.worker import measured, run_case
+from hdexport.bench.results.result import OutputError, Status
+from hdexport.bench.run import worker
+from hdexport.bench.run.worker import measured, run_case
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
@@ -84,7 +84,7 @@ _CASE = """
 import os, resource, sys
 from pathlib import Path
 import numpy as np
-from hdexport.bench import worker
+from hdexport.bench.run import worker
 from hdexport.bench.peers.peer import OpenCase
 
 def little_memory():

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import hdruntime
-from hdruntime.bundle import open_bundle, write_manifest
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, plan_job, run_job, windows
 from hdruntime.jobs import folder as job_folder
@@ -23,8 +24,8 @@ from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.receipt import has_receipt
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.windows import LocalPool
-from hdruntime.tokenization import Overflow
-from job_runs import left_in, random_texts, read, run, run_words, write_rows
+from hdruntime.text.tokenization import Overflow
+from support.job_runs import left_in, random_texts, read, run, run_words, write_rows
 
 TESTS = Path(__file__).parents[2]
 
@@ -59,12 +60,12 @@ from pathlib import Path
 import pyarrow
 pyarrow.array([None])
 
-from hdruntime.bundle import open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs import windows
 from hdruntime.errors import OutputExistsError
 from hdruntime.jobs.files import job_folder_path
-from job_runs import run_words
+from support.job_runs import run_words
 
 inputs, output = map(Path, sys.argv[2:4])
 bundle = open_bundle(Path(sys.argv[1]))
@@ -132,7 +133,7 @@ def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
     run_words(open_bundle(bundle_path), [inputs], tmp_path / f"whole{ending}")
     output = tmp_path / f"out{ending}"
     command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(bundle_path), str(inputs), str(output)]
-    paths = os.pathsep.join([str(TESTS), str(TESTS / "exporter"), os.environ.get("PYTHONPATH", "")])
+    paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
     steps = [line.split(maxsplit=2) for line in done.stdout.splitlines()]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.bundle import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import HdexportError, InputError
 from hdruntime.jobs import JobOptions, plan_job, windows
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
-from job_runs import left_in, run_words, write_rows
+from support.job_runs import left_in, run_words, write_rows
 
 FILES = ("lock", "job.json", "progress.json", "results", "finished")
 PARTIAL = ("job.json.partial", "progress.json.partial", "finished.partial")

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
-from hdruntime.bundle import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputChangedError
 from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job, windows
 from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
-from job_runs import WordPool, left_in, run_words, write_rows
+from support.job_runs import WordPool, left_in, run_words, write_rows
 
 ROWS = 2000
 """Whose files are far longer than what is read of them at once."""

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime.bundle import open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, BundleCorruptError, InputError, OutputExistsError
 from hdruntime.jobs import JobOptions, plan_job, run_job, windows
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.windows import LocalPool
-from hdruntime.tokenization import Overflow
-from job_runs import (
+from hdruntime.text.tokenization import Overflow
+from support.job_runs import (
     MAX_WORDS,
     VOCABULARY,
     embeddings,

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.jobs.rows import Columns
-from job_runs import VOCABULARY, embeddings, gather_bundle, read, run, write_rows
+from support.job_runs import VOCABULARY, embeddings, gather_bundle, read, run, write_rows
 
 BundleMaker = Callable[..., Path]
 

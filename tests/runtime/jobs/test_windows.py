@@ -12,15 +12,15 @@ import pytest
 
 import hdruntime
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.bundle import open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, InputError
 from hdruntime.jobs import JobOptions, plan_job, run_job, windows
 from hdruntime.jobs.results import results_of_bundle
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.windows import LocalPool, Window, WindowInference, WindowOptions, cut_windows
-from hdruntime.splitting import SplitPooling
-from hdruntime.tokenization import Overflow
-from job_runs import VOCABULARY, embeddings, gather_bundle, left_in, read, run, write_rows
+from hdruntime.text.splitting import SplitPooling
+from hdruntime.text.tokenization import Overflow
+from support.job_runs import VOCABULARY, embeddings, gather_bundle, left_in, read, run, write_rows
 
 BundleMaker = Callable[..., Path]
 

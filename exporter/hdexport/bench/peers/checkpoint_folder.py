@@ -6,8 +6,8 @@ __all__ = ["checkpoint_folder"]
 
 from pathlib import Path
 
-from hdexport.bench.subject import Subject
-from hdruntime.bundle import open_bundle
+from hdexport.bench.measure.subject import Subject
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import OutputExistsError
 
 _FOLDER = "checkpoint"
@@ -25,7 +25,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     """
     from hdexport.checkpoint import find_checkpoint
     from hdexport.extend import ExtendOptions, extend
-    from hdexport.pytorch_reference import positions_of
+    from hdexport.verify.pytorch_reference import positions_of
 
     assert subject.checkpoint is not None
     checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.case import CaseSpec
-from hdexport.bench.inputs import Texts
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
 from hdexport.bench.peers.peer import (
     Inputs,
@@ -27,14 +28,14 @@ from hdexport.bench.peers.peer import (
     runs_in_half,
 )
 from hdexport.bench.peers.torch_model import load_module
-from hdexport.bench.subject import Subject
-from hdruntime.bundle import Manifest, open_bundle
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
     import torch
 
-    from hdexport.heads import GraphModule
+    from hdexport.model.graph_module import GraphModule
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +152,7 @@ def _export_script(module: GraphModule, path: Path, tensors: Mapping[str, torch.
 
 def _output_axes(module: GraphModule) -> dict[str, dict[int, str]]:
     """Name of each output -> its dynamic axes."""
-    from hdexport.heads import OUTPUTS_OF_TASK
+    from hdexport.model.graph_module import OUTPUTS_OF_TASK
 
     return {
         name: {index: axis for index, axis in enumerate(axes) if axis in ("batch", "tokens")}

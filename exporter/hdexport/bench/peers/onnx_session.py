@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.case import CaseSpec
+from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, runs_in_half
-from hdruntime.bundle import Manifest
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import CUDA_PROVIDER
 from hdruntime.errors import BackendUnavailableError, ExportError
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
-from hdruntime.staging import DirectoryKind, staged_directory
 
 MODEL_FILE = "model.onnx"
 """In the folder of an export; weights may be beside it."""

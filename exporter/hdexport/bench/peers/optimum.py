@@ -8,12 +8,13 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hdexport.bench.case import CaseSpec
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
 from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, export_remark, not_installed, runs_in_half
-from hdexport.bench.subject import Subject
-from hdruntime.bundle import Manifest, open_bundle
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError, MissingDependencyError
 
 _COMMAND = "optimum-cli"

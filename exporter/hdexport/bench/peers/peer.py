@@ -23,9 +23,9 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.case import CaseSpec
-from hdexport.bench.subject import Subject
-from hdruntime.bundle import Manifest
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.subject import Subject
+from hdruntime.bundle.manifest import Manifest
 
 _BLOCK_SPARSE_MODELS = ("big_bird", "bigbird_pegasus")
 """Model types whose attention is block-sparse in PyTorch, too. Their families know it, and want PyTorch to be asked."""

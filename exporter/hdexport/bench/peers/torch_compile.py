@@ -10,11 +10,11 @@ import sysconfig
 from pathlib import Path
 from typing import Any
 
-from hdexport.bench.case import CaseSpec
+from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, first_cause, runs_in_half
 from hdexport.bench.peers.torch_eager import TorchEager
 from hdexport.bench.peers.torch_model import load_module, open_module
-from hdruntime.bundle import Manifest
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError
 
 _COMPILER = "g++"

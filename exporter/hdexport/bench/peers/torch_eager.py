@@ -6,12 +6,12 @@ __all__ = ["TorchEager", "torch_unavailable"]
 
 from pathlib import Path
 
-from hdexport.bench.case import CaseSpec
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, attention_remark, not_installed, runs_in_half
 from hdexport.bench.peers.torch_model import load_module, open_module
-from hdexport.bench.subject import Subject
-from hdruntime.bundle import Manifest
+from hdruntime.bundle.manifest import Manifest
 
 
 class TorchEager:

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.case import CaseSpec
+from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, runs_in_half
-from hdruntime.bundle import Manifest
+from hdruntime.bundle.manifest import Manifest
 
 if TYPE_CHECKING:
     import torch
 
-    from hdexport.heads import GraphModule
+    from hdexport.model.graph_module import GraphModule
 
 
 def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
@@ -37,9 +37,9 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     import torch
 
     from hdexport.checkpoint import find_checkpoint
-    from hdexport.heads import GraphModule
-    from hdexport.sentence_pooling import sentence_pooling
-    from hdexport.tasks import Task
+    from hdexport.checkpoint.sentence_pooling import sentence_pooling
+    from hdexport.model.graph_module import GraphModule
+    from hdexport.model.tasks import Task
 
     task = Task(manifest.task)
     model = find_checkpoint(folder).load(task, allow_pickle=True)

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends.tensorrt.cuda import Device
 from hdruntime.backends.tensorrt.device_inputs import DeviceInput, copy_to_device
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
@@ -17,7 +16,8 @@ from hdruntime.backends.tensorrt.layout import Layout, layout_of, padding_ranges
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.shapes import Choice
 from hdruntime.backends.tensorrt.slots import FloatArrays, Slot
-from hdruntime.device_arrays import DeviceArray
+from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.device_arrays import DeviceArray
 
 MASK = "attention_mask"
 

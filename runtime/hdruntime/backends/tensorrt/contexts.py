@@ -7,12 +7,12 @@ __all__ = ["ExecutionContext"]
 from collections.abc import Mapping
 from typing import Any
 
-from hdruntime.backends.tensorrt.cuda import Device
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.layout import layout_of
 from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import Choice
 from hdruntime.errors import BackendError
+from hdruntime.gpu.cuda import Device
 
 
 class ExecutionContext:

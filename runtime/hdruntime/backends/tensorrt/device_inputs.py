@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from hdruntime.backends.tensorrt.cuda import Device
 from hdruntime.backends.tensorrt.layout import Place
-from hdruntime.dlpack import CUDA, DlTensor, open_capsule
 from hdruntime.errors import BackendError, InputError
+from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.dlpack import CUDA, DlTensor, open_capsule
 
 _TYPES = (np.dtype(np.int64), np.dtype(np.int32))
 

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from hdplugins.tensorrt import plugins_with_kernels, take_plugin_errors
-from hdplugins.tensorrt_link import provide_library_link
+from hdplugins.tensorrt.link import provide_library_link
+from hdplugins.tensorrt.plugins import plugins_with_kernels, take_plugin_errors
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
-from hdruntime.bundle import Backend, Bundle, EngineFile
+from hdruntime.bundle.manifest import Backend, EngineFile, TensorSpec
+from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, HdexportError, OutOfMemoryError
-from hdruntime.manifest import TensorSpec
 from hdruntime.optional import require
 
 logger = logging.getLogger(__name__)

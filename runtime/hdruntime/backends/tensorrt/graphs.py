@@ -16,12 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.backends.tensorrt.contexts import ExecutionContext
-from hdruntime.backends.tensorrt.cuda import Device
 from hdruntime.backends.tensorrt.graph_policy import same_answers
 from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import Choice
 from hdruntime.errors import BackendError, OutOfMemoryError
+from hdruntime.gpu.cuda import Device
 
 _NAN_BYTE = 0xFF
 """Floating-point numbers of nothing but such bytes are NaN."""

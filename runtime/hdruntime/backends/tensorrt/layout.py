@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.backends.tensorrt.shapes import Shape
-from hdruntime.manifest import TensorSpec
+from hdruntime.bundle.manifest import TensorSpec
 
 _ALIGNMENT = 256
 """Bytes; TensorRT wants tensors and scratch memory so (``IExecutionContext::setTensorAddress``)."""

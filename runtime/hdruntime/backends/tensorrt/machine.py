@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 
 from hdruntime.backends.tensorrt.contexts import ExecutionContext
-from hdruntime.backends.tensorrt.cuda import Device
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy, LruCache
 from hdruntime.backends.tensorrt.graphs import BatchGraph, CaptureError
@@ -18,6 +17,7 @@ from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import Choice
 from hdruntime.backends.tensorrt.slots import Slot
 from hdruntime.errors import OutOfMemoryError
+from hdruntime.gpu.cuda import Device
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends.tensorrt.cuda import Device
 from hdruntime.backends.tensorrt.layout import Layout, rounded_up
 from hdruntime.errors import OutOfMemoryError
+from hdruntime.gpu.cuda import Device
 
 
 class Block:

@@ -9,8 +9,8 @@ from typing import Any, TypeVar
 
 from hdruntime.backends.tensorrt.engine import KernelSpecialization
 from hdruntime.backends.tensorrt.graph_policy import GraphMode
+from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError
-from hdruntime.manifest import Backend
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.backends.tensorrt.batches import MASK, Batches
-from hdruntime.backends.tensorrt.cuda import open_device
 from hdruntime.backends.tensorrt.device_inputs import device_inputs
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
@@ -25,12 +24,14 @@ from hdruntime.backends.tensorrt.options import checked_options
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.backends.tensorrt.shapes import Choice, check_limits, choose_profile, longest, most_rows
 from hdruntime.backends.tensorrt.slots import FloatArrays, Pending, Slot
-from hdruntime.bundle import Backend, Bundle, EngineFile
-from hdruntime.device_arrays import DeviceArray
+from hdruntime.bundle.manifest import Backend, EngineFile
+from hdruntime.bundle.padding_limit import padding_limit
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, OutOfMemoryError
-from hdruntime.gpu import driver_version, gpus
-from hdruntime.gpu_options import GpuOptions
-from hdruntime.padding_limit import padding_limit
+from hdruntime.gpu.cuda import open_device
+from hdruntime.gpu.device_arrays import DeviceArray
+from hdruntime.gpu.driver import driver_version, gpus
+from hdruntime.gpu.options import GpuOptions
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +48,7 @@ class TensorRtRunner:
 
     Args:
         bundle: it lists the engine, and its kernels are what our plugins launch.
-        engine: one that this machine can run (`hdruntime.passport.differences`).
+        engine: one that this machine can run (`hdruntime.bundle.passport.differences`).
         backend: what runs it; None for the flavour that built it. ``Backend.TENSORRT_LEAN`` runs version-compatible
             engines.
         device: number of the GPU among those that CUDA offers.
@@ -141,8 +142,8 @@ class TensorRtRunner:
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
         """Begin a batch that is in the memory of the GPU, and whose results stay there.
 
-        Nothing waits for the results but their consumers: see :class:`hdruntime.device_arrays.DeviceArray`. What only
-        values tell is not checked: ids outside of the vocabulary, NaN in results.
+        Nothing waits for the results but their consumers: see :class:`hdruntime.gpu.device_arrays.DeviceArray`. What
+        only values tell is not checked: ids outside of the vocabulary, NaN in results.
 
         Args:
             inputs: every input of the manifest, [batch, tokens], contiguous int64 or int32 with ``__dlpack__`` or

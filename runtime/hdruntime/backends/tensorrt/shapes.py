@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import BackendUnavailableError, InputError
-from hdruntime.manifest import ProfileShape
 
 _SHORTEST_STEP = 16
 """Tokens; rows of a matrix product that a tensor core takes at a time."""
@@ -43,7 +43,7 @@ def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int, *,
         profiles: of the engine, in its order.
         batch: rows.
         tokens: of the longest row, padding that the caller made included.
-        limit: the most tokens that a batch of so many may be padded to; see `hdruntime.padding_limit`.
+        limit: the most tokens that a batch of so many may be padded to; see `hdruntime.bundle.padding_limit`.
 
     Raises:
         InputError: no profile takes so many rows or tokens.
@@ -79,7 +79,7 @@ def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int
 
     Args:
         profiles: of the engine.
-        limit_of: tokens of a row -> the most that it may be padded to; see `hdruntime.padding_limit`.
+        limit_of: tokens of a row -> the most that it may be padded to; see `hdruntime.bundle.padding_limit`.
 
     Raises:
         BackendUnavailableError: there are such rows.

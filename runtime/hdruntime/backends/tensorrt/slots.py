@@ -10,9 +10,9 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends.tensorrt.cuda import Device
 from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
+from hdruntime.gpu.cuda import Device
 
 FloatArrays = dict[str, npt.NDArray[np.float32]]
 

@@ -1,0 +1,1 @@
+"""Block-sparse attention: BigBird's, ETC's, or by a list of blocks."""

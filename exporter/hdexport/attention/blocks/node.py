@@ -1,0 +1,149 @@
+"""Block-sparse attention in a traced model: the operator's node, and the tokens in the order that its blocks count."""
+
+from __future__ import annotations
+
+__all__ = ["block_sparse_node", "through_blocks"]
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
+from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
+from hdruntime.bundle.manifest import BlockSparse
+
+
+def block_sparse_node(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    token_mask: torch.Tensor,
+    listed_blocks: torch.Tensor | None = None,
+    *,
+    spec: BlockSparse,
+    scale: float,
+) -> torch.Tensor:
+    """One ``BlockSparseAttention`` node while a graph is exported, its reference otherwise.
+
+    Args:
+        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
+        listed_blocks: [1 or heads, rows, listed], int32, for the modes ``table`` and ``lists``.
+        spec: what the attention is.
+        scale: factor of the scores.
+    """
+    attributes: dict[str, Any] = _attributes(spec) | {"scale": float(scale)}
+    if not torch.compiler.is_exporting():
+        # Head by head: the definition holds every pair of tokens several times.
+        attended = []
+        for head in range(query.shape[1]):
+            one = slice(head, head + 1)
+            table = listed_blocks if listed_blocks is None or len(listed_blocks) == 1 else listed_blocks[one]
+            states = (query[:, one], key[:, one], value[:, one])
+            attended.append(block_sparse_attention(*states, token_mask, table, **attributes))
+        return torch.cat(attended, dim=1)
+    tables = () if listed_blocks is None else (listed_blocks,)
+    node: torch.Tensor = torch.onnx.ops.symbolic(
+        f"{ONNX_DOMAIN}::BlockSparseAttention",
+        (query, key, value, token_mask, *tables),
+        attrs=attributes,
+        dtype=query.dtype,
+        shape=query.shape,
+        version=ONNX_DOMAIN_VERSION,
+    )
+    return node
+
+
+def through_blocks(
+    spec: BlockSparse,
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    layers: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    global_embeddings: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Run layers on tokens in the order that blocks count: padding on the left moves behind, global tokens in front.
+
+    Everything but attention is a matter of each token, so the order is changed once, and not in every layer.
+
+    Args:
+        spec: what the attention is. Where its blocks are those of the padded batch, the order stays.
+        hidden_states: [batch, tokens, width]; the result has as many rows, in the order given.
+        attention_mask: [batch, tokens], 0 for padding.
+        layers: (hidden states, token mask as the operator wants it) -> hidden states, [batch, tokens, ...].
+        global_embeddings: [global tokens, width], of ``spec.kind`` ``etc``.
+    """
+    token_mask = attention_mask.to(torch.int32)
+    order = None if spec.last_block == "padded" else _RealTokensFirst(token_mask)
+    if order is not None:
+        hidden_states, token_mask = order.apply(hidden_states), order.apply(token_mask)
+    if global_embeddings is not None:
+        hidden_states, token_mask = _with_global_tokens(spec, hidden_states, token_mask, global_embeddings)
+    hidden_states = layers(hidden_states, token_mask)
+    if global_embeddings is not None:
+        hidden_states = hidden_states[:, _global_blocks(spec) * spec.block_size :]
+    return hidden_states if order is None else order.undo(hidden_states)
+
+
+class _RealTokensFirst:
+    """Turns each text so that its first real token comes first: what padding was on the left is behind it then.
+
+    Args:
+        token_mask: [batch, tokens], 0 for padding.
+    """
+
+    def __init__(self, token_mask: torch.Tensor) -> None:
+        batch, tokens = token_mask.shape
+        place = torch.arange(tokens, device=token_mask.device)
+        # [batch, 1], padding in front of the text; a row of nothing else is turned once around, to where it was.
+        first = (token_mask.cumsum(dim=1) == 0).sum(dim=1, keepdim=True)
+        rows = torch.arange(batch, device=token_mask.device).unsqueeze(1) * tokens
+        self._forth = (rows + _wrapped(place + first, tokens)).flatten()
+        self._back = (rows + _wrapped(place + tokens - first, tokens)).flatten()
+
+    def apply(self, values: torch.Tensor) -> torch.Tensor:
+        """[batch, tokens, ...] in the order of the blocks."""
+        return values.flatten(0, 1)[self._forth].view(values.shape)
+
+    def undo(self, values: torch.Tensor) -> torch.Tensor:
+        """[batch, tokens, ...] in the order given."""
+        return values.flatten(0, 1)[self._back].view(values.shape)
+
+
+def _wrapped(place: torch.Tensor, tokens: int) -> torch.Tensor:
+    """Places from 0 to 2 * tokens - 1 as places in the text; the exporter knows no remainder by a length."""
+    return torch.where(place >= tokens, place - tokens, place)
+
+
+def _with_global_tokens(
+    spec: BlockSparse, hidden_states: torch.Tensor, token_mask: torch.Tensor, global_embeddings: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Put the global tokens in front; what is left of their last block is padding."""
+    batch = hidden_states.shape[0]
+    unused = _global_blocks(spec) * spec.block_size - spec.global_tokens
+    rows = torch.nn.functional.pad(global_embeddings.to(hidden_states.dtype), (0, 0, 0, unused))
+    mask = torch.nn.functional.pad(token_mask.new_ones(spec.global_tokens), (0, unused))
+    return (
+        torch.cat([rows.expand(batch, -1, -1), hidden_states], dim=1),
+        torch.cat([mask.expand(batch, -1), token_mask], dim=1),
+    )
+
+
+def _global_blocks(spec: BlockSparse) -> int:
+    return -(-spec.global_tokens // spec.block_size)
+
+
+def _attributes(spec: BlockSparse) -> dict[str, int]:
+    """The operator's attributes but its scale."""
+    is_bigbird = spec.kind == "bigbird"
+    return {
+        "block_size": spec.block_size,
+        "first_global": 1 if is_bigbird else _global_blocks(spec),
+        "last_global": int(is_bigbird),
+        "window": -1 if spec.kind == "blocks" else 1,
+        "first_repeats": spec.random_blocks if spec.mode == "hf_eval" else 0,
+        "dense_tokens": spec.dense_tokens,
+        "ends_by_row": int(spec.last_block == "row"),
+    }

@@ -1,0 +1,1 @@
+"""Windowed attention, with global tokens."""

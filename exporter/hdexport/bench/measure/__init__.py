@@ -1,0 +1,1 @@
+"""One measurement: a process, a case, a call, and what the machine could do at best."""

@@ -1,0 +1,217 @@
+"""How long a call takes, how far memory grows meanwhile, and on what machine: measured the same way everywhere."""
+
+from __future__ import annotations
+
+__all__ = ["WarmUp", "environment", "latency_of", "time_runs", "timed", "warm_up", "with_growth"]
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+import hdexport
+from hdexport.bench.results.result import Latency
+from hdexport.support.gpu_memory import first_gpu
+from hdexport.support.memory import peak_resident_bytes, reset_peak, resident_bytes
+
+STABLE_RUNS = 3
+"""The last so many runs of a warm-up are compared."""
+
+STABLE_WITHIN = 0.05
+"""The latency is stable once the slowest of these took at most this part longer than the fastest."""
+
+LEAST_WARM_UP_S = 0.2
+"""A warm-up of short calls goes on for so long: clocks of a GPU, and of a CPU, rise only under load."""
+
+MOST_WARM_UP_S = 10.0
+"""A warm-up that has taken so long and `STABLE_RUNS` ends, stable or not."""
+
+MOST_WARM_UP_RUNS = 1000
+"""Likewise."""
+
+_PACKAGES = (
+    "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "onnxruntime",
+    "onnxruntime-gpu", "onnx", "triton", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx-cu13", "tensorrt-lean-cu13",
+    "cuda-bindings", "nvidia-ml-py",
+)  # fmt: skip
+"""Distributions whose versions may change a result."""
+
+_VARIABLES = (
+    "OMP_NUM_THREADS", "OMP_WAIT_POLICY", "OMP_PROC_BIND", "GOMP_SPINCOUNT", "KMP_BLOCKTIME", "KMP_AFFINITY",
+    "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "CUDA_VISIBLE_DEVICES",
+)  # fmt: skip
+"""Environment variables that say how many threads there are, how they wait, and which GPUs."""
+
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """How a warm-up ended.
+
+    Attributes:
+        runs: that were made.
+        is_stable: whether it ended because the latency was stable.
+    """
+
+    runs: int
+    is_stable: bool
+
+
+def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
+    """What a call returns, its latency and its CPU time, both in milliseconds."""
+    began, cpu_began = time.perf_counter(), time.process_time()
+    result = call()
+    return result, (time.perf_counter() - began) * 1e3, (time.process_time() - cpu_began) * 1e3
+
+
+def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
+    """What a call returns, and the bytes by which the peak of resident memory rose above what was resident before.
+
+    The growth is None where the kernel does not tell it, that is, outside of Linux. The peak of the process begins
+    again: whoever wants the one before reads it first.
+    """
+    can_reset = reset_peak()
+    before_bytes = resident_bytes()
+    result = call()
+    peak_bytes = peak_resident_bytes()
+    if not can_reset or before_bytes is None or peak_bytes is None:
+        return result, None
+    return result, peak_bytes - before_bytes
+
+
+def warm_up(call: Callable[[], object]) -> WarmUp:
+    """Call until the latency is stable, at most `MOST_WARM_UP_S` and at least `STABLE_RUNS` times.
+
+    Stable are three runs in a row, the slowest at most 5 % longer than the fastest: what a first call does once,
+    such as compiling, touching pages and raising clocks, is over then. On a disturbed machine it may never be.
+    """
+    latencies_ms: list[float] = []
+    while True:
+        latencies_ms.append(timed(call)[1])
+        runs, seconds = len(latencies_ms), sum(latencies_ms) / 1e3
+        last = latencies_ms[-STABLE_RUNS:]
+        if runs < STABLE_RUNS:
+            continue
+        is_stable = max(last) <= min(last) * (1 + STABLE_WITHIN)
+        if (is_stable and seconds >= LEAST_WARM_UP_S) or seconds >= MOST_WARM_UP_S or runs >= MOST_WARM_UP_RUNS:
+            return WarmUp(runs, is_stable)
+
+
+def time_runs(call: Callable[[], object], *, least_runs: int, least_seconds: float) -> list[float]:
+    """Latencies of calls one after the other, in milliseconds: at least so many, and at least so long together."""
+    latencies_ms: list[float] = []
+    while len(latencies_ms) < least_runs or sum(latencies_ms) < least_seconds * 1e3:
+        latencies_ms.append(timed(call)[1])
+    return latencies_ms
+
+
+def latency_of(rounds: Sequence[Sequence[float]], *, is_stable: bool) -> Latency:
+    """Statistics over the runs of all rounds; percentiles are interpolated linearly between the two nearest runs.
+
+    Args:
+        rounds: latencies in milliseconds, a round each, none of them empty.
+        is_stable: whether every round was warm when it was timed.
+    """
+    runs = np.array([latency_ms for latencies_ms in rounds for latency_ms in latencies_ms], np.float64)
+    p50, p95, p99 = np.percentile(runs, (50, 95, 99))
+    return Latency(
+        p50_ms=float(p50),
+        p95_ms=float(p95),
+        p99_ms=float(p99),
+        mean_ms=float(runs.mean()),
+        sd_ms=float(runs.std(ddof=1)) if runs.size > 1 else 0.0,
+        min_ms=float(runs.min()),
+        max_ms=float(runs.max()),
+        runs=runs.size,
+        rounds_p50_ms=tuple(map(statistics.median, rounds)),
+        is_stable=is_stable,
+    )
+
+
+def environment(threads: int | None = None) -> dict[str, str]:
+    """What a result depends on besides the model: the machine, versions, threads and the commit.
+
+    Args:
+        threads: CPU threads that the measured processes use; None leaves them out.
+
+    Returns:
+        name -> text; what this machine does not have, or does not tell, is not in it.
+    """
+    found = {
+        "cpu": _cpu_name(),
+        "cores": f"{len(os.sched_getaffinity(0))} of {os.cpu_count()}",
+        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.1f} GB",
+        "system": platform.platform(),
+        **dict(_gpu()),
+        "python": platform.python_version(),
+        **dict(_versions()),
+    }
+    if threads is not None:
+        found["threads"] = str(threads)
+    found |= {name: os.environ[name] for name in _VARIABLES if name in os.environ}
+    commit = _commit(Path(hdexport.__file__))
+    return found | ({"commit": commit} if commit else {})
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _gpu() -> Iterator[tuple[str, str]]:
+    from hdruntime.gpu.driver import driver_version, gpus
+
+    found = gpus()
+    if not found:
+        return
+    names = [f"{gpu.name} ({gpu.architecture}, {gpu.memory_bytes / 1e9:.1f} GB)" for gpu in found]
+    yield "gpu", "; ".join(names)
+    version = driver_version()
+    if version:
+        yield "driver", version
+    with first_gpu() as opened:
+        if opened is not None:
+            yield from _clocks(*opened)
+
+
+def _clocks(nvml: Any, handle: Any) -> Iterator[tuple[str, str]]:
+    for name, kind in (("gpu clock", nvml.NVML_CLOCK_SM), ("gpu memory clock", nvml.NVML_CLOCK_MEM)):
+        with contextlib.suppress(nvml.NVMLError):
+            now, most = nvml.nvmlDeviceGetClockInfo(handle, kind), nvml.nvmlDeviceGetMaxClockInfo(handle, kind)
+            yield name, f"{now} MHz at the start, at most {most} MHz"
+    with contextlib.suppress(nvml.NVMLError):
+        yield "gpu power limit", f"{nvml.nvmlDeviceGetPowerManagementLimit(handle) / 1e3:.0f} W"
+
+
+def _versions() -> Iterator[tuple[str, str]]:
+    for name in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            yield name, importlib.metadata.version(name)
+
+
+def _commit(file: Path) -> str | None:
+    """Of the checkout that a file belongs to; an installed copy within somebody's checkout belongs to none."""
+    if not _git(file, "ls-files", "--error-unmatch", file.name):
+        return None
+    return _git(file, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")
+
+
+def _git(file: Path, *arguments: str) -> str | None:
+    command = ["git", "--no-optional-locks", "-C", str(file.parent), *arguments]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None

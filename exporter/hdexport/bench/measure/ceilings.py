@@ -1,0 +1,230 @@
+"""What a machine reaches at best: the rate of large matrix products and the bandwidth of large copies.
+
+As a program, it prints `Ceilings` as JSON: ``python -m hdexport.bench.measure.ceilings --device cpu --dtype float32``.
+"""
+
+from __future__ import annotations
+
+__all__ = ["DTYPES", "measured_ceilings", "replayed_ms", "times_ms"]
+
+import argparse
+import json
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hdexport.bench.measure.calls import time_runs
+from hdexport.bench.results.result import Ceilings
+from hdexport.support.memory import free_bytes
+from hdplugins import ONNX_OPSET
+from hdruntime.errors import InputError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    import torch
+
+logger = logging.getLogger(__name__)
+
+DTYPES = ("float32", "tf32", "float16", "bfloat16")
+"""Of matrix products; ``tf32`` is float32 in memory, multiplied on a GPU with 10 bits of mantissa."""
+
+_PRODUCTS = {
+    "cpu": ((256, 768, 3072), (1024, 1024, 1024), (2048, 768, 3072)),
+    "cuda": ((8192, 8192, 8192), (16384, 4096, 4096), (32768, 768, 3072)),
+}
+"""Device -> (rows, summed, columns) of the products that are tried: square ones and a model's. On a CPU that others
+use too, a short product is more likely to run undisturbed once."""
+
+_LEAST_COPY_BYTES = {"cpu": 2**28, "cuda": 2**30}
+_SHARE_OF_MEMORY = 8
+"""A copy's source takes at most this part of the memory that is free."""
+
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_LEAST_RUNS = 3
+_LEAST_SECONDS = 0.25
+_MOST_RUNS = 1000
+_FLUSH_BYTES = 2**28
+"""More than the L2 cache of any GPU holds."""
+
+_WARM_UP_RUNS = 3
+_IR_VERSION = 10
+"""Of ONNX files: what every ONNX Runtime that hdexport runs with can read."""
+
+
+def measured_ceilings(device: str, dtype: str = "float32", threads: int | None = None) -> Ceilings:
+    """Measure both ceilings, in a second or two.
+
+    The product's is the fastest run of some large products, by PyTorch and, in float32 on a CPU, by ONNX Runtime: on an
+    AMD EPYC of 2025 the latter's are twice as fast and more, and a ceiling that they pass would be none. The copy's is
+    the fastest run of one large copy, the bytes read and written both counted. Caches cannot help it: its source alone
+    is at least twice the last-level cache of a CPU and more than any GPU's; where memory is too short for that, a
+    warning says so.
+
+    Args:
+        device: ``cpu`` or ``cuda``.
+        dtype: of the product, one of `DTYPES`; ``tf32`` on a GPU only.
+        threads: CPU threads; None leaves PyTorch's own number. It stays set.
+
+    Raises:
+        InputError: no such device or dtype.
+        MissingDependencyError: PyTorch or onnx is not installed.
+    """
+    if device not in _PRODUCTS or dtype not in DTYPES or (device, dtype) == ("cpu", "tf32"):
+        raise InputError(
+            f"Ceilings of {device} in {dtype} cannot be measured.\n"
+            f"Devices are {', '.join(_PRODUCTS)}; dtypes are {', '.join(DTYPES)}, tf32 on cuda only."
+        )
+    torch = require("torch")
+    if threads is not None:
+        torch.set_num_threads(threads)
+    with torch.inference_mode():
+        flops_per_s = max(_rate_of_product(torch, *sizes, device=device, dtype=dtype) for sizes in _PRODUCTS[device])
+        if (device, dtype) == ("cpu", "float32"):
+            count = torch.get_num_threads()
+            flops_per_s = max(
+                flops_per_s, *(_rate_by_onnxruntime(*sizes, threads=count) for sizes in _PRODUCTS[device])
+            )
+        bytes_per_s = _rate_of_copy(torch, device)
+    return Ceilings(device=device, dtype=dtype, matmul_flops_per_s=flops_per_s, copy_bytes_per_s=bytes_per_s)
+
+
+def times_ms(call: Callable[[], Any], *, device: str, least_s: float = _LEAST_SECONDS) -> list[float]:
+    """Latencies of a call that is repeated: by the clock on a CPU, by `replayed_ms` on a GPU.
+
+    Args:
+        call: what is timed.
+        device: ``cpu`` or ``cuda``.
+        least_s: the timed runs together take about that, and are 3 at least.
+    """
+    if device == "cuda":
+        return replayed_ms(call, least_s=least_s)
+    call()  # touches every page
+    return time_runs(call, least_runs=_LEAST_RUNS, least_seconds=least_s)
+
+
+def replayed_ms(call: Callable[[], Any], *, least_s: float = _LEAST_SECONDS) -> list[float]:
+    """Latencies on the GPU of a call that was captured in a CUDA graph, so that starting it from Python is no part.
+
+    Each replay is timed by events and begins with a cold L2 cache.
+
+    Args:
+        call: works on tensors that exist already, and neither copies to the CPU nor waits for the GPU.
+        least_s: the timed replays together take about that, and are 3 at least.
+    """
+    import torch
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(_WARM_UP_RUNS):  # compiles, and allocates what is cached
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    flush = torch.empty(_FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+    (first_ms,) = _replays(torch, graph, flush, 1)
+    runs = int(least_s * 1e3 / max(first_ms, 1e-3))
+    return _replays(torch, graph, flush, min(max(runs, _LEAST_RUNS), _MOST_RUNS))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the ceilings as JSON; the result is the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m hdexport.bench.measure.ceilings", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--device", choices=tuple(_PRODUCTS), default="cpu")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    parser.add_argument("--threads", type=int)
+    options = parser.parse_args(arguments)
+    print(json.dumps(asdict(measured_ceilings(options.device, options.dtype, options.threads))))
+    return 0
+
+
+def _rate_of_product(torch: Any, rows: int, summed: int, columns: int, *, device: str, dtype: str) -> float:
+    """Floating-point operations a second."""
+    element = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
+    left = torch.randn(rows, summed, device=device, dtype=element)
+    right = torch.randn(summed, columns, device=device, dtype=element)
+    out = torch.empty(rows, columns, device=device, dtype=element)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        best_ms = min(times_ms(lambda: torch.mm(left, right, out=out), device=device))
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+    return 2 * rows * summed * columns / best_ms * 1e3
+
+
+def _rate_by_onnxruntime(rows: int, summed: int, columns: int, *, threads: int) -> float:
+    """Floating-point operations a second; the right matrix is a constant, as a model's weights are."""
+    import onnxruntime
+
+    onnx = require("onnx")
+    helper, number = onnx.helper, onnx.TensorProto.FLOAT
+    left, right = (np.random.default_rng(0).random(shape, np.float32) for shape in ((rows, summed), (summed, columns)))
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["left", "right"], ["product"])],
+        "product",
+        [helper.make_tensor_value_info("left", number, [rows, summed])],
+        [helper.make_tensor_value_info("product", number, [rows, columns])],
+        [onnx.numpy_helper.from_array(right, "right")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", ONNX_OPSET)], ir_version=_IR_VERSION)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    best_ms = min(times_ms(lambda: session.run(None, {"left": left}), device="cpu"))
+    return 2 * rows * summed * columns / best_ms * 1e3
+
+
+def _rate_of_copy(torch: Any, device: str) -> float:
+    """Bytes a second."""
+    source = torch.zeros(_copy_bytes(torch, device), dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    best_ms = min(times_ms(lambda: target.copy_(source), device=device))
+    return float(2 * source.nbytes / best_ms * 1e3)
+
+
+def _copy_bytes(torch: Any, device: str) -> int:
+    if device == "cuda":
+        return int(min(_LEAST_COPY_BYTES[device], torch.cuda.mem_get_info()[0] // _SHARE_OF_MEMORY))
+    cache_bytes = _last_level_cache_bytes(_CACHES)
+    wanted_bytes = max(_LEAST_COPY_BYTES[device], 2 * cache_bytes)
+    free = free_bytes()
+    size_bytes = wanted_bytes if free is None else min(wanted_bytes, free // _SHARE_OF_MEMORY)
+    if size_bytes < 2 * cache_bytes:
+        logger.warning(
+            "the copy bandwidth may be that of caches: memory is short, so that only %d bytes are copied, and the "
+            "last-level cache holds %d",
+            size_bytes,
+            cache_bytes,
+        )
+    return size_bytes
+
+
+def _last_level_cache_bytes(caches: Path) -> int:
+    """Size of the largest cache of a core; 0 where the system does not tell."""
+    units = {"K": 2**10, "M": 2**20, "G": 2**30}
+    sizes = [path.read_text().strip() for path in caches.glob("index*/size")]
+    return max((int(size[:-1]) * units[size[-1]] for size in sizes), default=0)
+
+
+def _replays(torch: Any, graph: torch.cuda.CUDAGraph, flush: torch.Tensor, count: int) -> list[float]:
+    marks = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+    for start, end in marks:
+        flush.zero_()
+        start.record()
+        graph.replay()
+        end.record()
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) for start, end in marks]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

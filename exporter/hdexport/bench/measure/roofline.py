@@ -1,0 +1,235 @@
+"""What a model must at least compute and move for a batch, counted in its portable graph, and how near a run came.
+
+As a program, it prints the work of several shapes as JSON:
+``python -m hdexport.bench.measure.roofline BUNDLE 1x512 8x512``.
+"""
+
+from __future__ import annotations
+
+__all__ = ["Work", "roofline", "work_of"]
+
+import json
+import math
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdexport.bench.results.result import Ceilings, Roofline
+from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+from hdplugins import OPERATORS
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.errors import BundleCorruptError, ExportError, InputError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_ATTENTION_PRODUCTS = 2
+"""Query by key, and weights by value."""
+
+_TABLE = "listed_blocks"
+"""Input of an operator, whose content decides the pairs."""
+
+_SHAPE_BYTES = 256
+"""Constants that are computed while the shapes of a graph are: other shapes, no weights."""
+
+_NOT_COUNTED = frozenset({"Attention", "Conv", "ConvTranspose", "Einsum"})
+"""Products that no graph of ours has; one that had them would be undercounted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Work:
+    """What one batch takes, at the least.
+
+    Attributes:
+        flops: floating-point operations of all matrix products, 2 for each multiply-add; of attention operators those
+            of the queries and keys that see each other. Softmax, normalisation and activations are not counted.
+        dense_flops: the same, had every attention operator been dense.
+        moved_bytes: a lower bound of what crosses the memory bus: every weight, input and output once, and nothing in
+            between, as if all activations stayed in caches. Of a table that is looked up, one row an index, or the
+            whole table where it has fewer.
+    """
+
+    flops: int
+    dense_flops: int
+    moved_bytes: int
+
+
+def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | None = None) -> Work:
+    """Count the work of a bundle's portable graph for texts without padding; its weights are not read.
+
+    Every product counts as the graph has it: a head over one token counts one token, and Longformer's rows of global
+    tokens count all the slots that the graph has for them. Of global tokens that the graph itself puts in front of each
+    text, the padding that completes their last block counts as well.
+
+    Args:
+        bundle_path: a bundle's directory.
+        batch: texts.
+        tokens: of each text.
+        global_tokens: leading tokens of each text that are global; None for what a session takes where it is not told:
+            those of ``--attention window:...``, the first token of a Longformer, none of other models. A question's
+            tokens are not known here and count as one.
+
+    Raises:
+        BundleError: there is no bundle, or it is damaged.
+        InputError: a text longer than the bundle takes, or no text.
+        ExportError: the graph has a product that cannot be counted.
+    """
+    bundle = open_bundle(bundle_path, check_files=False)
+    manifest = bundle.manifest
+    if batch < 1 or not 1 <= tokens <= manifest.max_len:
+        raise InputError(
+            f"{batch} x {tokens} tokens do not fit {bundle_path}.\n"
+            f"It takes one text or more, of 1 to {manifest.max_len} tokens."
+        )
+    graphs = [graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING]
+    if not graphs:
+        raise BundleCorruptError(f"{bundle_path} has no portable graph to count.\nBuild the bundle again.")
+    model = read_graph(bundle, graphs[0])
+    marked = min(tokens, _default_global_tokens(manifest) if global_tokens is None else global_tokens)
+    # The operators lose their names below.
+    attentions = [(node.outputs[0], operator_of(node).name, _decisive(node)) for node in operator_nodes(model)]
+    _fix_shapes(model, batch, tokens)
+    products = sum(_flops_of_product(node) for node in model.graph)
+    in_windows = sum(_flops_of_attention(*attention, marked) for attention in attentions)
+    if_dense = sum(_flops_of_attention(output, "DenseAttention", {}, marked) for output, _, _ in attentions)
+    return Work(
+        flops=products + in_windows,
+        dense_flops=products + if_dense,
+        moved_bytes=_bytes_of_weights(model, tokens) + sum(_bytes_of_interface(model)),
+    )
+
+
+def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
+    """Compare a latency with what the machine could have done.
+
+    Args:
+        work: of the batch.
+        ceilings: of the machine, in the dtype that the batch was computed in.
+        p50_ms: median latency of the batch.
+    """
+    products_s = work.flops / ceilings.matmul_flops_per_s
+    moves_s = work.moved_bytes / ceilings.copy_bytes_per_s
+    bound_ms = max(products_s, moves_s) * 1e3
+    return Roofline(**asdict(work), bound_ms=bound_ms, fraction=bound_ms / p50_ms)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print ``{"1x512": {"flops": ...}, ...}`` for a bundle and shapes; the result is the exit status."""
+    bundle_path, *shapes = arguments
+    counted = {}
+    for shape in shapes:
+        batch, tokens = map(int, shape.split("x"))
+        counted[shape] = asdict(work_of(Path(bundle_path), batch=batch, tokens=tokens))
+    print(json.dumps(counted))
+    return 0
+
+
+def _decisive(node: onnx_ir.Node) -> dict[str, Any]:
+    """What decides which queries and keys of an attention see each other: its attributes, and a table of blocks."""
+    import onnx_ir as ir
+
+    decisive = attributes_of(node)
+    for name, value in zip(operator_of(node).inputs, node.inputs, strict=False):
+        if name == _TABLE and value is not None:
+            table = ir.convenience.get_const_tensor(value)
+            if table is None:
+                raise ExportError(
+                    f"The graph computes {value.name}, the table of an attention, so its work cannot be counted.\n"
+                    "Please report the model and the versions that `hdexport doctor` prints."
+                )
+            decisive[name] = table.numpy()
+    return decisive
+
+
+def _default_global_tokens(manifest: Manifest) -> int:
+    if manifest.window is not None:
+        return manifest.window.global_tokens
+    return int(manifest.global_attention is not None)
+
+
+def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
+    """Give every value of the graph its shape for that batch, in place.
+
+    What an attention operator returns has the shape of its query, so that ONNX need not look into its body.
+    """
+    import onnx_ir as ir
+    from onnx_ir.passes.common import ShapeInferencePass
+    from onnxscript.optimizer import fold_constants
+
+    for value in model.graph.inputs:
+        value.shape = ir.Shape([batch, tokens])
+    for node in operator_nodes(model):
+        node.op_type, node.domain = "Identity", ""
+        node.attributes.clear()
+        node.resize_inputs(1)
+    model.functions.clear()
+    fold_constants(model, onnx_shape_inference=True, input_size_limit=_SHAPE_BYTES, output_size_limit=_SHAPE_BYTES)
+    ShapeInferencePass()(model)
+
+
+def _flops_of_product(node: onnx_ir.Node) -> int:
+    if node.op_type in _NOT_COUNTED:
+        raise ExportError(
+            f"The graph has a product of type {node.op_type}, whose work is not counted.\n"
+            "Please report the model and the versions that `hdexport doctor` prints."
+        )
+    if node.op_type not in ("MatMul", "Gemm"):
+        return 0
+    is_transposed = node.op_type == "Gemm" and node.attributes.get_int("transA", 0) == 1
+    summed = _sizes(node.inputs[0])[-2 if is_transposed else -1]
+    return 2 * math.prod(_sizes(node.outputs[0])) * summed
+
+
+def _flops_of_attention(output: onnx_ir.Value, operator: str, decisive: dict[str, Any], global_tokens: int) -> int:
+    batch, heads, tokens, head_dim = _sizes(output)
+    count = OPERATORS[operator].face("pairs").pairs
+    pairs = count(tokens=tokens, heads=heads, global_tokens=global_tokens, **decisive)
+    return 2 * _ATTENTION_PRODUCTS * batch * pairs * head_dim
+
+
+def _bytes_of_weights(model: onnx_ir.Model, tokens: int) -> int:
+    total = 0
+    for value in model.graph.initializers.values():
+        tensor = value.const_value
+        assert tensor is not None
+        used_rows = [_rows_used(use.node, use.idx, tokens) for use in value.uses()]
+        if used_rows and None not in used_rows:
+            rows = int(tensor.shape[0])
+            total += int(tensor.nbytes) // rows * min(rows, sum(row for row in used_rows if row is not None))
+        else:
+            total += int(tensor.nbytes)
+    return total
+
+
+def _rows_used(node: onnx_ir.Node, index: int, tokens: int) -> int | None:
+    """Rows that a node takes of a table that is its input of that index; None where it is no lookup."""
+    if index == 0 and node.op_type == "Gather" and node.attributes.get_int("axis", 0) == 0:
+        return math.prod(_sizes(node.inputs[1]))
+    # The rows of the positions, in order: the table is cut to the length of the text.
+    return tokens if index == 0 and node.op_type == "Slice" else None
+
+
+def _bytes_of_interface(model: onnx_ir.Model) -> Iterator[int]:
+    for value in (*model.graph.inputs, *model.graph.outputs):
+        assert value.dtype is not None
+        yield int(math.prod(_sizes(value)) * value.dtype.itemsize)
+
+
+def _sizes(value: onnx_ir.Value | None) -> list[int]:
+    """The value's shape, all of it numbers."""
+    if value is None or value.shape is None or not value.shape.is_static():
+        name, shape = (value.name, value.shape) if value is not None else ("an input", None)
+        raise ExportError(
+            f"The graph does not tell the shape of {name} (it is {shape}), so its work cannot be counted.\n"
+            "Please report the model and the versions that `hdexport doctor` prints."
+        )
+    return [int(size) for size in value.shape]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""A benchmark's page and charts."""

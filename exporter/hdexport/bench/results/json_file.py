@@ -1,0 +1,121 @@
+"""`bench.json`: what a benchmark found, written whole and read with every value checked."""
+
+from __future__ import annotations
+
+__all__ = ["JSON_FILE", "read_result", "write_result", "write_whole"]
+
+import errno
+import os
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult
+from hdruntime.bundle.checked_json import JsonMismatchError, from_json, json_from_dataclass
+from hdruntime.errors import HdexportError, InputError
+
+JSON_FILE = "bench.json"
+
+
+def write_result(path: Path, result: BenchResult) -> None:
+    """Write a benchmark's result; what is there is replaced whole, or stays.
+
+    Raises:
+        ValueError: a figure is NaN or infinite, which JSON cannot hold.
+        HdexportError: the file cannot be written.
+    """
+    write_whole(path, json_from_dataclass(result))
+
+
+def read_result(path: Path) -> BenchResult:
+    """Read what `write_result` wrote; keys that this version does not know are ignored.
+
+    Args:
+        path: the file, or the folder that holds it as `bench.json`.
+
+    Raises:
+        InputError: it is not there, no `bench.json`, damaged, or of a newer hdexport; the message names the key.
+    """
+    path = path / JSON_FILE if path.is_dir() else path
+    text = _text(path)
+    try:
+        # The version comes first: a newer schema may have other keys.
+        version = from_json(text, _AnySchema, name="bench").schema_version
+    except ValueError as error:
+        raise _no_result(path, str(error)) from None
+    if version > SCHEMA_VERSION:
+        raise InputError(
+            f"{path} has schema version {version}; this hdexport reads up to {SCHEMA_VERSION}.\n"
+            "Update it with: pip install -U hdexport"
+        )
+    try:
+        result = from_json(text, BenchResult, name="bench")
+    except JsonMismatchError as error:
+        raise InputError(f"{path}: {error}.\nCopy the file again, or {_MEASURE_AGAIN}") from None
+    _require_known_series(path, result)
+    return result
+
+
+def write_whole(path: Path, content: str | bytes) -> None:
+    """Write a file that is the old one or the new one, whenever the process stops.
+
+    Args:
+        path: the file; its folder has to be there.
+        content: text is written as UTF-8.
+
+    Raises:
+        HdexportError: it cannot be written; what was there stays.
+    """
+    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
+    try:
+        with partial.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        raise HdexportError(f"{path} cannot be written: {error.strerror}.\n{_advice(error)}") from error
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+_MEASURE_AGAIN = "measure again with: hdexport bench BUNDLE -o DIR"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnySchema:
+    """What a result of any version has."""
+
+    schema_version: int
+    cases: list[object]
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise InputError(f"There is no {path}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}") from None
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}.\nCheck who may read it.") from error
+
+
+def _no_result(path: Path, reason: str) -> InputError:
+    return InputError(
+        f"{path} is no result of hdexport bench: {reason}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}"
+    )
+
+
+def _require_known_series(path: Path, result: BenchResult) -> None:
+    names = [series.name for series in result.series]
+    for index, case in enumerate(result.cases):
+        if case.series not in names:
+            raise InputError(
+                f"{path}: bench.cases[{index}].series is {case.series!r}, which bench.series does not list.\n"
+                f"Copy the file again, or {_MEASURE_AGAIN}"
+            )
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space there, or choose another folder with -o."
+    return "Check that the folder is there and who may write to it, or choose another with -o."

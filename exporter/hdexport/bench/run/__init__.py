@@ -1,0 +1,1 @@
+"""A benchmark's run: planned, prepared, and its cases' processes in turns."""

@@ -1,0 +1,256 @@
+"""What a benchmark will run: the ways to run each model, at which lengths and batches, and what cannot run here."""
+
+from __future__ import annotations
+
+__all__ = ["BenchOptions", "Plan", "PlannedSeries", "plan"]
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hdexport.attention.blocks.setup import GLOBAL_EMBEDDINGS_FILE, LISTED_BLOCKS_FILE
+from hdexport.bench.measure.subject import Subject
+from hdexport.bench.peers import PEERS
+from hdexport.bench.results.result import Series
+from hdexport.bench.run.lengths import default_lengths
+from hdexport.checkpoint import path_of_source
+from hdruntime.backends.choice import why_unavailable
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.passport import ThisMachine, this_machine
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions:
+    """What to measure.
+
+    Attributes:
+        bundles: their directories.
+        lengths: tokens of a text; None for 512, doubled up to the longest that a bundle takes.
+        batches: texts of a call.
+        peers: names of `PEERS`; None for all.
+        backends: names of `Backend`; None for those that each bundle has a graph or an engine for.
+        rounds: processes that each case is given, one after the other, the other cases in between.
+        threads: CPU threads; None for as many as this process may use.
+        device: ``cpu`` or ``cuda``, where peers run; None for the GPU if there is one.
+        time_limit_s: of one process.
+        memory_budget_bytes: also look for the largest batch that fits it; None does not.
+        model: the checkpoint that the bundles were built from; None for where each says it came from.
+        allow_pickle: also read weights that are stored as a pickle.
+        command: the command line, for the record.
+    """
+
+    bundles: tuple[Path, ...]
+    lengths: tuple[int, ...] | None = None
+    batches: tuple[int, ...] = (1,)
+    peers: tuple[str, ...] | None = None
+    backends: tuple[str, ...] | None = None
+    rounds: int = 3
+    threads: int | None = None
+    device: str | None = None
+    time_limit_s: float = 600.0
+    memory_budget_bytes: int | None = None
+    model: str | None = None
+    allow_pickle: bool = False
+    command: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedSeries:
+    """A series, and what runs it.
+
+    Attributes:
+        series: what the result says of it.
+        bundle: the bundle that is run, or whose model a peer runs.
+        subject: the model in PyTorch.
+        device: ``cpu`` or ``cuda``.
+    """
+
+    series: Series
+    bundle: Bundle
+    subject: Subject
+    device: str
+
+    @property
+    def is_available(self) -> bool:
+        """Whether it can run here."""
+        return self.series.unavailable is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """All that will run, and what will not.
+
+    Attributes:
+        series: in the order of the tables, those that cannot run here included.
+        lengths: tokens, rising.
+        batches: texts, as given.
+        threads: CPU threads of every process.
+        notes: what a reader has to know.
+    """
+
+    series: tuple[PlannedSeries, ...]
+    lengths: tuple[int, ...]
+    batches: tuple[int, ...]
+    threads: int
+    notes: tuple[str, ...]
+
+
+def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
+    """Look at the bundles and at this machine. Nothing is loaded that computes.
+
+    Args:
+        options: what to measure.
+        machine: where it runs, by default here.
+
+    Raises:
+        InputError: an option that does not fit, or nothing that could run.
+        BundleError: there is no bundle, or it is damaged or too new.
+    """
+    machine = machine or this_machine()
+    peers = _known(options.peers, list(PEERS), "--peers", "peer")
+    backends = _known(options.backends, [backend.value for backend in Backend], "--backends", "backend")
+    bundles = [open_bundle(path) for path in options.bundles]
+    lengths = options.lengths or default_lengths(max(bundle.manifest.max_len for bundle in bundles))
+    _check_lengths(lengths, bundles)
+    device = options.device or ("cpu" if machine.gpu is None else "cuda")
+    groups = _groups(bundles, options.model)
+    subjects = [_subject(group, options) for group in groups]
+    series = []
+    for group, subject in zip(groups, subjects, strict=True):
+        for bundle in group:
+            series += _backend_series(bundle, subject, options.backends and backends, machine, bundles)
+    for group, subject in zip(groups, subjects, strict=True):
+        series += _peer_series(_longest(group), subject, peers, device, is_only=len(groups) == 1)
+    if not any(planned.is_available for planned in series):
+        raise InputError("\n".join(["Nothing of this can run here:", *(_reason(planned) for planned in series)]))
+    return Plan(
+        series=tuple(series),
+        lengths=lengths,
+        batches=options.batches,
+        threads=options.threads or len(os.sched_getaffinity(0)),
+        notes=tuple(_notes(groups, subjects, options)),
+    )
+
+
+def _known(names: Sequence[str] | None, known: list[str], option: str, what: str) -> list[str]:
+    for name in names or ():
+        if name not in known:
+            raise InputError(f"{option}: there is no {what} {name!r}; valid are {', '.join(known)}.")
+    return known if names is None else [name for name in known if name in names]
+
+
+def _check_lengths(lengths: Sequence[int], bundles: Sequence[Bundle]) -> None:
+    longest = max(bundle.manifest.max_len for bundle in bundles)
+    if lengths[-1] > longest:
+        raise InputError(
+            f"--lengths asks for {lengths[-1]} tokens; the bundles take 1 to {longest}.\n"
+            f"Leave it out, or build a longer one with: hdexport build --max-len {lengths[-1]}"
+        )
+
+
+def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
+    """Bundles that PyTorch has one model for: precisions and engines of one checkpoint, positions and attention."""
+    groups: dict[object, list[Bundle]] = {}
+    for bundle in bundles:
+        manifest = bundle.manifest
+        positions = manifest.positions
+        source = manifest.made_by.get("source")
+        checkpoint = model or (source, path_of_source(source, bundle.path))
+        key = (
+            checkpoint, manifest.task, manifest.window, manifest.block_sparse,
+            *(manifest.files.get(name) for name in (LISTED_BLOCKS_FILE, GLOBAL_EMBEDDINGS_FILE)),
+            positions.scheme, positions.alpha, positions.base,
+        )  # fmt: skip
+        groups.setdefault(key, []).append(bundle)
+    return list(groups.values())
+
+
+def _longest(group: Sequence[Bundle]) -> Bundle:
+    return max(group, key=lambda bundle: bundle.manifest.max_len)
+
+
+def _subject(group: Sequence[Bundle], options: BenchOptions) -> Subject:
+    bundle = _longest(group)
+    path = path_of_source(bundle.manifest.made_by.get("source"), bundle.path)
+    return Subject(
+        bundle=bundle.path,
+        checkpoint=options.model or (None if path is None else str(path)),
+        allow_pickle=options.allow_pickle,
+    )
+
+
+def _backend_series(
+    bundle: Bundle,
+    subject: Subject,
+    wanted: Sequence[str] | None,
+    machine: ThisMachine,
+    bundles: Sequence[Bundle],
+) -> list[PlannedSeries]:
+    """What runs a bundle: the backends asked for, or those that it was built for."""
+    on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
+    own = [Backend.ONNXRUNTIME, *on_gpu, *(Backend(engine.flavour) for engine in bundle.manifest.engines)]
+    backends = list(dict.fromkeys(own)) if wanted is None else [Backend(name) for name in wanted]
+    names = [other.path.name for other in bundles]
+    name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)
+    return [
+        PlannedSeries(
+            series=Series(
+                name=f"{name} ({backend.value})",
+                runner=backend.value,
+                bundle=str(bundle.path),
+                is_peer=False,
+                unavailable=why_unavailable(bundle, backend, machine=machine),
+            ),
+            bundle=bundle,
+            subject=subject,
+            device="cpu" if backend is Backend.ONNXRUNTIME else "cuda",
+        )
+        for backend in backends
+    ]
+
+
+def _peer_series(
+    bundle: Bundle, subject: Subject, peers: Sequence[str], device: str, *, is_only: bool
+) -> list[PlannedSeries]:
+    series = []
+    for name in peers:
+        peer = PEERS[name]
+        unavailable = peer.unavailable(bundle.manifest)
+        if subject.checkpoint is None:
+            unavailable = f"{_missing_checkpoint(bundle)} Name it with --model."
+        series.append(
+            PlannedSeries(
+                series=Series(
+                    name=name if is_only else f"{name}: {bundle.path.name}",
+                    runner=name,
+                    bundle=str(bundle.path),
+                    is_peer=True,
+                    remark=peer.remark(bundle.manifest),
+                    unavailable=unavailable,
+                ),
+                bundle=bundle,
+                subject=subject,
+                device=device,
+            )
+        )
+    return series
+
+
+def _missing_checkpoint(bundle: Bundle) -> str:
+    source = bundle.manifest.made_by.get("source", "a checkpoint that it does not name")
+    return f"{bundle.path} was built from {source}, which is not here."
+
+
+def _notes(groups: Sequence[Sequence[Bundle]], subjects: Sequence[Subject], options: BenchOptions) -> list[str]:
+    return [
+        f"{_missing_checkpoint(_longest(group))} So nothing was compared with PyTorch; name it with --model."
+        for group, subject in zip(groups, subjects, strict=True)
+        if subject.checkpoint is None
+    ]
+
+
+def _reason(planned: PlannedSeries) -> str:
+    return f"{planned.series.name}: {planned.series.unavailable}"

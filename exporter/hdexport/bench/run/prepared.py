@@ -1,0 +1,200 @@
+"""Everything that cases need before they run, made by processes of their own, and where it is."""
+
+from __future__ import annotations
+
+__all__ = ["Preparation"]
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdexport.bench.measure.processes import Outcome, run_process
+from hdexport.bench.measure.roofline import Work
+from hdexport.bench.measure.subject import Subject
+from hdexport.bench.peers import PEERS
+from hdexport.bench.results.result import Ceilings, Status
+from hdexport.bench.run.plan import Plan, PlannedSeries
+from hdexport.bench.run.preparation import expected_path, inputs_path, prepare_command
+from hdexport.bench.run.watcher import Watcher
+from hdruntime.bundle.checked_json import from_values
+from hdruntime.errors import BackendError
+
+_TIME_LIMIT_S = 3600.0
+"""Of one step: exports of large models take minutes."""
+
+
+class Preparation:
+    """What was made for a plan.
+
+    Args:
+        plan: what will run.
+        folder: an empty one, for everything that is made.
+        watcher: is told what goes on.
+    """
+
+    def __init__(self, plan: Plan, folder: Path, watcher: Watcher) -> None:
+        self._plan, self._folder, self._watcher = plan, folder, watcher
+        available = [planned for planned in plan.series if planned.is_available]
+        self._subjects = list(dict.fromkeys(planned.subject for planned in available))
+        self._max_len = {subject: _max_len(subject, plan) for subject in self._subjects}
+        self._peers = [planned for planned in available if planned.series.is_peer]
+        self._devices = list(dict.fromkeys(map(_device_and_dtype, available)))
+        self._artefacts: dict[str, Outcome] = {}
+        self._work: dict[Subject, dict[str, Work]] = {}
+        self._ceilings: dict[tuple[str, str], Ceilings] = {}
+        self._notes: list[str] = []
+
+    def run(self) -> None:
+        """Make it all.
+
+        Raises:
+            BackendError: not even the inputs could be made.
+        """
+        for subject in self._subjects:
+            self._folder_of(subject).mkdir()
+            self._make_inputs(subject)
+        self.measure_ceilings()
+        for subject in self._subjects:
+            self._count_work(subject)
+            if subject.checkpoint is not None:
+                self._make_expected(subject)
+        for planned in self._peers:
+            self._make_artefact(planned)
+
+    def measure_ceilings(self) -> None:
+        """Measure what this machine can do; of several measurements the best counts, for others may disturb one."""
+        for device, dtype in self._devices:
+            self._measure_ceilings(device, dtype)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be made, and what that costs the reader."""
+        return tuple(self._notes)
+
+    @property
+    def ceilings(self) -> tuple[Ceilings, ...]:
+        """All that were measured."""
+        return tuple(self._ceilings.values())
+
+    def ceilings_of(self, planned: PlannedSeries) -> Ceilings | None:
+        """Of the device and type that a series computes with; None where they could not be measured."""
+        return self._ceilings.get(_device_and_dtype(planned))
+
+    def work_of(self, planned: PlannedSeries, batch: int, tokens: int) -> Work | None:
+        """What a case has to compute; None where it could not be counted."""
+        return self._work.get(planned.subject, {}).get(f"{batch}x{tokens}")
+
+    def inputs(self, planned: PlannedSeries, batch: int, tokens: int) -> Path:
+        """A case's inputs; a batch that the plan has not is made of the first text of one that it has."""
+        folder = self._folder_of(planned.subject)
+        path = inputs_path(folder, batch, tokens)
+        if not path.exists():
+            with np.load(inputs_path(folder, self._plan.batches[0], tokens)) as file:
+                repeated: dict[str, Any] = {name: np.repeat(file[name][:1], batch, axis=0) for name in file.files}
+            np.savez(path, **repeated)
+        return path
+
+    def expected(self, planned: PlannedSeries, batch: int, tokens: int) -> Path | None:
+        """PyTorch's answers to them; None where there are none."""
+        path = expected_path(self._folder_of(planned.subject), batch, tokens)
+        return path if path.exists() else None
+
+    def artefact(self, planned: PlannedSeries) -> str | None:
+        """What a peer runs; None where it needs nothing."""
+        outcome = self._artefacts.get(planned.series.name)
+        return outcome.output["artefact"] if outcome is not None and outcome.output else None
+
+    def remark(self, planned: PlannedSeries) -> str | None:
+        """What came out while a peer's artefact was made."""
+        outcome = self._artefacts.get(planned.series.name)
+        return outcome.output["remark"] if outcome is not None and outcome.output else None
+
+    def failure(self, planned: PlannedSeries) -> str | None:
+        """Why a peer has nothing to run; None where it has."""
+        outcome = self._artefacts.get(planned.series.name)
+        if outcome is None or outcome.status is Status.OK:
+            return None
+        return f"It could not be prepared ({outcome.status.value}): {outcome.reason}"
+
+    def _folder_of(self, subject: Subject) -> Path:
+        return self._folder / f"model-{self._subjects.index(subject)}"
+
+    def _shapes(self, subject: Subject) -> Iterator[tuple[int, int]]:
+        for tokens in self._lengths(subject):
+            for batch in self._plan.batches:
+                yield batch, tokens
+
+    def _lengths(self, subject: Subject) -> list[int]:
+        return [tokens for tokens in self._plan.lengths if tokens <= self._max_len[subject]]
+
+    def _prepare(self, subject: Subject, what: Mapping[str, Any], *, steps: int = 1) -> Outcome:
+        command = prepare_command(subject, self._folder_of(subject), what)
+        return run_process(command, time_limit_s=steps * _TIME_LIMIT_S)
+
+    def _make_inputs(self, subject: Subject) -> None:
+        self._watcher.step("Making the inputs")
+        what = {"kind": "inputs", "lengths": self._lengths(subject), "batches": list(self._plan.batches)}
+        outcome = self._prepare(subject, what)
+        if outcome.status is not Status.OK:
+            raise BackendError(f"The inputs for {subject.bundle} could not be made: {outcome.reason}")
+
+    def _make_expected(self, subject: Subject) -> None:
+        failures: dict[str, list[str]] = {}
+        left = list(self._shapes(subject))
+        while left:
+            # All in one process, for PyTorch takes seconds to start; what a shape breaks, the next process goes on.
+            shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in left)
+            self._watcher.step(f"PyTorch's answers in float32, {shapes}")
+            outcome = self._prepare(subject, {"kind": "expected", "shapes": left}, steps=len(left))
+            folder = self._folder_of(subject)
+            left = [shape for shape in left if not expected_path(folder, *shape).exists()]
+            if left:
+                reason, (batch, tokens) = f"{outcome.status.value}: {outcome.reason}", left.pop(0)
+                failures.setdefault(reason, []).append(f"{batch} x {tokens}")
+        for reason, failed in failures.items():
+            self._notes.append(f"{', '.join(failed)} tokens were not compared with PyTorch, which failed: {reason}")
+
+    def _make_artefact(self, planned: PlannedSeries) -> None:
+        if PEERS[planned.series.runner].has_artefact:
+            self._watcher.step(f"Preparing {planned.series.name}")
+            what = {"kind": "artefact", "peer": planned.series.runner, "device": planned.device}
+            self._artefacts[planned.series.name] = self._prepare(planned.subject, what)
+
+    def _count_work(self, subject: Subject) -> None:
+        self._watcher.step("Counting operations")
+        shapes = [f"{batch}x{tokens}" for batch, tokens in self._shapes(subject)]
+        output = self._output("operations", "hdexport.bench.measure.roofline", [str(subject.bundle), *shapes])
+        if output is not None:
+            self._work[subject] = {shape: from_values(work, Work, name=shape) for shape, work in output.items()}
+
+    def _measure_ceilings(self, device: str, dtype: str) -> None:
+        self._watcher.step(f"Measuring the limits of this machine ({device}, {dtype})")
+        options = ["--device", device, "--dtype", dtype, "--threads", str(self._plan.threads)]
+        output = self._output(f"limits of {device} in {dtype}", "hdexport.bench.measure.ceilings", options)
+        if output is not None:
+            now = from_values(output, Ceilings, name="ceilings")
+            before = self._ceilings.get((device, dtype), now)
+            self._ceilings[device, dtype] = dataclasses.replace(
+                now,
+                matmul_flops_per_s=max(before.matmul_flops_per_s, now.matmul_flops_per_s),
+                copy_bytes_per_s=max(before.copy_bytes_per_s, now.copy_bytes_per_s),
+            )
+
+    def _output(self, what: str, module: str, arguments: Sequence[str]) -> dict[str, Any] | None:
+        outcome = run_process(["-m", module, *arguments], time_limit_s=_TIME_LIMIT_S)
+        if outcome.status is not Status.OK:
+            self._notes.append(f"There is no roofline: {what} could not be had: {outcome.reason}")
+        return outcome.output if outcome.status is Status.OK else None
+
+
+def _max_len(subject: Subject, plan: Plan) -> int:
+    """Of its bundles; the subject's own is the longest."""
+    return max(planned.bundle.manifest.max_len for planned in plan.series if planned.subject == subject)
+
+
+def _device_and_dtype(planned: PlannedSeries) -> tuple[str, str]:
+    """On a CPU everything computes in float32, whatever the type of the weights."""
+    return (planned.device, planned.bundle.manifest.dtype) if planned.device == "cuda" else ("cpu", "float32")

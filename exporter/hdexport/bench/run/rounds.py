@@ -1,0 +1,186 @@
+"""A benchmark's run: what its processes need is prepared, they take turns, and their figures are put together."""
+
+from __future__ import annotations
+
+__all__ = ["Bench"]
+
+import dataclasses
+import datetime
+import functools
+import itertools
+import math
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+from hdexport.bench.measure.calls import environment
+from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, CaseResult, LargestBatch, Series, Status
+from hdexport.bench.run.budget import find_largest_batch
+from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
+from hdexport.bench.run.prepared import Preparation
+from hdexport.bench.run.record import CaseRecord
+from hdexport.bench.run.watcher import Watcher
+from hdexport.bench.run.worker import run_case
+
+_LEAST_RUNS = 10
+"""Timed runs of a case, over all its rounds."""
+
+_LEAST_SECONDS = 1.0
+"""That they take together."""
+
+_SEARCH_LIMITS = 3
+"""A search for the largest batch begins no process after so many time limits of one."""
+
+
+class Bench:
+    """One run; a context manager, which removes what it prepared.
+
+    Args:
+        options: what to measure.
+        watcher: is told how it is getting on.
+        scratch: a folder that is not there yet, for what is prepared: checkpoints and exports, which may be large.
+
+    Raises:
+        InputError: an option that does not fit, or nothing that could run.
+        BundleError: there is no bundle, or it is damaged or too new.
+    """
+
+    def __init__(self, options: BenchOptions, watcher: Watcher, scratch: Path) -> None:
+        self._options, self._watcher = options, watcher
+        self._plan = plan(options)
+        self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        self._records = {
+            (planned.series.name, batch, tokens): (planned, CaseRecord(planned.series.name, batch, tokens))
+            for tokens, batch in itertools.product(self._plan.lengths, self._plan.batches)
+            for planned in self._plan.series
+            if planned.is_available
+        }
+        self._largest_batches: list[LargestBatch] = []
+        self._notes: list[str] = []
+        self._scratch = scratch
+        self._prepared = Preparation(self._plan, scratch, watcher)
+
+    def __enter__(self) -> Bench:
+        self._scratch.mkdir()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._scratch)
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a round of any case has ended."""
+        return any(True for _ in self._cases())
+
+    def note(self, text: str) -> None:
+        """Add what a reader has to know."""
+        self._notes.append(text)
+        self._watcher.note(text)
+
+    def prepare(self) -> None:
+        """Make what the cases need, which may take longer than they do.
+
+        Raises:
+            BackendError: not even inputs could be made.
+        """
+        for text in self._plan.notes:
+            self.note(text)
+        self._prepared.run()
+        for text in self._prepared.notes:
+            self.note(text)
+
+    def measure(self) -> None:
+        """Run every case once a round, neighbours in a table one after the other, so that drift hits all alike."""
+        self._watcher.planned(list(self._records), self._options.rounds)
+        for number in range(1, self._options.rounds + 1):
+            for (name, batch, tokens), (planned, record) in self._records.items():
+                if not record.is_over:
+                    self._watcher.begin(name, batch, tokens, number)
+                    self._run_round(planned, record, batch, tokens)
+                    case = self._result_of(planned, record, batch, tokens)
+                    assert case is not None
+                    self._watcher.finish(case)
+        self._prepared.measure_ceilings()
+        if self._options.memory_budget_bytes is not None:
+            self._find_largest_batches(self._options.memory_budget_bytes)
+
+    def result(self) -> BenchResult:
+        """What is known so far."""
+        return BenchResult(
+            schema_version=SCHEMA_VERSION,
+            date=self._date,
+            command=self._options.command,
+            environment=environment(self._plan.threads),
+            rounds=self._options.rounds,
+            series=tuple(map(self._series_of, self._plan.series)),
+            cases=tuple(self._cases()),
+            ceilings=self._prepared.ceilings,
+            largest_batches=tuple(self._largest_batches),
+            notes=tuple(self._notes),
+        )
+
+    def _cases(self) -> Iterator[CaseResult]:
+        for (_, batch, tokens), (planned, record) in self._records.items():
+            case = self._result_of(planned, record, batch, tokens)
+            if case is not None:
+                yield case
+
+    def _result_of(self, planned: PlannedSeries, record: CaseRecord, batch: int, tokens: int) -> CaseResult | None:
+        work = self._prepared.work_of(planned, batch, tokens)
+        return record.result(work, self._prepared.ceilings_of(planned))
+
+    def _series_of(self, planned: PlannedSeries) -> Series:
+        remarks = [remark for remark in (planned.series.remark, self._prepared.remark(planned)) if remark]
+        return dataclasses.replace(
+            planned.series,
+            remark="; ".join(remarks) or None,
+            unavailable=planned.series.unavailable or self._prepared.failure(planned),
+        )
+
+    def _run_round(self, planned: PlannedSeries, record: CaseRecord, batch: int, tokens: int) -> None:
+        if tokens > planned.bundle.manifest.max_len:
+            record.end(Status.FAILED, f"The bundle takes 1 to {planned.bundle.manifest.max_len} tokens.")
+            return
+        failure = self._prepared.failure(planned)
+        if failure is not None:
+            record.end(Status.FAILED, failure)
+            return
+        spec = self._spec(planned, batch, tokens)
+        outcome, figures = run_case(spec, time_limit_s=self._options.time_limit_s)
+        if figures is None:
+            record.end(outcome.status, outcome.reason or "It gave no reason.")
+        else:
+            record.add(figures)
+
+    def _spec(self, planned: PlannedSeries, batch: int, tokens: int) -> CaseSpec:
+        expected = self._prepared.expected(planned, batch, tokens)
+        return CaseSpec(
+            runner=planned.series.runner,
+            bundle=planned.series.bundle,
+            artefact=self._prepared.artefact(planned),
+            inputs=str(self._prepared.inputs(planned, batch, tokens)),
+            expected=None if expected is None else str(expected),
+            device=planned.device,
+            threads=self._plan.threads,
+            least_runs=math.ceil(_LEAST_RUNS / self._options.rounds),
+            least_seconds=_LEAST_SECONDS / self._options.rounds,
+        )
+
+    def _find_largest_batches(self, budget_bytes: int) -> None:
+        for tokens, planned in itertools.product(self._plan.lengths, self._plan.series):
+            can_run = planned.is_available and self._prepared.failure(planned) is None
+            if can_run and tokens <= planned.bundle.manifest.max_len:
+                self._watcher.step(f"Largest batch of {tokens} tokens, {planned.series.name}")
+                found = find_largest_batch(
+                    functools.partial(self._spec, planned, tokens=tokens),
+                    series=planned.series.name,
+                    tokens=tokens,
+                    budget_bytes=budget_bytes,
+                    probe_limit_s=self._options.time_limit_s,
+                    time_limit_s=_SEARCH_LIMITS * self._options.time_limit_s,
+                )
+                self._largest_batches.append(found)

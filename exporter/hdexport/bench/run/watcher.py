@@ -1,0 +1,28 @@
+"""How a benchmark says what it is doing; the library only calls, the command line shows."""
+
+from __future__ import annotations
+
+__all__ = ["Watcher"]
+
+from collections.abc import Sequence
+
+from hdexport.bench.results.result import CaseResult
+
+
+class Watcher:
+    """Silent; the base of what shows something."""
+
+    def step(self, title: str) -> None:
+        """Something is prepared."""
+
+    def note(self, text: str) -> None:
+        """A line that belongs to the result."""
+
+    def planned(self, cases: Sequence[tuple[str, int, int]], rounds: int) -> None:
+        """The cases begin, a round of each after the other: name of the series, batch and tokens of each."""
+
+    def begin(self, series: str, batch: int, tokens: int, number: int) -> None:
+        """Round `number`, from 1, of a case begins."""
+
+    def finish(self, case: CaseResult) -> None:
+        """A round of a case ended; what is known of the case so far."""

@@ -1,0 +1,168 @@
+"""The files of a Hugging Face checkpoint: which belong to it beside its weights, and how all are written."""
+
+from __future__ import annotations
+
+__all__ = [
+    "CHECKPOINT_DIRECTORY",
+    "SentenceModule",
+    "is_copied",
+    "module_folders",
+    "rewrite_json",
+    "sentence_modules",
+    "write_index",
+    "write_weights",
+]
+
+import errno
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.support.json_files import read_json, read_object, shown
+from hdruntime.bundle.staging import DirectoryKind
+from hdruntime.errors import ModelError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    import torch
+
+_VOCABULARIES = ("vocab.txt", "merges.txt")
+_LICENCES = ("LICENSE", "NOTICE")
+_INDEX = "model.safetensors.index.json"
+
+_NO_SPACE = f"os error {errno.ENOSPC}"
+"""How safetensors, written in Rust, says that the disk is full."""
+
+
+def is_copied(file: Path) -> bool:
+    """Whether a file at the top of a checkpoint goes with it: configurations, tokenizer and licence, not weights."""
+    if not file.is_file() or file.name.endswith(".index.json"):
+        return False
+    return file.suffix in (".json", ".model") or file.name in _VOCABULARIES or file.stem in _LICENCES
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceModule:
+    """One of sentence-transformers' modules.
+
+    Attributes:
+        kind: its class, without the package.
+        folder: the name of the folder that holds its settings; empty for the checkpoint's own directory.
+    """
+
+    kind: str
+    folder: str
+
+
+def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
+    """What ``modules.json`` of a checkpoint lists, in order; nothing where there is none.
+
+    Raises:
+        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
+    """
+    path = directory / "modules.json"
+    if not path.is_file():
+        return ()
+    modules = read_json(path)
+    if not isinstance(modules, list) or not modules:
+        raise ModelError(f"{path} lists no modules.\nDownload the model again.")
+    return tuple(_sentence_module(path, module) for module in modules)
+
+
+def module_folders(directory: Path) -> list[str]:
+    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them.
+
+    Raises:
+        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
+    """
+    folders = [module.folder for module in sentence_modules(directory)]
+    # The first module, the encoder, usually is at the top; one without settings may have no folder.
+    return [folder for folder in folders if folder and (directory / folder).is_dir()]
+
+
+def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Write a safetensors file.
+
+    Raises:
+        OSError: the disk is full, or the file cannot be written for another reason.
+    """
+    safetensors = require("safetensors")
+    from safetensors.torch import save_file
+
+    file.touch()
+    usual_mode = file.stat().st_mode
+    try:
+        save_file(dict(weights), file, metadata={"format": "pt"})
+        # safetensors lets nobody but the owner read what it writes.
+        file.chmod(usual_mode)
+    except safetensors.SafetensorError as error:
+        if _NO_SPACE in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file)) from error
+        raise OSError(errno.EIO, str(error), str(file)) from error
+
+
+def write_index(file_of_weight: Mapping[str, str], total_bytes: int, directory: Path) -> None:
+    """Write the index of a checkpoint whose weights are in several files."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(file_of_weight.items()))}
+    (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def rewrite_json(source: Path, target: Path, changes: Mapping[str, object]) -> None:
+    """Write a JSON object with other values; values that are null or missing have no limit to raise and stay.
+
+    Args:
+        source: the file; where it is missing nothing is done.
+        target: where to write it, if a value changes.
+        changes: key -> value.
+
+    Raises:
+        ModelError: the file holds no JSON object.
+    """
+    if not source.is_file():
+        return
+    values = read_object(source)
+    changed = {key: value for key, value in changes.items() if values.get(key) is not None}
+    if changed:
+        target.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _sentence_module(path: Path, module: object) -> SentenceModule:
+    kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(folder, str):
+        raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
+    if Path(folder).name != folder or "\0" in folder:
+        raise ModelError(
+            f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.\n"
+            "Download the model again."
+        )
+    return SentenceModule(kind=kind.rpartition(".")[2], folder=folder)
+
+
+def _is_checkpoint(directory: Path) -> bool:
+    try:
+        config = json.loads((directory / "config.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return False
+    return isinstance(config, dict) and isinstance(config.get("model_type"), str)
+
+
+def _foreign_files(directory: Path) -> list[str]:
+    """Files that no extended checkpoint has: a training's optimizer and logs, an ONNX graph, somebody's notes."""
+    ours = {path for path in directory.iterdir() if is_copied(path) or path.suffix == ".safetensors"}
+    ours.add(directory / _INDEX)
+    for folder in module_folders(directory):
+        ours.update((directory / folder).rglob("*"))
+    files = {path for path in directory.rglob("*") if not path.is_dir()}
+    return sorted(path.relative_to(directory).as_posix() for path in files - ours)
+
+
+CHECKPOINT_DIRECTORY = DirectoryKind(
+    name="Hugging Face checkpoint",
+    marker="config.json",
+    is_one=_is_checkpoint,
+    foreign_files=_foreign_files,
+)
+"""What `hdexport extend` writes, and may replace."""

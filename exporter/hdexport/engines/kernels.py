@@ -1,0 +1,103 @@
+"""The GPU kernels of a bundle: compiled for the GPUs that its engines are for, and copied beside them.
+
+A kernel is compiled for an architecture, not for a GPU: sm_86's runs on sm_89. Which are needed follows from the
+engines' architectures and the operator's geometry, so that a bundle holds no kernel twice and none that nothing runs.
+"""
+
+from __future__ import annotations
+
+__all__ = ["write_kernels"]
+
+import importlib.util
+import logging
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.graph.lowering.plugin_nodes import plugin_nodes, shapes_of_inputs
+from hdexport.graph.passes.graph_nodes import attributes_of, operator_of
+from hdplugins import Operator
+from hdplugins.kernels.aot import KernelError, KernelSource, compile_kernels
+from hdplugins.operators.plugin_face import face_of
+from hdruntime.constants import KERNELS_FOLDER
+from hdruntime.errors import ExportError, InputError, MissingDependencyError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+logger = logging.getLogger(__name__)
+
+_OTHERWISE = "Or leave the attention to TensorRT's own layers: --attention-impl native"
+
+
+def write_kernels(
+    lowered: onnx_ir.Model,
+    bundle: Path,
+    *,
+    dtype: str,
+    architectures: Sequence[str],
+    progress: Callable[[str], None] | None = None,
+) -> tuple[str, ...]:
+    """Compile the kernels that the plugins of a graph launch, or take them from the cache, and copy them.
+
+    Args:
+        lowered: the graph that :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph` gave.
+        bundle: the bundle's directory; each kernel becomes a cubin and a JSON file in its folder ``kernels``.
+        dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
+        architectures: of the engines, see :func:`hdexport.engines.tensorrt_builder.target_architectures`.
+        progress: told in a line what is compiled or taken, if anything is.
+
+    Returns:
+        The files, relative to the bundle; none for a graph without plugins, which gets no folder either.
+
+    Raises:
+        MissingDependencyError: Triton is not installed.
+        InputError: there is no kernel for an architecture.
+        ExportError: a kernel cannot be compiled.
+    """
+    wanted = _sources(lowered, dtype, [int(name.removeprefix("sm")) for name in architectures])
+    if not wanted:
+        return ()
+    if importlib.util.find_spec("triton") is None:
+        raise MissingDependencyError(
+            "Our attention kernels are compiled by the package 'triton', which is not installed.\n"
+            f"Install it with: pip install triton (on Linux). {_OTHERWISE}"
+        )
+    if progress is not None:
+        compiled_for = sorted({source.architecture for _, source in wanted})
+        progress(f"Preparing {len(wanted)} GPU kernels for {', '.join(f'sm{number}' for number in compiled_for)}")
+    try:
+        compiled = compile_kernels([source for _, source in wanted])
+    except KernelError as error:
+        raise ExportError(f"{error}\n{_OTHERWISE}") from error
+    folder = bundle / KERNELS_FOLDER
+    folder.mkdir(exist_ok=True)
+    files = []
+    for (operator, _), kernel in zip(wanted, compiled, strict=True):
+        for source in (kernel.cubin, kernel.metadata):
+            # The loader looks for an operator's kernels by its name: two operators may have functions of one name.
+            file = folder / f"{operator.name}-{source.name}"
+            shutil.copyfile(source, file)
+            files.append(file.relative_to(bundle).as_posix())
+    logger.info("%d kernels for %s are in %s", len(wanted), ", ".join(architectures), folder)
+    return tuple(files)
+
+
+def _sources(lowered: onnx_ir.Model, dtype: str, architectures: Sequence[int]) -> list[tuple[Operator, KernelSource]]:
+    """What is needed, each once."""
+    wanted: list[tuple[Operator, KernelSource]] = []
+    for node in plugin_nodes(lowered):
+        operator, attributes = operator_of(node), attributes_of(node)
+        face = face_of(operator)
+        try:
+            sources = face.kernel_sources(
+                shapes_of_inputs(node),
+                {name: attributes[name] for name in face.FIELDS},
+                dtype=dtype,
+                architectures=architectures,
+            )
+        except ValueError as error:
+            raise InputError(f"{error}\nLeave that GPU out of --sm. {_OTHERWISE}") from error
+        wanted += [(operator, source) for source in sources if (operator, source) not in wanted]
+    return wanted

@@ -1,0 +1,65 @@
+"""An engine's passport, filled in and written beside it; `hdruntime.bundle.passport` says what is in it."""
+
+from __future__ import annotations
+
+__all__ = ["built_here", "onnx_hashes", "write_passport"]
+
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+from datetime import datetime, timezone
+from pathlib import Path
+
+from hdruntime.bundle.passport import PASSPORT_VERSION, BuiltOn, Passport
+from hdruntime.gpu.driver import driver_version, gpus
+from hdruntime.optional import require
+
+_READ_BYTES = 1 << 20
+
+
+def built_here() -> BuiltOn:
+    """This machine, now."""
+    found = gpus()
+    return BuiltOn(
+        platform=platform.platform(),
+        driver=driver_version(),
+        gpu=found[0].name if found else None,
+        date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    )
+
+
+def onnx_hashes(path: Path) -> dict[str, str]:
+    """SHA-256 of a graph's file and of each file that holds its weights, by name.
+
+    The lowered graph itself is not kept, but its weights are the bundle's, whose hash the manifest has too.
+
+    Args:
+        path: an ONNX file that can be read.
+    """
+    onnx = require("onnx")
+    model = onnx.load(path, load_external_data=False)
+    locations = {
+        entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
+    }
+    return {name: _sha256(path.parent / name) for name in (path.name, *sorted(locations))}
+
+
+def write_passport(passport: Passport, path: Path) -> None:
+    """Write the JSON, whole or not at all."""
+    text = json.dumps({"passport_version": PASSPORT_VERSION, **dataclasses.asdict(passport)}, indent=2)
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.write_text(text + "\n", encoding="utf-8")
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ_BYTES):
+            digest.update(block)
+    return digest.hexdigest()

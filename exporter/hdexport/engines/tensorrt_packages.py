@@ -1,0 +1,126 @@
+"""The flavours of TensorRT: which of them can build here, loaded each with its own Polygraphy."""
+
+from __future__ import annotations
+
+__all__ = [
+    "architectures_from_option",
+    "buildable_flavours",
+    "default_architectures",
+    "load_flavour",
+    "load_polygraphy",
+    "supported_architectures",
+]
+
+import functools
+import importlib
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+from hdplugins.tensorrt.link import provide_library_link
+from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import EngineError, HdexportError, InputError
+from hdruntime.gpu.driver import driver_version, gpus
+from hdruntime.optional import require
+
+logger = logging.getLogger(__name__)
+
+_FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
+
+_NO_ARCHITECTURE = ("NONE", "CURRENT")
+"""Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
+
+_ON_REQUEST = ("sm75",)
+"""Architectures that TensorRT-RTX leaves out unless asked: they slow the engine down on the others."""
+
+
+def buildable_flavours() -> tuple[Backend, ...]:
+    """The flavours that :func:`load_flavour` would load on this machine; why another would not is logged."""
+    found = []
+    for flavour in _FLAVOURS:
+        try:
+            load_flavour(flavour)
+        except HdexportError as error:
+            logger.info("no %s engine can be built here. %s", flavour.value, error)
+            continue
+        found.append(flavour)
+    return tuple(found)
+
+
+def load_flavour(flavour: Backend) -> ModuleType:
+    """Import a flavour of TensorRT, sure that it can build.
+
+    Args:
+        flavour: ``Backend.TENSORRT`` or ``Backend.TENSORRT_RTX``.
+
+    Raises:
+        MissingDependencyError: the package is not installed; the message gives the command that installs it.
+        EngineError: the package does not load, or it needs a GPU and there is none.
+    """
+    assert flavour in _FLAVOURS, flavour
+    if flavour is Backend.TENSORRT_RTX:
+        provide_library_link()
+    try:
+        trt = require(flavour.value)
+    except HdexportError:
+        raise
+    except (ImportError, OSError) as error:
+        raise EngineError(
+            f"The package {flavour.value} is installed but does not load: {error}\nSee: hdexport doctor"
+        ) from error
+    if flavour is Backend.TENSORRT and not gpus():
+        driver = driver_version()
+        raise EngineError(
+            "TensorRT times its kernels on the GPU it builds for, and CUDA sees no GPU here "
+            f"({'no NVIDIA driver' if driver is None else f'driver {driver}'}).\n"
+            "Build on the GPU machine, or build a TensorRT-RTX engine here: --target tensorrt-rtx"
+        )
+    return trt
+
+
+@functools.lru_cache(maxsize=1)
+def load_polygraphy(flavour: Backend) -> ModuleType:
+    """Polygraphy's TensorRT backend, bound to a flavour.
+
+    Polygraphy binds itself to one flavour when it is imported. It is imported anew when the flavour changes,
+    so that one command can build engines for both.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] == "polygraphy"]:
+        del sys.modules[name]
+    require("polygraphy")
+    config: Any = importlib.import_module("polygraphy.config")
+    config.USE_TENSORRT_RTX = flavour is Backend.TENSORRT_RTX
+    return importlib.import_module("polygraphy.backend.trt")
+
+
+def architectures_from_option(text: str | None) -> tuple[str, ...]:
+    """GPU architectures from the option ``--sm``.
+
+    Args:
+        text: a list as ``80,86``; ``8.6``, ``sm86`` and ``sm_86`` are understood too. None is an empty list.
+
+    Returns:
+        Names such as ``sm86``, each once.
+
+    Raises:
+        InputError: it is no such list.
+    """
+    names = []
+    for item in [] if text is None else text.split(","):
+        number = item.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
+        if not (number.isascii() and number.isdecimal() and len(number) in (2, 3)):
+            raise InputError(f"--sm holds {item!r}, which is no GPU architecture.\nGive for example --sm 86,89.")
+        names.append(f"sm{number}")
+    return tuple(dict.fromkeys(names))
+
+
+def supported_architectures(trt: ModuleType) -> tuple[str, ...]:
+    """The GPU architectures that this TensorRT-RTX can build for."""
+    members = trt.ComputeCapability.__members__
+    return tuple(name.lower() for name in members if name not in _NO_ARCHITECTURE)
+
+
+def default_architectures(trt: ModuleType) -> tuple[str, ...]:
+    """Those that an engine of TensorRT-RTX runs on when it was restricted to none."""
+    return tuple(name for name in supported_architectures(trt) if name not in _ON_REQUEST)

@@ -1,0 +1,1 @@
+"""ONNX graphs: traced, completed, and lowered for what runs them."""

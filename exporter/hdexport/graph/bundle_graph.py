@@ -1,0 +1,52 @@
+"""The ONNX graphs of a bundle, as the exporter reads them: damaged ones, and those of another model, are refused."""
+
+from __future__ import annotations
+
+__all__ = ["read_graph"]
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from hdruntime.bundle.graph_interface import Found, check_interface
+from hdruntime.errors import BundleCorruptError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from hdruntime.bundle.manifest import GraphFile
+    from hdruntime.bundle.reader import Bundle
+
+
+def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = None) -> onnx_ir.Model:
+    """Read a graph; its weights stay in their files until they are asked for.
+
+    Args:
+        bundle: what lists the graph.
+        graph: which one.
+        directory: where a copy of the bundle's files is, if that is to be read.
+
+    Raises:
+        MissingDependencyError: onnx or onnx_ir is not installed.
+        BundleCorruptError: the file is no ONNX graph, or its inputs and outputs are not the manifest's.
+    """
+    require("onnx")
+    ir = require("onnx_ir")
+    path = bundle.file(graph.file) if directory is None else directory / graph.file
+    try:
+        model = cast("onnx_ir.Model", ir.load(path))
+        inputs, outputs = _interface(model.graph.inputs), _interface(model.graph.outputs)
+    except Exception as error:  # what protobuf, onnx and onnx_ir raise has no class in common
+        raise BundleCorruptError(
+            f"The graph {graph.file} of {bundle.path} cannot be read: {error}.\nBuild the bundle again."
+        ) from error
+    check_interface(bundle, graph, inputs=inputs, outputs=outputs)
+    return model
+
+
+def _interface(values: Iterable[onnx_ir.Value]) -> Found:
+    return {
+        str(value.name): ("of no type" if value.dtype is None else str(value.dtype.numpy()), list(value.shape or ()))
+        for value in values
+    }

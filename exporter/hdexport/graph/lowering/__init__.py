@@ -1,0 +1,1 @@
+"""One graph for each backend, made of the portable one."""

@@ -1,0 +1,94 @@
+"""Block-sparse attention on a CPU: blocks one after another, or all keys at once where every query sees every key."""
+
+from __future__ import annotations
+
+__all__ = ["lower_block_sparse_attention"]
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from hdexport.graph.lowering.multi_head_attention import (
+    Insertion,
+    choose,
+    fused_attention,
+    merge_heads,
+    replace_by_merged,
+    states_tokens_first,
+)
+from hdexport.graph.lowering.onnxruntime_cpu.short_texts import ShortTexts
+from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+
+def lower_block_sparse_attention(model: onnx_ir.Model) -> int:
+    """Give the nodes ``BlockSparseAttention`` of a float32 graph their sequential bodies, in place.
+
+    They read states as projections leave them, with tokens before heads.
+
+    Returns:
+        The number of nodes.
+    """
+    nodes = operator_nodes(model, "BlockSparseAttention")
+    short_texts = ShortTexts()
+    for number, node in enumerate(nodes):
+        insertion = Insertion(node)
+        attributes = attributes_of(node)
+        states = states_tokens_first(insertion, node)
+        sparse = _sparse_node(model, node, states)
+        longest = _longest_dense(attributes, listed=len(node.inputs) > 4)
+        if longest > 0:
+            is_dense = short_texts.are_dense(insertion, node, longest)
+            attended = _choose(insertion, node, states, sparse, is_dense, name=f"blocks_{number}")
+        else:
+            insertion.insert(sparse)
+            attended = sparse.outputs[0]
+        replace_by_merged(insertion, node, merge_heads(insertion, attended))
+    return len(nodes)
+
+
+def _sparse_node(model: onnx_ir.Model, node: onnx_ir.Node, states: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
+    """A node that computes what the given one does from [batch, tokens, heads, head_dim], in no graph yet."""
+    import onnx_ir as ir
+
+    from hdplugins.operators.block_sparse_attention.onnx_function import function_for
+    from hdplugins.operators.onnx_text import BlockOrder
+
+    body = function_for(
+        attributes=attributes_of(node), listed=len(node.inputs) > 4, order=BlockOrder.SEQUENTIAL, tokens_first=True
+    )
+    function = ir.serde.deserialize_function(body)
+    model.functions[function.identifier()] = function
+    return ir.node(body.name, [*states, *node.inputs[3:]], attributes=node.attributes, domain=node.domain)
+
+
+def _choose(
+    insertion: Insertion,
+    node: onnx_ir.Node,
+    states: Sequence[onnx_ir.Value],
+    sparse: onnx_ir.Node,
+    is_dense: onnx_ir.Value,
+    *,
+    name: str,
+) -> onnx_ir.Value:
+    """[batch, tokens, heads, head_dim], by the fused attention where every query sees every key."""
+    import onnx_ir as ir
+
+    assert node.inputs[0] is not None
+    assert node.inputs[0].shape is not None
+    fused = fused_attention(node, [merge_heads(insertion, state) for state in states])
+    # A branch that ends with a Reshape copies what it returns: here the one of short texts.
+    to_heads = insertion.integers([0, 0, int(node.inputs[0].shape[1]), -1])
+    split = ir.node("Reshape", [fused.outputs[0], to_heads])
+    return choose(insertion, is_dense, then=[fused, split], otherwise=[sparse], name=name, dtype=ir.DataType.FLOAT)
+
+
+def _longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:
+    """Tokens up to which every query of a text sees every key once; 0 for none."""
+    # Queries of global blocks see every key. So do others that are no further from each other than a window reaches,
+    # unless something is seen again.
+    blocks = attributes["first_global"] + attributes["last_global"]
+    if not listed and attributes["first_repeats"] == 0:
+        blocks += attributes["window"] + 1
+    return int(max(attributes["dense_tokens"], attributes["block_size"] * blocks))

@@ -1,0 +1,91 @@
+"""The fused attention for texts that a sparse attention attends to densely, in a branch of the graph.
+
+Longer texts are not for it: its time is quadratic, and with the mask that they would then need, so is its memory.
+"""
+
+from __future__ import annotations
+
+__all__ = ["ShortTexts"]
+
+from typing import TYPE_CHECKING
+
+from hdexport.graph.lowering.multi_head_attention import (
+    SWAP_HEADS_AND_TOKENS,
+    Insertion,
+    choose,
+    fused_attention,
+    replace_by_merged,
+)
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_TOKEN_MASK = 3
+"""Position of that input: [batch, tokens], 0 for padding."""
+
+
+class ShortTexts:
+    """Gives the nodes of one graph a branch of fused attention; what they ask about the texts is computed once."""
+
+    def __init__(self) -> None:
+        self._conditions: dict[tuple[onnx_ir.Value, int], onnx_ir.Value] = {}
+
+    def fuse(self, node: onnx_ir.Node, *, longest: int, name: str) -> None:
+        """Let a choice take the node's place: fused attention where nothing is hidden, the node elsewhere.
+
+        Args:
+            node: sparse attention, [batch, heads, tokens, head_dim].
+            longest: tokens up to which every query of a text without padding sees every key, once.
+            name: of the choice.
+        """
+        insertion = Insertion(node)
+        _choose(insertion, node, self.are_dense(insertion, node, longest), name=name)
+
+    def are_dense(self, insertion: Insertion, node: onnx_ir.Node, longest: int) -> onnx_ir.Value:
+        """[], bool: whether no token of the texts is padding, and they are no longer than that.
+
+        Args:
+            insertion: in front of the node.
+            node: sparse attention.
+            longest: in tokens.
+        """
+        token_mask = node.inputs[_TOKEN_MASK]
+        assert token_mask is not None
+        if (token_mask, longest) not in self._conditions:
+            self._conditions[token_mask, longest] = _is_dense(insertion, token_mask, longest)
+        return self._conditions[token_mask, longest]
+
+
+def _is_dense(insertion: Insertion, token_mask: onnx_ir.Value, longest: int) -> onnx_ir.Value:
+    import onnx_ir as ir
+
+    smallest = insertion.op("ReduceMin", [token_mask], {"keepdims": 0})
+    unpadded = insertion.op("Cast", [smallest], {"to": int(ir.DataType.BOOL)})
+    tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
+    is_short = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
+    return insertion.op("And", [unpadded, is_short])
+
+
+def _choose(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, name: str) -> None:
+    """Both branches read split heads: states from before the splitting would be kept in memory for the other one.
+
+    And both end with heads that are split still: a branch that ends with a Reshape copies what it returns.
+    """
+    import onnx_ir as ir
+
+    query, key, value = (state for state in node.inputs[:3] if state is not None)
+    assert query.shape is not None
+    to_hidden, to_heads = insertion.integers([0, 0, -1]), insertion.integers([0, 0, int(query.shape[1]), -1])
+    tokens_first = ir.node("Transpose", [query], {"perm": SWAP_HEADS_AND_TOKENS})
+    merged_query = ir.node("Reshape", [tokens_first.outputs[0], to_hidden])
+    fused = fused_attention(node, [merged_query.outputs[0], key, value])
+    sparse = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
+    attended = choose(
+        insertion,
+        is_dense,
+        then=[tokens_first, merged_query, fused, ir.node("Reshape", [fused.outputs[0], to_heads])],
+        otherwise=[sparse, ir.node("Transpose", [sparse.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})],
+        name=name,
+        dtype=ir.DataType.FLOAT,
+    )
+    replace_by_merged(insertion, node, insertion.op("Reshape", [attended, to_hidden]))

@@ -1,0 +1,166 @@
+"""The graph that ONNX Runtime runs fastest on an NVIDIA GPU: the portable one, its dense attention fused.
+
+It computes in the bundle's own type and reads the portable graph's weights. Sparse attention keeps its bodies of
+standard operators. Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the
+sources of ONNX Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):
+
+=====================================  ======================================================  ====================
+mask                                   kernel                                                  memory over tokens
+=====================================  ======================================================  ====================
+none                                   flash attention in half precision, from Ampere on;      linear
+                                       else CUTLASS's memory-efficient attention
+[3 * batch + 2], lengths and starts    memory-efficient attention                              linear
+[batch, tokens]                        products, softmax and products one after the other      quadratic
+=====================================  ======================================================  ====================
+
+So there are three branches: texts without padding, texts with padding behind them, which is how the runtime pads, and
+any other mask. Where the memory-efficient kernel is refused, the second form would be read as something else and give
+wrong answers: it is only used where the sources refuse nothing.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FUSED_DTYPES", "lower_for_onnxruntime_cuda"]
+
+from typing import TYPE_CHECKING
+
+from hdexport.graph.lowering.multi_head_attention import (
+    CONTRIB_DOMAIN,
+    Insertion,
+    choice,
+    choose,
+    fused_attention,
+    merge_heads,
+    replace_by_merged,
+    states_tokens_first,
+)
+from hdexport.graph.passes.graph_nodes import operator_nodes
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+FUSED_DTYPES: dict[str, tuple[str, ...]] = {
+    "BlockSparseAttention": (),
+    "DenseAttention": ("float32", "float16", "bfloat16"),
+    "SlidingWindowAttention": (),
+}
+"""Operator -> dtypes in which this lowering computes it with a fused kernel; else the body stays."""
+
+_KEY_MASK, _BIAS = 3, 4
+"""Positions of these inputs."""
+
+_HEAD_DIM_MULTIPLE, _MOST_HEAD_DIM = 8, 1024
+"""Sizes of a head that the memory-efficient kernel takes."""
+
+_LEAST_FLOAT32_TOKENS = 256
+"""Below, ONNX Runtime does not take the memory-efficient kernel in float32."""
+
+
+def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
+    """Lower a portable graph, in place.
+
+    Returns:
+        The number of attentions that are fused. With none the graph is the portable one still.
+    """
+    from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
+
+    nodes = operator_nodes(model, "DenseAttention")
+    masks: dict[onnx_ir.Value, _Mask] = {}
+    for number, node in enumerate(nodes):
+        key_mask = node.inputs[_KEY_MASK]
+        assert key_mask is not None
+        insertion = Insertion(node)
+        if key_mask not in masks:
+            masks[key_mask] = _Mask(insertion, key_mask, _dtype(node))
+        _lower(insertion, node, masks[key_mask], name=f"attention_{number}")
+    if nodes:
+        model.graph.opset_imports[CONTRIB_DOMAIN] = 1
+        RemoveUnusedNodesPass()(model)
+        RemoveUnusedFunctionsPass()(model)
+    return len(nodes)
+
+
+class _Mask:
+    """What every attention of a graph needs of one key mask, computed once.
+
+    Attributes:
+        unmasked: [], bool, whether every token is real.
+        numbers: [batch, tokens], int32.
+        ends: [], bool, whether all padding is behind its text, and the texts long enough for `starts`.
+        starts: [3 * batch + 2], int32: keys of each row, at least 1, where the queries of each row start and the last
+            one's end, and the same of the keys.
+        any_key: [batch, 1, 1], in the graph's type, 1 for rows with a real token.
+    """
+
+    def __init__(self, insertion: Insertion, key_mask: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
+        import onnx_ir as ir
+
+        to_int32, to_bool = {"to": int(ir.DataType.INT32)}, {"to": int(ir.DataType.BOOL)}
+        columns = insertion.integers([1])
+        self.numbers = insertion.op("Cast", [key_mask], to_int32)
+        smallest = insertion.op("ReduceMin", [self.numbers], {"keepdims": 0})
+        self.unmasked = insertion.op("Cast", [smallest], to_bool)
+        counts = insertion.op("ReduceSum", [self.numbers, columns], {"keepdims": 1})  # [batch, 1]
+        one = insertion.op("Cast", [columns], to_int32)  # [1]
+        lengths = insertion.op("Max", [counts, one])
+        has_key = insertion.op("Unsqueeze", [insertion.op("Min", [counts, one]), columns])
+        self.any_key = insertion.op("Cast", [has_key], {"to": int(dtype)})
+
+        zero, step = (insertion.op("Constant", [], {"value_int": value}) for value in (0, 1))
+        batch, tokens = (
+            insertion.op("Squeeze", [insertion.op("Shape", [key_mask], {"start": axis, "end": axis + 1})])
+            for axis in (0, 1)
+        )
+        positions = insertion.op("Cast", [insertion.op("Range", [zero, tokens, step])], to_int32)
+        is_text = insertion.op("Less", [positions, counts])  # [batch, tokens]
+        agrees = insertion.op("Cast", [insertion.op("Equal", [is_text, key_mask])], to_int32)
+        all_agree = insertion.op("ReduceMin", [agrees], {"keepdims": 0})
+        self.ends = insertion.op("Cast", [all_agree], to_bool)
+        if dtype == ir.DataType.FLOAT:
+            least = insertion.op("Constant", [], {"value_int": _LEAST_FLOAT32_TOKENS})
+            is_long = insertion.op("GreaterOrEqual", [tokens, least])
+            self.ends = insertion.op("And", [self.ends, is_long])
+
+        numbered = insertion.op("Range", [zero, insertion.op("Add", [batch, step]), step])
+        starts = insertion.op("Cast", [insertion.op("Mul", [numbered, tokens])], to_int32)  # [batch + 1]
+        flat = insertion.op("Squeeze", [lengths, columns])  # [batch]
+        self.starts = insertion.op("Concat", [flat, starts, starts], {"axis": 0})
+
+
+def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) -> None:
+    import onnx_ir as ir
+
+    dtype = _dtype(node)
+    states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+    bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
+    if bias is not None and bias.dtype != dtype:
+        bias = insertion.op("Cast", [bias], {"to": int(dtype)})
+    free = fused_attention(node, states, bias=bias)
+    # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled instead:
+    # float16 overflows otherwise.
+    scale = insertion.op("Constant", [], {"value_float": node.attributes["scale"].as_float()})
+    typed_scale = insertion.op("Cast", [scale], {"to": int(dtype)})
+    scaled = ir.node("Mul", [states[0], typed_scale])
+    by_key = fused_attention(node, [scaled.outputs[0], *states[1:]], key_mask=mask.numbers, bias=bias, scale=1.0)
+    masked = [scaled, by_key]
+    if bias is None and _has_memory_efficient_kernel(node):
+        ending = fused_attention(node, states, key_mask=mask.starts)
+        masked = [choice(mask.ends, then=[ending], otherwise=masked, name=f"{name}_masked", dtype=dtype)]
+    # A row without any real key is 0 by definition, and something finite without this.
+    zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
+    attended = choose(insertion, mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
+    replace_by_merged(insertion, node, attended)
+
+
+def _has_memory_efficient_kernel(node: onnx_ir.Node) -> bool:
+    assert node.inputs[0] is not None
+    assert node.inputs[0].shape is not None
+    head_dim = node.inputs[0].shape[3]
+    return isinstance(head_dim, int) and head_dim % _HEAD_DIM_MULTIPLE == 0 and head_dim <= _MOST_HEAD_DIM
+
+
+def _dtype(node: onnx_ir.Node) -> onnx_ir.DataType:
+    """The type of the states that a node attends to."""
+    assert node.inputs[0] is not None
+    assert node.inputs[0].dtype is not None
+    return node.inputs[0].dtype

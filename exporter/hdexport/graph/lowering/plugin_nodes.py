@@ -1,0 +1,89 @@
+"""Operators that TensorRT runs by our plugins: their nodes, without a body."""
+
+from __future__ import annotations
+
+__all__ = ["plugin_nodes", "shapes_of_inputs", "use_plugins"]
+
+from typing import TYPE_CHECKING
+
+from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+from hdplugins import ONNX_DOMAIN
+from hdplugins.operators.plugin_face import PLUGIN_FACE, face_of
+from hdruntime.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_NAMESPACE, _VERSION = "plugin_namespace", "plugin_version"
+"""Attributes by which TensorRT's parser looks a plugin up."""
+
+_MOST_INT32 = 2**31 - 1
+
+
+def use_plugins(model: onnx_ir.Model, *, dtype: str) -> int:
+    """Turn every operator with a plugin into a node of that plugin, in place, and drop the bodies.
+
+    TensorRT's parser prefers a function body to a plugin, and the body's name to the operator's.
+
+    Args:
+        model: a portable graph.
+        dtype: of its weights.
+
+    Returns:
+        The number of plugin nodes.
+
+    Raises:
+        ExportError: there is no kernel for a node.
+    """
+    import onnx_ir as ir
+
+    nodes = [node for node in operator_nodes(model) if operator_of(node).has_face(PLUGIN_FACE)]
+    for node in nodes:
+        _check(node, dtype)
+        operator = operator_of(node)
+        model.functions.pop(node.op_identifier(), None)
+        node.op_type = operator.name
+        node.attributes[_NAMESPACE] = ir.AttrString(_NAMESPACE, ONNX_DOMAIN)
+        node.attributes[_VERSION] = ir.AttrString(_VERSION, str(operator.version))
+    return len(nodes)
+
+
+def plugin_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
+    """The plugin nodes of a lowered graph, in graph order."""
+    return [node for node in operator_nodes(model) if _NAMESPACE in node.attributes]
+
+
+def shapes_of_inputs(node: onnx_ir.Node) -> list[list[int]]:
+    """The shape of each input of a node; axes that vary are 1.
+
+    Raises:
+        ExportError: the graph does not state a shape.
+    """
+    shapes = []
+    for value in node.inputs:
+        if value is None or value.shape is None:
+            raise ExportError(
+                f"The graph does not state the shapes that {node.op_type} {node.name} takes, and a kernel is chosen by "
+                "them.\nBuild with --attention-impl native, and please report the model."
+            )
+        shapes.append([axis if isinstance(axis, int) else 1 for axis in value.shape])
+    return shapes
+
+
+def _check(node: onnx_ir.Node, dtype: str) -> None:
+    operator, attributes = operator_of(node), attributes_of(node)
+    try:
+        for name, value in attributes.items():
+            # Its parser would store them cut to 32 bits, without a word.
+            for number in value if isinstance(value, tuple) else (value,):
+                if isinstance(number, int) and number > _MOST_INT32:
+                    raise ValueError(f"{name} is {number}; TensorRT reads 32 bits, {_MOST_INT32} at most.")
+        face = face_of(operator)
+        if dtype not in face.DTYPES:
+            raise ValueError(f"The kernel has no {dtype}; it has {', '.join(face.DTYPES)}.")
+        face.check(shapes_of_inputs(node), attributes)
+    except ValueError as error:
+        raise ExportError(
+            f"TensorRT cannot run {operator.name} by our plugin here. {error}\n"
+            "Build with --attention-impl native, which leaves it to TensorRT's own layers."
+        ) from error

@@ -1,0 +1,257 @@
+"""The graph that TensorRT runs fastest: dense attention becomes an operator that it fuses, sparse attention our plugin.
+
+TensorRT's ONNX parser turns ``Attention`` (opset 23) into its attention layer, one kernel whose memory is
+linear in tokens. What that costs depends on the mask. Activations that TensorRT-RTX 1.7.1 plans for two
+layers of 2 heads of 32, batch 8:
+
+====================================  ===========  ============
+mask of the attention layer           4096 tokens  16384 tokens
+====================================  ===========  ============
+none                                  38 MB        134 MB
+additive, [batch, 1, 1, tokens]       38 MB        134 MB
+boolean, [batch, 1, 1, tokens]        38 MB        135 MB
+additive, [batch, 1, tokens, tokens]  306 MB       4446 MB
+====================================  ===========  ============
+
+The additive form with one row a sequence is taken: as cheap as no mask, right for any key mask (lengths alone
+would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself
+checks that a mask is broadcastable to [batch, heads, tokens, tokens].
+
+An operator with a plugin becomes its node, or keeps its body, as `AttentionImpl` says: a choice of the user's, made by
+nothing else.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FUSED_DTYPES", "AttentionImpl", "attention_impl_from_name", "tensorrt_graph"]
+
+import logging
+from dataclasses import dataclass
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from hdexport.graph.lowering.plugin_nodes import use_plugins
+from hdexport.graph.passes.graph_nodes import operator_nodes
+from hdplugins import ONNX_DOMAIN
+from hdplugins.operators.plugin_face import face_of
+from hdplugins.tensorrt.plugins import plugin_operators
+from hdruntime.errors import ExportError, InputError
+from hdruntime.optional import require
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+logger = logging.getLogger(__name__)
+
+_OPERATOR = "DenseAttention"
+
+FUSED_DTYPES = {
+    _OPERATOR: ("float16", "bfloat16"),
+    **{operator.name: face_of(operator).DTYPES for operator in plugin_operators()},
+}
+"""Operator -> dtypes in which this lowering maps it to a layer that TensorRT fuses or to our plugin; else the body
+stays."""
+
+_KEY_MASK = 3
+"""Position of that input."""
+
+_ATTENTION_OPSET = 23
+"""The first standard opset with ``Attention``."""
+
+_ATTENTION_IR_VERSION = 11
+"""The ONNX file version that came with that opset."""
+
+_CHANGED_SINCE_OPSET_20 = frozenset({"GroupNormalization"})
+"""Operators whose meaning differs between opsets 20 and 23; all others only accept more types."""
+
+_MASKED_SCORE = -32768.0
+"""Added to the scores of masked keys. Their weights underflow to 0, and half of float16's range is left for
+the score itself, so that the sum stays finite; exact in float16 and bfloat16."""
+
+_FUSED_HEAD_DIMS = range(12, 257)
+"""Sizes of a head that the attention layer has a kernel for (TensorRT-RTX 1.7.1: 8 and 264 fail to build)."""
+
+_MOST_TOP_VALUES = 3840
+"""Values that TensorRT's TopK layer takes; one more fails in its parser, and a computed number is miscounted."""
+
+
+class AttentionImpl(str, Enum):
+    """Who computes the operators that have a plugin: our kernels, or TensorRT from the operator's body."""
+
+    PLUGIN = "plugin"
+    NATIVE = "native"
+
+
+def attention_impl_from_name(name: str) -> AttentionImpl:
+    """The implementation of that name.
+
+    Raises:
+        InputError: there is none.
+    """
+    try:
+        return AttentionImpl(name)
+    except ValueError:
+        raise InputError(f"--attention-impl {name} is not known. Use plugin or native.") from None
+
+
+def tensorrt_graph(
+    model: onnx_ir.Model, *, dtype: str, attention_impl: AttentionImpl = AttentionImpl.PLUGIN
+) -> onnx_ir.Model:
+    """Lower a portable graph for TensorRT and TensorRT-RTX.
+
+    In float32 TensorRT has no fused attention and refuses the layer: there, and for heads of a size it has no
+    kernel for, nodes keep their function body, whose memory is quadratic in tokens.
+
+    Args:
+        model: the portable graph, with the nodes of our operators. It is left as it is.
+        dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
+        attention_impl: of the operators that have a plugin. The others are what TensorRT fuses.
+
+    Returns:
+        A graph of its own that shares the weights with ``model``.
+
+    Raises:
+        ExportError: the graph cannot be raised to the opset that attention needs, a plugin has no kernel for a node,
+            or there are more global tokens than TensorRT can select.
+    """
+    require("onnx_ir")
+    lowered: onnx_ir.Model = model.clone()
+    if attention_impl is AttentionImpl.PLUGIN:
+        logger.info("%d attentions are nodes of our plugins", use_plugins(lowered, dtype=dtype))
+    _check_selections(lowered)
+    nodes = _fusible_nodes(lowered) if dtype in FUSED_DTYPES[_OPERATOR] else []
+    if nodes:
+        _raise_opset(lowered)
+    masks: dict[onnx_ir.Value, _Mask] = {}
+    for node in nodes:
+        key_mask = node.inputs[_KEY_MASK]
+        assert key_mask is not None
+        if key_mask not in masks:
+            masks[key_mask] = _mask_before(node, key_mask, dtype)
+        _replace_by_attention(node, masks[key_mask], dtype)
+    _drop_unused_bodies(lowered)
+    logger.info("%d attentions are TensorRT attention layers", len(nodes))
+    return lowered
+
+
+@dataclass(frozen=True)
+class _Mask:
+    """What all attentions over the same keys share.
+
+    Attributes:
+        scores: [batch, 1, 1, tokens], 0 for real keys and ``_MASKED_SCORE`` for others.
+        keep: [batch, 1, tokens, 1], bool, True for real keys.
+        zero: scalar, the value of a masked token.
+    """
+
+    scores: onnx_ir.Value
+    keep: onnx_ir.Value
+    zero: onnx_ir.Value
+
+
+def _fusible_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
+    nodes = operator_nodes(model, _OPERATOR)
+    reasons = {node: _why_not_fused(node) for node in nodes}
+    for reason in sorted({reason for reason in reasons.values() if reason is not None}):
+        logger.warning("TensorRT has no fused attention for %s; its memory will be quadratic in tokens.", reason)
+    return [node for node in nodes if reasons[node] is None]
+
+
+def _why_not_fused(node: onnx_ir.Node) -> str | None:
+    heads, size = _axis(node, 1), _axis(node, 3)
+    if size is not None and size not in _FUSED_HEAD_DIMS:
+        return f"heads of {size}"
+    # TensorRT-RTX 1.7.1 builds it for 2 heads of 32 and of 64, and fails for 1.
+    return "a single head" if heads == 1 else None
+
+
+def _axis(node: onnx_ir.Node, axis: int) -> int | None:
+    """Size of an axis of the query, None when the graph does not say."""
+    query = node.inputs[0]
+    size = None if query is None or query.shape is None else query.shape[axis]
+    return size if isinstance(size, int) else None
+
+
+def _raise_opset(model: onnx_ir.Model) -> None:
+    changed = sorted({node.op_type for node in model.graph.all_nodes()} & _CHANGED_SINCE_OPSET_20)
+    if changed:
+        raise ExportError(
+            f"The graph uses {', '.join(changed)}, whose meaning changed before opset {_ATTENTION_OPSET}, "
+            "which attention needs.\nBuild without an engine: --target onnx"
+        )
+    opset = model.graph.opset_imports.get("", 0)
+    model.graph.opset_imports[""] = max(opset, _ATTENTION_OPSET)
+    model.ir_version = max(model.ir_version, _ATTENTION_IR_VERSION)
+
+
+def _mask_before(node: onnx_ir.Node, key_mask: onnx_ir.Value, dtype: str) -> _Mask:
+    import onnx_ir as ir
+
+    zero = ir.node("Constant", [], {"value_float": 0.0})
+    masked_score = ir.node("Constant", [], {"value_float": _MASKED_SCORE})
+    row_axes = ir.node("Constant", [], {"value_ints": [1, 2]})
+    token_axes = ir.node("Constant", [], {"value_ints": [1, 3]})
+    row = ir.node("Unsqueeze", [key_mask, row_axes.outputs[0]])
+    scores = ir.node("Where", [row.outputs[0], zero.outputs[0], masked_score.outputs[0]])
+    typed_scores = _cast(scores.outputs[0], dtype)
+    keep = ir.node("Unsqueeze", [key_mask, token_axes.outputs[0]])
+    typed_zero = _cast(zero.outputs[0], dtype)
+    new = [zero, masked_score, row_axes, token_axes, row, scores, typed_scores, keep, typed_zero]
+    assert node.graph is not None
+    node.graph.insert_before(node, new)
+    return _Mask(typed_scores.outputs[0], keep.outputs[0], typed_zero.outputs[0])
+
+
+def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, dtype: str) -> None:
+    import onnx_ir as ir
+
+    query, key, value, _, *bias = node.inputs
+    # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse it
+    # with the projection that makes them.
+    kept = ir.node("Where", [mask.keep, value, mask.zero])
+    new, scores = [kept], mask.scores
+    if bias:
+        assert bias[0] is not None
+        typed_bias = _cast(bias[0], dtype)
+        sums = ir.node("Add", [typed_bias.outputs[0], mask.scores])
+        new += [typed_bias, sums]
+        scores = sums.outputs[0]
+    attention = ir.node(
+        "Attention",
+        [query, key, kept.outputs[0], scores],
+        {"scale": node.attributes["scale"].as_float()},
+        name=node.name,
+    )
+    output = node.outputs[0]
+    attended = attention.outputs[0]
+    attended.name, attended.shape, attended.type = output.name, output.shape, output.type
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [*new, attention], [output], [attended])
+
+
+def _check_selections(model: onnx_ir.Model) -> None:
+    """Refuse what TensorRT's parser would refuse with no word of the reason: the selection of too many tokens."""
+    import onnx_ir as ir
+
+    for graph in (model.graph, *model.functions.values()):
+        for node in graph:
+            count = ir.convenience.get_const_tensor(node.inputs[1]) if node.op_type == "TopK" else None
+            if count is not None and int(count.numpy().item()) > _MOST_TOP_VALUES:
+                raise ExportError(
+                    f"The graph selects up to {int(count.numpy().item())} global tokens of a text; TensorRT selects "
+                    f"{_MOST_TOP_VALUES} at most.\nBuild with fewer global tokens (--max-global {_MOST_TOP_VALUES} or "
+                    "less, or --attention window:W,global:G), or without an engine: --target onnx"
+                )
+
+
+def _cast(value: onnx_ir.Value, dtype: str) -> onnx_ir.Node:
+    import onnx_ir as ir
+
+    return ir.node("Cast", [value], {"to": int(ir.DataType[dtype.upper()])})
+
+
+def _drop_unused_bodies(model: onnx_ir.Model) -> None:
+    """Forget the body once no node needs it: TensorRT's parser prefers bodies to everything else."""
+    if operator_nodes(model, _OPERATOR):
+        return
+    for name in [name for name in model.functions if name[:2] == (ONNX_DOMAIN, _OPERATOR)]:
+        del model.functions[name]

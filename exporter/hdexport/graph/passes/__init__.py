@@ -1,0 +1,1 @@
+"""What is changed in a graph, one file a change."""

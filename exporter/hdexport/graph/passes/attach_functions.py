@@ -1,0 +1,45 @@
+"""Give every node of our domain the function body that makes the model valid for any ONNX runtime."""
+
+from __future__ import annotations
+
+__all__ = ["attach_functions"]
+
+from typing import TYPE_CHECKING
+
+from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
+from hdruntime.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx
+    import onnx_ir
+
+
+def attach_functions(model: onnx_ir.Model) -> int:
+    """Attach the bodies of the operators that a graph uses, in place; nodes take the names of their bodies.
+
+    Returns:
+        The number of nodes of the domain ``hdexport``.
+
+    Raises:
+        ExportError: two nodes need different bodies of one name.
+    """
+    import onnx_ir as ir
+
+    nodes = operator_nodes(model)
+    bodies: dict[str, onnx.FunctionProto] = {}
+    for node in nodes:
+        face = operator_of(node).face("onnx_function")
+        body = face.function_of_node(inputs=len(node.inputs), attributes=attributes_of(node))
+        if bodies.setdefault(body.name, body) != body:
+            raise ExportError(
+                f"The nodes {body.name} have {len(bodies[body.name].input)} and {len(body.input)} inputs, "
+                "for which one body cannot serve.\n"
+                "Please report the model and the versions that `hdexport doctor` prints."
+            )
+        node.op_type = body.name
+    for body in bodies.values():
+        function = ir.serde.deserialize_function(body)
+        model.functions[function.identifier()] = function
+    model.graph.opset_imports[ONNX_DOMAIN] = ONNX_DOMAIN_VERSION
+    return len(nodes)

@@ -1,0 +1,245 @@
+"""Turn a float16 graph into one that gives the largest magnitude of each of its float16 values, computed in float32."""
+
+from __future__ import annotations
+
+__all__ = ["Watched", "watch_magnitudes"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hdexport.graph.passes.graph_nodes import operator_of
+from hdexport.graph.passes.module_names import module_names
+from hdplugins import ONNX_DOMAIN, ONNX_OPSET
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_DENSE = "DenseAttention"
+
+_NO_LARGER = frozenset({
+    "Concat",
+    "Expand",
+    "Flatten",
+    "Gather",
+    "GatherElements",
+    "GatherND",
+    "Gelu",
+    "Identity",
+    "Pad",
+    "Relu",
+    "Reshape",
+    "ScatterElements",
+    "ScatterND",
+    "Sigmoid",
+    "Slice",
+    "Softmax",
+    "Split",
+    "Squeeze",
+    "Tanh",
+    "Tile",
+    "Transpose",
+    "Unsqueeze",
+    "Where",
+})  # fmt: skip
+"""Operators whose results are no larger than what went in, which is a weight or watched where it was computed, or 1."""
+
+_NODE, _OPERATOR, _MODULE = "hdexport.node", "hdexport.operator", "hdexport.module"
+"""Metadata of nodes, which inlining hands on from a node to its body."""
+
+_SCORES_DOMAIN, _SCORES = "hdexport.range", "LargestScore"
+
+_MOST_QUERIES = 512
+"""Queries of a text whose scores are looked at, evenly spread: all scores of a long text take longer than the model."""
+
+# One head after another, so that little is held. The query is scaled, as in the body of dense attention: these are the
+# products that a runtime without a fused attention writes out in float16.
+_SCORES_BODY = f"""
+<domain: "{_SCORES_DOMAIN}", opset_import: ["" : {ONNX_OPSET}]>
+{_SCORES} <scale> (query, key) => (largest)
+{{
+    first = Constant <value_ints = [0]> ()
+    token_axis = Constant <value_ints = [2]> ()
+    most_queries = Constant <value_ints = [{_MOST_QUERIES}]> ()
+    all_but_one = Constant <value_ints = [{_MOST_QUERIES - 1}]> ()
+    tokens = Shape <start = 2, end = 3> (query)
+    rounded_up = Add (tokens, all_but_one)
+    step = Div (rounded_up, most_queries)
+    some_queries = Slice (query, first, tokens, token_axis, step)
+    scale_value = Constant <value_float: float = @scale> ()
+    scaled_query = Mul (some_queries, scale_value)
+    of_heads = Scan <num_scan_inputs = 2, scan_input_axes = [1, 1], body = of_head (
+        float[batch, queries, head_dim] head_query, float[batch, keys, head_dim] head_key
+    ) => (float[] largest_of_head) {{
+        turned_key = Transpose <perm = [0, 2, 1]> (head_key)
+        products = MatMul (head_query, turned_key)
+        highest = ReduceMax <keepdims = 0> (products)
+        lowest = ReduceMin <keepdims = 0> (products)
+        depth = Neg (lowest)
+        largest_of_head = Max (highest, depth)
+    }}> (scaled_query, key)
+    largest = ReduceMax <keepdims = 0> (of_heads)
+}}
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watched:
+    """A float16 value of the portable graph, or those within one attention.
+
+    Attributes:
+        output: name of the output that holds the largest magnitude, float32 []. Infinity shows in it; NaN may not, for
+            ONNX Runtime takes the largest of the others.
+        node: name of the portable graph's node that computes the value.
+        operator: what that node does, ``MatMul``; in an attention, whose products are watched, its name.
+        module: of PyTorch's model, as `hdexport.graph.passes.module_names` has it.
+    """
+
+    output: str
+    node: str
+    operator: str
+    module: str
+
+
+def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
+    """Rewrite a portable graph, in place, for ONNX Runtime on a CPU.
+
+    Left out is what cannot be larger than something watched: what only moves, an activation function's results, and an
+    attention's, which are averages of its values. Within an attention its scores are looked at, which are products of
+    two activations; in texts of more than `_MOST_QUERIES` tokens, those of some queries with all keys.
+
+    Args:
+        model: a portable float16 graph, with the bodies of its functions.
+
+    Returns:
+        What is watched, in graph order, and the names of outputs that hold, for each of the graph's own, the sum of its
+        magnitudes: NaN where there is NaN in it.
+    """
+    import onnx_ir as ir
+    from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
+
+    from hdexport.graph.lowering.multi_head_attention import CONTRIB_DOMAIN
+    from hdexport.graph.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
+    from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+
+    graph = model.graph
+    half = {output for node in graph for output in node.outputs if output.dtype is ir.DataType.FLOAT16}
+    _label(graph)
+    InlinePass(criteria=lambda function: not function.name.startswith(_DENSE))(model)
+    watcher = _Watcher(half)
+    magnitudes = watcher.watch(graph)
+    sums = [watcher.sum_of_magnitudes(graph, output) for output in graph.outputs]
+    graph.outputs[:] = [*(value for value, _ in magnitudes), *sums]
+    widen_to_float32(model)
+    _attach_scores(model)
+    lower_dense_attention(model)
+    graph.opset_imports[CONTRIB_DOMAIN] = 1
+    RemoveUnusedNodesPass()(model)
+    RemoveUnusedFunctionsPass()(model)
+    return [_watched(value, node) for value, node in magnitudes], [str(value.name) for value in sums]
+
+
+def _label(graph: onnx_ir.Graph) -> None:
+    """Write into each node what it is, for inlining to hand on."""
+    for node, module in module_names(graph).items():
+        operator = operator_of(node).name if node.domain == ONNX_DOMAIN else node.op_type
+        node.metadata_props.update({_NODE: node.name or "", _OPERATOR: operator, _MODULE: module})
+
+
+def _watched(magnitude: onnx_ir.Value, node: onnx_ir.Node) -> Watched:
+    of_node = node.metadata_props
+    return Watched(
+        output=str(magnitude.name), node=of_node[_NODE], operator=of_node[_OPERATOR], module=of_node[_MODULE]
+    )
+
+
+def _attach_scores(model: onnx_ir.Model) -> None:
+    import onnx.parser
+    import onnx_ir as ir
+
+    function = ir.serde.deserialize_function(onnx.parser.parse_function(_SCORES_BODY))
+    model.functions[function.identifier()] = function
+    model.graph.opset_imports[_SCORES_DOMAIN] = 1
+
+
+class _Watcher:
+    """Puts magnitudes into one model.
+
+    Args:
+        half: the values of its main graph that are float16.
+    """
+
+    def __init__(self, half: set[onnx_ir.Value]) -> None:
+        self._half = half
+        self._count = 0
+
+    def watch(self, graph: onnx_ir.Graph) -> list[tuple[onnx_ir.Value, onnx_ir.Node]]:
+        """Magnitudes, in the order of the main graph's nodes, and the node that each is about."""
+        found = []
+        for node in list(graph):
+            if node.domain == ONNX_DOMAIN:
+                found.append((self._scores(graph, node), node))
+            elif node.metadata_props[_OPERATOR] != node.op_type:
+                found += [(magnitude, node) for magnitude in self._in_body(graph, node)]
+            elif node.op_type not in _NO_LARGER:
+                found += [(self._magnitude(graph, value), node) for value in node.outputs if value in self._half]
+        return found
+
+    def sum_of_magnitudes(self, graph: onnx_ir.Graph, value: onnx_ir.Value) -> onnx_ir.Value:
+        """A value's, at the end of the graph."""
+        return self._op(graph, graph[-1], "ReduceL1", [value], {"keepdims": 0})
+
+    def _scores(self, graph: onnx_ir.Graph, node: onnx_ir.Node) -> onnx_ir.Value:
+        attributes = {"scale": node.attributes["scale"].as_float()}
+        return self._op(graph, node, _SCORES, node.inputs[:2], attributes, domain=_SCORES_DOMAIN)
+
+    def _in_body(self, graph: onnx_ir.Graph, node: onnx_ir.Node) -> list[onnx_ir.Value]:
+        """Of an attention's body: products have the type of the query, and nothing else that is large has."""
+        if node.op_type == "If":
+            return [self._in_branches(node)]
+        return [self._magnitude(graph, node.outputs[0])] if node.op_type == "MatMul" else []
+
+    def _in_branches(self, node: onnx_ir.Node) -> onnx_ir.Value:
+        """The largest magnitude in the branch that is taken, as one more output of the node."""
+        for name in ("then_branch", "else_branch"):
+            branch = node.attributes[name].as_graph()
+            inside = [magnitude for inner in list(branch) for magnitude in self._in_body(branch, inner)]
+            nothing = self._op(branch, branch[-1], "Constant", [], {"value_float": 0.0})
+            branch.outputs.append(self._op(branch, branch[-1], "Max", [nothing, *inside]))
+        node.resize_outputs(len(node.outputs) + 1)
+        return self._named(node.outputs[-1])
+
+    def _magnitude(self, graph: onnx_ir.Graph, value: onnx_ir.Value) -> onnx_ir.Value:
+        # Two passes that make nothing, where the largest of Abs would write a second value of that size.
+        producer = value.producer()
+        assert producer is not None
+        highest = self._op(graph, producer, "ReduceMax", [value], {"keepdims": 0})
+        lowest = self._op(graph, highest.producer(), "ReduceMin", [value], {"keepdims": 0})
+        depth = self._op(graph, lowest.producer(), "Neg", [lowest])
+        return self._op(graph, depth.producer(), "Max", [highest, depth])
+
+    def _op(
+        self,
+        graph: onnx_ir.Graph,
+        after: onnx_ir.Node | None,
+        op_type: str,
+        inputs: Sequence[onnx_ir.Value | None],
+        attributes: dict[str, object] | None = None,
+        *,
+        domain: str = "",
+    ) -> onnx_ir.Value:
+        """The output [] of a new node."""
+        import onnx_ir as ir
+
+        assert after is not None
+        node = ir.node(op_type, inputs, attributes, domain=domain)
+        graph.insert_after(after, node)
+        return self._named(node.outputs[0])
+
+    def _named(self, value: onnx_ir.Value) -> onnx_ir.Value:
+        import onnx_ir as ir
+
+        # Branches share their names with the whole graph.
+        value.name, value.dtype, value.shape = f"magnitude_{self._count}", ir.DataType.FLOAT, ir.Shape([])
+        self._count += 1
+        return value

@@ -1,0 +1,178 @@
+"""Layers that are the same but for their weights are traced once, for tracing is most of what an export takes."""
+
+from __future__ import annotations
+
+__all__ = ["layers_traced_once"]
+
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT
+
+_NUMBERS_OF_LAYERS = ("layer_id", "layer_idx")
+"""Attributes by which a layer finds its part of a cache of keys and values, of which encoders have none."""
+
+_WEIGHTS = ("_parameters", "_buffers")
+"""Attributes of a module; their values may differ, for each copy of a layer gets its own."""
+
+
+@contextlib.contextmanager
+def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
+    """While this holds, an export traces only the first of a module's layers that are equal and equally called.
+
+    The others leave a mark in the graph, for `hdexport.graph.passes.repeat_layers` to replace. Layers are the members
+    of module lists; they are equal if all they are made of is, but for the values of parameters and buffers.
+    """
+    lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList)]
+    layers: list[Any] = list(dict.fromkeys(layer for children in lists for layer in children))
+    descriptions = [_describe_layer(layer) for layer in layers]  # of all of them before the first is changed
+    originals = [vars(layer).get("forward") for layer in layers]
+    tracer = _Tracer()
+    for layer, description in zip(layers, descriptions, strict=True):
+        layer.forward = functools.partial(tracer.call, layer, layer.forward, description)
+    try:
+        yield
+    finally:
+        for layer, original in zip(layers, originals, strict=True):
+            del layer.forward
+            if original is not None:
+                layer.forward = original
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Traced:
+    """A layer that was traced, what it was called with, and what it gave.
+
+    Attributes:
+        number: of the layer, in the marks.
+        description: of the layer.
+        arguments: tensors and others.
+        structure: of positional and keyword arguments.
+        results: tensors and others.
+        result_structure: what the layer returned of them.
+    """
+
+    number: int
+    description: Hashable
+    arguments: list[Any]
+    structure: pytree.TreeSpec
+    results: list[Any]
+    result_structure: pytree.TreeSpec
+
+    def is_repeated_by(self, description: Hashable, arguments: list[Any], structure: pytree.TreeSpec) -> bool:
+        """Whether a call of a layer of that description would be traced to the same nodes."""
+        if self.description != description or self.structure != structure:
+            return False
+        # Described anew: tracing a layer may prove that sizes with two names are the same.
+        return _describe(self.arguments) == _describe(arguments)
+
+
+class _Tracer:
+    """Stands in front of every layer during one export."""
+
+    def __init__(self) -> None:
+        self._traced: list[_Traced] = []
+        self._is_inside = False
+
+    def call(
+        self, layer: torch.nn.Module, forward: Callable[..., Any], description: Hashable, *args: Any, **kwargs: Any
+    ) -> Any:
+        # Layers inside of a layer are traced, or repeated, with it.
+        if self._is_inside or not torch.compiler.is_exporting() or torch.compiler.is_dynamo_compiling():
+            return forward(*args, **kwargs)
+        arguments, structure = pytree.tree_flatten((args, kwargs))
+        for traced in self._traced:
+            if traced.is_repeated_by(description, arguments, structure):
+                return _finish(REPEAT, traced, layer, _tensors(arguments))
+        self._is_inside = True
+        try:
+            results, result_structure = pytree.tree_flatten(self._trace(forward, arguments, structure))
+        finally:
+            self._is_inside = False
+        traced = _Traced(
+            number=len(self._traced),
+            description=description,
+            arguments=arguments,
+            structure=structure,
+            results=results,
+            result_structure=result_structure,
+        )
+        self._traced.append(traced)
+        return _finish(OUTPUTS, traced, layer, _tensors(results))
+
+    def _trace(self, forward: Callable[..., Any], arguments: list[Any], structure: pytree.TreeSpec) -> Any:
+        tensors = _tensors(arguments)
+        marked = _with_tensors(arguments, _mark(INPUTS, len(self._traced), tensors, like=tensors))
+        args, kwargs = pytree.tree_unflatten(marked, structure)
+        return forward(*args, **kwargs)
+
+
+def _finish(kind: str, traced: _Traced, layer: torch.nn.Module, inputs: list[torch.Tensor]) -> Any:
+    """Mark the end of a layer; its weights go into the mark, so that they are told apart whatever their names."""
+    outputs = _mark(kind, traced.number, [*inputs, *_weights(layer)], like=_tensors(traced.results))
+    return pytree.tree_unflatten(_with_tensors(traced.results, outputs), traced.result_structure)
+
+
+def _mark(
+    kind: str, number: int, inputs: Sequence[torch.Tensor], *, like: Sequence[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    return torch.onnx.ops.symbolic_multi_out(
+        f"{LAYERS_DOMAIN}::{kind}",
+        inputs,
+        attrs={FIRST: number},
+        dtypes=[tensor.dtype for tensor in like],
+        shapes=[tensor.shape for tensor in like],
+        version=1,
+    )
+
+
+def _tensors(values: list[Any]) -> list[torch.Tensor]:
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _with_tensors(values: list[Any], tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """The values, with other tensors in the places of tensors."""
+    replacements = iter(tensors)
+    return [next(replacements) if isinstance(value, torch.Tensor) else value for value in values]
+
+
+def _describe_layer(layer: torch.nn.Module) -> Hashable:
+    """Also which of its weights are one and the same, of which the graph has one value."""
+    seen: dict[int, int] = {}
+    ties = tuple(seen.setdefault(id(weight), len(seen)) for weight in _weights(layer))
+    return _describe(layer), ties
+
+
+def _weights(layer: torch.nn.Module) -> list[torch.Tensor]:
+    named = (*layer.named_parameters(remove_duplicate=False), *layer.named_buffers(remove_duplicate=False))
+    return [weight for _, weight in named]
+
+
+def _describe(value: object, *, are_weights: bool = True) -> Hashable:
+    """All that decides what a layer computes, or what it makes of an argument, but the values of its weights.
+
+    What is neither a module nor plain data is taken to be the same only if it is the very same object, and so are
+    tensors that a module holds without them being parameters or buffers.
+    """
+    if isinstance(value, torch.Tensor) and are_weights:
+        # Sizes by name: whether two symbols are equal is a question that would freeze them.
+        return "tensor", value.dtype, str(value.shape)
+    if isinstance(value, torch.nn.Module):
+        state = {name: part for name, part in vars(value).items() if name not in _NUMBERS_OF_LAYERS}
+        parts = ((name, _describe(part, are_weights=name in _WEIGHTS)) for name, part in state.items())
+        return type(value), *parts
+    if isinstance(value, dict):
+        return type(value), *((name, _describe(part, are_weights=are_weights)) for name, part in value.items())
+    if isinstance(value, (list, tuple)):
+        return type(value), *(_describe(part, are_weights=are_weights) for part in value)
+    if isinstance(value, set):
+        return frozenset(value)
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return type(value), value
+    return id(value)

@@ -1,0 +1,125 @@
+"""A PyTorch model becomes an ONNX graph with dynamic batch and tokens."""
+
+from __future__ import annotations
+
+__all__ = ["trace"]
+
+import contextlib
+import logging
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import torch
+
+from hdexport.graph.passes.module_names import name_transposed_weights
+from hdexport.graph.passes.repeat_layers import repeat_layers
+from hdexport.graph.repeated_layers import layers_traced_once
+from hdexport.model.graph_module import OUTPUTS_OF_TASK, GraphModule
+from hdplugins import ONNX_OPSET
+from hdruntime.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+logger = logging.getLogger(__name__)
+
+# Not a length, batch or block size that anything else uses, so that a frozen size shows at once.
+_TRACED_BATCH, _TRACED_TOKENS = 2, 37
+
+# An axis of size 1 is frozen whatever is asked for.
+_FEWEST_TRACED_TOKENS = 2
+
+
+def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Model:
+    """Export a module; its attentions become nodes of the domain ``hdexport``.
+
+    Args:
+        module: the model to trace, in evaluation mode.
+        max_len: the longest input that the position table serves.
+        vocab_size: ids of the example input stay below it.
+
+    Returns:
+        A graph whose inputs are [batch, tokens], int64, without function bodies.
+
+    Raises:
+        ExportError: the exporter failed, or froze an axis.
+    """
+    generator = torch.Generator().manual_seed(0)
+    tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
+    ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
+    inputs = {name: torch.ones_like(ids) for name in module.input_names} | {"input_ids": ids}
+    for name in ("token_type_ids", "global_attention_mask"):
+        if name in inputs:
+            inputs[name] = torch.zeros_like(ids)
+    # AUTO rather than a Dim: with a Dim the exporter insists on proving bounds, which differ by family; that no axis
+    # was frozen is checked on the graph below.
+    axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    try:
+        with torch.inference_mode(), warnings.catch_warnings(), _quiet_exporter(), layers_traced_once(module):
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                kwargs=inputs,
+                dynamo=True,
+                opset_version=ONNX_OPSET,
+                verbose=False,
+                dynamic_shapes=dict.fromkeys(inputs, axes),
+                input_names=list(inputs),
+                output_names=list(OUTPUTS_OF_TASK[module.task]),
+                optimize=False,  # not before it is whole
+            )
+    except torch.onnx.errors.OnnxExporterError as error:
+        raise ExportError(f"PyTorch could not export the model: {_root_cause(error)}") from error
+    if program is None:
+        raise ExportError("PyTorch's exporter returned no graph.")
+    copies = repeat_layers(program.model)
+    logger.debug("%d layers repeat one that was traced.", copies)
+    name_transposed_weights(program.model)
+    program.optimize()
+    _name_axes(program.model, module)
+    return program.model
+
+
+def _root_cause(error: BaseException) -> str:
+    """What went wrong first; the exporter wraps it in pages of advice on changing the model's code."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _quiet_exporter() -> Iterator[None]:
+    """Silence what the exporter logs about packages that no model of ours needs, such as torchvision."""
+    exporter_logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = exporter_logger.level
+    exporter_logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        exporter_logger.setLevel(level)
+
+
+def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:
+    """Name the dynamic axes of inputs and outputs, and refuse frozen ones."""
+    import onnx_ir as ir
+
+    for value in model.graph.inputs:
+        _refuse_frozen(value, {0, 1})
+        value.shape = ir.Shape(["batch", "tokens"])
+    for value, axes in zip(model.graph.outputs, OUTPUTS_OF_TASK[module.task].values(), strict=True):
+        dynamic = {index for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
+        _refuse_frozen(value, dynamic)
+        assert value.shape is not None
+        value.shape = ir.Shape([axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)])
+
+
+def _refuse_frozen(value: onnx_ir.Value, dynamic: set[int]) -> None:
+    assert value.shape is not None
+    for axis in dynamic:
+        if isinstance(value.shape[axis], int):
+            raise ExportError(
+                f"The exporter froze axis {axis} of {value.name} to {value.shape[axis]}; "
+                "a graph that is right at one length only is of no use.\n"
+                "Please report the model and the versions that `hdexport doctor` prints."
+            )

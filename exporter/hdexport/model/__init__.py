@@ -1,0 +1,1 @@
+"""A PyTorch model and what is changed in it before it is traced."""

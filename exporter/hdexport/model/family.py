@@ -1,0 +1,82 @@
+"""What the pipeline must know of a model family."""
+
+from __future__ import annotations
+
+__all__ = ["Family"]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from hdexport.model.tasks import Task
+    from hdruntime.bundle.manifest import BlockSparse
+
+
+def _nothing_to_adapt(model: PreTrainedModel) -> None:
+    """The family's attention is reached through the library's attention interface."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Family:
+    """How a family's embeddings and attention map to ours.
+
+    Attributes:
+        model_types: the ``model_type`` values of ``config.json`` that belong to the family.
+        padding_row: row of the position table that padding tokens use, or None where positions count from row 0.
+            Where there is one, real positions start at the row after it and their ids follow the padding rule
+            ``cumsum(is_real) * is_real + padding_row``.
+        shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and each profile
+            of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
+        learned_positions: whether there is a table of positions; where there is none, as with rotary positions, any
+            length is computed and nothing is extended.
+        why_not_windowed: why ``--attention window:...`` cannot be applied, as half a sentence; None where it can.
+        token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
+            1 behind it, where a caller gives none; None where all are 0.
+        tasks: the tasks that an encoder of the family can be built for; None for all.
+        encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
+        embeddings: the module of word, position and, for some, token-type embeddings; it holds the table of positions
+            as ``position_embeddings``.
+        positions_key: key of ``config.json`` for the rows of that table.
+        position_table: how the table's name ends among the checkpoint's weights.
+        padded_tokens: length to which the library's own code pads a text of so many tokens, where the padding needs
+            positions.
+        adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
+        adapt_global: for models with an input ``global_attention_mask``, called in place of `adapt`: with the model
+            and the most global tokens that a text may have. None for all others.
+        block_sparse: the block-sparse attention that a checkpoint of that configuration has, None where it is dense; of
+            a family that has none at all, None.
+        adapt_blocks: for models with block-sparse attention of their own, called in place of `adapt`: with the model,
+            what its attention is, and the table of listed blocks of each layer, int32 [heads, rows, listed], or None.
+        as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
+            would, in place. It is what bundles are compared with.
+        has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
+            "eager" code otherwise.
+    """
+
+    model_types: tuple[str, ...]
+    padding_row: Callable[[Any], int | None] = field(default=lambda config: None)
+    tasks: tuple[Task, ...] | None = None
+    encoder: Callable[[PreTrainedModel], PreTrainedModel] = field(default=lambda model: model)
+    embeddings: Callable[[PreTrainedModel], Any] = field(default=lambda model: model.base_model.embeddings)
+    positions_key: str = "max_position_embeddings"
+    position_table: str = "embeddings.position_embeddings.weight"
+    padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
+    adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
+    adapt_global: Callable[[PreTrainedModel, int], None] | None = None
+    block_sparse: Callable[[Any], BlockSparse | None] | None = None
+    adapt_blocks: Callable[[PreTrainedModel, BlockSparse, Sequence[torch.Tensor | None]], None] | None = None
+    as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
+    has_sdpa: bool = True
+    shares_layers: bool = False
+    learned_positions: bool = True
+    why_not_windowed: str | None = None
+    token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
+
+    def first_row(self, config: Any) -> int:
+        """Row of the position table that the first real token uses."""
+        padding_row = self.padding_row(config)
+        return 0 if padding_row is None else padding_row + 1

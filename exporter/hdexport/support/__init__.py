@@ -1,0 +1,1 @@
+"""What any part may need: files, memory, progress. It knows nothing of models."""

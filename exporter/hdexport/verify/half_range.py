@@ -1,0 +1,260 @@
+"""Whether the values of a float16 bundle fit float16: on a CPU, ONNX Runtime computes in float32, which hides it."""
+
+from __future__ import annotations
+
+__all__ = ["RangeCheck", "check_half_range"]
+
+import bisect
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
+from hdexport.verify.sample_text import sample_ids
+from hdruntime.bundle.manifest import HalfRange, Manifest
+from hdruntime.bundle.reader import Bundle
+from hdruntime.constants import PORTABLE_LOWERING
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+logger = logging.getLogger(__name__)
+
+IntArray = npt.NDArray[np.int64]
+
+_LIMIT = 65504.0
+"""Float16's largest number."""
+
+_CLOSE = 0.25
+"""Part of the limit from which on a value is close to it: other texts may have larger ones than those looked at."""
+
+_SHORT_TOKENS = 32
+
+_MOST_OPERATIONS = 2.5e11
+"""Floating-point operations for the longest text: a second or two on two cores."""
+
+_MOST_BYTES = 256 * 2**20
+"""Memory of the largest value that the longest text may make."""
+
+_INFINITE = 0x7C00
+"""Bits of float16's infinity; those of NaN are more."""
+
+_SLICE = 2**22
+"""Weights that are looked at in one go."""
+
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level."""
+
+_ADVICE = "Build with --bf16, whose range is that of float32."
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangeCheck:
+    """What a check found.
+
+    Attributes:
+        record: for the manifest; None where the bundle is not float16.
+        problem: why the bundle must not be used, and what to do; None where all values fit.
+    """
+
+    record: HalfRange | None = None
+    problem: str | None = None
+
+
+def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda line: None) -> RangeCheck:
+    """Look at every value that a GPU would hold in float16, on text.
+
+    The portable graph runs in float32, on one unpadded text at a time: a short one, one of the checkpoint's length, and
+    the longest that takes a second or two. Values close to the limit are warned about.
+
+    Args:
+        bundle: any bundle.
+        report: called with one line, the outcome.
+    """
+    manifest = bundle.manifest
+    graph = next((graph for graph in manifest.graphs if graph.lowering == PORTABLE_LOWERING), None)
+    if graph is None or graph.dtype != "float16":
+        return RangeCheck()
+    model = read_graph(bundle, graph)
+    texts, kind = sample_ids(bundle, _lengths(manifest, model))
+    infinite = list(_infinite_weights(model.graph))
+    found = infinite or _magnitudes(bundle, model, texts)
+    tokens = tuple(len(text) for text in texts)
+    largest = max(found, key=lambda magnitude: magnitude.largest)
+    outside = [magnitude for magnitude in found if magnitude.largest > _LIMIT]
+    on_texts = f"{kind} of {_listed(tokens)} tokens"
+    report(
+        f"-[{' ' if outside else 'x'}] {graph.file}: float16 range, {on_texts}: largest magnitude "
+        f"{_number(largest.largest)} of {_LIMIT:,.0f}" + (" FAILED" if outside else "")
+    )
+    if not outside:
+        _warn_if_close(found, largest)
+    record = HalfRange(
+        largest=largest.largest if math.isfinite(largest.largest) else None,
+        limit=_LIMIT,
+        operator=largest.of.operator,
+        node=largest.of.node,
+        module=largest.of.module,
+        tokens=tokens,
+        text=kind,
+    )
+    return RangeCheck(record=record, problem=_problem(outside, largest, on_texts) if outside else None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Magnitude:
+    """The largest magnitude of something, over all texts; infinite where it is not finite."""
+
+    of: Watched
+    largest: float
+
+    def __str__(self) -> str:
+        where = f" of {self.of.module}" if self.of.module else ""
+        return f"{self.of.operator} {self.of.node}{where}, magnitude {_number(self.largest)}"
+
+
+def _problem(outside: Sequence[_Magnitude], largest: _Magnitude, on_texts: str) -> str:
+    first, others = outside[0], ""
+    if len(outside) > 1:
+        others = f" The largest of {len(outside)} such values: {'this one' if largest is first else largest}."
+    return (
+        f"The model goes beyond float16, which ends at {_LIMIT:,.0f}: on {on_texts} a GPU would make infinity or NaN "
+        f"of {first}.{others}\n{_ADVICE}"
+    )
+
+
+def _warn_if_close(found: Sequence[_Magnitude], largest: _Magnitude) -> None:
+    close = sum(magnitude.largest > _CLOSE * _LIMIT for magnitude in found)
+    if close:
+        logger.warning(
+            "Values come close to where float16 ends, %s, and other texts may exceed it: %d of %d, the largest %s.\n%s",
+            f"{_LIMIT:,.0f}",
+            close,
+            len(found),
+            largest,
+            _ADVICE,
+        )
+
+
+def _lengths(manifest: Manifest, model: onnx_ir.Model) -> list[int]:
+    """Tokens of each text."""
+    longest = _longest(manifest, model.graph)
+    return sorted({min(tokens, longest) for tokens in (_SHORT_TOKENS, manifest.positions.base, manifest.max_len)})
+
+
+def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
+    """Tokens of the longest text within `_MOST_OPERATIONS` and `_MOST_BYTES`."""
+    weights = sum(
+        math.prod(value.shape.numpy())
+        for node in graph
+        if node.op_type in ("Gemm", "MatMul")
+        for value in node.inputs
+        if value is not None and value.is_initializer() and value.shape is not None
+    )
+    values = (output for node in graph for output in node.outputs if output.shape is not None)
+    width = max(math.prod(size for size in value.shape or () if isinstance(size, int)) for value in values)
+    dense_layers = sum(count for name, count in manifest.attention.items() if name.endswith("DenseAttention"))
+    sparse_layers, reach = sum(manifest.attention.values()) - dense_layers, _reach(manifest)
+
+    def cost(tokens: int) -> float:
+        met = min(tokens, reach)
+        pairs = dense_layers * tokens**2 + sparse_layers * tokens * met
+        operations = 2 * weights * tokens + 4 * manifest.hidden_size * pairs
+        largest_bytes = 4 * tokens * max(width, manifest.num_heads * met)
+        return max(operations / _MOST_OPERATIONS, largest_bytes / _MOST_BYTES)
+
+    return max(1, bisect.bisect_right(range(1, manifest.max_len + 1), 1.0, key=cost))
+
+
+def _reach(manifest: Manifest) -> int:
+    """Keys that a query of sparse attention meets in the portable graph, about; 0 where there is none."""
+    # A block of a window's queries meets the window and about a quarter of it more.
+    reach = 3 * max(manifest.windows, default=0)
+    if manifest.block_sparse is not None:
+        blocks = manifest.block_sparse
+        reach = max(reach, (7 + blocks.random_blocks) * blocks.block_size + blocks.global_tokens)
+    return reach
+
+
+def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
+    """Weights and constants that are infinite or NaN in float16, but what takes the place of masked values."""
+    import onnx_ir as ir
+
+    seen = set()
+    for node in graph:
+        for value in node.inputs if node.op_type != "Where" else ():
+            tensor = None if value is None or value in seen else ir.convenience.get_const_tensor(value)
+            seen.add(value)
+            if tensor is None or tensor.dtype is not ir.DataType.FLOAT16:
+                continue
+            bits = tensor.numpy().reshape(-1).view(np.uint16)
+            slices = (bits[start : start + _SLICE] for start in range(0, len(bits), _SLICE))
+            if any(np.any((part & 0x7FFF) >= _INFINITE) for part in slices):
+                weight = Watched(output="", node=str(tensor.name), operator="weight", module="")
+                yield _Magnitude(of=weight, largest=math.inf)
+
+
+def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
+    """In the order of the graph; its outputs last, if they are not finite."""
+    watched, sums = watch_magnitudes(model)
+    run = _runner(bundle.path, model)
+    outputs = [of.output for of in watched]
+    largest = dict.fromkeys(outputs, 0.0)
+    not_finite = set()
+    for text in texts:
+        for name, value in run([*outputs, *sums], text).items():
+            if name in largest:
+                # NaN is no number that could be compared.
+                largest[name] = max(largest[name], float(value) if np.isfinite(value) else math.inf)
+            elif not np.isfinite(value):
+                not_finite.add(name)
+    found = [_Magnitude(of=of, largest=largest[of.output]) for of in watched]
+    for name, spec in zip(sums, bundle.manifest.outputs, strict=True):
+        if name in not_finite:
+            output = Watched(output=name, node=spec.name, operator="output", module="")
+            found.append(_Magnitude(of=output, largest=math.inf))
+    return found
+
+
+def _runner(folder: Path, model: onnx_ir.Model) -> Callable[[Sequence[str], IntArray], dict[str, np.float32]]:
+    """Runs a graph whose weights are in a folder's files: names of outputs and [tokens] ids -> their values."""
+    import onnx_ir as ir
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # The order of the nodes: magnitudes come right after the values that they are of, which are let go of then.
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    serialized = ir.to_proto(model).SerializeToString()
+    session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
+    inputs = [value.name for value in session.get_inputs()]
+
+    def run(outputs: Sequence[str], text: IntArray) -> dict[str, np.float32]:
+        ids = text[np.newaxis]
+        # The first token stands for what a caller may mark as global; a single text has tokens of one type.
+        first = (np.arange(len(text)) == 0).astype(np.int64)[np.newaxis]
+        known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "global_attention_mask": first}
+        feeds = {name: known.get(name, np.zeros_like(ids)) for name in inputs}
+        return dict(zip(outputs, session.run(outputs, feeds), strict=True))
+
+    return run
+
+
+def _listed(tokens: Sequence[int]) -> str:
+    *most, last = map(str, tokens)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def _number(magnitude: float | None) -> str:
+    if magnitude is None or not math.isfinite(magnitude):
+        return "infinity or NaN"
+    return f"{magnitude:,.0f}" if magnitude >= 1000 else f"{magnitude:.4g}"

@@ -1,0 +1,63 @@
+"""Real text to run a model on: what Python's own documentation says, in the bundle's tokens."""
+
+from __future__ import annotations
+
+__all__ = ["ENGLISH", "RANDOM_IDS", "sample_ids"]
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.bundle.manifest import TokenizerInfo
+from hdruntime.bundle.reader import Bundle
+from hdruntime.text.tokenization import Overflow, TextTokenizer
+
+IntArray = npt.NDArray[np.int64]
+
+ENGLISH = "English text"
+RANDOM_IDS = "random ids"
+
+_CHARACTERS_PER_TOKEN = 32
+"""Enough for any tokenizer: programmers' English has four or five to a token, and runs of dashes more."""
+
+_SPECIAL_IDS = 4
+"""The first ids of most vocabularies are padding, separators and the like, which stand in few places of a text."""
+
+
+def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], str]:
+    """One text of each length; shorter ones are beginnings of the longest.
+
+    Args:
+        bundle: whose tokenizer and vocabulary are used.
+        lengths: in tokens, special tokens included.
+
+    Returns:
+        Ids, [tokens] each, and what they are: `ENGLISH`; or `RANDOM_IDS`, where the bundle has no tokenizer, this
+        Python comes without its documentation, or most of its words are not in the vocabulary.
+    """
+    text = _english()
+    if bundle.manifest.tokenizer is not None and text:
+        ids = _encoded(bundle, bundle.manifest.tokenizer, text, max(lengths))
+        if np.count_nonzero(ids == bundle.manifest.tokenizer.unk_token_id) <= len(ids) / 2:
+            # Each ends as the whole does, with the separator that models know texts to end with.
+            return [np.concatenate([ids[: length - 1], ids[-1:]]) for length in lengths], ENGLISH
+    generator = np.random.default_rng(0)
+    vocab_size = bundle.manifest.vocab_size
+    first = min(_SPECIAL_IDS, vocab_size - 1)
+    return [generator.integers(first, vocab_size, length) for length in lengths], RANDOM_IDS
+
+
+def _encoded(bundle: Bundle, info: TokenizerInfo, text: str, length: int) -> IntArray:
+    tokenizer = TextTokenizer(bundle.file(info.file), max_len=length)
+    (encoding,) = tokenizer.encode([text[: length * _CHARACTERS_PER_TOKEN]], overflow=Overflow.TRUNCATE)
+    return np.array(encoding.input_ids, np.int64)
+
+
+def _english() -> str:
+    """Empty where a distribution of Python leaves it out."""
+    try:
+        from pydoc_data.topics import topics
+    except ImportError:
+        return ""
+    return "\n".join(topics.values())

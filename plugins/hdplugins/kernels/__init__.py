@@ -1,0 +1,1 @@
+"""GPU kernels: what they share, how they are compiled ahead of time, and how they are launched."""

@@ -1,0 +1,305 @@
+"""Triton kernels compiled ahead of time, for GPUs that need not be here: in parallel, and once for each source.
+
+An operator states what to compile as `KernelSource`s: the kernel function, its argument types, its constants and its
+warps. `compile_kernels` gives a cubin, its PTX and a JSON file of what a launch must know, in the user's cache
+directory. Whoever launches a kernel copies the first and the last, and reads them with `read_kernel`, which needs
+neither Triton nor PyTorch.
+
+Compilers run in processes of their own: they use every core, see no variable of Triton's that this process happens to
+have set, and leave nothing in Triton's own cache.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CompiledKernel", "KernelError", "KernelSource", "cache_directory", "compile_kernels", "read_kernel"]
+
+import collections
+import contextlib
+import dataclasses
+import hashlib
+import importlib.metadata
+import importlib.util
+import json
+import logging
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+logger = logging.getLogger(__name__)
+
+_WORKER = "hdplugins.kernels.aot_worker"
+
+Constant: TypeAlias = int | float | bool | str | None
+"""Value of a constant of a kernel."""
+
+
+class KernelError(RuntimeError):
+    """A kernel could not be compiled, or its files cannot be used."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelSource:
+    """One kernel for one kind of GPU.
+
+    Attributes:
+        module: import path of the kernel's module. What decides the machine code lies in this file or those of
+            `called_modules`, or comes as a constant: the cache looks at no other file.
+        function: name of the `triton.jit` function.
+        architecture: compute capability as in sm_90: 90.
+        signature: Triton's type of each argument that is no constant, in the function's order: "*fp16", "i32".
+        constants: the `tl.constexpr` arguments; None for a pointer that this kernel does without.
+        called_modules: import paths of the modules whose functions the kernel calls beside its own.
+        aligned: the arguments that are divisible by 16, pointers in bytes: without it no load is wider than one value.
+        num_warps: warps of one program.
+        num_stages: depth of the software pipeline.
+    """
+
+    module: str
+    function: str
+    architecture: int
+    signature: Mapping[str, str]
+    constants: Mapping[str, Constant]
+    called_modules: tuple[str, ...] = ()
+    aligned: tuple[str, ...] = ()
+    num_warps: int = 4
+    num_stages: int = 3
+
+    def __str__(self) -> str:
+        return f"{self.module}.{self.function} for sm_{self.architecture}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledKernel:
+    """A compiled kernel and what a launch of it must know.
+
+    Attributes:
+        cubin: the machine code, for `cuModuleLoadData`.
+        name: the function's name in it.
+        function: name of the Triton function.
+        architecture: compute capability that it was compiled for.
+        arguments: (name, Triton's type) of what a launch passes, in order.
+        scratch_pointers: null pointers that a launch passes after the arguments: Triton's own, which it does not use.
+        constants: what the constants were.
+        num_warps: a launch has 32 threads for each, along x.
+        shared_bytes: dynamic shared memory of a launch; above 48 KiB the function's attribute must allow it first.
+        registers: of a thread.
+        spilled_bytes: registers kept in memory, stores and loads together; 0 in a kernel worth shipping.
+        sha256: of the cubin.
+        triton: version that compiled it.
+    """
+
+    cubin: Path
+    name: str
+    function: str
+    architecture: int
+    arguments: tuple[tuple[str, str], ...]
+    scratch_pointers: int
+    constants: Mapping[str, Any]
+    num_warps: int
+    shared_bytes: int
+    registers: int
+    spilled_bytes: int
+    sha256: str
+    triton: str
+
+    @property
+    def ptx(self) -> Path:
+        """The PTX that the cubin was assembled from, beside it in the cache."""
+        return self.cubin.with_suffix(".ptx")
+
+    @property
+    def metadata(self) -> Path:
+        """The JSON file of everything above, beside the cubin."""
+        return self.cubin.with_suffix(".json")
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept: the platform's directory for caches, or XDG_CACHE_HOME where that is set."""
+    if os.environ.get("XDG_CACHE_HOME"):
+        base = Path(os.environ["XDG_CACHE_HOME"])
+    elif sys.platform == "darwin":
+        base = Path.home() / "Library" / "Caches"
+    elif sys.platform == "win32" and os.environ.get("LOCALAPPDATA"):
+        base = Path(os.environ["LOCALAPPDATA"])
+    else:
+        base = Path.home() / ".cache"
+    return base / "hdexport" / "kernels"
+
+
+def compile_kernels(
+    sources: Sequence[KernelSource], *, cache: Path | None = None, processes: int | None = None
+) -> tuple[CompiledKernel, ...]:
+    """Compile what the cache does not have yet.
+
+    Args:
+        sources: the kernels; a source given twice is compiled once.
+        cache: directory to keep the results in, `cache_directory()` by default.
+        processes: compilers at a time, one for each core by default.
+
+    Returns:
+        The compiled kernels, in the order of `sources`.
+
+    Raises:
+        KernelError: Triton or its assembler is missing or refuses a source, or the cache cannot be written; what was
+            compiled before is kept.
+    """
+    directory = cache_directory() if cache is None else cache
+    version = _triton_version()
+    entries = [directory / _key(source, version) for source in sources]
+    missing = {entry: source for entry, source in zip(entries, sources, strict=True) if not _usable(entry)}
+    if missing:
+        logger.info("compiling %s kernels with Triton %s", len(missing), version)
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            _compile_all(missing, min(len(missing), processes or os.cpu_count() or 1))
+        except OSError as error:
+            raise KernelError(
+                f"Compiled kernels cannot be kept in {directory}: {error}.\n"
+                "Set XDG_CACHE_HOME to a directory that can be written."
+            ) from error
+    return tuple(_read_entry(entry) for entry in entries)
+
+
+def read_kernel(metadata: Path) -> CompiledKernel:
+    """The kernel whose JSON file that is, with the cubin of the same name beside it.
+
+    Raises:
+        KernelError: a file is missing, is no kernel's, or the cubin is not the one that the JSON file describes.
+    """
+    cubin = metadata.with_suffix(".cubin")
+    try:
+        fields = json.loads(metadata.read_text(encoding="utf-8"))
+        arguments = tuple((str(name), str(kind)) for name, kind in fields.pop("arguments"))
+        kernel = CompiledKernel(cubin=cubin, arguments=arguments, **fields)
+        digest = hashlib.sha256(cubin.read_bytes()).hexdigest()
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise KernelError(f"{metadata} does not describe a compiled kernel: {error}. Compile it again.") from error
+    if digest != kernel.sha256:
+        raise KernelError(f"{cubin} is not the file that {metadata.name} describes. Compile it again.")
+    return kernel
+
+
+def _triton_version() -> str:
+    # Asked of the installed package: importing Triton would take most of the time that a warm cache has.
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        raise KernelError(
+            "Compiling GPU kernels needs the package 'triton', which is not installed.\n"
+            "Install it with: pip install triton (Linux; a machine that only runs a bundle does not need it)."
+        ) from None
+
+
+def _key(source: KernelSource, version: str) -> str:
+    """Changes with everything that the machine code depends on."""
+    digest = hashlib.sha256()
+    for module in (_WORKER, source.module, *source.called_modules):
+        digest.update(_file_of(module).read_bytes())
+    # As a list: the order of the arguments counts.
+    fields = [*dataclasses.asdict(source).items(), list(source.signature), version, list(sys.version_info[:2])]
+    digest.update(json.dumps(fields, sort_keys=True).encode())
+    return f"{source.function}-sm{source.architecture}-{digest.hexdigest()[:16]}"
+
+
+def _file_of(module: str) -> Path:
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
+        raise KernelError(f"There is no module {module} to compile a kernel of.")
+    return Path(found.origin)
+
+
+def _read_entry(entry: Path) -> CompiledKernel:
+    return read_kernel(entry / f"{entry.name}.json")
+
+
+def _usable(entry: Path) -> bool:
+    if not entry.exists():
+        return False
+    try:
+        _read_entry(entry)
+    except KernelError as error:
+        logger.warning("%s", error)
+        shutil.rmtree(entry, ignore_errors=True)
+        return False
+    return True
+
+
+def _compile_all(missing: Mapping[Path, KernelSource], processes: int) -> None:
+    """Share the sources out among that many compilers, each taking its next one when it has finished one."""
+    waiting: queue.SimpleQueue[tuple[Path, KernelSource]] = queue.SimpleQueue()
+    for item in missing.items():
+        waiting.put(item)
+    with ThreadPoolExecutor(processes) as threads:
+        for served in [threads.submit(_serve_compiler, waiting) for _ in range(processes)]:
+            served.result()
+
+
+def _serve_compiler(waiting: queue.SimpleQueue[tuple[Path, KernelSource]]) -> None:
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as log, _start_compiler(log.fileno()) as compiler:
+        try:
+            for entry, source in _taken_from(waiting):
+                with tempfile.TemporaryDirectory(dir=entry.parent, prefix=".compiling-") as folder:
+                    job = {"source": dataclasses.asdict(source), "stem": str(Path(folder, entry.name))}
+                    if _answer(compiler, job) != "done":
+                        log.seek(0)
+                        raise KernelError(f"{source} could not be compiled.\n{_last_lines(log.read())}")
+                    _publish(Path(folder), entry)
+        except BaseException:
+            # The other compilers finish what they are at, and take nothing more.
+            collections.deque(_taken_from(waiting), maxlen=0)
+            raise
+
+
+def _taken_from(waiting: queue.SimpleQueue[tuple[Path, KernelSource]]) -> Iterator[tuple[Path, KernelSource]]:
+    with contextlib.suppress(queue.Empty):
+        while True:
+            yield waiting.get_nowait()
+
+
+def _start_compiler(log: int) -> subprocess.Popen[str]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TRITON_")}
+    # The kernel's module is imported from wherever this process would import it.
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.Popen(
+        [sys.executable, "-m", _WORKER],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, encoding="utf-8", env=environment,
+    )  # fmt: skip
+
+
+def _answer(compiler: subprocess.Popen[str], job: Mapping[str, object]) -> str:
+    assert compiler.stdin is not None
+    assert compiler.stdout is not None
+    try:
+        compiler.stdin.write(json.dumps(job) + "\n")
+        compiler.stdin.flush()
+    except BrokenPipeError:
+        return "ended"
+    answer = compiler.stdout.readline().strip()
+    if not answer:
+        compiler.wait()  # its last words are complete only then
+    return answer
+
+
+def _publish(folder: Path, entry: Path) -> None:
+    """The rename is atomic: whoever looks sees a whole entry or none."""
+    os.chmod(folder, 0o755)
+    try:
+        folder.rename(entry)
+    except OSError:
+        # Another process may have been faster; its entry serves as well.
+        if not entry.exists():
+            raise
+    else:
+        folder.mkdir()  # for the temporary directory to remove
+
+
+def _last_lines(log: str, count: int = 20) -> str:
+    return "\n".join(log.strip().splitlines()[-count:])

@@ -1,0 +1,105 @@
+"""The compiler process of `hdplugins.kernels.aot`: reads a job a line, writes its files, and answers "done"."""
+
+from __future__ import annotations
+
+__all__ = ["main"]
+
+import contextlib
+import hashlib
+import importlib
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Serve jobs from standard input until it ends; the first that fails ends the process with a traceback."""
+    with tempfile.TemporaryDirectory() as folder:
+        # Read by Triton at its import. Line information would put this machine's paths into every kernel.
+        os.environ.update(TRITON_CACHE_DIR=folder, TRITON_DUMP_PTXAS_LOG="1", TRITON_DISABLE_LINE_INFO="1")
+        for line in sys.stdin:
+            job = json.loads(line)
+            # Triton prints the assembler's report, so nothing but the answers may reach standard output.
+            with contextlib.redirect_stdout(io.StringIO()) as printed:
+                _compile(job["source"], Path(job["stem"]), printed)
+            print("done", flush=True)
+
+
+def _compile(source: dict[str, Any], stem: Path, printed: io.StringIO) -> None:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    _check_assembler(source["architecture"])
+    function = getattr(importlib.import_module(source["module"]), source["function"])
+    arguments = [name for name in function.arg_names if name not in source["constants"]]
+    if arguments != list(source["signature"]):
+        raise ValueError(f"The signature has {list(source['signature'])}; {function.__name__} takes {arguments}.")
+    alignment = {(function.arg_names.index(name),): [["tt.divisibility", 16]] for name in source["aligned"]}
+    kernel = triton.compile(
+        ASTSource(
+            fn=function,
+            signature={**source["signature"], **dict.fromkeys(source["constants"], "constexpr")},
+            constexprs=source["constants"],
+            attrs=alignment,
+        ),
+        target=GPUTarget("cuda", source["architecture"], 32),
+        options={"num_warps": source["num_warps"], "num_stages": source["num_stages"]},
+    )
+    metadata = kernel.metadata
+    if metadata.global_scratch_size or metadata.profile_scratch_size:
+        raise ValueError(f"{function.__name__} needs scratch memory that Triton allocates; a launch has none for it.")
+    cubin, ptx = kernel.asm["cubin"], kernel.asm["ptx"]
+    stem.with_suffix(".cubin").write_bytes(cubin)
+    stem.with_suffix(".ptx").write_text(ptx, encoding="utf-8")
+    described = {
+        "name": metadata.name,
+        "function": source["function"],
+        "architecture": source["architecture"],
+        "arguments": list(source["signature"].items()),
+        "scratch_pointers": _parameters(ptx) - len(source["signature"]),
+        "constants": source["constants"],
+        "num_warps": metadata.num_warps,
+        "shared_bytes": metadata.shared,
+        **_resources(printed.getvalue()),
+        "sha256": hashlib.sha256(cubin).hexdigest(),
+        "triton": triton.__version__,
+    }
+    stem.with_suffix(".json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+
+
+def _check_assembler(architecture: int) -> None:
+    from triton.backends.nvidia.compiler import get_ptxas
+
+    try:
+        get_ptxas(architecture)
+    except RuntimeError as error:
+        raise FileNotFoundError(
+            f"Triton's assembler for sm_{architecture} is missing ({error}). It comes with Triton's wheel for Linux: "
+            "pip install --force-reinstall triton"
+        ) from error
+
+
+def _parameters(ptx: str) -> int:
+    declaration = re.search(r"\.entry[^(]*\(([^)]*)\)", ptx)
+    if declaration is None:
+        raise ValueError("The PTX has no entry function.")
+    return declaration[1].count(".param")
+
+
+def _resources(report: str) -> dict[str, int]:
+    """Registers and spills, as `ptxas -v` states them."""
+    spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
+    registers = re.findall(r"Used (\d+) registers", report)
+    if len(spills) != 2 or len(registers) != 1:
+        raise ValueError(f"The assembler's report is not understood:\n{report}")
+    return {"registers": int(registers[0]), "spilled_bytes": sum(map(int, spills))}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""Tiles that the attention kernels are compiled with: by architecture, head_dim and dtype.
+
+Nothing here needs Triton or PyTorch: a machine that runs compiled kernels has neither.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "HEAD_DIMS",
+    "INNER_LOOP",
+    "LOG2_E",
+    "TRITON_TYPE",
+    "Tiles",
+    "ceil_div",
+    "check_sizes",
+    "cubin_architecture",
+    "listed_architecture",
+    "tiles_for",
+]
+
+import math
+from dataclasses import dataclass
+
+from hdplugins.kernels.cuda_launch import FIRST_ARCHITECTURE_OF_ITS_OWN
+
+HEAD_DIMS = (32, 64, 80, 96, 128)
+"""Sizes of a head that the kernels are written for."""
+
+TRITON_TYPE = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
+"""Dtype of query, key and value -> Triton's name of it."""
+
+INNER_LOOP = "hdplugins.kernels.running_softmax"
+"""Module of the functions that the kernels share."""
+
+LOG2_E = math.log2(math.e)
+"""Factor of the scale, so that exp2 serves."""
+
+_MOST_PROGRAMS = 2**16 - 1
+"""Of a grid along y and z: CUDA's limit."""
+
+_MOST_INT32 = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class Tiles:
+    """Tiles of `attend`.
+
+    Attributes:
+        block_queries: queries of one program.
+        block_keys: keys of one step.
+        num_warps: warps of one program.
+        num_stages: blocks of keys in flight.
+        head: columns of a head that one product takes; the rest of head_dim is a second product. Both are powers of
+            two.
+    """
+
+    block_queries: int
+    block_keys: int
+    num_warps: int
+    num_stages: int
+    head: int
+
+
+# Where the numbers come from: of the tiles tried, the largest that `ptxas -v` of Triton 3.9 reports no register spills
+# of on that architecture, float16 and bfloat16 alike. None has been timed: tune with benchmarks/gpu_kernels.py.
+# A head of 128 is split in two where its fragments would not fit the registers otherwise, and so is every float32 one
+# above 32: float32 products are multiply-adds, whose operands Triton keeps in registers over the whole head.
+_HALF_WIDE = {
+    32: Tiles(128, 64, 8, 3, 32),
+    64: Tiles(128, 64, 8, 3, 64),
+    80: Tiles(128, 64, 8, 3, 64),
+    96: Tiles(128, 64, 8, 3, 64),
+    128: Tiles(128, 64, 8, 3, 128),
+}
+_HALF_NARROW = _HALF_WIDE | {80: Tiles(128, 32, 8, 3, 64), 96: Tiles(128, 32, 8, 2, 64)}
+_HALF = {
+    80: _HALF_WIDE | {96: Tiles(128, 32, 8, 3, 64), 128: Tiles(128, 32, 8, 3, 64)},
+    86: _HALF_NARROW | {128: Tiles(128, 64, 8, 3, 64)},
+    90: _HALF_WIDE,
+    100: _HALF_WIDE,
+    120: _HALF_NARROW | {96: Tiles(64, 64, 8, 3, 64), 128: Tiles(128, 64, 8, 3, 64)},
+}
+"""Lowest architecture -> head_dim -> tiles, for float16 and bfloat16."""
+
+_FLOAT32_TILES = {
+    32: Tiles(64, 32, 8, 2, 32),
+    64: Tiles(64, 32, 8, 2, 32),
+    80: Tiles(32, 32, 8, 2, 64),
+    96: Tiles(32, 32, 8, 2, 64),
+    128: Tiles(32, 32, 8, 2, 64),
+}
+_FLOAT32 = {
+    80: _FLOAT32_TILES | {96: Tiles(32, 32, 4, 2, 64)},
+    86: _FLOAT32_TILES,
+    90: _FLOAT32_TILES,
+    100: _FLOAT32_TILES | {80: Tiles(32, 16, 8, 2, 64)},
+    120: _FLOAT32_TILES,
+}
+"""Likewise for float32."""
+
+
+def tiles_for(architecture: int, head_dim: int, dtype: str) -> Tiles:
+    """The tiles for one kind of GPU.
+
+    Args:
+        architecture: compute capability as in sm_90: 90.
+        head_dim: one of `HEAD_DIMS`.
+        dtype: "float16", "bfloat16" or "float32".
+
+    Raises:
+        ValueError: the kernels are not written for that head_dim, dtype or GPU.
+    """
+    _check_head_dim(head_dim)
+    if dtype not in TRITON_TYPE:
+        raise ValueError(f"The kernel has no {dtype}; it has {', '.join(TRITON_TYPE)}.")
+    return (_FLOAT32 if dtype == "float32" else _HALF)[listed_architecture(architecture)][head_dim]
+
+
+def cubin_architecture(architecture: int) -> int:
+    """What to compile for, so that a GPU is served with its tiles and no kernel is compiled twice.
+
+    sm_89 runs what was compiled for sm_86 and has the same tiles. From sm_90 on Triton compiles for one architecture
+    alone, with all its instructions, so that even sm_121 needs kernels of its own beside sm_120's.
+
+    Args:
+        architecture: compute capability as in sm_90: 90.
+
+    Raises:
+        ValueError: the kernels are not written for that GPU.
+    """
+    listed = listed_architecture(architecture)
+    return architecture if architecture >= FIRST_ARCHITECTURE_OF_ITS_OWN else listed
+
+
+def check_sizes(*, batch: int, heads: int, tokens: int, head_dim: int, scale: float) -> None:
+    """Refuse tensors of [batch, heads, tokens, head_dim] that the kernels cannot be launched on.
+
+    Raises:
+        ValueError: it says what fits.
+    """
+    _check_head_dim(head_dim)
+    for name, number in (("batch", batch), ("heads", heads), ("tokens", tokens)):
+        if number < 1:
+            raise ValueError(f"{name} is {number}; it is 1 or more.")
+    if not 0 < scale < math.inf:
+        raise ValueError(f"scale is {scale}; the kernel needs a finite one greater than 0.")
+    if max(batch, heads) > _MOST_PROGRAMS or heads * tokens * head_dim > _MOST_INT32:
+        raise ValueError(
+            f"[{batch}, {heads}, {tokens}, {head_dim}] is too large for one launch: batch and heads are at most "
+            f"{_MOST_PROGRAMS}, and a text has at most {_MOST_INT32} values."
+        )
+
+
+def listed_architecture(architecture: int) -> int:
+    """The architecture whose tiles a GPU gets: the newest in the tables that is not newer.
+
+    Raises:
+        ValueError: the kernels are not written for that GPU.
+    """
+    listed = [known for known in _HALF if known <= architecture]
+    if not listed:
+        raise ValueError(f"The kernel needs a GPU of compute capability 8.0 or newer, not sm_{architecture}.")
+    return max(listed)
+
+
+def ceil_div(number: int, divisor: int) -> int:
+    """The quotient of whole numbers, rounded up."""
+    return -(-number // divisor)
+
+
+def _check_head_dim(head_dim: int) -> None:
+    if head_dim not in HEAD_DIMS:
+        raise ValueError(f"The kernel has no head_dim {head_dim}; it has {', '.join(map(str, HEAD_DIMS))}.")

@@ -1,0 +1,261 @@
+"""Compiled kernels launched through the CUDA driver: loaded once, then started by nothing but `cuLaunchKernel`.
+
+The driver is called through cuda-python (the package cuda-bindings), which is imported when a kernel is loaded. Loading
+may happen at any time but while a stream is captured into a CUDA graph; starting a kernel allocates nothing, waits for
+nothing, and is captured like any launch.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "FIRST_ARCHITECTURE_OF_ITS_OWN",
+    "Launch",
+    "LaunchError",
+    "LoadedKernel",
+    "PreparedLaunch",
+    "find_kernels",
+    "load_kernels",
+]
+
+import ctypes
+import importlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hdplugins.kernels.aot import CompiledKernel, KernelError, read_kernel
+
+FIRST_ARCHITECTURE_OF_ITS_OWN = 90
+"""From here on Triton compiles for one architecture with all its instructions (sm_90a), and others cannot run it."""
+
+_POINTER_ALIGNMENT = 16
+"""Bytes; the kernels are compiled for it, and a wider load from elsewhere would break the whole CUDA context."""
+
+_USUAL_SHARED_BYTES = 48 * 1024
+"""Dynamic shared memory that every launch may have (CUDA C++ Programming Guide); more must be allowed first."""
+
+_THREADS_OF_WARP = 32
+
+_C_TYPES: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32": ctypes.c_float}
+"""Triton's type of a scalar argument -> how a launch passes it."""
+
+
+class LaunchError(RuntimeError):
+    """The CUDA driver refused a call, or a launch was asked for that would not be right."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One kernel to start: on a stream, after the one before it.
+
+    Attributes:
+        kernel: name of the kernel.
+        grid: programs along x, y and z.
+        scalars: the arguments that are no pointers, by name.
+    """
+
+    kernel: str
+    grid: tuple[int, int, int]
+    scalars: Mapping[str, int | float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedKernel:
+    """A kernel that the GPU of a CUDA context has.
+
+    Attributes:
+        compiled: what it was loaded from.
+        function: the driver's handle.
+        driver: the module ``cuda.bindings.driver``.
+    """
+
+    compiled: CompiledKernel
+    function: Any
+    driver: Any
+
+
+class PreparedLaunch:
+    """A launch whose arguments are packed but for the addresses, which change from call to call.
+
+    The buffers that the driver reads belong to the object: two threads must not start one object at a time.
+    """
+
+    def __init__(self, kernel: LoadedKernel, launch: Launch, places: Mapping[str, int]) -> None:
+        """Pack the arguments.
+
+        Args:
+            kernel: the loaded kernel.
+            launch: its grid and scalars.
+            places: name of a pointer argument -> its place among the addresses that :meth:`start` gets.
+
+        Raises:
+            LaunchError: an argument is missing or out of the range of its type.
+        """
+        compiled = kernel.compiled
+        self._driver, self._function = kernel.driver, kernel.function
+        self._name, self._grid = compiled.function, launch.grid
+        self._threads, self._shared_bytes = compiled.num_warps * _THREADS_OF_WARP, compiled.shared_bytes
+        self._pointers: list[tuple[ctypes.c_void_p, int]] = []
+        self._values = [self._packed(name, kind, launch, places) for name, kind in compiled.arguments]
+        # Triton's own, which its kernels do not use.
+        self._values += [ctypes.c_void_p(None) for _ in range(compiled.scratch_pointers)]
+        self._parameters = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
+        self._parameters_address = ctypes.addressof(self._parameters)
+
+    def start(self, addresses: Sequence[int], stream: Any) -> None:
+        """Start the kernel and return at once.
+
+        Args:
+            addresses: of the tensors on the device, in the order that ``places`` told.
+            stream: the driver's ``CUstream``.
+
+        Raises:
+            LaunchError: a tensor is not aligned, or the driver refuses the launch.
+        """
+        for slot, place in self._pointers:
+            address = addresses[place]
+            if address % _POINTER_ALIGNMENT or not address:
+                raise LaunchError(f"{self._name} got the address {address:#x}; it needs multiples of 16 above 0.")
+            slot.value = address
+        grid, threads = self._grid, self._threads
+        (code,) = self._driver.cuLaunchKernel(
+            self._function, *grid, threads, 1, 1, self._shared_bytes, stream, self._parameters_address, 0
+        )
+        if code:
+            raise _error(self._driver, code, f"launching {self._name} with a grid of {grid} and {threads} threads")
+
+    def _packed(self, name: str, kind: str, launch: Launch, places: Mapping[str, int]) -> Any:
+        if kind.startswith("*"):
+            if name not in places:
+                raise LaunchError(f"{self._name} takes a pointer {name}; there are {', '.join(places)}.")
+            slot = ctypes.c_void_p()
+            self._pointers.append((slot, places[name]))
+            return slot
+        if kind not in _C_TYPES or name not in launch.scalars:
+            raise LaunchError(f"{self._name} takes {name}: {kind}; the launch has {dict(launch.scalars)}.")
+        number = launch.scalars[name]
+        value = _C_TYPES[kind](number)
+        if isinstance(number, int) and value.value != number:
+            raise LaunchError(f"{self._name} takes {name} as {kind}, into which {number} does not fit.")
+        return value
+
+
+def find_kernels(
+    folder: Path,
+    prefix: str,
+    functions: Sequence[str],
+    *,
+    architecture: int,
+    serves: Callable[[CompiledKernel], bool],
+) -> dict[str, CompiledKernel]:
+    """The kernels for a GPU among those of a bundle.
+
+    Args:
+        folder: holds cubins, each with its JSON file.
+        prefix: of the files' names.
+        functions: the kernels that are needed, by function.
+        architecture: compute capability of the GPU as in sm_90: 90.
+        serves: whether a kernel has the right types and constants.
+
+    Raises:
+        KernelError: there is none for that GPU, or a file is missing or not what it says it is.
+    """
+    kernels = [read_kernel(path) for path in sorted(folder.glob(f"{prefix}*.json"))]
+    found: dict[str, CompiledKernel] = {}
+    for function in functions:
+        fitting = [kernel for kernel in kernels if kernel.function == function and serves(kernel)]
+        running = [kernel for kernel in fitting if _runs_on(kernel.architecture, architecture)]
+        if not running:
+            has = ", ".join(f"sm_{number}" for number in sorted({kernel.architecture for kernel in fitting})) or "none"
+            raise KernelError(
+                f"This GPU is an sm_{architecture}; in {folder} the kernel {function} of these types and sizes is for "
+                f"{has}.\nBuild the bundle for this GPU: hdexport build --sm {architecture} "
+                "(--target tensorrt builds for the GPU of the machine and takes no --sm)"
+            )
+        found[function] = max(running, key=lambda kernel: kernel.architecture)
+    return found
+
+
+def load_kernels(
+    folder: Path, prefix: str, functions: Sequence[str], *, serves: Callable[[CompiledKernel], bool]
+) -> dict[str, LoadedKernel]:
+    """The kernels for the GPU of the current CUDA context, each loaded once a context and process.
+
+    Args:
+        folder: as :func:`find_kernels` takes it; ``prefix``, ``functions`` and ``serves`` too.
+
+    Raises:
+        KernelError: cuda-python is not installed, or as :func:`find_kernels` says.
+        LaunchError: there is no CUDA context, or the driver refuses a kernel.
+    """
+    driver = _driver()
+    _call(driver, "cuInit", 0)
+    context = _call(driver, "cuCtxGetCurrent")
+    if not int(context):
+        raise LaunchError("This thread has no CUDA context to load kernels into.")
+    found = find_kernels(folder, prefix, functions, architecture=_architecture(driver), serves=serves)
+    return {function: _loaded(driver, int(context), kernel) for function, kernel in found.items()}
+
+
+_kernels: dict[tuple[Any, int, str], LoadedKernel] = {}
+"""(driver, CUDA context, SHA-256 of the cubin) -> what was loaded. Kept for good: a process has few."""
+
+_kernels_lock = threading.Lock()
+
+
+def _loaded(driver: Any, context: int, kernel: CompiledKernel) -> LoadedKernel:
+    with _kernels_lock:
+        key = (driver, context, kernel.sha256)
+        if key not in _kernels:
+            _kernels[key] = LoadedKernel(compiled=kernel, function=_load(driver, kernel), driver=driver)
+        return _kernels[key]
+
+
+def _load(driver: Any, kernel: CompiledKernel) -> Any:
+    module = _call(driver, "cuModuleLoadData", kernel.cubin.read_bytes())
+    function = _call(driver, "cuModuleGetFunction", module, kernel.name.encode())
+    if kernel.shared_bytes > _USUAL_SHARED_BYTES:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _call(driver, "cuFuncSetAttribute", function, attribute, kernel.shared_bytes)
+    return function
+
+
+def _driver() -> Any:
+    try:
+        return importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError as error:
+        raise KernelError(
+            f"Launching GPU kernels needs the package 'cuda-bindings', which is not installed ({error}).\n"
+            "Install it with: pip install cuda-bindings"
+        ) from None
+
+
+def _architecture(driver: Any) -> int:
+    device = _call(driver, "cuCtxGetDevice")
+    names = driver.CUdevice_attribute
+    major = _call(driver, "cuDeviceGetAttribute", names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device)
+    minor = _call(driver, "cuDeviceGetAttribute", names.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device)
+    return int(major) * 10 + int(minor)
+
+
+def _runs_on(compiled_for: int, architecture: int) -> bool:
+    # CUDA runs a cubin on the same major and a higher minor (Programming Guide, binary compatibility), unless it was
+    # compiled for one architecture alone.
+    if architecture >= FIRST_ARCHITECTURE_OF_ITS_OWN or compiled_for > architecture:
+        return compiled_for == architecture
+    return compiled_for // 10 == architecture // 10
+
+
+def _call(driver: Any, name: str, *arguments: Any) -> Any:
+    code, *values = getattr(driver, name)(*arguments)
+    if code:
+        raise _error(driver, code, name)
+    return values[0] if values else None
+
+
+def _error(driver: Any, code: Any, doing: str) -> LaunchError:
+    found, text = driver.cuGetErrorString(code)
+    explained = "no explanation" if found or not text else text.decode()
+    return LaunchError(f"CUDA error {int(code)} at {doing}: {explained}.")

@@ -1,0 +1,1 @@
+"""The operators, one folder each, and what their faces share."""

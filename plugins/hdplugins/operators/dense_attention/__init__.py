@@ -1,0 +1,20 @@
+"""Dense attention: every query attends to every key that is not padding.
+
+It has no kernel and no plugin of ours: ONNX Runtime and TensorRT each have a fused operator for it, to which a
+lowering maps it. Being one node in the portable graph, it is found without matching patterns.
+"""
+
+from __future__ import annotations
+
+__all__ = ["OPERATOR"]
+
+from hdplugins.operators.operator import Operator
+
+OPERATOR = Operator(
+    name="DenseAttention",
+    version=1,
+    package=__name__,
+    inputs=("query", "key", "value", "key_mask", "bias"),
+    optional_inputs=("bias",),
+    attributes=("scale",),
+)

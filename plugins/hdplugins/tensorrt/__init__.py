@@ -1,0 +1,1 @@
+"""TensorRT plugins, made of operators' faces."""

@@ -1,0 +1,247 @@
+"""The plugin class of an operator: TensorRT's `IPluginV3` interfaces, filled from the operator's face.
+
+How TensorRT calls a plugin: it creates one by the creator, from a node's attributes or an engine's fields, clones it,
+tells it the shapes (`on_shape_change`) whenever they change, and then lets it `enqueue`. Kernels are loaded and
+launches are packed when shapes are told, so that `enqueue` does nothing but launch. The bindings turn an exception into
+the error code that TensorRT expects, and print it; `take_plugin_errors` has it for whoever reports the failure.
+
+On a machine without a GPU TensorRT-RTX 1.7.1 calls everything but `attach_to_context`, `set_tactic`, `on_shape_change`
+and `enqueue`. Full TensorRT runs plugins while it builds. Its classes have the same methods (read in the bindings of
+11.4 and in their published source); neither flavour's execution has been run yet, for want of a GPU.
+"""
+
+from __future__ import annotations
+
+__all__ = ["PLUGIN_NAMESPACE", "Plugin", "plugin_class", "reported", "take_plugin_errors"]
+
+import contextlib
+import ctypes
+import functools
+import itertools
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, cast
+
+from hdplugins import ONNX_DOMAIN
+from hdplugins.kernels.cuda_launch import LaunchError, LoadedKernel, PreparedLaunch, load_kernels
+from hdplugins.operators.operator import Operator
+from hdplugins.operators.plugin_face import PluginFace, face_of
+from hdplugins.tensorrt.plugin_fields import FieldCollection
+
+logger = logging.getLogger(__name__)
+
+PLUGIN_NAMESPACE = ONNX_DOMAIN
+"""Where TensorRT's registry has our creators; a node of the graph names it in its attribute ``plugin_namespace``."""
+
+_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32"}
+"""TensorRT's name of a type -> ours."""
+
+_WORKSPACE_ALIGNMENT = 256
+"""Bytes between the scratch buffers of one call; TensorRT aligns the first of them so."""
+
+_MOST_PLANS = 256
+"""Shapes that a plugin remembers its launches for."""
+
+_errors: deque[str] = deque(maxlen=16)
+
+
+def take_plugin_errors() -> tuple[str, ...]:
+    """What plugins of this process raised, oldest first; they are forgotten then."""
+    taken = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(_errors.popleft())
+    return tuple(taken)
+
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def reported(method: _Method) -> _Method:
+    """Keep what a method raises: TensorRT is told that it failed, and not why."""
+
+    @functools.wraps(method)
+    def reporting(self: Any, *arguments: Any) -> Any:
+        try:
+            return method(self, *arguments)
+        except Exception as error:
+            message = f"{self.operator.name}: {error}"
+            _errors.append(message)
+            logger.error("%s", message)
+            raise
+
+    return cast(_Method, reporting)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Plan:
+    """A call's launches, packed for one set of shapes.
+
+    Attributes:
+        first_shape: of the first input.
+        launches: to be started in order.
+        offsets: of the scratch buffers in the workspace, in bytes.
+        stream_type: the driver's ``CUstream``.
+    """
+
+    first_shape: tuple[int, ...]
+    launches: tuple[PreparedLaunch, ...]
+    offsets: tuple[int, ...]
+    stream_type: Any
+
+
+class Plugin:
+    """What a plugin does. Its other bases, TensorRT's interfaces, are each flavour's own: see `plugin_class`."""
+
+    trt: Any
+    operator: Operator
+    face: PluginFace
+    interfaces: tuple[Any, ...]
+
+    def __init__(self, attributes: Mapping[str, Any], kernels: Path | None) -> None:
+        for interface in self.interfaces:
+            interface.__init__(self)
+        self.plugin_name, self.plugin_version = self.operator.name, str(self.operator.version)
+        self.plugin_namespace, self.num_outputs = PLUGIN_NAMESPACE, 1
+        self.attributes, self.kernels = dict(attributes), kernels
+        self._loaded: dict[str, LoadedKernel] = {}
+        self._plans: dict[Any, _Plan] = {}
+        self._plan: _Plan | None = None
+        self._serialized: FieldCollection | None = None
+        # The bindings delete an object twice when TensorRT deletes it while Python holds it nowhere else, as at a build
+        # that fails: the heap is corrupted and the process dies (seen in TensorRT-RTX 1.7.1). A reference that is never
+        # given back prevents it. They leak some themselves; what is large is let go of in `destroy`.
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
+
+    def destroy(self) -> None:
+        self._plan = None
+        self._plans.clear()
+        self._loaded.clear()
+
+    def get_capability_interface(self, kind: Any) -> Plugin:
+        # One object has all three capabilities: core, build and runtime.
+        return self
+
+    def clone(self) -> Plugin:
+        # Launches hold buffers of their own, so that two execution contexts never share them.
+        return type(self)(self.attributes, self.kernels)
+
+    def attach_to_context(self, context: Any) -> Plugin:
+        return self.clone()
+
+    def get_fields_to_serialize(self) -> Any:
+        # TensorRT reads the fields after this returns, from memory that Python owns.
+        self._serialized = FieldCollection(self.trt, self.face.FIELDS, self.attributes)
+        return self._serialized.collection
+
+    def get_output_data_types(self, input_types: Sequence[Any]) -> list[Any]:
+        return [input_types[0]]
+
+    def get_output_shapes(self, inputs: Sequence[Any], shape_inputs: Sequence[Any], builder: Any) -> list[Any]:
+        return [self.trt.DimsExprs(inputs[0])]
+
+    def supports_format_combination(self, position: int, tensors: Sequence[Any], num_inputs: int) -> bool:
+        described = tensors[position].desc
+        if described.format != self.trt.TensorFormat.LINEAR:
+            return False
+        wanted = (*self.face.INPUT_DTYPES[:num_inputs], None)[position]
+        if wanted is not None:
+            return _DTYPES.get(described.type.name) == wanted
+        return _DTYPES.get(described.type.name) in self.face.DTYPES and described.type == tensors[0].desc.type
+
+    @reported
+    def configure_plugin(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self.face.check([tuple(tensor.max) for tensor in inputs], self.attributes)
+
+    @reported
+    def get_workspace_size(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> int:
+        return self._workspace([tuple(tensor.max) for tensor in inputs])[1]
+
+    def get_valid_tactics(self) -> list[int]:
+        # None but TensorRT's default: the kernel is chosen by the GPU, when shapes are told.
+        return []
+
+    def set_tactic(self, tactic: int) -> None:
+        pass
+
+    @reported
+    def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        self._plan = None
+        if self.kernels is None:
+            return  # a build that runs nothing; whoever enqueues nevertheless gets an error
+        shapes = tuple(tuple(tensor.dims) for tensor in inputs)
+        dtype = _DTYPES[inputs[0].type.name]
+        if (shapes, dtype) not in self._plans:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+            self._plans[shapes, dtype] = self._prepared(shapes, dtype, self.kernels)
+        self._plan = self._plans[shapes, dtype]
+
+    @reported
+    def enqueue(
+        self,
+        input_desc: Sequence[Any],
+        output_desc: Sequence[Any],
+        inputs: Sequence[int],
+        outputs: Sequence[int],
+        workspace: int,
+        stream: int,
+    ) -> None:
+        plan = self._plan
+        if plan is None:
+            raise LaunchError(
+                "there are no kernels to launch: the plugin was created without a bundle's folder of kernels, or its "
+                "shapes were refused. Deserialise the engine within hdplugins.tensorrt.plugins.plugins_with_kernels."
+            )
+        if tuple(input_desc[0].dims) != plan.first_shape:
+            raise LaunchError(f"shapes of {plan.first_shape} were told, and {tuple(input_desc[0].dims)} came.")
+        addresses = (*inputs, *outputs, *(workspace + offset for offset in plan.offsets))
+        cuda_stream = plan.stream_type(stream)
+        for launch in plan.launches:
+            launch.start(addresses, cuda_stream)
+
+    def _prepared(self, shapes: tuple[tuple[int, ...], ...], dtype: str, kernels: Path) -> _Plan:
+        face = self.face
+
+        def serves(kernel: Any) -> bool:
+            return face.serves(kernel, shapes, self.attributes, dtype=dtype)
+
+        if not self._loaded or not all(serves(kernel.compiled) for kernel in self._loaded.values()):
+            self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.KERNELS, serves=serves)
+        constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
+        offsets, _ = self._workspace(shapes)
+        given = self.operator.inputs[: len(shapes)]
+        places = {name: place for place, name in enumerate((*given, face.OUTPUT, *offsets))}
+        return _Plan(
+            first_shape=shapes[0],
+            launches=tuple(
+                PreparedLaunch(self._loaded[launch.kernel], launch, places)
+                for launch in face.launches(shapes, self.attributes, constants=constants)
+            ),
+            offsets=tuple(offsets.values()),
+            stream_type=next(iter(self._loaded.values())).driver.CUstream,
+        )
+
+    def _workspace(self, shapes: Sequence[Sequence[int]]) -> tuple[dict[str, int], int]:
+        """Offset of each scratch buffer, and the bytes of all."""
+        parts = self.face.workspace(shapes, self.attributes)
+        sizes = [-(-size // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT for size in parts.values()]
+        ends = list(itertools.accumulate(sizes, initial=0))
+        return dict(zip(parts, ends, strict=False)), ends[-1]
+
+
+@functools.cache
+def plugin_class(trt: ModuleType, operator: Operator) -> type[Plugin]:
+    """The class for a flavour.
+
+    Args:
+        trt: the module ``tensorrt`` or ``tensorrt_rtx``.
+        operator: one with a face `tensorrt_plugin`.
+    """
+    interfaces = (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime)
+    members = {"trt": trt, "operator": operator, "face": face_of(operator), "interfaces": interfaces}
+    return type(f"{operator.name}Plugin", (Plugin, *interfaces), members)

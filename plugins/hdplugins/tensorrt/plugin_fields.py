@@ -1,0 +1,83 @@
+"""An operator's attributes as TensorRT's plugin fields, and back: what an engine stores of a plugin."""
+
+from __future__ import annotations
+
+__all__ = ["FieldCollection", "attributes_from_fields"]
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from hdplugins.operators.plugin_face import FieldType
+
+# 32 bits, as TensorRT's ONNX parser hands attributes over.
+_STORED = {
+    FieldType.INT: ("INT32", np.int32),
+    FieldType.INTS: ("INT32", np.int32),
+    FieldType.FLOAT: ("FLOAT32", np.float32),
+}
+
+_READ = {
+    FieldType.INT: ("INT32", "INT64"),
+    FieldType.INTS: ("INT32", "INT64"),
+    FieldType.FLOAT: ("FLOAT32", "FLOAT64"),
+}
+"""Types that a field may arrive in, by TensorRT's names."""
+
+
+class FieldCollection:
+    """Attributes as a field collection.
+
+    TensorRT's objects point into each other's memory and own none of it: keep this object as long as TensorRT may read.
+
+    Attributes:
+        collection: what TensorRT reads.
+    """
+
+    def __init__(self, trt: Any, types: Mapping[str, FieldType], attributes: Mapping[str, Any] | None = None) -> None:
+        """Make the fields.
+
+        Args:
+            trt: the module ``tensorrt`` or ``tensorrt_rtx``.
+            types: attribute -> its type.
+            attributes: the same names -> values, whole numbers of 32 bits; None for fields without values, which tell
+                TensorRT's parser what to hand over.
+        """
+        values = {name: () if attributes is None else attributes[name] for name in types}
+        self._arrays = {name: np.atleast_1d(np.array(values[name], _STORED[kind][1])) for name, kind in types.items()}
+        self._fields = [
+            trt.PluginField(name, array, getattr(trt.PluginFieldType, _STORED[types[name]][0]))
+            for name, array in self._arrays.items()
+        ]
+        self.collection = trt.PluginFieldCollection(self._fields)
+
+
+def attributes_from_fields(trt: Any, types: Mapping[str, FieldType], fields: Iterable[Any]) -> dict[str, Any]:
+    """An operator's attributes, all of them and nothing else.
+
+    Args:
+        trt: the module ``tensorrt`` or ``tensorrt_rtx``.
+        types: attribute -> its type.
+        fields: as TensorRT hands them to a creator.
+
+    Raises:
+        ValueError: a field is missing, unknown, given twice, or of another type.
+    """
+    given = list(fields)
+    names = [field.name for field in given]
+    if sorted(names) != sorted(types):
+        raise ValueError(
+            f"the fields {', '.join(names) or 'none'} were given; there are {', '.join(types)}, once each."
+        )
+    by_name = dict(zip(names, given, strict=True))
+    return {name: _value(trt, name, kind, by_name[name]) for name, kind in types.items()}
+
+
+def _value(trt: Any, name: str, kind: FieldType, field: Any) -> Any:
+    if field.type.name not in _READ[kind] or field.size < 1 or (field.size > 1 and kind is not FieldType.INTS):
+        raise ValueError(
+            f"the field {name} holds {field.size} x {field.type.name}; it is one value of type {kind.value}."
+        )
+    values = field.data.tolist()
+    return tuple(values) if kind is FieldType.INTS else values[0]

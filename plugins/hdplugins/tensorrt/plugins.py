@@ -1,0 +1,99 @@
+"""TensorRT plugins of our operators, for ``tensorrt`` and ``tensorrt_rtx``: registered, and given their kernels.
+
+Each flavour is a module that is handed in, never imported here. What an operator adds to a plugin is its face
+`tensorrt_plugin` (see `hdplugins.operators.plugin_face`); all else is the same for every operator (see
+`hdplugins.tensorrt.plugin_class`).
+"""
+
+from __future__ import annotations
+
+__all__ = ["PLUGIN_NAMESPACE", "plugin_operators", "plugins_with_kernels", "take_plugin_errors"]
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from hdplugins import OPERATORS
+from hdplugins.operators.operator import Operator
+from hdplugins.operators.plugin_face import PLUGIN_FACE, PluginFace, face_of
+from hdplugins.tensorrt.plugin_class import PLUGIN_NAMESPACE, Plugin, plugin_class, reported, take_plugin_errors
+from hdplugins.tensorrt.plugin_fields import FieldCollection, attributes_from_fields
+
+_registry_lock = threading.RLock()
+
+_creators: dict[tuple[ModuleType, str], Any] = {}
+"""(flavour's module, operator) -> its creator, held here for good: TensorRT's registry has a bare pointer.
+
+By the module itself, for another of its name has a registry of its own."""
+
+
+def plugin_operators() -> tuple[Operator, ...]:
+    """The operators that have a plugin."""
+    return tuple(operator for operator in OPERATORS.values() if operator.has_face(PLUGIN_FACE))
+
+
+@contextlib.contextmanager
+def plugins_with_kernels(trt: ModuleType, kernels: Path | None) -> Iterator[None]:
+    """TensorRT knows our plugins; those that it creates meanwhile launch the kernels of that folder.
+
+    Keep it open while a graph is parsed or an engine is deserialised: an engine stores the attributes of its plugins,
+    and not where its bundle lies. Plugins keep the folder that they were created with. Other threads wait.
+
+    Args:
+        trt: the module ``tensorrt`` or ``tensorrt_rtx``.
+        kernels: a bundle's folder of kernels; None where plugins are not run, but only built into an engine.
+
+    Raises:
+        RuntimeError: something else is registered under the name of one of our plugins.
+    """
+    with _registry_lock:
+        creators = [_registered_creator(trt, operator) for operator in plugin_operators()]
+        before = [creator.kernels for creator in creators]
+        for creator in creators:
+            # The working directory may change before shapes are told.
+            creator.kernels = None if kernels is None else kernels.absolute()
+        try:
+            yield
+        finally:
+            for creator, folder in zip(creators, before, strict=True):
+                creator.kernels = folder
+
+
+def _registered_creator(trt: ModuleType, operator: Operator) -> Any:
+    key = (trt, operator.name)
+    if key not in _creators:
+        creator = _creator_class(trt, operator)()
+        if not trt.get_plugin_registry().register_creator(creator, PLUGIN_NAMESPACE):
+            name = f"{PLUGIN_NAMESPACE}::{operator.name}"
+            raise RuntimeError(f"Another plugin {name}, version {operator.version}, is registered in this process.")
+        _creators[key] = creator
+    return _creators[key]
+
+
+class _Creator:
+    """Creates an operator's plugins; its other base, TensorRT's interface, is each flavour's own."""
+
+    trt: Any
+    operator: Operator
+    face: PluginFace
+
+    def __init__(self) -> None:
+        self.trt.IPluginCreatorV3One.__init__(self)
+        self.name, self.plugin_version = self.operator.name, str(self.operator.version)
+        self.plugin_namespace = PLUGIN_NAMESPACE
+        self._declared = FieldCollection(self.trt, self.face.FIELDS)
+        self.field_names = self._declared.collection
+        self.kernels: Path | None = None
+
+    @reported
+    def create_plugin(self, name: str, fields: Any, phase: Any) -> Plugin:
+        attributes = attributes_from_fields(self.trt, self.face.FIELDS, fields)
+        return plugin_class(cast(ModuleType, self.trt), self.operator)(attributes, self.kernels)
+
+
+def _creator_class(trt: ModuleType, operator: Operator) -> type[_Creator]:
+    members = {"trt": trt, "operator": operator, "face": face_of(operator)}
+    return type(f"{operator.name}Creator", (_Creator, trt.IPluginCreatorV3One), members)

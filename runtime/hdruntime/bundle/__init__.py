@@ -1,0 +1,1 @@
+"""Bundles: what a manifest says, and how directories with one are read and written."""

@@ -1,0 +1,54 @@
+"""Whether the inputs and outputs of a graph are those that the manifest lists."""
+
+from __future__ import annotations
+
+__all__ = ["Found", "check_interface"]
+
+from collections.abc import Mapping, Sequence
+
+from hdruntime.bundle.manifest import GraphFile, TensorSpec
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import BundleCorruptError
+
+Found = Mapping[str, tuple[str, Sequence[object]]]
+"""Name -> type, as NumPy calls it, and axes of an input or output: sizes, or anything else where they may vary."""
+
+
+def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs: Found) -> None:
+    """Refuse a graph whose names, types or axes are not the manifest's.
+
+    Args:
+        bundle: what lists the graph.
+        graph: which one.
+        inputs: what was found in it.
+        outputs: likewise.
+
+    Raises:
+        BundleCorruptError: they differ; the message has both.
+    """
+    for kind, listed, found in (
+        ("inputs", bundle.manifest.inputs, inputs),
+        ("outputs", bundle.manifest.outputs, outputs),
+    ):
+        if {spec.name for spec in listed} != set(found) or not all(_agree(spec, *found[spec.name]) for spec in listed):
+            here = ", ".join(_shown(name, *found[name]) for name in sorted(found))
+            there = ", ".join(_shown(spec.name, spec.dtype, spec.shape) for spec in sorted(listed, key=_name))
+            raise BundleCorruptError(
+                f"The {kind} of {graph.file} are {here or 'none'}, but the manifest of {bundle.path} lists {there}.\n"
+                "Rebuild the bundle."
+            )
+
+
+def _agree(spec: TensorSpec, dtype: str, axes: Sequence[object]) -> bool:
+    if spec.dtype != dtype or len(spec.shape) != len(axes):
+        return False
+    # A lowering may forget how large an axis is, but one that varies cannot have a size.
+    return all(listed == axis for listed, axis in zip(spec.shape, axes, strict=True) if isinstance(axis, int))
+
+
+def _name(spec: TensorSpec) -> str:
+    return spec.name
+
+
+def _shown(name: str, dtype: str, axes: Sequence[object]) -> str:
+    return f"{name} {dtype} [{', '.join('?' if axis is None else str(axis) for axis in axes)}]"

@@ -1,0 +1,190 @@
+"""``manifest.json``: written, and read with every value checked, by itself and against the others."""
+
+from __future__ import annotations
+
+__all__ = ["json_from_manifest", "manifest_from_json"]
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from hdruntime.bundle.checked_json import (
+    JsonMismatchError,
+    MalformedJsonError,
+    UnknownChoiceError,
+    from_json,
+    from_values,
+    json_from_dataclass,
+)
+from hdruntime.bundle.manifest import (
+    BlockSparse,
+    EngineFile,
+    GlobalAttention,
+    Manifest,
+    Positions,
+    TensorSpec,
+    Verification,
+)
+from hdruntime.constants import FORMAT_VERSION
+from hdruntime.errors import BundleCorruptError, BundleVersionError
+
+_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
+"""What a session can fill or check; each is int64 [batch, tokens]."""
+
+_REQUIRED_INPUTS = _INPUTS[:2]
+
+_TOKENS, _VECTORS, _VECTOR = ("batch", "tokens"), ("batch", "tokens", "size"), ("batch", "size")
+
+_OUTPUTS_OF_TASK: dict[str, dict[str, tuple[str, ...]]] = {
+    "feature-extraction": {"last_hidden_state": _VECTORS},
+    "sentence-similarity": {"token_embeddings": _VECTORS, "sentence_embedding": _VECTOR},
+    "fill-mask": {"logits": _VECTORS},
+    "text-classification": {"logits": _VECTOR},
+    "token-classification": {"logits": _VECTORS},
+    "question-answering": {"start_logits": _TOKENS, "end_logits": _TOKENS},
+}
+"""What a task's results are made of; a graph may have other outputs beside these."""
+
+_MODES_OF_KIND = {"bigbird": ("hf_eval", "table"), "etc": ("none",), "blocks": ("lists",)}
+
+
+def json_from_manifest(manifest: Manifest) -> str:
+    """The text of ``manifest.json``: indented, keys in the order of the dataclass.
+
+    Raises:
+        ValueError: ``verification`` holds NaN or infinity, which JSON cannot.
+    """
+    return json_from_dataclass(manifest)
+
+
+def manifest_from_json(text: str | bytes) -> Manifest:
+    """Read the text of ``manifest.json``; keys that this version does not know are ignored.
+
+    Raises:
+        BundleCorruptError: not JSON, a key is missing, a value is of another type or out of its range, or two of them
+            contradict each other; the message names the key.
+        BundleVersionError: written in a newer format.
+    """
+    try:
+        # The version comes first: a newer format may have other keys.
+        version = from_json(text, _AnyFormat, name="manifest").format_version
+        if version > FORMAT_VERSION:
+            raise BundleVersionError(
+                f"The bundle has format version {version}; this hdexport reads up to {FORMAT_VERSION}.\n"
+                "Update it with: pip install -U hdexport"
+            )
+        manifest = from_json(text, Manifest, name="manifest")
+        if manifest.verification is not None:
+            from_values(manifest.verification, Verification, name="manifest.verification")
+        for problem in _problems(manifest):
+            raise JsonMismatchError(f"manifest.{problem}")
+    except MalformedJsonError as error:
+        raise BundleCorruptError(f"The manifest is not valid JSON: {error}.\n{_COPY_AGAIN}") from None
+    except UnknownChoiceError as error:
+        # It may be one that was added since, without a new format.
+        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}\n{_IF_NEWER}") from None
+    except JsonMismatchError as error:
+        raise BundleCorruptError(f"{error}.\n{_COPY_AGAIN}") from None
+    return manifest
+
+
+_COPY_AGAIN = "Rebuild or copy the bundle again."
+
+_IF_NEWER = "If a newer hdexport built it: pip install -U hdexport"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _AnyFormat:
+    """What a manifest of any format has."""
+
+    format_version: int
+
+
+def _problems(manifest: Manifest) -> Iterator[str]:
+    """What in a manifest contradicts something else in it, or its task; each begins with a key."""
+    yield from _input_problems(manifest)
+    yield from _output_problems(manifest)
+    yield from _position_problems(manifest.positions, manifest.max_len)
+    yield from _global_attention_problems(manifest.global_attention, manifest.inputs)
+    yield from _block_problems(manifest.block_sparse)
+    yield from _repeated("graphs", (graph.lowering for graph in manifest.graphs))
+    for index, engine in enumerate(manifest.engines):
+        yield from _engine_problems(f"engines[{index}]", engine)
+    if not manifest.attention:
+        yield "attention lists no operator, and every encoder has one"
+    if manifest.window is not None and len(manifest.window.dilation) not in (1, manifest.num_heads):
+        yield f"window.dilation has {len(manifest.window.dilation)} values for {manifest.num_heads} heads"
+
+
+def _input_problems(manifest: Manifest) -> Iterator[str]:
+    names = [spec.name for spec in manifest.inputs]
+    yield from _repeated("inputs", names)
+    for name in _REQUIRED_INPUTS:
+        if name not in names:
+            yield f"inputs has no {name}"
+    for index, spec in enumerate(manifest.inputs):
+        if spec.name not in _INPUTS:
+            yield f"inputs[{index}].name should be one of {', '.join(_INPUTS)}, not {spec.name!r}"
+        if spec.dtype != "int64" or spec.shape != ("batch", "tokens"):
+            yield f"inputs[{index}] should be int64 [batch, tokens], not {_described(spec)}"
+
+
+def _output_problems(manifest: Manifest) -> Iterator[str]:
+    outputs = {spec.name: spec for spec in manifest.outputs}
+    yield from _repeated("outputs", (spec.name for spec in manifest.outputs))
+    for index, spec in enumerate(manifest.outputs):
+        named = 2 if spec.shape[1:2] == ("tokens",) else 1
+        sizes = spec.shape[named:]
+        if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(size, int) for size in sizes):
+            yield f"outputs[{index}] should be float32 [batch, ...] or [batch, tokens, ...], not {_described(spec)}"
+    for name, axes in _OUTPUTS_OF_TASK[manifest.task].items():
+        if name not in outputs:
+            yield f"outputs has no {name}, which is what {manifest.task} is made of"
+        elif len(outputs[name].shape) != len(axes) or ("tokens" in outputs[name].shape) != ("tokens" in axes):
+            yield f"outputs: {name} should be [{', '.join(axes)}], not {_described(outputs[name])}"
+    for name in ("last_hidden_state", "token_embeddings"):
+        if name in outputs and outputs[name].shape[-1] != manifest.hidden_size:
+            yield f"outputs: {name} is {_described(outputs[name])}, and hidden_size is {manifest.hidden_size}"
+    if manifest.labels and "logits" not in outputs:
+        yield f"labels has {len(manifest.labels)} names, and there are no logits"
+    elif manifest.labels and outputs["logits"].shape[-1] != len(manifest.labels):
+        yield f"labels has {len(manifest.labels)} names for logits {_described(outputs['logits'])}"
+
+
+def _position_problems(positions: Positions, max_len: int) -> Iterator[str]:
+    if positions.rows != max_len:
+        yield f"positions.rows is {positions.rows}, and max_len is {max_len}"
+    if (positions.alpha is None) == (positions.scheme == "hierarchical"):
+        yield f"positions.alpha is {positions.alpha} for the scheme {positions.scheme}, and hierarchical alone has one"
+
+
+def _global_attention_problems(spec: GlobalAttention | None, inputs: Iterable[TensorSpec]) -> Iterator[str]:
+    has_input = any(item.name == "global_attention_mask" for item in inputs)
+    if has_input != (spec is not None):
+        yield "global_attention is there without an input global_attention_mask, or the input without it"
+    if spec is not None and (spec.separator_id is None) != (spec.default == "first_token"):
+        yield f"global_attention.separator_id is {spec.separator_id} for the default {spec.default}"
+
+
+def _block_problems(spec: BlockSparse | None) -> Iterator[str]:
+    if spec is not None and spec.mode not in _MODES_OF_KIND[spec.kind]:
+        yield f"block_sparse.mode should be {' or '.join(_MODES_OF_KIND[spec.kind])} for {spec.kind}, not {spec.mode}"
+
+
+def _engine_problems(where: str, engine: EngineFile) -> Iterator[str]:
+    if not engine.profiles:
+        yield f"{where}.profiles is empty"
+    for index, profile in enumerate(engine.profiles):
+        for axis in (profile.batch, profile.tokens):
+            if list(axis) != sorted(axis):
+                yield f"{where}.profiles[{index}] should be (min, opt, max), not {axis}"
+
+
+def _repeated(where: str, names: Iterable[str]) -> Iterator[str]:
+    for name, count in Counter(names).items():
+        if count > 1:
+            yield f"{where} has {count} of {name}"
+
+
+def _described(spec: TensorSpec) -> str:
+    return f"{spec.dtype} [{', '.join(map(str, spec.shape))}]"

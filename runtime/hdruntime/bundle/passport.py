@@ -1,0 +1,216 @@
+"""An engine's passport: what it is, what it was made from and where; and whether it runs on this machine."""
+
+from __future__ import annotations
+
+__all__ = [
+    "PASSPORT_VERSION",
+    "BuiltOn",
+    "Passport",
+    "ThisMachine",
+    "differences",
+    "older_driver",
+    "read_passport",
+    "this_machine",
+]
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+
+from hdruntime.bundle.checked_json import from_json
+from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
+from hdruntime.bundle.reader import Bundle
+from hdruntime.constants import CUDA_PROVIDER
+from hdruntime.errors import BundleCorruptError
+from hdruntime.gpu.driver import Gpu, driver_version, gpus
+
+PASSPORT_VERSION = 2
+"""Version of the JSON's keys."""
+
+_NAMES = {
+    Backend.TENSORRT: "TensorRT",
+    Backend.TENSORRT_RTX: "TensorRT-RTX",
+    Backend.TENSORRT_LEAN: "TensorRT's lean runtime",
+}
+
+_DISTRIBUTIONS = {
+    Backend.TENSORRT: ("tensorrt-cu13", "tensorrt-cu12", "tensorrt"),
+    Backend.TENSORRT_RTX: ("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
+    Backend.TENSORRT_LEAN: ("tensorrt-lean-cu13", "tensorrt-lean-cu12", "tensorrt-lean"),
+}
+"""What installs a flavour's module, newest CUDA first; each brings ``..._bindings`` too, which may be alone."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BuiltOn:
+    """The machine that built an engine; ``driver`` and ``gpu`` are None where there was none."""
+
+    platform: str
+    driver: str | None
+    gpu: str | None
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passport:
+    """What must agree for an engine to be usable, and where it comes from.
+
+    Attributes:
+        flavour: ``tensorrt`` or ``tensorrt_rtx``.
+        version: of that package; an engine runs with the version that built it.
+        precision: of the graph's weights.
+        architectures: GPU architectures it runs on, e.g. ``sm89``.
+        profiles: the shapes it takes.
+        plugins: operators that the runtime must provide -> layers of each.
+        engine_sha256: of the engine itself.
+        onnx_sha256: SHA-256 of each file of the graph it was built from, by name.
+        built_on: the machine that built it.
+        version_compatible: whether later versions run it too.
+    """
+
+    flavour: Flavour
+    version: str
+    precision: Dtype
+    architectures: tuple[str, ...]
+    profiles: tuple[ProfileShape, ...]
+    plugins: dict[str, int]
+    engine_sha256: str
+    onnx_sha256: dict[str, str]
+    built_on: BuiltOn
+    version_compatible: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThisMachine:
+    """What an engine has to agree with.
+
+    Attributes:
+        gpu: the GPU that is used; None without one.
+        driver: version of the NVIDIA driver, None without one.
+        versions: backend on a GPU -> version of its package, without those that are not installed; that of ONNX Runtime
+            only if it was built with CUDA.
+    """
+
+    gpu: Gpu | None
+    driver: str | None
+    versions: Mapping[Backend, str]
+
+
+def this_machine(device: int = 0) -> ThisMachine:
+    """Look at the GPU, the driver and the installed packages; where there is a GPU, ONNX Runtime is imported.
+
+    Args:
+        device: number of the GPU among those that CUDA offers.
+    """
+    found = gpus()[device:]
+    versions = {backend: _installed_version(names) for backend, names in _DISTRIBUTIONS.items()}
+    if found:
+        versions[Backend.ONNXRUNTIME_CUDA] = _version_with_cuda()
+    return ThisMachine(
+        gpu=found[0] if found else None,
+        driver=driver_version(),
+        versions={backend: version for backend, version in versions.items() if version is not None},
+    )
+
+
+def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:
+    """Why a backend cannot run an engine on a machine, a reason each; none where nothing speaks against it.
+
+    Args:
+        engine: as the manifest lists it.
+        backend: one that runs engines of its flavour.
+        machine: where it shall run.
+    """
+    reasons = []
+    if machine.driver is None:
+        reasons.append("there is no NVIDIA driver here")
+    if machine.gpu is None:
+        reasons.append("CUDA sees no GPU here")
+    elif machine.gpu.architecture not in engine.architectures:
+        reasons.append(
+            f"it is for GPUs of {', '.join(engine.architectures)}, and this one ({machine.gpu.name}) is "
+            f"{machine.gpu.architecture}"
+        )
+    reasons += _version_difference(engine, backend, machine.versions.get(backend))
+    return tuple(reasons)
+
+
+def older_driver(passport: Passport, machine: ThisMachine) -> str | None:
+    """A remark where the driver is older than the one that the engine was built with, which may or may not matter."""
+    built_with = passport.built_on.driver
+    if built_with is None or machine.driver is None or _numbers(machine.driver) >= _numbers(built_with):
+        return None
+    return f"the driver here ({machine.driver}) is older than the one that it was built with ({built_with})"
+
+
+def read_passport(bundle: Bundle, engine: EngineFile) -> Passport:
+    """The passport that lies beside an engine.
+
+    Raises:
+        BundleCorruptError: it is no JSON, or lacks what this version needs.
+    """
+    path = bundle.file(engine.passport)
+    try:
+        own = from_json(path.read_bytes(), _OwnToPassport, name="passport")
+    except (OSError, ValueError) as error:
+        raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
+    return Passport(
+        flavour=engine.flavour,
+        version=engine.version,
+        precision=engine.precision,
+        architectures=engine.architectures,
+        profiles=engine.profiles,
+        plugins=own.plugins,
+        engine_sha256=own.engine_sha256,
+        onnx_sha256=own.onnx_sha256,
+        built_on=own.built_on,
+        version_compatible=engine.version_compatible,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _OwnToPassport:
+    """What a passport says and the manifest does not."""
+
+    plugins: dict[str, int]
+    engine_sha256: str
+    onnx_sha256: dict[str, str]
+    built_on: BuiltOn
+
+
+def _version_difference(engine: EngineFile, backend: Backend, here: str | None) -> list[str]:
+    name = _NAMES[backend]
+    if here is None:
+        return [f"{name} ({backend.value}) is not installed here"]
+    if backend is Backend.TENSORRT_LEAN and not engine.version_compatible:
+        return [f"{name} runs version-compatible engines only, and it was not built with --version-compatible"]
+    if engine.version_compatible and _numbers(here) < _numbers(engine.version):
+        return [f"it was built by {_NAMES[Backend(engine.flavour)]} {engine.version}, and {here} here is older"]
+    if not engine.version_compatible and here != engine.version:
+        return [f"it was built by {name} {engine.version}, and {here} is installed here"]
+    return []
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
+def _version_with_cuda() -> str | None:
+    """Of ONNX Runtime. Which of its packages are installed says nothing: the later one overwrites the other's files."""
+    try:
+        import onnxruntime
+    except ImportError:
+        # Broken or uninstalled: no reason for an engine not to run.
+        return None
+    return onnxruntime.__version__ if CUDA_PROVIDER in onnxruntime.get_available_providers() else None
+
+
+def _installed_version(names: Sequence[str]) -> str | None:
+    for name in names:
+        for distribution in (name, f"{name}-bindings"):
+            try:
+                return metadata.version(distribution)
+            except metadata.PackageNotFoundError:
+                continue
+    return None

@@ -1,0 +1,175 @@
+"""A bundle, a directory with a manifest, opened with every file checked; `hdruntime.bundle.writer` writes one."""
+
+from __future__ import annotations
+
+__all__ = ["Bundle", "open_bundle", "read_config"]
+
+import json
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from hdruntime.bundle.digests import for_each_file, sha256_of_file
+from hdruntime.bundle.manifest import FileRecord, Manifest
+from hdruntime.bundle.manifest_json import manifest_from_json
+from hdruntime.constants import CONFIG_FILE, MANIFEST_FILE
+from hdruntime.errors import BundleCorruptError, BundleError, BundleNotFoundError
+
+_COPY_AGAIN = "Rebuild or copy the bundle again."
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """A bundle that was opened: where it is and what it says about itself."""
+
+    path: Path
+    manifest: Manifest
+
+    def file(self, relative: str) -> Path:
+        """The path of a file that the manifest lists.
+
+        Args:
+            relative: POSIX path relative to the bundle.
+
+        Raises:
+            BundleCorruptError: not listed, or it leaves the bundle.
+        """
+        if relative not in self.manifest.files:
+            raise BundleCorruptError(f"The bundle {self.path} lists no file {relative!r}.\n{_COPY_AGAIN}")
+        return _path_inside(self.path, relative)
+
+
+def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
+    """Read and check a bundle. Nothing of it is executed or unpickled; files it does not list are ignored.
+
+    A checksum tells damage, not malice: who may write into a bundle may write its manifest. Until all of them are known
+    no backend gets to see a file, since a damaged graph or engine may crash what reads it.
+
+    Args:
+        path: the bundle's directory.
+        check_files: compare every file's SHA-256 with the manifest: 50 ms for a file of 100 MB where the processor has
+            instructions for it, and files side by side. Without it only presence and size are compared.
+
+    Raises:
+        BundleNotFoundError: nothing is there, or it is no bundle.
+        BundleVersionError: a newer hdexport wrote it.
+        BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
+    """
+    path = Path(path)
+    manifest = _read_manifest(path)
+    for relative in _named_files(manifest):
+        if relative not in manifest.files:
+            raise BundleCorruptError(
+                f"The manifest of {path} names {relative!r} but has no checksum for it.\n{_COPY_AGAIN}"
+            )
+    for relative, record in manifest.files.items():
+        _check_presence(path, relative, record)
+    if check_files:
+        sizes = {relative: record.size_bytes for relative, record in manifest.files.items()}
+        for_each_file(lambda relative: _check_content(path, relative, manifest.files[relative]), sizes)
+    return Bundle(path, manifest)
+
+
+def read_config(bundle: Bundle) -> dict[str, Any]:
+    """The checkpoint's ``config.json``, which a bundle carries; {} where it does not.
+
+    Raises:
+        BundleCorruptError: it is no JSON object.
+    """
+    if CONFIG_FILE not in bundle.manifest.files:
+        return {}
+    path = bundle.file(CONFIG_FILE)
+    try:
+        config = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise BundleCorruptError(f"{path} cannot be read: {error}.\n{_COPY_AGAIN}") from None
+    if not isinstance(config, dict):
+        raise BundleCorruptError(f"{path} should hold an object, not {config!r:.60}.\n{_COPY_AGAIN}")
+    return config
+
+
+def _read_manifest(path: Path) -> Manifest:
+    try:
+        text = (path / MANIFEST_FILE).read_bytes()
+    except FileNotFoundError:
+        reason = "has no manifest.json" if path.is_dir() else "does not exist"
+        raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.\n{_BUILD_ONE}") from None
+    except NotADirectoryError:
+        raise BundleNotFoundError(
+            f"There is no bundle at {path}: it is a file, and a bundle is a directory.\n{_BUILD_ONE}"
+        ) from None
+    except OSError as error:
+        raise BundleError(f"The bundle {path} cannot be read: {error}.") from error
+    try:
+        return manifest_from_json(text)
+    except BundleError as error:
+        raise type(error)(f"{path / MANIFEST_FILE}: {error}") from None
+
+
+_BUILD_ONE = "Build one with: hdexport build MODEL -o BUNDLE"
+
+
+def _named_files(manifest: Manifest) -> list[str]:
+    """Every file that the manifest gives a role."""
+    named = [graph.file for graph in manifest.graphs]
+    for engine in manifest.engines:
+        named += [engine.file, engine.passport]
+    if manifest.tokenizer is not None:
+        named.append(manifest.tokenizer.file)
+    return named
+
+
+def _check_presence(directory: Path, relative: str, record: FileRecord) -> None:
+    path = _path_inside(directory, relative)
+    try:
+        # Not only a missing file fails here: reading a named pipe would wait for ever.
+        if not path.is_file():
+            raise BundleCorruptError(f"The bundle {directory} lacks its file {relative}.\n{_COPY_AGAIN}")
+        size_bytes = path.stat().st_size
+    except OSError as error:  # a name that is too long, a folder that nobody may read
+        raise _unreadable(directory, relative, error) from error
+    if size_bytes != record.size_bytes:
+        raise _changed(directory, relative, f"{record.size_bytes} bytes", f"{size_bytes} bytes")
+
+
+def _check_content(directory: Path, relative: str, record: FileRecord) -> None:
+    try:
+        actual = sha256_of_file(_path_inside(directory, relative))
+    except OSError as error:
+        raise _unreadable(directory, relative, error) from error
+    if actual != record.sha256:
+        raise _changed(directory, relative, f"sha256 {record.sha256}", actual)
+
+
+def _unreadable(directory: Path, relative: str, error: OSError) -> BundleError:
+    return BundleError(f"The file {relative} of the bundle {directory} cannot be read: {error}.")
+
+
+def _changed(directory: Path, relative: str, expected: str, actual: str) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"The file {relative} of the bundle {directory} has changed: expected {expected}, found {actual}.\n"
+        f"{_COPY_AGAIN}"
+    )
+
+
+def _path_inside(directory: Path, relative: str) -> Path:
+    """The path of a bundle's file, after links were followed and found to stay inside."""
+    parts = PurePosixPath(relative)
+    plain = relative and "\0" not in relative and "\\" not in relative
+    if not plain or parts.is_absolute() or ".." in parts.parts:
+        raise _leaves(directory, relative)
+    path = directory / parts
+    try:
+        stays = path.resolve().is_relative_to(directory.resolve())
+    except (OSError, RuntimeError):  # links that go in circles; RuntimeError before Python 3.13
+        stays = False
+    if not stays:
+        raise _leaves(directory, relative)
+    return path
+
+
+def _leaves(directory: Path, relative: str) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"The bundle {directory} lists {relative!r}, which is outside of the bundle.\n"
+        "Every file must lie below the bundle's directory; do not use this bundle."
+    )

@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: what there is, and arrays in their memory."""

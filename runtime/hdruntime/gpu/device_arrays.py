@@ -1,0 +1,140 @@
+"""Results that stay in the memory of a GPU, for callers that go on there."""
+
+from __future__ import annotations
+
+__all__ = ["DeviceArray"]
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.errors import InputError
+from hdruntime.gpu.dlpack import CUDA, DlTensor, capsule_of
+
+if TYPE_CHECKING:
+    from hdruntime.gpu.cuda import Device
+
+_DTYPE = np.dtype(np.float32)
+
+_LEGACY_STREAM = 1
+"""``CU_STREAM_LEGACY``, which both protocols call 1."""
+
+
+class DeviceArray:
+    """A float32 array in the memory of a GPU, which it owns: the memory is freed with the last reference to it.
+
+    It may be used after its session was closed. PyTorch takes it by ``torch.from_dlpack(array)``, CuPy by
+    ``cupy.from_dlpack(array)`` or ``cupy.asarray(array)``, none of which copies.
+
+    Attributes:
+        shape: sizes of the axes.
+        dtype: float32.
+    """
+
+    dtype = _DTYPE
+
+    def __init__(self, device: Device, shape: tuple[int, ...], *, padded: tuple[int, ...]) -> None:
+        """Allocate memory; `mark_ready` follows when work that fills it was enqueued. Made by the TensorRT backend.
+
+        Args:
+            device: the GPU; its context is current.
+            shape: of the array.
+            padded: shape of the memory; the array is the first part of each axis.
+
+        Raises:
+            OutOfMemoryError: there is too little memory.
+        """
+        self.shape = shape
+        self._device, self._padded = device, padded
+        self.address = int(device.call("cuMemAlloc", max(_DTYPE.itemsize, int(np.prod(padded)) * _DTYPE.itemsize)))
+        self._ready: Any = None
+        self._free = weakref.finalize(self, _free, device, self.address)
+
+    def mark_ready(self, stream: Any) -> None:
+        """The array holds its values when what was enqueued on the stream so far is done."""
+        self._ready = self._device.call("cuEventCreate", 0)
+        self._free.detach()
+        self._free = weakref.finalize(self, _free, self._device, self.address, self._ready)
+        self._device.call("cuEventRecord", self._ready, stream)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3. Some consumers ignore streams, so this waits until the values are there."""
+        self._wait()
+        return {
+            "shape": self.shape,
+            "typestr": _DTYPE.str,
+            "data": (self.address, False),
+            "strides": tuple(stride * _DTYPE.itemsize for stride in self._strides),
+            "stream": None,
+            "version": 3,
+        }
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return CUDA, self._device.ordinal
+
+    def __dlpack__(
+        self,
+        *,
+        stream: int | None = None,
+        max_version: tuple[int, int] | None = None,
+        dl_device: tuple[int, int] | None = None,
+        copy: bool | None = None,
+    ) -> Any:
+        """A capsule; the consumer's stream waits for the values, and the caller does not.
+
+        Args:
+            stream: as DLPack says: -1 for no waiting, 1 (or None) for the legacy default stream, 2 for the thread's
+                default stream, else a handle.
+            max_version: capsules of before version 1.0 suit every consumer.
+            dl_device: None, or where the array is.
+            copy: not True.
+
+        Raises:
+            BufferError: another device, or a copy, was asked for.
+            InputError: the stream is none.
+        """
+        if dl_device not in (None, self.__dlpack_device__()) or copy:
+            raise BufferError("a DeviceArray is handed over where it is and not copied; use to_numpy() for the CPU")
+        if stream == 0 or (stream is not None and stream < -1):
+            raise InputError(f"stream is {stream}; DLPack has -1, 1, 2 and handles of streams.")
+        if stream != -1:
+            with self._device.current():
+                self._device.call("cuStreamWaitEvent", stream or _LEGACY_STREAM, self._ready, 0)
+        tensor = DlTensor(
+            address=self.address,
+            shape=self.shape,
+            strides=self._strides,
+            dtype=_DTYPE,
+            device=self.__dlpack_device__(),
+        )
+        return capsule_of(tensor, self)
+
+    def to_numpy(self) -> npt.NDArray[np.float32]:
+        """A copy in the memory of the CPU."""
+        self._wait()
+        whole = np.empty(self._padded, _DTYPE)
+        with self._device.current():
+            self._device.call("cuMemcpyDtoH", whole.ctypes.data, self.address, whole.nbytes)
+        return np.ascontiguousarray(whole[tuple(map(slice, self.shape))])
+
+    @property
+    def _strides(self) -> tuple[int, ...]:
+        return tuple(int(np.prod(self._padded[axis + 1 :])) for axis in range(len(self._padded)))
+
+    def _wait(self) -> None:
+        with self._device.current():
+            self._device.call("cuEventSynchronize", self._ready)
+
+
+def _free(device: Device, address: int, event: Any = None) -> None:
+    def free() -> None:
+        # A consumer may have let go of the array while its kernels still read it.
+        device.call("cuCtxSynchronize")
+        device.call("cuMemFree", address)
+        if event is not None:
+            device.call("cuEventDestroy", event)
+
+    device.discard(free)

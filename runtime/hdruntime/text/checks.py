@@ -1,0 +1,50 @@
+"""Checks of texts' lengths and of options that name one of several choices."""
+
+from __future__ import annotations
+
+__all__ = ["check_text_lengths", "checked_choice", "length_error"]
+
+from collections.abc import Sequence
+from enum import Enum
+from typing import TypeVar
+
+from hdruntime.errors import InputError
+
+Choice = TypeVar("Choice", bound=Enum)
+
+
+def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
+    """Refuse texts of no token or of more than the bundle has positions for.
+
+    Args:
+        lengths: tokens of each text.
+        max_len: most tokens that the bundle accepts.
+
+    Raises:
+        InputError: naming the first such text.
+    """
+    for index, tokens in enumerate(lengths):
+        if not 1 <= tokens <= max_len:
+            what = "The text" if len(lengths) == 1 else f"Text {index}"
+            raise length_error(
+                what, tokens, max_len, "Cut it (--overflow truncate), run it in pieces (--overflow split)"
+            )
+
+
+def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -> Choice:
+    """The member of an enumeration that an option names.
+
+    Raises:
+        InputError: it names none.
+    """
+    try:
+        return choices(value)
+    except ValueError:
+        valid = ", ".join(repr(choice.value) for choice in choices)
+        raise InputError(f"{option} is {value!r}; it must be one of {valid}.") from None
+
+
+def length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
+    """What is raised of a text of so many tokens, and what to do about it."""
+    advice = f"\n{remedy}, or rebuild with --max-len {tokens}." if tokens > max_len else ""
+    return InputError(f"{what} has {tokens} tokens; this bundle accepts 1 to {max_len}.{advice}")

@@ -1,0 +1,98 @@
+"""From token vectors to one vector a text."""
+
+from __future__ import annotations
+
+__all__ = ["Pooling", "embedding_output", "embedding_size", "mean_over_tokens", "pooled"]
+
+from collections.abc import Callable
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.bundle.manifest import Manifest, TensorSpec
+from hdruntime.errors import InputError
+
+FloatArray = npt.NDArray[np.float32]
+Mask = npt.NDArray[np.int64]
+
+
+class Pooling(str, Enum):
+    """How one vector is made of a text's token vectors, by the names that sentence-transformers has."""
+
+    MEAN = "mean"
+    CLS = "cls"
+    MAX = "max"
+
+
+def embedding_output(manifest: Manifest) -> TensorSpec:
+    """The output that gives a text's vector: ``sentence_embedding``, else ``last_hidden_state``, which is pooled.
+
+    Raises:
+        InputError: the bundle's task gives no embeddings.
+    """
+    outputs = {spec.name: spec for spec in manifest.outputs}
+    for name in ("sentence_embedding", "last_hidden_state"):
+        if name in outputs:
+            return outputs[name]
+    raise InputError(
+        f"This bundle's task is {manifest.task}, which gives no embeddings.\n"
+        "Rebuild it with --task feature-extraction or --task sentence-similarity."
+    )
+
+
+def embedding_size(manifest: Manifest) -> int:
+    """Dimensions of a text's vector.
+
+    Raises:
+        InputError: the bundle's task gives no embeddings.
+    """
+    size = embedding_output(manifest).shape[-1]
+    return size if isinstance(size, int) else manifest.hidden_size
+
+
+def pooled(hidden_states: FloatArray, attention_mask: Mask, pooling: Pooling) -> FloatArray:
+    """One vector a row; what padded positions hold does not matter, wherever they are.
+
+    Args:
+        hidden_states: float32 [batch, tokens, hidden_size].
+        attention_mask: [batch, tokens], 1 for real tokens, 0 for padding.
+        pooling: mean or maximum of each row's real tokens, or the first of them.
+
+    Returns:
+        float32 [batch, hidden_size]; zeros for a row without real tokens.
+    """
+    return _FUNCTIONS[pooling](hidden_states, attention_mask)
+
+
+def mean_over_tokens(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
+    """The mean of each row's real tokens; shapes as in :func:`pooled`."""
+    real = attention_mask.astype(bool)[:, :, np.newaxis]
+    # A float32 sum over thousands of tokens loses digits; `where` keeps a NaN in the padding out.
+    total = np.sum(hidden_states, axis=1, dtype=np.float64, where=real)
+    count = np.maximum(real.sum(axis=1), 1)
+    return (total / count).astype(np.float32)
+
+
+def _max_over_tokens(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
+    """The largest value that each dimension has in a row's real tokens; shapes as in :func:`pooled`."""
+    real = attention_mask.astype(bool)[:, :, np.newaxis]
+    largest = np.max(hidden_states, axis=1, where=real, initial=-np.inf)
+    return np.where(real.any(axis=1), largest, np.float32(0))
+
+
+def _first_token(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
+    """Each row's first real token, which is not the first position where padding is on the left.
+
+    Shapes as in :func:`pooled`.
+    """
+    real = attention_mask.astype(bool)
+    first = hidden_states[np.arange(len(real)), real.argmax(axis=1)]
+    return np.where(real.any(axis=1, keepdims=True), first, np.float32(0))
+
+
+_FUNCTIONS: dict[Pooling, Callable[[FloatArray, Mask], FloatArray]] = {
+    Pooling.MEAN: mean_over_tokens,
+    Pooling.CLS: _first_token,
+    Pooling.MAX: _max_over_tokens,
+}

@@ -1,0 +1,201 @@
+"""Texts of more tokens than a bundle accepts: cut into pieces that fit, whose outputs are put together again.
+
+::
+
+    for split in session.split(texts, stride=64):
+        outputs = session.infer(split.pieces)  # a dict a piece
+        whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
+
+Every piece is run by itself: it has the special tokens of a text of its own, and of a pair the whole first text.
+Nothing is carried from piece to piece, as the memory of a recurrent model would be: no family of this version has one.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SplitEncoding", "SplitPooling", "merged", "pooled_embedding", "split_encodings"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.bundle.manifest import TensorSpec
+from hdruntime.errors import InputError
+from hdruntime.text.tokenization import Encoding
+
+_SENTENCE_EMBEDDING = "sentence_embedding"
+
+_UNIT_TOLERANCE = 1e-3
+"""How far from 1 the length of a normalised vector may be: float16 has it within 5e-4."""
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class SplitPooling(str, Enum):
+    """What is made of the pieces' vectors, or of their logits where a text has one row of them."""
+
+    MEAN = "mean"
+    """Their mean, each piece weighted by its number of tokens."""
+    MAX = "max"
+    """The largest value of each dimension."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SplitEncoding:
+    """A text and the pieces that it is run in.
+
+    Attributes:
+        whole: the text's tokens, of any number.
+        pieces: one or more; of a text that fits it is ``whole`` itself.
+        step: tokens from a piece's start to the next one's: the text's token ``i`` is token ``i - k * step`` of piece
+            ``k``.
+        cuts: [pieces + 1], ascending from 0 to the text's tokens: those from ``cuts[k]`` up to ``cuts[k + 1]`` see most
+            of the text in piece ``k``, so that their outputs are taken from there.
+    """
+
+    whole: Encoding
+    pieces: list[Encoding]
+    step: int
+    cuts: list[int]
+
+
+def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int, is_pair: bool) -> list[SplitEncoding]:
+    """Cut every text of more than ``max_len`` tokens.
+
+    The pieces are those of the tokenizers library's ``truncation`` with a stride, for pairs by ``only_second``.
+
+    Args:
+        encodings: whole texts or pairs, special tokens included.
+        max_len: most tokens of a piece, special tokens included; all pieces but the last have as many.
+        stride: tokens that a piece repeats of the one before it.
+        is_pair: the second text is cut, and every piece has the whole first one.
+
+    Raises:
+        InputError: ``stride`` is negative, or a piece would have no new token. A text that fits needs no stride, but
+            that of all other texts has to fit it.
+    """
+    return [
+        _split(encoding, f"Text {index}" if len(encodings) > 1 else "The text", max_len, stride, is_pair)
+        for index, encoding in enumerate(encodings)
+    ]
+
+
+def merged(
+    split: SplitEncoding,
+    outputs: Sequence[Mapping[str, FloatArray]],
+    *,
+    specs: Sequence[TensorSpec],
+    pooling: SplitPooling,
+) -> dict[str, FloatArray]:
+    """The outputs of a text from those of its pieces.
+
+    Args:
+        split: the text.
+        outputs: [pieces], each one's outputs without batch axis and padding, as ``Session.infer`` gives them.
+        specs: the manifest's outputs: they tell which have a tokens axis.
+        pooling: for outputs without one.
+
+    Returns:
+        name -> float32 array. With a tokens axis, it has an entry for every token of the text, from the piece in which
+        the token sees most of the text, and special tokens from the first piece or the last. Others are pooled; a
+        sentence embedding as :func:`pooled_embedding` does it.
+    """
+    if len(split.pieces) == 1:
+        return dict(outputs[0])
+    with_tokens = {spec.name for spec in specs if spec.shape[1:2] == ("tokens",)}
+    whole = {}
+    for name in outputs[0]:
+        values = [of_piece[name] for of_piece in outputs]
+        if name in with_tokens:
+            whole[name] = _stitched(split, values)
+        else:
+            pool = pooled_embedding if name == _SENTENCE_EMBEDDING else _pooled
+            whole[name] = pool(split, values, pooling)
+    return whole
+
+
+def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], pooling: SplitPooling) -> FloatArray:
+    """A text's vector from those of its pieces; where all of these have length 1, it has length 1, too.
+
+    Means weighted by length, then made as long as the vectors were, is what people do by hand; see "Embedding texts
+    that are longer than the model's maximum context length" in OpenAI's cookbook.
+
+    Args:
+        split: the text.
+        vectors: [pieces], each float32 [dimensions].
+        pooling: how.
+
+    Returns:
+        float32 [dimensions].
+    """
+    if len(split.pieces) == 1:
+        return vectors[0]
+    pooled = _pooled(split, vectors, pooling)
+    lengths = np.linalg.norm(np.stack(vectors).astype(np.float64), axis=1)
+    if (np.abs(lengths - 1) > _UNIT_TOLERANCE).any():
+        return pooled
+    # Opposite vectors may cancel out; zeros stay zeros.
+    length = np.linalg.norm(pooled.astype(np.float64))
+    return (pooled / max(length, np.finfo(np.float32).tiny)).astype(np.float32)
+
+
+def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool) -> SplitEncoding:
+    start, end = _range_to_cut(whole, sequence=1 if is_pair else 0)
+    room = max_len - (len(whole) - (end - start))
+    fits = len(whole) <= max_len
+    # The room beside a first text is its own; that beside special tokens alone is every text's.
+    if stride < 0 or (stride >= room and not (fits and is_pair)):
+        raise _room_error(name, max_len, stride, room)
+    step = max(1, room - stride)
+    if fits:
+        return SplitEncoding(whole=whole, pieces=[whole], step=step, cuts=[0, len(whole)])
+    # A piece starts where the one before it has not reached the end.
+    starts = range(start, end - stride, step)
+    pieces = [_piece(whole, start, first, min(first + room, end), end) for first in starts]
+    # In the middle of what two pieces share: before it, tokens see more in the first of them, behind it in the second.
+    cuts = [0, *(first + stride // 2 for first in starts[1:]), len(whole)]
+    return SplitEncoding(whole=whole, pieces=pieces, step=step, cuts=cuts)
+
+
+def _range_to_cut(whole: Encoding, sequence: int) -> tuple[int, int]:
+    """Where a text's own tokens are; the special tokens are before and behind them."""
+    sequences = whole.sequence_ids
+    if sequence not in sequences:
+        return 0, 0
+    return sequences.index(sequence), len(sequences) - sequences[::-1].index(sequence)
+
+
+def _piece(whole: Encoding, start: int, first: int, last: int, end: int) -> Encoding:
+    return Encoding(*(values[:start] + values[first:last] + values[end:] for values in vars(whole).values()))
+
+
+def _room_error(name: str, max_len: int, stride: int, room: int) -> InputError:
+    if room < 1:
+        return InputError(
+            f"{name} cannot be split: a piece has {max_len} tokens, and what every piece repeats (the special tokens "
+            "and, of a pair, the first text) has as many or more.\n"
+            "Shorten the first text, or truncate: --overflow truncate"
+        )
+    return InputError(
+        f"{name} cannot be split with a stride of {stride}: it must be 0 to {room - 1}, the tokens that a piece shares "
+        f"with the one before it.\nA piece has {max_len} tokens, of which every one repeats {max_len - room}."
+    )
+
+
+def _stitched(split: SplitEncoding, values: Sequence[FloatArray]) -> FloatArray:
+    """[tokens of the text, ...] from [tokens of the piece, ...] of each piece."""
+    parts = []
+    for piece, array in enumerate(values):
+        offset = piece * split.step
+        parts.append(array[split.cuts[piece] - offset : split.cuts[piece + 1] - offset])
+    return np.concatenate(parts)
+
+
+def _pooled(split: SplitEncoding, values: Sequence[FloatArray], pooling: SplitPooling) -> FloatArray:
+    stacked = np.stack(values)
+    if pooling is SplitPooling.MAX:
+        return stacked.max(axis=0)
+    tokens = [len(piece) for piece in split.pieces]
+    return np.average(stacked.astype(np.float64), axis=0, weights=tokens).astype(np.float32)

@@ -1,0 +1,217 @@
+"""What a task's raw outputs mean: one row's arrays become a class, entities, an answer, tokens for masks."""
+
+from __future__ import annotations
+
+__all__ = [
+    "FILL_MASK_CHOICES",
+    "MAX_ANSWER_TOKENS",
+    "Activation",
+    "Answer",
+    "Classification",
+    "Entity",
+    "Filling",
+    "answer",
+    "classification",
+    "entities",
+    "fillings",
+    "softmax",
+]
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from hdruntime.errors import InputError
+from hdruntime.text.tokenization import Encoding
+
+FILL_MASK_CHOICES = 5
+"""Tokens suggested for each mask, as many as Hugging Face's fill-mask pipeline gives."""
+
+MAX_ANSWER_TOKENS = 30
+"""The longest answer; a longer span mostly is the start of one answer and the end of another."""
+
+OUTSIDE_LABEL = "O"
+"""The label of tokens that belong to no entity, in the IOB schemes; such tokens are not listed."""
+
+
+class Activation(str, Enum):
+    """How class scores come from logits."""
+
+    SOFTMAX = "softmax"
+    """Exactly one class is right."""
+    SIGMOID = "sigmoid"
+    """Each class is right or wrong by itself."""
+    IDENTITY = "identity"
+    """The logits are numbers that were regressed."""
+
+
+@dataclass(frozen=True)
+class Classification:
+    """The best class of a text, and the score of every class in the order of the labels."""
+
+    label: str
+    score: float
+    scores: dict[str, float]
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A token that belongs to something: characters ``start`` to ``end`` (exclusive) of the text."""
+
+    start: int
+    end: int
+    text: str
+    label: str
+    score: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The best answer: characters ``start`` to ``end`` (exclusive) of the context; empty if there is none."""
+
+    answer: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Filling:
+    """A token that may stand for a mask."""
+
+    token: str
+    token_id: int
+    score: float
+
+
+def classification(
+    logits: np.ndarray, labels: Sequence[str], *, activation: Activation = Activation.SOFTMAX
+) -> Classification:
+    """The class of a text.
+
+    Args:
+        logits: [labels], float32.
+        labels: [labels], names.
+        activation: how the model was trained; decides the scores, never the label.
+    """
+    scores = _ACTIVATIONS[activation](logits)
+    best = int(np.argmax(logits))
+    return Classification(
+        label=labels[best],
+        score=_number(scores[best]),
+        scores={name: _number(score) for name, score in zip(labels, scores, strict=True)},
+    )
+
+
+def entities(logits: np.ndarray, labels: Sequence[str], *, text: str, encoding: Encoding) -> list[Entity]:
+    """The tokens of a text that have a label other than `OUTSIDE_LABEL`, in order; special tokens have none.
+
+    Args:
+        logits: [tokens, labels], float32.
+        labels: [labels], names.
+        text: what was tokenised.
+        encoding: its tokens.
+    """
+    scores = softmax(logits)
+    found = []
+    for token, best in enumerate(np.argmax(logits, axis=-1)):
+        if encoding.sequence_ids[token] is None or labels[best] == OUTSIDE_LABEL:
+            continue
+        start, end = encoding.offsets[token]
+        found.append(Entity(start, end, text[start:end], labels[best], _number(scores[token, best])))
+    return found
+
+
+def answer(start_logits: np.ndarray, end_logits: np.ndarray, *, context: str, encoding: Encoding) -> Answer:
+    """The span of the context that most probably answers the question.
+
+    It ends no earlier than it starts and has at most `MAX_ANSWER_TOKENS` tokens. Its score is the product of
+    the probabilities of its first and last token among the context's tokens.
+
+    Args:
+        start_logits, end_logits: [tokens], float32, of question and context together.
+        context: the second text of the pair.
+        encoding: the tokens of the pair.
+
+    Raises:
+        InputError: the question has no token.
+    """
+    if 0 not in encoding.sequence_ids:
+        raise InputError("The question has no tokens.")
+    # Not by token types, which models of RoBERTa's kind have none of.
+    inside = np.array([token for token, text in enumerate(encoding.sequence_ids) if text == 1], np.intp)
+    if not len(inside):
+        return Answer("", 0, 0, 0.0)
+    start_scores, end_scores = softmax(start_logits[inside]), softmax(end_logits[inside])
+    first, last = _best_span(start_logits[inside], end_logits[inside])
+    start, end = encoding.offsets[inside[first]][0], encoding.offsets[inside[last]][1]
+    return Answer(context[start:end], start, end, _number(start_scores[first] * end_scores[last]))
+
+
+def fillings(
+    logits: np.ndarray,
+    *,
+    mask_token_id: int,
+    spelling: Callable[[int], str],
+    encoding: Encoding,
+) -> list[list[Filling]]:
+    """The `FILL_MASK_CHOICES` best tokens for every mask of a text, best first.
+
+    Args:
+        logits: [tokens, vocab_size], float32.
+        mask_token_id: the id of the mask.
+        spelling: id -> how the token is written.
+        encoding: the text's tokens.
+
+    Raises:
+        InputError: the text has no mask.
+    """
+    masks = np.flatnonzero(np.asarray(encoding.input_ids) == mask_token_id)
+    if not len(masks):
+        raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} where a word is wanted.")
+    return [_best_tokens(softmax(logits[mask]), spelling) for mask in masks]
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Softmax over the last axis, in float32: no logit is too large, since the largest is taken off first."""
+    # What is so far below the largest that the difference overflows has a share of zero, as it should.
+    with np.errstate(over="ignore"):
+        shifted = logits.astype(np.float32) - logits.max(axis=-1, keepdims=True).astype(np.float32)
+    exponentials = np.exp(shifted)
+    return exponentials / exponentials.sum(axis=-1, keepdims=True)
+
+
+def _sigmoid(logits: np.ndarray) -> np.ndarray:
+    # In terms of tanh nothing overflows, whatever the sign.
+    return 0.5 * (1 + np.tanh(0.5 * logits.astype(np.float32)))
+
+
+_ACTIVATIONS: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
+    Activation.SOFTMAX: softmax,
+    Activation.SIGMOID: _sigmoid,
+    Activation.IDENTITY: lambda logits: logits,
+}
+
+
+def _number(value: np.float32) -> float:
+    """The float with the fewest digits that is this float32; 0.1 rather than 0.10000000149011612."""
+    return float(str(np.float32(value)))
+
+
+def _best_span(start_logits: np.ndarray, end_logits: np.ndarray) -> tuple[int, int]:
+    """First and last index with the largest sum; of equal ones the shortest, then the earliest."""
+    best, span = -np.inf, (0, 0)
+    for extra in range(min(MAX_ANSWER_TOKENS, len(start_logits))):
+        sums = start_logits[: len(start_logits) - extra] + end_logits[extra:]
+        first = int(np.argmax(sums))
+        if sums[first] > best:
+            best, span = float(sums[first]), (first, first + extra)
+    return span
+
+
+def _best_tokens(scores: np.ndarray, spelling: Callable[[int], str]) -> list[Filling]:
+    # A stable sort of the negated scores: of equally probable tokens the one with the smaller id comes first.
+    best = np.argsort(-scores, kind="stable")[:FILL_MASK_CHOICES]
+    return [Filling(spelling(int(token)), int(token), _number(scores[token])) for token in best]

@@ -1,0 +1,168 @@
+"""Text to ids, by the tokenizer that the bundle carries."""
+
+from __future__ import annotations
+
+__all__ = ["Encoding", "Overflow", "TextTokenizer", "read_tokenizer"]
+
+import functools
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hdruntime.errors import BundleCorruptError, InputError
+from hdruntime.text.checks import check_text_lengths, checked_choice
+
+
+class Overflow(str, Enum):
+    """What happens to a text of more tokens than the bundle accepts."""
+
+    ERROR = "error"
+    """It is refused."""
+    TRUNCATE = "truncate"
+    """Its end is cut off, of a pair that of the longer text."""
+    SPLIT = "split"
+    """It is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """One text or pair as ids, unpadded.
+
+    Attributes:
+        input_ids: [tokens], special tokens included.
+        token_type_ids: [tokens], 0 for the first text of a pair, 1 for the second.
+        offsets: [tokens], (start, end) in characters of the token's own text; (0, 0) for special tokens.
+        sequence_ids: [tokens], 0 for tokens of the first text, 1 for those of the second, None for special tokens.
+    """
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    offsets: list[tuple[int, int]]
+    sequence_ids: list[int | None]
+
+    def __len__(self) -> int:
+        """Number of tokens."""
+        return len(self.input_ids)
+
+
+class TextTokenizer:
+    """A ``tokenizer.json`` with a limit on tokens. Safe to use from several threads.
+
+    Args:
+        path: the file.
+        max_len: most tokens of a text or pair, special tokens included.
+
+    Raises:
+        BundleCorruptError: the file cannot be read; raised at the first use.
+    """
+
+    def __init__(self, path: Path, *, max_len: int) -> None:
+        self._path = path
+        self._max_len = max_len
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        overflow: Overflow | str = Overflow.ERROR,
+    ) -> list[Encoding]:
+        """Encode texts, or pairs of texts, with their special tokens and without padding.
+
+        Args:
+            texts: may be empty strings: those become special tokens only.
+            pairs: the second text of each pair, as many as ``texts``.
+            overflow: ``truncate`` cuts the end of a text, or of the longer of a pair, and keeps the special
+                tokens. ``split`` gives the whole text, however long it is.
+
+        Raises:
+            InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
+                or it has too many and ``overflow`` is ``error``; or the tokenizer cannot encode a text.
+        """
+        choice = checked_choice(Overflow, overflow, option="overflow")
+        _check_texts(texts, "texts")
+        if pairs is None:
+            batch: list[Any] = list(texts)
+        else:
+            _check_texts(pairs, "pairs")
+            if len(texts) != len(pairs):
+                raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
+            batch = list(zip(texts, pairs, strict=True))
+        tokenizer = self._truncating if choice is Overflow.TRUNCATE else self._whole
+        try:
+            encoded = tokenizer.encode_batch(batch)
+        except Exception as error:
+            if type(error) is not Exception:  # tokenizers raises nothing more specific
+                raise
+            raise _unencodable(tokenizer, batch, error) from error
+        # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
+        check_text_lengths([len(item) for item in encoded], sys.maxsize if choice is Overflow.SPLIT else self._max_len)
+        return [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in encoded]
+
+    # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between
+    # threads. Each mode has an object of its own, made when first used.
+
+    @functools.cached_property
+    def _whole(self) -> Any:
+        return self._loaded()
+
+    @functools.cached_property
+    def _truncating(self) -> Any:
+        tokenizer = self._loaded()
+        tokenizer.enable_truncation(self._max_len)
+        return tokenizer
+
+    def _loaded(self) -> Any:
+        tokenizer = read_tokenizer(self._path)
+        # Files carry settings of their own, such as truncation to 128 tokens and padding to the longest.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        return tokenizer
+
+
+def read_tokenizer(path: Path) -> Any:
+    """The ``tokenizers.Tokenizer`` of a ``tokenizer.json``.
+
+    Raises:
+        BundleCorruptError: the file cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    try:
+        # Not by its path, of which only Python knows how to write every one.
+        return Tokenizer.from_str(path.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises nothing more specific
+        raise BundleCorruptError(
+            f"The tokenizer {path} cannot be read: {error}.\n"
+            "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
+        ) from error
+
+
+def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:
+    """The error of a batch, which says nothing of where it was, with the first text that has it alone."""
+    what = "The batch"
+    for index, item in enumerate(batch):
+        try:
+            tokenizer.encode_batch([item])
+        except Exception as alone:
+            what, error = "The text" if len(batch) == 1 else f"Text {index}", alone
+            break
+    return InputError(
+        f"{what} cannot be encoded by the bundle's tokenizer: {error}.\n"
+        "Leave it out, or build the bundle again of a checkpoint whose tokenizer knows an unknown token."
+    )
+
+
+def _check_texts(texts: Sequence[str], name: str) -> None:
+    if isinstance(texts, (str, bytes)):
+        raise InputError(f"{name} is one string; it must be a list of strings. Put it into a list: [text].")
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{name}[{index}] is of type {type(text).__name__}; it must be a string.")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InputError(f"{name}[{index}] is not valid Unicode: {error}.") from None

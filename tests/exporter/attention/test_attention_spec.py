@@ -1,0 +1,128 @@
+"""What `--attention` accepts, refuses and warns of."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from hdexport.attention.spec import GRAMMAR, BlockRequest, attention_from_spec, check_window
+from hdexport.attention.window.marks import MOST_GLOBAL_TOKENS
+from hdexport.families import family_of
+from hdruntime.bundle.manifest import Window
+from hdruntime.errors import InputError, ModelError
+
+READ = {
+    "window:256": (256, 1, (1,)),
+    "window:1,global:0": (1, 0, (1,)),
+    "global:7,window:256": (256, 7, (1,)),
+    "window:64,dilation:2": (64, 1, (2,)),
+    "window:64,global:2,dilation:1/1/2/4": (64, 2, (1, 1, 2, 4)),
+    f"window:64,global:{MOST_GLOBAL_TOKENS}": (64, MOST_GLOBAL_TOKENS, (1,)),
+}
+
+
+@pytest.mark.parametrize(("spec", "expected"), READ.items())
+def test_a_window_is_read(spec: str, expected: tuple[object, ...]) -> None:
+    assert attention_from_spec(spec) == Window(
+        **dict(zip(("tokens", "global_tokens", "dilation"), expected, strict=True))
+    )
+
+
+BLOCKS_READ = {
+    "bigbird": {"kind": "bigbird"},
+    "bigbird:block=32": {"kind": "bigbird", "block_size": 32},
+    "bigbird:block=64,random=0": {"kind": "bigbird", "block_size": 64, "random_blocks": 0},
+    "bigbird:random=3,mode=hf_eval": {"kind": "bigbird", "random_blocks": 3, "mode": "hf_eval"},
+    "bigbird:mode=table": {"kind": "bigbird", "mode": "table"},
+    "bigbird:seed=7": {"kind": "bigbird", "mode": "table", "seed": 7},
+    "bigbird:table=a/b.npy": {"kind": "bigbird", "mode": "table", "file": Path("a/b.npy")},
+    "etc:global=16": {"kind": "etc", "global_tokens": 16},
+    "etc:global=2,block=84,tokens=101/102": {
+        "kind": "etc", "block_size": 84, "global_tokens": 2, "global_ids": (101, 102)
+    },
+    "blocks:file=x.npz,block=128": {"kind": "blocks", "block_size": 128, "file": Path("x.npz")},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("spec", "expected"), BLOCKS_READ.items())
+def test_block_sparse_attention_is_read(spec: str, expected: dict[str, object]) -> None:
+    assert attention_from_spec(spec) == BlockRequest(**expected)
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "", "window", "window:", "256", "window=256", "windows:256", "window:2.5", "window:many", "global:1", "dense",
+        "window:8,window:9", "window:8,", "window:8,dilation:", "window:8,dilation:1,2", "window:8,dilation:1//2",
+        "window:8;global:1", "window:8,block:64", "bigbird=64", "bigbird:", "bigbird:64", "bigbird:block:64",
+        "bigbird:block=", "bigbird:block=x", "bigbird:global=3", "bigbird:mode=train", "bigbird:block=8,block=8", "etc",
+        "etc:block=64", "etc:global=2,random=3", "etc:global=2,tokens=a", "blocks:file=x.npz", "blocks:block=64",
+    ],
+)  # fmt: skip
+def test_what_is_no_specification_is_answered_with_the_grammar(spec: str) -> None:
+    with pytest.raises(InputError) as caught:
+        attention_from_spec(spec)
+    assert str(caught.value).startswith(f"--attention {spec} is not understood at ")
+    assert all(form in str(caught.value) for form in GRAMMAR.values())
+    kind = spec.partition(":")[0]
+    assert f"For example: --attention {kind if kind in GRAMMAR else 'window'}:" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("window:0", "asks for window 0; it must be 1 or more"),
+        ("window:-3", "asks for window -3; it must be 1 or more"),
+        ("window:8,global:-1", "asks for global -1; it must be 0 to 3840"),
+        ("window:8,global:3841", "asks for global 3841; it must be 0 to 3840"),
+        ("window:8,dilation:0", "asks for dilation 0; it must be 1 or more"),
+        ("window:8,dilation:1/-2", "asks for dilation -2; it must be 1 or more"),
+        ("bigbird:block=0", "asks for block 0; it must be 1 or more.\nFor example: --attention bigbird:block=64"),
+        ("bigbird:random=-1", "asks for random -1; it must be 0 or more"),
+        ("bigbird:seed=-1", "asks for seed -1; it must be 0 to 2147483647"),
+        ("etc:global=0", "asks for global 0; it must be 1 or more"),
+        ("etc:global=2,tokens=-1", "asks for tokens -1; it must be 0 or more"),
+        ("blocks:file=x.npz,block=0", "asks for block 0; it must be 1 or more"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        attention_from_spec(spec)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("bigbird:mode=hf_eval,seed=1", "gives a table of random blocks, which mode=hf_eval has none of"),
+        ("bigbird:table=x.npy,seed=1", "gives a table and a seed to draw one with"),
+        ("etc:global=3,tokens=1/2", "gives 2 ids for 3 global tokens.\nGive one for all, tokens=1, or 3"),
+    ],
+)
+def test_what_contradicts_itself_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        attention_from_spec(spec)
+
+
+def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: int = 512) -> None:
+    check_window(window, family_of(model_type), model_type=model_type, heads=heads, max_len=max_len)
+
+
+@pytest.mark.parametrize("dilation", [(1, 2), (1, 2, 3), (1, 2, 3, 4, 5)])
+def test_dilations_that_are_not_one_a_head_are_refused(dilation: tuple[int, ...]) -> None:
+    message = rf"has {len(dilation)} dilations, and the model has 4 heads in each layer.\nGive one for all heads"
+    with pytest.raises(InputError, match=message):
+        check(Window(tokens=8, global_tokens=1, dilation=dilation))
+
+
+def test_a_family_that_cannot_be_windowed_says_why_and_which_can() -> None:
+    with pytest.raises(ModelError, match=r"mpnet cannot be .*: its scores have a bias.*\n.*albert, bert, .*roberta"):
+        check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type="mpnet")
+
+
+@pytest.mark.parametrize(("tokens", "warns"), [(510, False), (511, True), (512, True), (100_000, True)])
+def test_a_window_that_covers_every_text_is_allowed_with_a_warning(caplog, tokens: int, warns: bool) -> None:
+    with caplog.at_level(logging.WARNING, logger="hdexport"):
+        check(Window(tokens=tokens, global_tokens=1, dilation=(1,)))
+    assert ("the attention is dense" in caplog.text) == warns

@@ -1,0 +1,433 @@
+"""BigBird and BigBird-Pegasus' encoder answer as Hugging Face does: at any length, by both kinds of last block."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import hdruntime
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.extend import ExtendOptions, extend
+from hdexport.families import family_of
+from hdexport.model.positions import Scheme
+from hdexport.model.precision import Precision, cast_model
+from hdexport.model.surgery import extend_positions
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import BlockSparse
+from hdruntime.errors import ModelError
+from support.comparators import assert_close
+from support.grids import nightly_unless
+from support.hugging_face import HuggingFace
+from support.padded_batches import batches
+from support.tiny_models import BASE, BLOCK_SIZE, PAD_TOKEN_ID, RANDOM_BLOCKS, SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
+
+# Six times the largest error measured, 3.3e-6, and a fifth of what is promised.
+ATOL = 2e-5
+
+LIMIT = (5 + 2 * RANDOM_BLOCKS) * BLOCK_SIZE
+"""The longest text that is attended to densely, 44 tokens."""
+
+# Long, short, long: what the library makes of itself for a short text must not be left to the next.
+LENGTHS = (LIMIT + 1, LIMIT, LIMIT + 4, LIMIT - 1, LIMIT + 5, 24, LIMIT + 3)
+
+MODEL_TYPES = ("big_bird", "bigbird_pegasus")
+
+
+def mixed_types(input_ids: np.ndarray) -> dict[str, np.ndarray]:
+    return {"token_type_ids": input_ids // 7 % 2}
+
+
+def other_inputs(model_type: str, input_ids: np.ndarray) -> dict[str, np.ndarray]:
+    return mixed_types(input_ids) if model_type == "big_bird" else {}
+
+
+def distance(one: np.ndarray, other: np.ndarray) -> float:
+    """The largest difference of two arrays of one shape."""
+    assert one.shape == other.shape
+    return float(np.abs(one - other).max())
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_one_session_answers_as_hugging_face_above_and_below_the_limit(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type)
+    for tokens in LENGTHS:
+        for name, input_ids, attention_mask in batches(tokens):
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **other_inputs(model_type, input_ids)}
+            expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
+            for run in (bundle.portable, bundle.session):
+                assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+            assert np.isfinite(expected).all(), name
+
+
+@pytest.mark.parametrize(("model_type", "block_size"), [("big_bird", 64), nightly_unless(False, "bigbird_pegasus", 16)])
+def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles, model_type: str, block_size: int) -> None:
+    bundle = tiny_bundles(model_type, max_len=4096, block_size=block_size)
+    limit = (5 + 2 * RANDOM_BLOCKS) * block_size
+    for tokens, real in ((4096, 4096), (limit, limit), (3000, 2900), (limit + 1, limit - block_size)):
+        input_ids = np.random.default_rng(tokens).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
+        attention_mask = (np.arange(tokens) < real).astype(np.int64)[None]
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **other_inputs(model_type, input_ids)}
+        expected = bundle.hugging_face(**inputs)["last_hidden_state"][0, :real]
+        for run in (bundle.portable, bundle.session):
+            assert_close(run(**inputs)["last_hidden_state"][0, :real], expected, atol=ATOL)
+
+
+def alone(input_ids: np.ndarray, attention_mask: np.ndarray) -> Iterator[tuple[int, slice, dict[str, np.ndarray]]]:
+    """Row, place and inputs of each text without the padding around it, at the positions that it has in its row."""
+    for row, real in enumerate(attention_mask):
+        first, last = np.flatnonzero(real)[[0, -1]]
+        text = slice(first, last + 1)
+        ids = input_ids[row : row + 1, text]
+        yield (
+            row,
+            text,
+            {
+                "input_ids": ids,
+                "attention_mask": attention_mask[row : row + 1, text],
+                "position_ids": np.arange(first, last + 1)[None],
+            },
+        )
+
+
+@pytest.mark.parametrize("model_type", ["big_bird", nightly_unless(False, "bigbird_pegasus")])
+def test_with_blocks_by_row_each_text_answers_as_hugging_face_alone(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type, last_block="row")
+    assert bundle.manifest.block_sparse.last_block == "row"
+    for tokens in (LIMIT + 1, LIMIT, 2 * LIMIT + 3):
+        for name, input_ids, attention_mask in batches(tokens):
+            others = other_inputs(model_type, input_ids)
+            got = [
+                run(input_ids=input_ids, attention_mask=attention_mask, **others)["last_hidden_state"]
+                for run in (bundle.portable, bundle.session)
+            ]
+            for row, text, inputs in alone(input_ids, attention_mask):
+                # Pegasus takes no positions, which padding on the left shifts.
+                if model_type == "bigbird_pegasus" and inputs.pop("position_ids")[0, 0]:
+                    continue
+                of_row = {key: values[row : row + 1, text] for key, values in others.items()}
+                expected = bundle.hugging_face(**inputs, **of_row)["last_hidden_state"][0]
+                real = inputs["attention_mask"][0] == 1
+                for answers in got:
+                    assert_close(answers[row, text][real], expected[real], atol=ATOL)
+            assert len(got[0]) in (1, 3), name
+
+
+@pytest.mark.parametrize("graph", ["portable", "session"])
+def test_padding_changes_nothing_by_row_and_the_answer_where_blocks_are_those_of_the_batch(
+    tiny_bundles, graph: str
+) -> None:
+    """Could the tests above not tell the two kinds of last block apart, they would prove nothing."""
+    tokens = LIMIT + 9
+    input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
+    more = np.pad(input_ids, [(0, 0), (0, 2 * BLOCK_SIZE)], constant_values=7)
+    mask = (np.arange(more.shape[1]) < tokens).astype(np.int64)[None]
+    changes = {}
+    for last_block in ("row", None):
+        run = getattr(tiny_bundles("big_bird", last_block=last_block), graph)
+        short, padded = (
+            run(input_ids=ids, attention_mask=real, token_type_ids=np.zeros_like(ids))["last_hidden_state"][:, :tokens]
+            for ids, real in ((input_ids, np.ones_like(input_ids)), (more, mask))
+        )
+        changes[last_block] = distance(short, padded)
+    assert changes["row"] < ATOL
+    assert changes[None] > 1000 * ATOL
+
+
+def load_twice(tmp_path: Path, model_type: str, **changes: object) -> tuple[Checkpoint, BlockSparse, torch.nn.Module]:
+    """A tiny checkpoint, its attention, and its model with 1024 positions, extended and nothing else."""
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, **changes)
+    checkpoint = find_checkpoint(tmp_path)
+    model = checkpoint.load(Task.FEATURE_EXTRACTION)
+    extend_positions(model, checkpoint.family, max_len=1024, scheme=Scheme.HIERARCHICAL, alpha=0.4)
+    assert checkpoint.family.block_sparse is not None
+    spec = checkpoint.family.block_sparse(model.config)
+    assert spec is not None
+    return checkpoint, spec, model
+
+
+def ids_of(tokens: int) -> torch.Tensor:
+    return torch.from_numpy(np.random.default_rng(tokens).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens)))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_reference_forgets_short_texts_and_knows_its_new_length(tmp_path: Path, model_type: str) -> None:
+    checkpoint, _, new = load_twice(tmp_path, model_type)
+    long = ids_of(LIMIT + 5)
+    expected = new(long).last_hidden_state.numpy()
+    # What the library does of itself: the same text answers otherwise after a short one, and 1024 tokens not at all.
+    _, _, spoilt = load_twice(tmp_path, model_type)
+    with pytest.raises(RuntimeError, match="size"):
+        spoilt(ids_of(1024))
+    spoilt(ids_of(LIMIT))
+    assert distance(spoilt(long).last_hidden_state.numpy(), expected) > 0.01
+    _, _, reference = load_twice(tmp_path, model_type)
+    checkpoint.family.as_trained(reference)
+    for _ in range(2):
+        reference(ids_of(LIMIT))
+        assert_close(reference(long).last_hidden_state.numpy(), expected, atol=0)
+    assert reference(ids_of(1024)).last_hidden_state.isfinite().all()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_leaving_out_the_random_blocks_that_are_block_0_is_seen(tmp_path: Path, model_type: str) -> None:
+    checkpoint, spec, model = load_twice(tmp_path, model_type)
+    input_ids = ids_of(LIMIT + 5)
+    expected = model(input_ids).last_hidden_state.numpy()
+    for random_blocks, is_right in ((RANDOM_BLOCKS, True), (0, False), (RANDOM_BLOCKS + 1, False)):
+        _, _, ours = load_twice(tmp_path, model_type)
+        assert checkpoint.family.adapt_blocks is not None
+        checkpoint.family.adapt_blocks(ours, dataclasses.replace(spec, random_blocks=random_blocks), [None, None])
+        got = ours(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state.numpy()
+        if is_right:
+            assert_close(got, expected, atol=ATOL)
+        else:
+            assert distance(got, expected) > 0.01
+
+
+@torch.inference_mode()
+def test_layers_that_differ_only_in_their_tables_keep_their_own(tiny_bundles) -> None:
+    """What a table means is held to Hugging Face's training in test_random_blocks.py."""
+    bundle = tiny_bundles("big_bird", attention="bigbird:mode=table,seed=5")
+    tables = [torch.from_numpy(table) for table in np.load(bundle.path / "listed_blocks.npy")]
+    assert not torch.equal(*tables)
+    for order, is_right in ((tables, True), (tables[::-1], False), (tables[:1] * 2, False)):
+        model = find_checkpoint(bundle.checkpoint).load(Task.FEATURE_EXTRACTION)
+        extend_positions(model, family_of("big_bird"), max_len=300, scheme=Scheme.HIERARCHICAL, alpha=0.4)
+        family_of("big_bird").adapt_blocks(model, bundle.manifest.block_sparse, order)
+        for tokens in (LIMIT + 1, 211):
+            ids = ids_of(tokens)
+            inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": ids % 2}
+            expected = model(**inputs).last_hidden_state.numpy()
+            for run in (bundle.portable, bundle.session):
+                got = run(**{name: values.numpy() for name, values in inputs.items()})["last_hidden_state"]
+                if is_right:
+                    assert_close(got, expected, atol=ATOL)
+                elif tokens > 2 * LIMIT:
+                    assert distance(got, expected) > 0.01
+
+
+TASKS = [(name, task.value) for name in MODEL_TYPES for task in Task if task in (family_of(name).tasks or Task)]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        # The heads are BERT's, whose other tasks are in test_families.py. This one reads a token that blocks move.
+        nightly_unless((name, task) == ("big_bird", "text-classification"), name, task)
+        for name, task in TASKS
+        if task not in ("feature-extraction", "question-answering")
+    ],
+)
+def test_every_task_answers_as_hugging_face(tiny_bundles, model_type: str, task: str) -> None:
+    bundle = tiny_bundles(model_type, task)
+    for tokens in (LIMIT, LIMIT + 5):
+        for name, input_ids, attention_mask in batches(tokens, sizes=(3,)):
+            if task == "text-classification" and not attention_mask[:, 0].all():
+                continue  # The head reads token 0. If that is padding, its answer is that of no token.
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+            if any(spec.name == "token_type_ids" for spec in bundle.manifest.inputs):
+                inputs |= mixed_types(input_ids)
+            expected = bundle.hugging_face(**inputs)
+            for run in (bundle.portable, bundle.session):
+                got = run(**inputs)
+                assert set(got) == set(expected), name
+                for spec in bundle.manifest.outputs:
+                    real = attention_mask == 1 if "tokens" in spec.shape else ...
+                    assert_close(got[spec.name][real], expected[spec.name][real], atol=ATOL)
+
+
+def test_question_answering_takes_the_question_out_as_hugging_face_does(tiny_bundles) -> None:
+    bundle = tiny_bundles("big_bird", "question-answering")
+    generator = np.random.default_rng(0)
+    for tokens in (LIMIT, LIMIT + 5):
+        input_ids = generator.integers(SEPARATOR_ID + 1, VOCAB_SIZE, (5, tokens))
+        attention_mask, taken_out = np.ones_like(input_ids), np.zeros_like(input_ids, dtype=bool)
+        # Twice in a text, at its beginning, at its end, nowhere, where nothing is taken out, and before padding.
+        for row, places in enumerate(([9, 30], [0], [tokens - 1], [], [1])):
+            input_ids[row, places] = SEPARATOR_ID
+        taken_out[0, 1:10] = taken_out[2, 1:] = taken_out[4, 1:2] = True
+        attention_mask[4, tokens - 10 :] = 0
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **mixed_types(input_ids)}
+        expected = bundle.hugging_face(**inputs)
+        for run in (bundle.portable, bundle.session):
+            got = run(**inputs)
+            for name in ("start_logits", "end_logits"):
+                kept = ~taken_out & (attention_mask == 1)
+                assert_close(got[name][kept], expected[name][kept], atol=ATOL)
+                assert (got[name][taken_out] < -9e5).all()
+                np.testing.assert_array_max_ulp(got[name][taken_out], expected[name][taken_out], maxulp=1)
+
+
+def test_pairs_of_texts_have_the_types_that_hugging_face_finds_for_itself(tiny_bundles) -> None:
+    bundle = tiny_bundles("big_bird", "question-answering")
+    questions = ["w7 w8 w9", "w1", " ".join(f"w{index}" for index in range(40))]
+    contexts = ["w20 w21 w22 w23 w24", " ".join(f"w{index}" for index in range(90)), "w3"]
+    encodings = bundle.session.tokenize(questions, contexts)
+    for encoding, result in zip(encodings, bundle.session.infer(encodings), strict=True):
+        input_ids = np.array([encoding.input_ids])
+        context = slice(encoding.input_ids.index(SEPARATOR_ID) + 1, None)
+        expected = bundle.hugging_face(input_ids, np.ones_like(input_ids))
+        other_types = bundle.hugging_face(input_ids, np.ones_like(input_ids), token_type_ids=np.zeros_like(input_ids))
+        for name in ("start_logits", "end_logits"):
+            assert_close(result[name][context], expected[name][0, context], atol=ATOL)
+            assert distance(other_types[name][0, context], expected[name][0, context]) > 0.01
+
+
+def test_types_that_a_caller_leaves_out_are_those_that_hugging_face_finds(tiny_bundles) -> None:
+    bundle = tiny_bundles("big_bird", "question-answering")
+    input_ids = np.random.default_rng(0).integers(SEPARATOR_ID + 1, VOCAB_SIZE, (4, LIMIT + 5))
+    for row, places in enumerate(([9, 30], [0], [LIMIT + 4], [])):
+        input_ids[row, places] = SEPARATOR_ID
+    got, expected = bundle.session(input_ids=input_ids), bundle.hugging_face(input_ids, np.ones_like(input_ids))
+    given = bundle.session(input_ids=input_ids, token_type_ids=np.zeros_like(input_ids))
+    for name in ("start_logits", "end_logits"):
+        kept = expected[name] > -9e5
+        assert_close(got[name][kept], expected[name][kept], atol=ATOL)
+        assert distance(given[name][kept], expected[name][kept]) > 0.01
+
+
+@torch.inference_mode()
+def test_question_answering_stays_finite_in_float16_whose_range_ends_before_a_million(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "big_bird", Task.QUESTION_ANSWERING)
+    model, family = find_checkpoint(tmp_path).load(Task.QUESTION_ANSWERING), family_of("big_bird")
+    cast_model(model, Precision.FLOAT16)
+    family.adapt_blocks(model, family.block_sparse(model.config), [None, None])
+    ids = ids_of(LIMIT + 5).clamp(min=SEPARATOR_ID + 1)
+    ids[0, 9] = SEPARATOR_ID
+    logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=ids % 2).start_logits
+    assert logits.isfinite().all()
+    assert (logits[0, 1:10] < -9e5).all()
+
+
+def test_question_answering_without_a_known_separator_is_refused(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", "big_bird", Task.QUESTION_ANSWERING, sep_token_id=None)
+    with pytest.raises(ModelError, match=r"no sep_token_id, .* finds the question.*\nAdd it: .*\"sep_token_id\": 66"):
+        build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=100))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_variant_answers_as_hugging_face(tiny_bundles) -> None:
+    bundle = tiny_bundles(
+        "big_bird",
+        rescale_embeddings=True,
+        use_bias=False,
+        type_vocab_size=16,
+        block_size=7,
+        num_random_blocks=1,
+        hidden_act="relu",
+    )
+    for tokens in (49, 50, 211):
+        for _, input_ids, attention_mask in batches(tokens):
+            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": input_ids % 16}
+            expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
+            for run in (bundle.portable, bundle.session):
+                assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_a_dense_checkpoint_stays_dense_at_every_length(tmp_path: Path, model_type: str) -> None:
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, attention_type="original_full")
+    family = family_of(model_type)
+    expected, got = (find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION) for _ in range(2))
+    assert family.block_sparse(expected.config) is None
+    family.as_trained(expected)
+    family.adapt(got)
+    for tokens in (LIMIT, LIMIT + 5):
+        for _, input_ids, attention_mask in batches(tokens):
+            ids, mask = torch.from_numpy(input_ids), torch.from_numpy(attention_mask)
+            pair = (model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1] for model in (got, expected))
+            assert_close(*(values.numpy() for values in pair), atol=ATOL)
+
+
+def test_a_checkpoint_that_hugging_face_cannot_run_is_refused() -> None:
+    config = transformers.BigBirdConfig(num_random_blocks=0)
+    with pytest.raises(ModelError, match=r"num_random_blocks 0, .* of more than 320 tokens.*\nSet it to 1 or more"):
+        family_of("big_bird").block_sparse(config)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type)
+    assert bundle.manifest.attention == {"hdexport::BlockSparseAttention": 2}
+    assert bundle.manifest.block_sparse == BlockSparse(
+        kind="bigbird",
+        block_size=BLOCK_SIZE,
+        mode="hf_eval",
+        random_blocks=RANDOM_BLOCKS,
+        global_tokens=0,
+        last_block="padded",
+        dense_tokens=LIMIT,
+    )
+    operators = [node.op_type for node in bundle.graph.graph]
+    assert sum(name.startswith("BlockSparseAttention") for name in operators) == 2
+    assert not {"NonZero", "Compress", "Unique", "ScatterND", "If", "Loop", "Softmax"} & {*operators}
+    # Positions are a slice of the table; Hugging Face's padding to blocks is not there, nor is its GELU in eight steps.
+    assert (operators.count("Slice"), operators.count("Pad")) == (1, 0)
+    assert (operators.count("Gelu"), operators.count("Tanh"), operators.count("Pow")) == (2, 0, 0)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_an_extended_checkpoint_answers_the_same_on_its_first_positions(tmp_path: Path, model_type: str) -> None:
+    before, after, max_len = tmp_path / "before", tmp_path / "after", 1024
+    save_tiny_model(before, model_type, Task.FEATURE_EXTRACTION)
+    extend(ExtendOptions(model=before, output=after, max_len=max_len))
+    model, report = transformers.AutoModel.from_pretrained(after, output_loading_info=True)
+    assert not any(report.values()), report
+    assert model.config.max_position_embeddings == max_len
+    original, extended = (HuggingFace(path, "feature-extraction", max_len=BASE) for path in (before, after))
+    assert extended.checkpoint_rows.shape == (max_len, 32)
+    encoder = model.eval() if model_type == "big_bird" else model.eval().encoder
+    ids = ids_of(BASE)
+    expected = original(ids.numpy(), np.ones_like(ids))["last_hidden_state"]
+    assert_close(encoder(ids).last_hidden_state.numpy(), expected, atol=0)
+    # One of the lengths at which the library's attention looks at how many positions there are.
+    got = HuggingFace(before, "feature-extraction", max_len=max_len)(
+        ids_of(max_len).numpy(), np.ones((1, max_len), int)
+    )
+    assert_close(encoder(ids_of(max_len)).last_hidden_state.numpy(), got["last_hidden_state"], atol=1e-5)
+
+
+@pytest.mark.parametrize("scheme", ["hierarchical", "tile"])
+def test_an_extended_pegasus_has_as_many_positions_in_its_decoder(tmp_path: Path, scheme: str) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    model = save_tiny_model(before, "bigbird_pegasus", Task.FEATURE_EXTRACTION)
+    extend(ExtendOptions(model=before, output=after, max_len=2 * BASE, scheme=Scheme(scheme)))
+    extended = transformers.BigBirdPegasusModel.from_pretrained(after)
+    for part in ("encoder", "decoder"):
+        rows, original = (getattr(each, part).embed_positions.weight for each in (extended, model))
+        assert rows.shape == (2 * BASE, 32)
+        assert torch.equal(rows[:BASE], original)
+        assert torch.equal(rows[BASE:], original) == (scheme == "tile")
+
+
+def test_a_bundle_with_tiled_positions_answers_as_the_extended_checkpoint(tmp_path: Path) -> None:
+    before, after, max_len = tmp_path / "before", tmp_path / "after", 2 * BASE
+    save_tiny_model(before, "big_bird", Task.FEATURE_EXTRACTION)
+    extend(ExtendOptions(model=before, output=after, max_len=max_len, scheme=Scheme.TILE))
+    build(BuildOptions(model=before, output=tmp_path / "bundle", max_len=max_len, scheme=Scheme.TILE, verify=None))
+    session = hdruntime.load(tmp_path / "bundle", backend="onnxruntime", threads=1)
+    reference = transformers.AutoModel.from_pretrained(after).eval()
+    for tokens in (BASE, BASE + 1, max_len):
+        with torch.inference_mode():
+            expected = reference(ids_of(tokens)).last_hidden_state.numpy()
+        assert_close(session(input_ids=ids_of(tokens).numpy())["last_hidden_state"], expected, atol=ATOL)
+
+
+@pytest.mark.parametrize("task", ["fill-mask", "text-classification", "token-classification", "question-answering"])
+def test_pegasus_has_no_task_that_needs_its_decoder(tmp_path: Path, task: str) -> None:
+    save_tiny_model(tmp_path, "bigbird_pegasus", Task.FEATURE_EXTRACTION)
+    with pytest.raises(
+        ModelError, match=rf"(?s)The task {task} of a bigbird_pegasus needs .*--task feature-extraction"
+    ):
+        find_checkpoint(tmp_path).load(Task(task))

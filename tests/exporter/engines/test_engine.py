@@ -1,0 +1,431 @@
+"""Engines: real ones of TensorRT-RTX, built without a GPU, and everything that stops a build."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from hdexport.cli.interruption import exit_code, stopped_like_interrupted
+from hdexport.engines.profiles import profiles_from_options
+from hdexport.engines.tensorrt_builder import build_engine, check_target, target_architectures
+from hdexport.engines.tensorrt_packages import (
+    architectures_from_option,
+    buildable_flavours,
+    load_flavour,
+    load_polygraphy,
+)
+from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.graph.passes.attach_functions import attach_functions
+from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
+from hdruntime.errors import EngineError, InputError, MissingDependencyError
+from hdruntime.gpu import driver as gpu
+from support.needs import needs_rtx
+
+_POSITIONS = 256
+_HIDDEN, _HEADS, _WORDS = 64, 2, 50
+
+_WINDOW = {"left": 16, "right": 16, "dilation": [1, 3], "global_bound": 4, "scale": 32**-0.5}
+
+
+def _encoder(layers: int, *, windowed: bool = False) -> onnx.ModelProto:
+    """A portable float16 encoder of attention layers over a table of 256 positions."""
+    operator, attributes = ("SlidingWindowAttention", _WINDOW) if windowed else ("DenseAttention", {"scale": 32**-0.5})
+    generator = np.random.default_rng(0)
+
+    def weight(name: str, *shape: int) -> onnx.TensorProto:
+        values = generator.normal(size=shape) / shape[-1] ** 0.5
+        return numpy_helper.from_array(values.astype(np.float16), name)
+
+    def integers(name: str, values: Sequence[int]) -> onnx.TensorProto:
+        return numpy_helper.from_array(np.array(values, np.int64), name)
+
+    weights = [weight("words", _WORDS, _HIDDEN), weight("positions", _POSITIONS, _HIDDEN)]
+    weights += [integers("zero", [0]), integers("one", [1])]
+    weights += [integers("heads", [0, 0, _HEADS, _HIDDEN // _HEADS]), integers("joined", [0, 0, _HIDDEN])]
+    node = helper.make_node
+    nodes = [
+        node("Cast", ["attention_mask"], ["key_mask"], to=TensorProto.INT32 if windowed else TensorProto.BOOL),
+        node("Gather", ["words", "input_ids"], ["word_rows"]),
+        node("Shape", ["input_ids"], ["tokens"], start=1, end=2),
+        node("Slice", ["positions", "zero", "tokens", "zero"], ["position_rows"]),
+        node("Add", ["word_rows", "position_rows"], ["state_0"]),
+    ]
+    for layer in range(layers):
+        for part in ("query", "key", "value"):
+            name = f"{part}_{layer}"
+            weights.append(weight(f"{name}.weight", _HIDDEN, _HIDDEN))
+            nodes += [
+                node("MatMul", [f"state_{layer}", f"{name}.weight"], [f"{name}.flat"]),
+                node("Reshape", [f"{name}.flat", "heads"], [f"{name}.split"]),
+                node("Transpose", [f"{name}.split"], [name], perm=[0, 2, 1, 3]),
+            ]
+        inputs = [f"query_{layer}", f"key_{layer}", f"value_{layer}", "key_mask"]
+        nodes += [
+            node(operator, inputs, [f"attended_{layer}"], domain="hdexport", **attributes),
+            node("Transpose", [f"attended_{layer}"], [f"rows_{layer}"], perm=[0, 2, 1, 3]),
+            node("Reshape", [f"rows_{layer}", "joined"], [f"joined_{layer}"]),
+            node("Add", [f"joined_{layer}", f"state_{layer}"], [f"state_{layer + 1}"]),
+        ]
+    nodes.append(node("Cast", [f"state_{layers}"], ["last_hidden_state"], to=TensorProto.FLOAT))
+    shape = ["batch", "tokens"]
+    graph = helper.make_graph(
+        nodes,
+        "encoder",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ("input_ids", "attention_mask")],
+        [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, [*shape, _HIDDEN])],
+        weights,
+    )
+    model = ir.serde.deserialize_model(
+        helper.make_model(
+            graph,
+            opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+            ir_version=10,
+        )
+    )
+    attach_functions(model)
+    proto = onnx.shape_inference.infer_shapes(ir.serde.serialize_model(model))
+    onnx.checker.check_model(proto)
+    return proto
+
+
+@pytest.fixture(scope="module")
+def onnx_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The lowered encoder, its weights in a file of their own."""
+    path = tmp_path_factory.mktemp("onnx") / "tensorrt.onnx"
+    model = tensorrt_graph(ir.serde.deserialize_model(_encoder(2)), dtype="float16")
+    ir.save(model, path, external_data="model.onnx.data")
+    return path
+
+
+def _build(onnx_path: Path, bundle: Path, *, max_len: int = _POSITIONS, **options: object) -> EngineFile:
+    arguments: dict[str, object] = {
+        "flavour": Backend.TENSORRT_RTX,
+        "profiles": profiles_from_options(max_len, profiles=None),
+        "precision": "float16",
+        **options,
+    }
+    return build_engine(onnx_path, bundle / "engines" / "float16.engine", bundle=bundle, **arguments)  # type: ignore[arg-type]
+
+
+def _files(directory: Path) -> list[str]:
+    return sorted(path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file())
+
+
+@needs_rtx
+def test_an_engine_is_built_with_a_profile_a_bucket(onnx_path: Path, tmp_path: Path) -> None:
+    profiles = profiles_from_options(_POSITIONS, profiles="17,64,256", batch="1:2:4")
+    engine = _build(onnx_path, tmp_path, profiles=profiles)
+    assert engine.file == "engines/float16.engine"
+    assert engine.passport == "engines/float16.json"
+    assert engine.profiles == profiles
+    assert _files(tmp_path) == ["engines/float16.engine", "engines/float16.json"]
+    # The weights alone are 65 kB.
+    assert (tmp_path / engine.file).stat().st_size > 65_000
+
+
+@needs_rtx
+def test_the_passport_says_what_the_engine_is_and_comes_from(onnx_path: Path, tmp_path: Path) -> None:
+    trt = load_flavour(Backend.TENSORRT_RTX)
+    profiles = profiles_from_options(_POSITIONS, profiles="100", batch="1:2:4")
+    engine = _build(onnx_path, tmp_path, profiles=profiles, architectures=("sm89", "sm120"))
+    passport = json.loads((tmp_path / engine.passport).read_text())
+    weights = onnx_path.with_name("model.onnx.data")
+    assert passport["flavour"] == engine.flavour == "tensorrt_rtx"
+    assert passport["version"] == engine.version == trt.__version__
+    assert passport["precision"] == "float16"
+    assert tuple(passport["architectures"]) == engine.architectures == ("sm89", "sm120")
+    assert passport["profiles"] == [{"batch": [1, 2, 4], "tokens": [1, 100, 100]}]
+    assert passport["plugins"] == {}
+    assert passport["engine_sha256"] == hashlib.sha256((tmp_path / engine.file).read_bytes()).hexdigest()
+    assert passport["onnx_sha256"] == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in (onnx_path, weights)
+    }
+    assert passport["built_on"]["driver"] == gpu.driver_version()
+    assert set(passport["built_on"]) == {"platform", "driver", "gpu", "date"}
+
+
+@needs_rtx
+@pytest.mark.parametrize(("impl", "layers", "plugins"), [(AttentionImpl.PLUGIN, 3, 3), (AttentionImpl.NATIVE, 1, 0)])
+def test_windowed_layers_are_plugin_layers_or_none_as_asked(
+    impl: AttentionImpl, layers: int, plugins: int, tmp_path: Path
+) -> None:
+    portable = ir.serde.deserialize_model(_encoder(layers, windowed=True))
+    path = tmp_path / "tensorrt.onnx"
+    ir.save(tensorrt_graph(portable, dtype="float16", attention_impl=impl), path)
+    # TensorRT-RTX checks shapes at the best ones alone: none of these is a window's or a block's length.
+    profiles = profiles_from_options(_POSITIONS, profiles="37,101,251", batch="1:2:3")
+    engine = _build(path, tmp_path, profiles=profiles)
+    passport = json.loads((tmp_path / engine.passport).read_text())
+    assert passport["plugins"] == ({"SlidingWindowAttention": plugins} if plugins else {})
+    # The name of a plugin's field, which the engine must hold to make the plugin again.
+    assert (b"global_bound" in (tmp_path / engine.file).read_bytes()) == (plugins > 0)
+
+
+_REFUSED_WHILE_BUILDING = """
+import sys
+from pathlib import Path
+import onnx_ir as ir
+from hdexport.engines.tensorrt_builder import build_engine
+from hdexport.engines.profiles import profiles_from_options
+from hdruntime.bundle.manifest import (Backend)
+from hdruntime.errors import EngineError
+folder = Path(sys.argv[1])
+for attempt in range(2):
+    for graph in sorted(folder.glob("*.onnx")):
+        try:
+            build_engine(graph, folder / "x.engine", bundle=folder, flavour=Backend.TENSORRT_RTX,
+                         profiles=profiles_from_options(64), precision="float16")
+        except EngineError as error:
+            print(str(error).splitlines()[0])
+"""
+
+
+@needs_rtx
+def test_what_a_plugin_refuses_is_told_and_the_process_lives(tmp_path: Path) -> None:
+    """In a process of its own, for TensorRT-RTX 1.7.1 by itself dies of a plugin that refuses a build."""
+    refused: tuple[tuple[str, object, str], ...] = (
+        ("dilation", [1, 2, 3], "dilation is [1, 2, 3]; it has 1 value or 2"),
+        ("left", -3, "left is -3; it is 0 or more"),
+        ("scale", None, "the fields left, right, dilation, global_bound were given"),
+    )
+    for name, value, _ in refused:
+        model = tensorrt_graph(ir.serde.deserialize_model(_encoder(1, windowed=True)), dtype="float16")
+        (node,) = (node for node in model.graph if node.domain == "hdexport")
+        del node.attributes[name]
+        if value is not None:
+            node.attributes[name] = ir.convenience.convert_attribute(name, value)
+        ir.save(model, tmp_path / f"{name}.onnx")
+    before = _files(tmp_path)
+    command = [sys.executable, "-c", _REFUSED_WHILE_BUILDING, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 * len(refused)
+    for line, (*_, message) in zip(lines, refused * 2, strict=True):
+        assert f"TensorRT did not build the engine: SlidingWindowAttention: {message}" in line
+    assert _files(tmp_path) == before
+
+
+@needs_rtx
+def test_a_library_that_was_loaded_too_early_for_plugins_is_told(
+    onnx_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("hdexport.engines.tensorrt_builder.provide_library_link", lambda: False)
+    _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
+    assert "import hdexport first" in caplog.text
+
+
+@needs_rtx
+def test_the_architectures_of_an_engine_are_known_before_it_is_built() -> None:
+    assert target_architectures(Backend.TENSORRT_RTX, architectures=("sm89",)) == ("sm89",)
+    usual = target_architectures(Backend.TENSORRT_RTX)
+    assert {"sm80", "sm86", "sm89", "sm120"} <= set(usual)
+    with pytest.raises(InputError, match="sm90"):
+        target_architectures(Backend.TENSORRT_RTX, architectures=("sm90",))
+
+
+@needs_rtx
+def test_an_unrestricted_engine_leaves_only_turing_out(onnx_path: Path, tmp_path: Path) -> None:
+    engine = _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
+    assert {"sm80", "sm86", "sm89", "sm120"} <= set(engine.architectures)
+    assert "sm75" not in engine.architectures
+
+
+@needs_rtx
+def test_a_flavour_can_follow_the_other_in_one_process(onnx_path: Path, tmp_path: Path) -> None:
+    assert load_polygraphy(Backend.TENSORRT).tensorrt_module_and_version_string().startswith("tensorrt>=")
+    _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
+    rtx = load_polygraphy(Backend.TENSORRT_RTX)
+    assert rtx.tensorrt_module_and_version_string().startswith("tensorrt_rtx>=")
+
+
+@needs_rtx
+def test_progress_is_reported_step_by_step(onnx_path: Path, tmp_path: Path) -> None:
+    steps: list[tuple[str, int, int]] = []
+    _build(onnx_path, tmp_path, progress=lambda *step: steps.append(step))
+    assert steps[0][:2] == ("Building engine", 0)
+    cloning = [step[1:] for step in steps if step[0] == "Cloning network graph"]
+    assert cloning == [(done, len(cloning) - 1) for done in range(len(cloning))]
+    assert all(0 <= done <= total for _, done, total in steps)
+
+
+@needs_rtx
+def test_a_profile_longer_than_the_positions_names_the_fix(onnx_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"1 to 8 sequences of 1 to 257 tokens: .*\n.*--max-len 257.*--profiles"):
+        _build(onnx_path, tmp_path, max_len=_POSITIONS + 1)
+    assert _files(tmp_path) == []
+
+
+@needs_rtx
+@pytest.mark.parametrize("content", [b"not ONNX", b""])
+def test_a_broken_graph_is_an_error_of_ours(content: bytes, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(content)
+    with pytest.raises(EngineError, match=r"TensorRT did not build the engine: .+\n.*--target onnx"):
+        _build(broken, tmp_path / "bundle")
+    assert not (tmp_path / "bundle").exists()
+
+
+@needs_rtx
+def test_an_operator_that_tensorrt_lacks_is_named(tmp_path: Path) -> None:
+    model = _encoder(1)
+    model.graph.node[-1].op_type, model.graph.node[-1].domain = "Sparkle", "elsewhere"
+    del model.graph.node[-1].attribute[:]
+    path = tmp_path / "unknown.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(EngineError, match=r"Sparkle"):
+        _build(path, tmp_path / "bundle")
+
+
+@needs_rtx
+def test_a_missing_graph_is_named(tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match=r"no ONNX file at .*nowhere\.onnx"):
+        _build(tmp_path / "nowhere.onnx", tmp_path / "bundle")
+
+
+@needs_rtx
+def test_a_failed_build_leaves_the_old_engine(onnx_path: Path, tmp_path: Path) -> None:
+    engine = _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
+    before = (tmp_path / engine.file).read_bytes()
+    with pytest.raises(EngineError):
+        _build(onnx_path, tmp_path, max_len=_POSITIONS + 1)
+    assert (tmp_path / engine.file).read_bytes() == before
+    assert _files(tmp_path) == ["engines/float16.engine", "engines/float16.json"]
+
+
+@needs_rtx
+def test_errors_of_one_build_are_not_told_of_the_next(onnx_path: Path, tmp_path: Path) -> None:
+    with pytest.raises(EngineError, match="257 tokens"):
+        _build(onnx_path, tmp_path, max_len=_POSITIONS + 1)
+    with pytest.raises(EngineError, match="300 tokens") as second:
+        _build(onnx_path, tmp_path, profiles=(ProfileShape(batch=(1, 1, 2), tokens=(1, 300, 300)),))
+    assert "257" not in str(second.value)
+
+
+@needs_rtx
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=str)
+def test_ctrl_c_and_its_like_stop_a_build(onnx_path: Path, tmp_path: Path, number: signal.Signals) -> None:
+    calls = 0
+
+    def press_ctrl_c(phase: str, done: int, total: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 10:
+            os.kill(os.getpid(), number)
+
+    with stopped_like_interrupted():
+        before = signal.getsignal(number)
+        with pytest.raises(KeyboardInterrupt) as stop:
+            _build(onnx_path, tmp_path, progress=press_ctrl_c)
+        assert exit_code(stop.value) == 128 + number
+        assert signal.getsignal(number) is before
+    assert _files(tmp_path) == []
+
+
+@needs_rtx
+def test_ctrl_c_that_is_ignored_stays_so(onnx_path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
+    _build(onnx_path, tmp_path, progress=lambda *_: os.kill(os.getpid(), signal.SIGINT))
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+@needs_rtx
+def test_an_error_while_reporting_progress_reaches_the_caller(onnx_path: Path, tmp_path: Path) -> None:
+    def report(phase: str, done: int, total: int) -> None:
+        raise RuntimeError("the terminal is gone")
+
+    with pytest.raises(RuntimeError, match="the terminal is gone"):
+        _build(onnx_path, tmp_path, progress=report)
+    assert _files(tmp_path) == []
+
+
+@needs_rtx
+def test_an_engine_is_built_in_another_thread_too(onnx_path: Path, tmp_path: Path) -> None:
+    built: list[EngineFile] = []
+    thread = threading.Thread(
+        target=lambda: built.append(_build(onnx_path, tmp_path, profiles=profiles_from_options(8)))
+    )
+    thread.start()
+    thread.join()
+    assert len(built) == 1
+
+
+@needs_rtx
+def test_a_plain_build_prints_and_warns_nothing(
+    onnx_path: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        _build(onnx_path, tmp_path)
+    printed = capfd.readouterr()
+    assert (printed.out, printed.err, caplog.text) == ("", "", "")
+
+
+@needs_rtx
+def test_an_architecture_that_is_not_supported_is_refused_first(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"does not build for sm90\.\n.*75, 80, 86, 89, 120"):
+        check_target(Backend.TENSORRT_RTX, architectures=("sm89", "sm90"))
+
+
+@needs_rtx
+def test_a_package_that_does_not_load_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("libnvinfer.so.11: cannot open shared object file")
+
+    monkeypatch.setattr("hdexport.engines.tensorrt_packages.require", fail)
+    with pytest.raises(EngineError, match=r"tensorrt_rtx is installed but does not load: libnvinfer.*\n.*doctor"):
+        load_flavour(Backend.TENSORRT_RTX)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
+def test_tensorrt_that_is_not_installed_names_the_command() -> None:
+    with pytest.raises(MissingDependencyError, match=r"pip install 'hdexport\[tensorrt\]'"):
+        check_target(Backend.TENSORRT)
+    assert Backend.TENSORRT not in buildable_flavours()
+
+
+@pytest.mark.skipif(bool(gpu.gpus()), reason="there is a GPU")
+def test_tensorrt_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Only that the package is there is feigned; that there is no GPU is real.
+    monkeypatch.setattr("hdexport.engines.tensorrt_packages.require", lambda name: object())
+    with pytest.raises(EngineError, match=r"CUDA sees no GPU here .*\n.*--target tensorrt-rtx"):
+        check_target(Backend.TENSORRT)
+
+
+@needs_rtx
+def test_a_flavour_that_can_build_is_found() -> None:
+    assert Backend.TENSORRT_RTX in buildable_flavours()
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        (None, ()),
+        ("80", ("sm80",)),
+        ("8.6,sm89, sm_120", ("sm86", "sm89", "sm120")),
+        ("12.1,121", ("sm121",)),
+    ],
+)
+def test_architectures_are_understood_as_users_write_them(text: str | None, names: tuple[str, ...]) -> None:
+    assert architectures_from_option(text) == names
+
+
+@pytest.mark.parametrize("text", ["", "ampere", "8", "80,,86", "8.6.1", "-80", "0x50"])
+def test_architectures_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--sm holds .*\n.*--sm 86,89"):
+        architectures_from_option(text)

@@ -1,0 +1,119 @@
+"""Kernels of a bundle: compiled for the GPUs of its engines, and loaded by the plugins that need them."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+
+import onnx_ir as ir
+import pytest
+
+from hdexport.engines.kernels import write_kernels
+from hdexport.engines.tensorrt_builder import target_architectures
+from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdplugins.kernels.aot import KernelError, read_kernel
+from hdplugins.kernels.cuda_launch import find_kernels
+from hdplugins.operators.sliding_window_attention import tensorrt_plugin as face
+from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import ExportError, InputError, MissingDependencyError
+from support.window_graphs import window_graph
+
+PTX_TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
+
+needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+
+
+@pytest.fixture(scope="module")
+def lowered() -> ir.Model:
+    return tensorrt_graph(window_graph(dtype="float16", layers=3), dtype="float16")
+
+
+@needs_triton
+def test_a_bundle_gets_the_kernels_of_its_engines_each_once(lowered: ir.Model, tmp_path: Path) -> None:
+    said: list[str] = []
+    files = write_kernels(
+        lowered, tmp_path, dtype="float16", architectures=("sm86", "sm89", "sm120"), progress=said.append
+    )
+    assert sorted(files) == sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.*"))
+    kernels = [read_kernel(tmp_path / file) for file in files if file.endswith(".json")]
+    assert {kernel.cubin.relative_to(tmp_path).as_posix() for kernel in kernels} <= set(files)
+    # sm_89 runs sm_86's.
+    assert sorted((kernel.function, kernel.architecture) for kernel in kernels) == [
+        ("attend", 86), ("attend", 120), ("plan_keys", 86), ("plan_keys", 120),
+    ]  # fmt: skip
+    assert said == ["Preparing 4 GPU kernels for sm86, sm120"]
+
+
+@needs_triton
+def test_the_kernels_of_a_default_engine_keep_all_in_registers(lowered: ir.Model, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX, which says what it builds for, is not installed")
+    architectures = target_architectures(Backend.TENSORRT_RTX)
+    files = write_kernels(lowered, tmp_path, dtype="float16", architectures=architectures)
+    kernels = [read_kernel(tmp_path / file) for file in files if file.endswith(".json")]
+    assert {kernel.architecture for kernel in kernels} >= {80, 86, 120, 121}
+    assert {kernel.spilled_bytes for kernel in kernels} == {0}
+
+
+@needs_triton
+def test_a_plugin_finds_what_was_written_for_its_gpu(lowered: ir.Model, tmp_path: Path) -> None:
+    write_kernels(lowered, tmp_path, dtype="float16", architectures=("sm86",))
+    shapes = [(1, 2, 1, 32)] * 3 + [(1, 1)]
+
+    def found(dtype: str, architecture: int) -> set[str]:
+        return set(
+            find_kernels(
+                tmp_path / "kernels", "SlidingWindowAttention-", face.KERNELS, architecture=architecture,
+                serves=lambda kernel: face.serves(kernel, shapes, {}, dtype=dtype),
+            )
+        )  # fmt: skip
+
+    assert found("float16", 86) == found("float16", 89) == set(face.KERNELS)
+    for dtype, architecture in (("bfloat16", 86), ("float16", 80), ("float16", 120)):
+        with pytest.raises(KernelError, match="Build the bundle for this GPU"):
+            found(dtype, architecture)
+
+
+@needs_triton
+def test_a_graph_without_plugins_gets_no_kernels(tmp_path: Path) -> None:
+    native = tensorrt_graph(window_graph(dtype="float16"), dtype="float16", attention_impl=AttentionImpl.NATIVE)
+    assert write_kernels(native, tmp_path, dtype="float16", architectures=("sm86",)) == ()
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_triton
+def test_triton_compiles_for_one_architecture_alone_from_sm_90_on(lowered: ir.Model, tmp_path: Path) -> None:
+    """Why a cubin of sm_120 is not given to sm_121: once Triton compiles for families, fewer are needed."""
+    from hdplugins.kernels.aot import compile_kernels
+
+    sources = face.kernel_sources([(1, 2, 1, 32)], {}, dtype="float16", architectures=[89, 90, 121])
+    small = [source for source in sources if source.function == "plan_keys"]
+    targets = {kernel.architecture: PTX_TARGET.search(kernel.ptx.read_text()) for kernel in compile_kernels(small)}
+    assert {number: found and found[1] for number, found in targets.items()} == {
+        86: "sm_86", 90: "sm_90a", 121: "sm_121a",
+    }  # fmt: skip
+
+
+def test_a_gpu_that_is_too_old_is_refused(lowered: ir.Model, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"8\.0 or newer, not sm_75\.\n.*--sm.*--attention-impl native"):
+        write_kernels(lowered, tmp_path, dtype="float16", architectures=("sm75", "sm86"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_triton_the_error_names_the_package_and_the_way_around(
+    lowered: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(MissingDependencyError, match=r"pip install triton .*--attention-impl native"):
+        write_kernels(lowered, tmp_path, dtype="float16", architectures=("sm86",))
+
+
+@needs_triton
+def test_a_kernel_that_does_not_compile_is_an_error_of_ours(
+    lowered: ir.Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    (tmp_path / "file").write_text("in the way of the cache")
+    with pytest.raises(ExportError, match=r"cannot be kept in (.|\n)*--attention-impl native"):
+        write_kernels(lowered, tmp_path, dtype="float16", architectures=("sm86",))

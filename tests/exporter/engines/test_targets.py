@@ -1,0 +1,70 @@
+"""Targets: what is named is asked for, and ``auto`` takes what can be built here and says why not the rest."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import pytest
+
+import hdexport.engines.tensorrt_packages
+from hdexport.engines.targets import TARGETS, flavours_of_targets
+from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import EngineError, InputError
+
+Machine = Callable[..., None]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Pretend that these flavours, and no others, load."""
+
+    def pretend(*flavours: Backend) -> None:
+        def load(flavour: Backend) -> None:
+            if flavour not in flavours:
+                raise EngineError(f"{flavour.value} lacks a GPU")
+
+        monkeypatch.setattr(hdexport.engines.tensorrt_packages, "load_flavour", load)
+
+    return pretend
+
+
+@pytest.mark.parametrize(
+    ("targets", "flavours"),
+    [
+        (["onnx"], ()),
+        ([], ()),
+        (["tensorrt"], (Backend.TENSORRT,)),
+        (["tensorrt-rtx"], (Backend.TENSORRT_RTX,)),
+        (["onnx", "tensorrt-rtx", "tensorrt"], (Backend.TENSORRT_RTX, Backend.TENSORRT)),
+        (["tensorrt", "tensorrt"], (Backend.TENSORRT,)),
+    ],
+)
+def test_what_is_named_is_asked_for_whatever_is_here(machine: Machine, targets: list[str], flavours: tuple) -> None:
+    machine()
+    assert flavours_of_targets(targets) == flavours
+
+
+@pytest.mark.parametrize(
+    "flavours", [(), (Backend.TENSORRT,), (Backend.TENSORRT_RTX,), (Backend.TENSORRT, Backend.TENSORRT_RTX)]
+)
+def test_auto_takes_what_can_be_built_here_and_logs_why_not_the_rest(
+    machine: Machine, caplog: pytest.LogCaptureFixture, flavours: tuple[Backend, ...]
+) -> None:
+    machine(*flavours)
+    with caplog.at_level(logging.INFO):
+        assert flavours_of_targets(["auto"]) == flavours
+    for flavour in (Backend.TENSORRT, Backend.TENSORRT_RTX):
+        assert (f"no {flavour.value} engine can be built here" in caplog.text) == (flavour not in flavours)
+    assert f"engines to build: {', '.join(flavour.value for flavour in flavours) or 'none'}" in caplog.text
+
+
+def test_auto_and_a_name_ask_for_a_flavour_once(machine: Machine) -> None:
+    machine(Backend.TENSORRT_RTX)
+    assert flavours_of_targets(["auto", "tensorrt-rtx"]) == (Backend.TENSORRT_RTX,)
+
+
+@pytest.mark.parametrize("target", ["", "cuda", "tensorrt_rtx", "ONNX"])
+def test_a_target_that_is_none_is_refused_with_those_there_are(target: str) -> None:
+    with pytest.raises(InputError, match=rf"no target '{target}'.\nChoose from: {', '.join(TARGETS)}"):
+        flavours_of_targets(["auto", target])

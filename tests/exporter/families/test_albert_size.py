@@ -1,0 +1,65 @@
+"""An ALBERT of its real size stays small: one layer's weights, in the graph and in the engine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.engines.build import EngineOptions
+from hdexport.engines.profiles import profiles_from_options
+from hdexport.engines.targets import flavours_of_targets
+from hdruntime.bundle.manifest import Manifest
+from support.grids import nightly_unless
+
+MAX_LEN = 4096
+EMBEDDING_SIZE = 128
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """albert-base with random weights: 12 layers, 44.4 MB in float32."""
+    path = tmp_path_factory.mktemp("albert") / "albert-base"
+    config = transformers.AlbertConfig(
+        vocab_size=30000,
+        embedding_size=EMBEDDING_SIZE,
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=3072,
+        max_position_embeddings=512,
+    )
+    torch.manual_seed(0)
+    transformers.AlbertModel(config, add_pooling_layer=False).save_pretrained(path)
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "itemsize"), [nightly_unless(False, "float32", 4), ("float16", 2)])
+def test_weights_and_engine_hold_one_layer(checkpoint, tmp_path, precision: str, itemsize: int) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
+    family = find_checkpoint(checkpoint).family
+    manifest: Manifest = build(
+        BuildOptions(
+            model=checkpoint,
+            output=tmp_path / "bundle",
+            max_len=MAX_LEN,
+            precision=precision,
+            engines=EngineOptions(
+                flavours=flavours_of_targets(["tensorrt-rtx"]),
+                profiles=profiles_from_options(MAX_LEN, one_profile=family.shares_layers),
+            ),
+            verify=None,
+        )
+    )
+    size_bytes = {name: record.size_bytes for name, record in manifest.files.items()}
+    checkpoint_bytes = (checkpoint / "model.safetensors").stat().st_size * itemsize // 4
+    table_bytes = MAX_LEN * EMBEDDING_SIZE * itemsize
+    graph_bytes = size_bytes["model.onnx"] + size_bytes["model.onnx.data"]
+    assert graph_bytes <= 1.05 * checkpoint_bytes + table_bytes
+    (engine,) = manifest.engines
+    assert size_bytes[engine.file] <= graph_bytes + 12e6

@@ -1,0 +1,346 @@
+"""ModernBERT's local and global layers answer as Hugging Face's, its rotary positions at any length and precision.
+
+Its tasks are compared in test_families.py, with a classifier that takes the mean of all tokens.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import transformers
+
+from hdexport.attention.spec import attention_from_spec, check_window
+from hdexport.build import BuildOptions, build
+from hdexport.engines.profiles import profiles_from_options
+from hdexport.engines.tensorrt_builder import build_engine
+from hdexport.families import family_of
+from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.model.positions import Scheme
+from hdexport.model.precision import Precision, cast_model
+from hdexport.model.surgery import extend_positions
+from hdexport.model.tasks import Task
+from hdexport.support.progress import Progress
+from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import ModelError
+from support.comparators import assert_close, assert_same_directions, named_case
+from support.grids import nightly_unless
+from support.needs import needs_rtx
+from support.padded_batches import cases
+from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
+
+ATOL = 2e-5
+
+WINDOW = 8
+"""Tokens that a local layer of the tiny models sees on each side: half of their ``local_attention``."""
+
+# Around the window and its span, the checkpoint's 64 positions, primes, the bundle's longest.
+LENGTHS = (1, 2, 7, 8, 9, 10, 16, 17, 37, 64, 65, 131, 300)
+
+# Far from the origin a rounded frequency shows most, in a model of large weights, whose attention looks far.
+FAR = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 64, "initializer_range": 0.22, "max_len": 4200}
+FAR_TOKENS = 4177
+
+
+def last_hidden_states(checkpoint: Path, feeds: dict[str, np.ndarray], **changes: Any) -> np.ndarray:
+    """What Hugging Face gives with a configuration that is not the checkpoint's."""
+    config = transformers.AutoConfig.from_pretrained(checkpoint)
+    for name, value in changes.items():
+        setattr(config, name, value)
+    model = transformers.AutoModel.from_pretrained(checkpoint, config=config).eval()
+    with torch.inference_mode():
+        return model(**{name: torch.from_numpy(ids) for name, ids in feeds.items()}).last_hidden_state.numpy()
+
+
+def random_text(tokens: int) -> dict[str, np.ndarray]:
+    ids = np.random.default_rng(tokens).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
+    return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+
+
+def assert_answers_as_hugging_face(bundle: Any, lengths: tuple[int, ...]) -> None:
+    for tokens, name, input_ids, attention_mask in cases(lengths, sizes=(3,)):
+        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+        expected = bundle.hugging_face(**feeds)["last_hidden_state"][attention_mask == 1]
+        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
+            with named_case(graph, f"{tokens} tokens", name):
+                assert_close(run(**feeds)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+
+
+def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles) -> None:
+    assert_answers_as_hugging_face(tiny_bundles("modernbert"), LENGTHS)
+
+
+_LINEAR, _YARN = (
+    {
+        "full_attention": {"rope_type": kind, "factor": factor, "rope_theta": 500.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
+    }
+    for kind, factor in (("linear", 4.0), ("yarn", 8.0))
+)
+
+VARIANTS = {
+    "every layer global, scaled cosines": {
+        "num_hidden_layers": 2,
+        "rope_parameters": _YARN,
+        "global_attn_every_n_layers": 1,
+    },
+    "no global layer, windows of the token itself": {
+        "layer_types": ["sliding_attention"] * 2,
+        "num_hidden_layers": 2,
+        "local_attention": 1,
+    },
+    "layers as listed, odd windows, interpolated positions, biases and details": {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "num_hidden_layers": 3,
+        "local_attention": 11,
+        "rope_parameters": _LINEAR,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "norm_bias": True,
+        "hidden_activation": "silu",
+        "norm_eps": 1e-3,
+        "pad_token_id": VOCAB_SIZE - 1,
+    },
+    "windows wider than any text, scaled cosines": {
+        "num_hidden_layers": 2,
+        "local_attention": 2000,
+        "rope_parameters": _YARN,
+    },
+}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    # The others' layers are of one kind only, and their cosines scaled, which is a factor.
+    [nightly_unless("cosines" not in name, changes) for name, changes in VARIANTS.items()],
+    ids=VARIANTS,
+)
+def test_variants_answer_as_hugging_face(tiny_bundles, changes: dict[str, Any]) -> None:
+    assert_answers_as_hugging_face(tiny_bundles("modernbert", **changes), (1, 17, 131))
+
+
+def test_the_keys_of_older_configurations_are_read(tiny_bundles, tmp_path: Path) -> None:
+    """As the published checkpoints have them."""
+    checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
+    save_tiny_model(checkpoint, "modernbert", Task.FEATURE_EXTRACTION, num_hidden_layers=3)
+    config = json.loads((checkpoint / "config.json").read_text())
+    config = {key: value for key, value in config.items() if key not in ("layer_types", "rope_parameters")}
+    config |= {"global_rope_theta": 700.0, "local_rope_theta": 20.0, "global_attn_every_n_layers": 2}
+    (checkpoint / "config.json").write_text(json.dumps(config | {"position_embedding_type": "absolute"}))
+    manifest = build(BuildOptions(model=checkpoint, output=path, max_len=300, verify=None))
+    bundle = dataclasses.replace(tiny_bundles("modernbert"), checkpoint=checkpoint, path=path, manifest=manifest)
+    rope = bundle.hugging_face.model.config.rope_parameters
+    assert (rope["full_attention"]["rope_theta"], rope["sliding_attention"]["rope_theta"]) == (700.0, 20.0)
+    assert [node.op_type for node in attention_nodes(bundle)] == [
+        "DenseAttention",
+        "SlidingWindowAttention",
+        "DenseAttention",
+    ]
+    assert_answers_as_hugging_face(bundle, (17, 131))
+
+
+def test_each_layer_is_one_node_with_the_window_on_each_side(tiny_bundles) -> None:
+    bundle = tiny_bundles("modernbert")
+    nodes = attention_nodes(bundle)
+    kinds = ["DenseAttention", "SlidingWindowAttention", "SlidingWindowAttention", "DenseAttention"]
+    assert [node.op_type for node in nodes] == kinds
+    for node in nodes[1:3]:
+        assert {name: attribute.value for name, attribute in node.attributes.items()} == {
+            "left": WINDOW,
+            "right": WINDOW,
+            "dilation": (1,),
+            "global_bound": 0,
+            "scale": pytest.approx(8**-0.5),
+        }
+    assert bundle.manifest.attention == {"hdexport::DenseAttention": 2, "hdexport::SlidingWindowAttention": 2}
+    assert bundle.manifest.windows == (WINDOW, WINDOW)
+
+
+@pytest.mark.parametrize("wrong", [WINDOW - 1, WINDOW + 1])
+@pytest.mark.parametrize("tokens", [WINDOW + 2, 300])
+def test_a_window_that_is_one_token_off_would_be_seen(tiny_bundles, tokens: int, wrong: int) -> None:
+    bundle = tiny_bundles("modernbert")
+    feeds = random_text(tokens)
+    other = last_hidden_states(bundle.checkpoint, feeds, local_attention=2 * wrong)
+    assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
+
+
+@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
+def test_other_rotary_frequencies_would_be_seen(tiny_bundles, layer_type: str) -> None:
+    bundle = tiny_bundles("modernbert")
+    feeds = random_text(65)
+    rope = transformers.AutoConfig.from_pretrained(bundle.checkpoint).rope_parameters
+    rope[layer_type]["rope_theta"] *= 1.5
+    other = last_hidden_states(bundle.checkpoint, feeds, rope_parameters=rope)
+    assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
+
+
+def test_nothing_outside_the_operators_has_a_value_a_pair_of_tokens(tiny_bundles) -> None:
+    graph = tiny_bundles("modernbert").graph.graph
+    shapes = {value.name: value.shape for node in graph.all_nodes() for value in node.outputs}
+    assert sum(shape is not None and len(shape) == 4 for shape in shapes.values()) > 40
+    for name, shape in shapes.items():
+        axes = Counter(str(axis) for axis in shape or () if not isinstance(axis, int))
+        assert set(axes.values()) <= {1}, (name, shape)
+    assert "Softmax" not in {node.op_type for node in graph.all_nodes()}
+
+
+def test_the_tables_are_made_once_for_each_kind_of_layer(tiny_bundles) -> None:
+    operators = Counter(node.op_type for node in tiny_bundles("modernbert").graph.graph.all_nodes())
+    assert (operators["Cos"], operators["Sin"], operators["Range"]) == (2, 2, 1)
+
+
+@pytest.mark.nightly
+def test_every_process_writes_the_same_graph(tmp_path: Path) -> None:
+    """transformers asks for the tables in the order of a set of strings, which the hash seed decides."""
+    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION)
+    hdexport = Path(sys.executable).with_name("hdexport")
+    orders, graphs = set(), set()
+    for seed in ("0", "1"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        order = "print(list({'full_attention', 'sliding_attention'}))"
+        orders.add(subprocess.check_output([sys.executable, "-c", order], env=environment))
+        command = [hdexport, "build", "model", "-o", seed, "--max-len", "128", "--target", "onnx", "--verify", "none"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True)
+        graphs.add((tmp_path / seed / "model.onnx").read_bytes())
+    assert (len(orders), len(graphs)) == (2, 1)
+
+
+@pytest.mark.parametrize("precision", ["float16", nightly_unless(False, "bfloat16")])
+def test_half_precision_is_right_far_from_the_origin(tiny_bundles, precision: str) -> None:
+    """4177 is no number of float16, nor is most of what a frequency is multiplied with."""
+    bundle = tiny_bundles("modernbert", precision=precision, **FAR)
+    feeds = random_text(FAR_TOKENS)
+    expected = bundle.hugging_face(**feeds)["last_hidden_state"]
+    rounded = rotary_of(bundle.hugging_face.model)
+    original = dict(rounded.named_buffers())
+    for name, frequencies in original.items():
+        setattr(rounded, name, frequencies.to(getattr(torch, precision)).float())
+    wrong = bundle.hugging_face(**feeds)["last_hidden_state"]
+    for name, frequencies in original.items():
+        setattr(rounded, name, frequencies)
+    cosine = {"float16": 0.9999, "bfloat16": 0.999}[precision]
+    # ONNX Runtime has no bfloat16 on a CPU; the lowered graph computes in float32 from bfloat16 weights.
+    for run in [bundle.session] if precision == "bfloat16" else [bundle.portable, bundle.session]:
+        assert_same_directions(run(**feeds)["last_hidden_state"], expected, cosine=cosine)
+    with pytest.raises(AssertionError, match=r"cosine|lengths"):
+        assert_same_directions(wrong, expected, cosine=cosine)
+
+
+@pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
+def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, precision: Precision) -> None:
+    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
+    frequencies = rotary_of(model).full_attention_inv_freq.double()
+    cast_model(model, precision)
+    family_of("modernbert").adapt(model)
+    positions = torch.tensor([[0, 1, 2049, 4097, 8191]])
+    hidden_states = torch.zeros(1, 5, 32, dtype=precision.torch_dtype)
+    tables = rotary_of(model)(hidden_states, positions, "full_attention")
+    angles = positions[0, :, None].double() * frequencies.repeat(2)
+    for table, exact in zip(tables, (angles.cos(), angles.sin()), strict=True):
+        assert table.dtype == torch.float32
+        # An angle of 8191 is rounded by up to 2**-12 in float32.
+        assert_close(table[0].numpy(), exact.numpy(), atol=2**-11)
+
+
+def test_a_classifier_reads_the_first_real_token(tiny_bundles) -> None:
+    """As Hugging Face's does where that is the first of all; where padding is, it reads the padding."""
+    bundle = tiny_bundles("modernbert", "text-classification", classifier_pooling="cls", num_hidden_layers=1)
+    for tokens, name, input_ids, attention_mask in cases((1, 9, 65, 300), sizes=(3,)):
+        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
+        if name.startswith("padding on the left"):
+            texts = [ids[mask == 1][None] for ids, mask in zip(input_ids, attention_mask, strict=True)]
+            expected = np.concatenate([bundle.hugging_face(text, np.ones_like(text))["logits"] for text in texts])
+        else:
+            attention_mask[:, 0] = 1
+            expected = bundle.hugging_face(**feeds)["logits"]
+        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
+            with named_case(graph, f"{tokens} tokens", name):
+                assert_close(run(**feeds)["logits"], expected, atol=ATOL)
+
+
+def test_a_classifier_pools_in_float32(tiny_bundles) -> None:
+    """No sum over the tokens is ever rounded to float16, which it may not even fit."""
+    graph = tiny_bundles("modernbert", "text-classification", "float16").graph.graph
+    (mean,) = (node for node in graph if node.op_type == "Div")
+    total = mean.inputs[0].producer()
+    product = total.inputs[0].producer()
+    assert (total.op_type, product.op_type) == ("ReduceSum", "Mul")
+    assert {value.dtype for value in (*mean.inputs, *product.inputs)} == {ir.DataType.FLOAT}
+
+
+@pytest.mark.parametrize("max_len", [40, 64, 65, 300])
+def test_every_length_is_served_without_a_table(tmp_path: Path, max_len: int) -> None:
+    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
+    positions = extend_positions(model, family_of("modernbert"), max_len=max_len, scheme=Scheme.HIERARCHICAL, alpha=0.4)
+    assert (positions.scheme, positions.form, positions.base, positions.rows) == ("none", "computed", 64, max_len)
+
+
+class _BeforeTracing(Progress):
+    def step(self, title: str) -> None:
+        if title.startswith("Tracing"):
+            raise InterruptedError(title)
+
+
+@pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
+def test_a_build_warns_of_lengths_beyond_the_training(tmp_path: Path, caplog, trained: int, warns: bool) -> None:
+    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, max_position_embeddings=trained)
+    options = BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300)
+    with caplog.at_level(logging.WARNING, logger="hdexport"), pytest.raises(InterruptedError, match="Tracing"):
+        build(options, _BeforeTracing())
+    assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
+
+
+def test_frequencies_that_depend_on_the_length_are_refused(tmp_path: Path) -> None:
+    rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 500.0}
+    parameters = {"full_attention": rope, "sliding_attention": {"rope_type": "default"}}
+    save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, rope_parameters=parameters)
+    with pytest.raises(ModelError, match=r"kind 'dynamic' change with the length of a text.*\n.*default, linear, yarn"):
+        build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+@needs_rtx
+@pytest.mark.parametrize(("impl", "plugins"), [("native", {}), ("plugin", {"SlidingWindowAttention": 1})])
+def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
+    tiny_bundles, tmp_path: Path, impl: str, plugins: dict[str, int]
+) -> None:
+    portable = tiny_bundles("modernbert", precision="float16", **FAR).graph
+    lowered = tensorrt_graph(portable, dtype="float16", attention_impl=AttentionImpl(impl))
+    assert [node.op_type for node in lowered.graph].count("Attention") == 1
+    ir.save(lowered, tmp_path / "tensorrt.onnx", external_data="weights", size_threshold_bytes=0)
+    engine = build_engine(
+        tmp_path / "tensorrt.onnx",
+        tmp_path / "modernbert.engine",
+        bundle=tmp_path,
+        flavour=Backend.TENSORRT_RTX,
+        profiles=profiles_from_options(FAR["max_len"], profiles="100,4200", batch="1:3:4"),
+        precision="float16",
+        architectures=("sm89",),
+    )
+    assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
+
+
+def test_no_window_takes_the_place_of_the_global_layers() -> None:
+    family = family_of("modernbert")
+    with pytest.raises(ModelError, match=r"modernbert cannot be given windowed attention: its local layers have"):
+        check_window(attention_from_spec("window:16"), family, model_type="modernbert", heads=4, max_len=300)
+
+
+def rotary_of(model: transformers.PreTrainedModel) -> Any:
+    return model.base_model.rotary_emb
+
+
+def attention_nodes(bundle: Any) -> list[ir.Node]:
+    return [node for node in bundle.graph.graph if node.domain == "hdexport"]

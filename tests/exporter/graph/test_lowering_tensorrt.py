@@ -1,0 +1,287 @@
+"""The TensorRT lowering: it computes what the operator's definition says, and builds into fused attention."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime
+import pytest
+import torch
+from onnx import TensorProto, helper
+from onnx.reference import ReferenceEvaluator
+
+from hdexport.engines.tensorrt_packages import load_flavour
+from hdexport.graph.lowering.plugin_nodes import plugin_nodes
+from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdplugins.operators.dense_attention.onnx_function import function_of_arity
+from hdplugins.operators.dense_attention.reference import dense_attention
+from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import ExportError
+from support.window_graphs import window_graph
+
+_DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_HEADS = 2
+_STATES = ("query", "key", "value")
+_BUILT = {("float16", False), ("bfloat16", True)}
+"""(dtype, whether there is a bias) that every run builds for each size of a head."""
+
+
+def _attention_model(*, dtype: str, head_dim: int = 32, bias: bool = False, nodes: int = 1) -> ir.Model:
+    """A chain of DenseAttention nodes, each taking the query from the one before."""
+    state = ["batch", _HEADS, "tokens", head_dim]
+    inputs = [helper.make_tensor_value_info(name, _DTYPES[dtype], state) for name in ("query", "key", "value")]
+    inputs.append(helper.make_tensor_value_info("key_mask", TensorProto.BOOL, ["batch", "tokens"]))
+    if bias:
+        shape = ["bias_batch", _HEADS, "tokens", "tokens"]
+        inputs.append(helper.make_tensor_value_info("bias", _DTYPES[dtype], shape))
+    rest = ["key", "value", "key_mask", *(["bias"] if bias else [])]
+    names = ["query", *(f"attended_{index}" for index in range(nodes))]
+    chain = [
+        helper.make_node("DenseAttention", [before, *rest], [after], domain="hdexport", scale=head_dim**-0.5)
+        for before, after in itertools.pairwise(names)
+    ]
+    output = helper.make_tensor_value_info(names[-1], _DTYPES[dtype], state)
+    model = helper.make_model(
+        helper.make_graph(chain, "attention", inputs, [output]),
+        functions=[function_of_arity(5 if bias else 4)],
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+        ir_version=10,
+    )
+    onnx.checker.check_model(model)
+    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
+
+
+def _key_mask(kind: str, batch: int, tokens: int) -> np.ndarray:
+    mask = np.ones((batch, tokens), dtype=bool)
+    if kind == "right padding":
+        mask[0, (tokens + 1) // 2 :] = False
+    elif kind == "left padding":
+        mask[0, : tokens // 2] = False
+    elif kind == "holes":
+        mask[:, 1::2] = False
+    elif kind == "empty sequence":
+        mask[0] = False
+    return mask
+
+
+def _by_the_standard(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The result by ONNX's own definition of each operator."""
+    proto = ir.serde.serialize_model(model)
+    onnx.checker.check_model(proto)
+    (result,) = ReferenceEvaluator(proto).run(None, feeds)
+    return result
+
+
+def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    """The result of ONNX Runtime, whose attention wants the row of the mask repeated for every query."""
+    model = model.clone()
+    for node in [node for node in model.graph if node.op_type == "Attention"]:
+        sizes = ir.node("Shape", [node.inputs[0]], {"start": 2, "end": 3})
+        ones = ir.node("Constant", [], {"value_ints": [1, 1]})
+        one = ir.node("Constant", [], {"value_ints": [1]})
+        shape = ir.node("Concat", [ones.outputs[0], sizes.outputs[0], one.outputs[0]], {"axis": 0})
+        repeated = ir.node("Expand", [node.inputs[3], shape.outputs[0]])
+        model.graph.insert_before(node, [sizes, ones, one, shape, repeated])
+        node.replace_input_with(3, repeated.outputs[0])
+    session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
+    (result,) = session.run(None, feeds)
+    return result
+
+
+@pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "bias a sequence"])
+@pytest.mark.parametrize("kind", ["no padding", "right padding", "left padding", "holes", "empty sequence"])
+@pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 257])
+def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:
+    generator = np.random.default_rng(tokens)
+    shape = (3, _HEADS, tokens, 32)
+    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in _STATES}
+    feeds["key_mask"] = _key_mask(kind, 3, tokens)
+    if bias_batch is not None:
+        feeds["bias"] = generator.normal(size=(bias_batch, _HEADS, tokens, tokens)).astype(np.float16)
+    lowered = tensorrt_graph(_attention_model(dtype="float16", bias=bias_batch is not None), dtype="float16")
+    exact = {name: torch.from_numpy(feed).double() for name, feed in feeds.items() if name != "key_mask"}
+    expected = dense_attention(**exact, key_mask=torch.from_numpy(feeds["key_mask"]), scale=32**-0.5).numpy()
+    for actual in (_by_the_standard(lowered, feeds), _by_onnxruntime(lowered, feeds)):
+        assert np.isfinite(actual).all()
+        # Measured 0.0028: weights and results are rounded to float16, as are scores of up to 8 (by 2**-9).
+        assert np.abs(actual - expected).max() < 2**-8
+        if kind == "empty sequence":
+            assert (actual[0] == 0).all()
+
+
+def test_content_of_padding_does_not_change_other_tokens() -> None:
+    lowered = tensorrt_graph(_attention_model(dtype="float16"), dtype="float16")
+    generator = np.random.default_rng(0)
+    feeds = {name: generator.normal(size=(2, _HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")}
+    feeds["key_mask"] = _key_mask("right padding", 2, 65)
+    before = _by_onnxruntime(lowered, feeds)
+    feeds["value"][0, :, 40:] = np.inf
+    feeds["key"][0, :, 40:] = 100
+    after = _by_onnxruntime(lowered, feeds)
+    np.testing.assert_array_equal(before, after)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_all_attentions_share_one_mask_and_no_body_is_left(dtype: str) -> None:
+    lowered = tensorrt_graph(_attention_model(dtype=dtype, nodes=3), dtype=dtype)
+    operators = [node.op_type for node in lowered.graph]
+    assert operators.count("Attention") == 3
+    assert operators.count("Unsqueeze") == 2
+    assert not lowered.functions
+    assert lowered.graph.opset_imports[""] == 23
+
+
+def test_the_portable_graph_is_left_as_it_is() -> None:
+    portable = _attention_model(dtype="float16")
+    before = ir.serde.serialize_model(portable).SerializeToString(deterministic=True)
+    tensorrt_graph(portable, dtype="float16")
+    assert ir.serde.serialize_model(portable).SerializeToString(deterministic=True) == before
+
+
+def test_float32_keeps_the_body_because_tensorrt_fuses_none() -> None:
+    lowered = tensorrt_graph(_attention_model(dtype="float32"), dtype="float32")
+    assert [node.op_type for node in lowered.graph] == ["DenseAttention"]
+    assert ("hdexport", "DenseAttention", "") in lowered.functions
+
+
+@pytest.mark.parametrize("head_dim", [8, 264])
+def test_heads_without_a_kernel_keep_the_body_and_say_so(head_dim: int, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        lowered = tensorrt_graph(_attention_model(dtype="float16", head_dim=head_dim), dtype="float16")
+    assert [node.op_type for node in lowered.graph] == ["DenseAttention"]
+    assert f"no fused attention for heads of {head_dim}" in caplog.text
+
+
+def test_an_operator_that_changed_its_meaning_stops_the_lowering() -> None:
+    model = _attention_model(dtype="float16")
+    scale, shift = (ir.node("Constant", [], {"value": ir.tensor(np.ones(1, np.float16))}) for _ in range(2))
+    norm = ir.node(
+        "GroupNormalization",
+        [model.graph.inputs[0], scale.outputs[0], shift.outputs[0]],
+        {"num_groups": 1},
+    )
+    model.graph.extend([scale, shift, norm])
+    with pytest.raises(ExportError, match="GroupNormalization"):
+        tensorrt_graph(model, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "bias", "dtype"),
+    [
+        # What is fused is decided by the head's size and by the dtype; a bias is one more input.
+        pytest.param(
+            head_dim, bias, dtype, marks=() if head_dim == 64 or (dtype, bias) in _BUILT else pytest.mark.nightly
+        )
+        for head_dim in (8, 12, 32, 64, 256, 264)
+        for bias in (False, True)
+        for dtype in ("float16", "bfloat16", "float32")
+    ],
+)
+def test_lowered_attention_builds(head_dim: int, bias: bool, dtype: str, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    # Through hdexport, or plugins would be out of reach for the tests that follow in this process.
+    trt = load_flavour(Backend.TENSORRT_RTX)
+    path = tmp_path / "lowered.onnx"
+    ir.save(tensorrt_graph(_attention_model(dtype=dtype, bias=bias, head_dim=head_dim), dtype=dtype), path)
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+    assert parser.parse_from_file(str(path)), [parser.get_error(i).desc() for i in range(parser.num_errors)]
+    kinds = {network.get_layer(index).type for index in range(network.num_layers)}
+    config = builder.create_builder_config()
+    for tokens in (96, 192):
+        profile = builder.create_optimization_profile()
+        for name in _STATES:
+            profile.set_shape(
+                name, (1, _HEADS, 1, head_dim), (2, _HEADS, tokens, head_dim), (8, _HEADS, tokens, head_dim)
+            )
+        profile.set_shape("key_mask", (1, 1), (2, tokens), (8, tokens))
+        if bias:
+            shapes = [(1, _HEADS, 1, 1), *[(1, _HEADS, tokens, tokens)] * 2]
+            profile.set_shape("bias", *shapes)
+        config.add_optimization_profile(profile)
+    assert builder.build_serialized_network(network, config) is not None
+    fused = dtype != "float32" and head_dim not in (8, 264)
+    assert (trt.LayerType.ATTENTION_INPUT in kinds) == fused
+
+
+def test_windowed_attention_is_a_plugin_without_a_body() -> None:
+    lowered = tensorrt_graph(window_graph(dtype="float16", layers=2, dense_layers=1), dtype="float16")
+    ours = plugin_nodes(lowered)
+    assert [node.op_type for node in ours] == ["SlidingWindowAttention"] * 2
+    assert {node.attributes["plugin_namespace"].as_string() for node in ours} == {"hdexport"}
+    assert {node.attributes["plugin_version"].as_string() for node in ours} == {"1"}
+    assert ours[0].attributes["left"].as_int() == 16
+    assert [node.op_type for node in lowered.graph if node.op_type == "Attention"] == ["Attention"]
+    assert not lowered.functions
+
+
+def test_native_windowed_attention_keeps_its_body_and_has_no_plugin() -> None:
+    portable = window_graph(dtype="float16", layers=2, dense_layers=1)
+    lowered = tensorrt_graph(portable, dtype="float16", attention_impl=AttentionImpl.NATIVE)
+    assert plugin_nodes(lowered) == []
+    assert [name for _, name, _ in lowered.functions] == ["SlidingWindowAttention_global4"]
+    assert [node.op_type for node in lowered.graph if node.domain == "hdexport"] == [
+        "SlidingWindowAttention_global4"
+    ] * 2
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_plugin_takes_every_dtype_even_where_dense_attention_is_not_fused(dtype: str) -> None:
+    lowered = tensorrt_graph(window_graph(dtype=dtype, dense_layers=1), dtype=dtype)
+    assert len(plugin_nodes(lowered)) == 1
+    assert (("hdexport", "DenseAttention", "") in lowered.functions) == (dtype == "float32")
+
+
+def test_nodes_of_different_windows_and_dilations_all_become_plugins() -> None:
+    first = window_graph(dtype="float16", dilation=[1, 2], global_bound=0)
+    lowered = tensorrt_graph(first, dtype="float16")
+    assert [node.attributes["dilation"].as_ints() for node in plugin_nodes(lowered)] == [(1, 2)]
+    assert not lowered.functions
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"head_dim": 48}, r"no head_dim 48; it has 32, 64, 80, 96, 128"),
+        ({"left": 2**31}, r"left is 2147483648; TensorRT reads 32 bits, 2147483647 at most"),
+        ({"dilation": [1, 2, 3]}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
+    ],
+)
+def test_what_no_kernel_computes_names_what_it_does_and_the_way_around(wrong: dict[str, object], message: str) -> None:
+    portable = window_graph(dtype="float16", **wrong)
+    with pytest.raises(ExportError, match=rf"SlidingWindowAttention by our plugin here\. .*{message}"):
+        tensorrt_graph(portable, dtype="float16")
+    with pytest.raises(ExportError, match=r"\n.*--attention-impl native"):
+        tensorrt_graph(portable, dtype="float16")
+
+
+def test_a_graph_that_does_not_state_a_shape_is_refused() -> None:
+    portable = window_graph(dtype="float16")
+    portable.graph.inputs[0].shape = None
+    with pytest.raises(ExportError, match=r"does not state the shapes(.|\n)*--attention-impl native"):
+        tensorrt_graph(portable, dtype="float16")
+
+
+@pytest.mark.parametrize(("bound", "impl"), list(itertools.product([3840, 3841], AttentionImpl)))
+def test_more_global_tokens_than_tensorrt_selects_are_refused_where_it_selects_them(
+    bound: int, impl: AttentionImpl
+) -> None:
+    portable = window_graph(dtype="float16", global_bound=bound)
+    if bound > 3840 and impl is AttentionImpl.NATIVE:
+        with pytest.raises(ExportError, match=r"up to 3841 global tokens .* 3840 at most\.\n.*--max-global 3840"):
+            tensorrt_graph(portable, dtype="float16", attention_impl=impl)
+    else:
+        tensorrt_graph(portable, dtype="float16", attention_impl=impl)
+
+
+def test_the_windowed_portable_graph_is_left_as_it_is() -> None:
+    portable = window_graph(dtype="float16", layers=2)
+    before = ir.serde.serialize_model(portable).SerializeToString(deterministic=True)
+    tensorrt_graph(portable, dtype="float16")
+    assert ir.serde.serialize_model(portable).SerializeToString(deterministic=True) == before

@@ -1,0 +1,152 @@
+"""Graph passes: what each finds, changes and refuses."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+import hdexport.graph.passes.lay_out_weights
+from hdexport.graph.passes.attach_functions import attach_functions
+from hdexport.graph.passes.graph_nodes import operator_nodes
+from hdexport.graph.passes.lay_out_weights import lay_out_weights
+from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
+from hdruntime.errors import ExportError
+
+HALF = {"float16": (ir.DataType.FLOAT16, np.float16), "bfloat16": (ir.DataType.BFLOAT16, ml_dtypes.bfloat16)}
+
+
+def attention_model(*arities: int) -> ir.Model:
+    """A graph with an attention of each number of inputs, and one node of another domain."""
+    inputs = [ir.Value(name=f"input_{index}", type=ir.TensorType(ir.DataType.FLOAT)) for index in range(5)]
+    nodes = [ir.node("DenseAttention", inputs[:arity], {"scale": 1.0}, domain=ONNX_DOMAIN) for arity in arities]
+    nodes.append(ir.node("Identity", [inputs[0]]))
+    outputs = [node.outputs[0] for node in nodes]
+    return ir.Model(ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": 20}), ir_version=10)
+
+
+def test_nodes_of_our_domain_are_found_in_order() -> None:
+    model = attention_model(4, 4, 4)
+    nodes = operator_nodes(model)
+    assert nodes == list(model.graph)[:3]
+    assert operator_nodes(model, "DenseAttention") == nodes
+    assert operator_nodes(model, "OtherAttention") == []
+
+
+@pytest.mark.parametrize("arity", [4, 5])
+def test_a_body_of_the_nodes_arity_is_attached_once(arity: int) -> None:
+    model = attention_model(arity, arity)
+    assert attach_functions(model) == 2
+    ((key, function),) = model.functions.items()
+    assert key[:2] == (ONNX_DOMAIN, "DenseAttention")
+    assert len(function.inputs) == arity
+    assert model.graph.opset_imports[ONNX_DOMAIN] == ONNX_DOMAIN_VERSION
+
+
+def test_a_graph_without_our_nodes_gets_no_body() -> None:
+    model = attention_model()
+    assert attach_functions(model) == 0
+    assert not model.functions
+
+
+def test_nodes_of_different_arity_are_refused() -> None:
+    with pytest.raises(ExportError, match="DenseAttention have 4 and 5 inputs, for which one body"):
+        attach_functions(attention_model(4, 5))
+
+
+def half_model(dtype: str) -> ir.Model:
+    """(x * weight + weight) cast to half and back, with a half constant in a branch that uses the weight too."""
+    kind, numpy_type = HALF[dtype]
+    x = ir.Value(name="x", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([3]))
+    condition = ir.Value(name="condition", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    weight = ir.Value(name="weight", type=ir.TensorType(kind), shape=ir.Shape([3]))
+    weight.const_value = ir.tensor(np.array([1.5, -2, 0.25], numpy_type), name="weight")
+    kept = ir.Value(name="kept", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([3]))
+    kept.const_value = ir.tensor(np.array([1, 2, 3], np.float32), name="kept")
+
+    def half_node(op_type: str, inputs: list[ir.Value | None], attributes: dict | None = None) -> ir.Node:
+        node = ir.node(op_type, inputs, attributes)
+        node.outputs[0].dtype, node.outputs[0].shape = kind, ir.Shape([3])
+        return node
+
+    cast = half_node("Cast", [x], {"to": int(kind)})
+    product = half_node("Mul", [cast.outputs[0], weight])
+    branches = {}
+    for name, op_type in (("then_branch", "Add"), ("else_branch", "Sub")):
+        constant = half_node("Constant", [], {"value": ir.tensor(np.full(3, 0.5, numpy_type), name=f"{name}_half")})
+        inner = half_node(op_type, [weight, constant.outputs[0]])
+        inner.outputs[0].name, constant.outputs[0].name = f"{name}_result", f"{name}_constant"
+        branches[name] = ir.AttrGraph(name, ir.Graph([], [inner.outputs[0]], nodes=[constant, inner], name=name))
+    choice = half_node("If", [condition], branches)
+    total = half_node("Add", [product.outputs[0], choice.outputs[0]])
+    back = ir.node("Cast", [total.outputs[0]], {"to": int(ir.DataType.FLOAT)})
+    result = ir.node("Add", [back.outputs[0], kept])
+    for node in (back, result):
+        node.outputs[0].dtype, node.outputs[0].shape = ir.DataType.FLOAT, ir.Shape([3])
+    nodes = [cast, product, choice, total, back, result]
+    graph = ir.Graph(
+        [x, condition],
+        [result.outputs[0]],
+        nodes=nodes,
+        initializers=[weight, kept],
+        opset_imports={"": 20},
+        name="half",
+    )
+    return ir.Model(graph, ir_version=10)
+
+
+@pytest.mark.parametrize("dtype", HALF)
+def test_widening_leaves_no_half_value_and_every_weight_as_it_is_stored(dtype: str) -> None:
+    model = half_model(dtype)
+    stored = model.graph.initializers["weight"].const_value
+    assert widen_to_float32(model) == 1
+    half = [kind for kind, _ in HALF.values()]
+    assert not [value for node in model.graph.all_nodes() for value in node.outputs if value.dtype in half]
+    assert model.graph.initializers["weight"].const_value is stored
+    assert model.graph.initializers["weight"].dtype is HALF[dtype][0]
+
+
+@pytest.mark.parametrize("condition", [True, False])
+@pytest.mark.parametrize("dtype", HALF)
+def test_a_widened_graph_computes_in_float32(dtype: str, condition: bool) -> None:
+    model = half_model(dtype)
+    widen_to_float32(model)
+    session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
+    x = np.array([1.0009765, 3.1415927, 1e5], np.float32)
+    (got,) = session.run(None, {"x": x, "condition": np.array(condition)})
+    weight = np.array([1.5, -2, 0.25], np.float32)
+    chosen = weight + np.float32(0.5) if condition else weight - np.float32(0.5)
+    np.testing.assert_array_equal(got, x * weight + chosen + np.array([1, 2, 3], np.float32))
+
+
+def test_a_float32_graph_is_left_as_it_is() -> None:
+    model = attention_model(4)
+    before = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
+    assert widen_to_float32(model) == 0
+    assert ir.serde.serialize_model(model).SerializeToString(deterministic=True) == before
+
+
+@pytest.mark.parametrize("slice_bytes", [1, 20, 2**20])
+def test_weights_that_are_views_are_written_as_they_are(slice_bytes: int, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(hdexport.graph.passes.lay_out_weights, "_SLICE_BYTES", slice_bytes)
+    numbers = np.arange(15, dtype=np.float32).reshape(3, 5)
+    arrays = {
+        "whole": numbers,
+        "transposed": numbers.T,
+        "half": numbers.astype(ml_dtypes.bfloat16).T,
+        "three axes": np.arange(24).reshape(2, 3, 4).transpose(2, 0, 1),
+        "one column": numbers[:, 1],
+    }
+    values = [ir.Value(name=name, const_value=ir.Tensor(array, name=name)) for name, array in arrays.items()]
+    model = ir.Model(ir.Graph([], [], nodes=[], initializers=values), ir_version=10)
+    before = {name: value.const_value for name, value in model.graph.initializers.items()}
+    assert lay_out_weights(model) == 4
+    assert model.graph.initializers["whole"].const_value is before["whole"]
+    ir.save(model, tmp_path / "model.onnx", external_data="weights", size_threshold_bytes=0)
+    read = ir.load(tmp_path / "model.onnx").graph.initializers
+    for name, array in arrays.items():
+        assert read[name].const_value.dtype == before[name].dtype
+        np.testing.assert_array_equal(read[name].const_value.numpy(), array)

@@ -1,0 +1,93 @@
+"""Tracing: inputs and outputs by name with dynamic axes, and what cannot be traced is an error."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from hdexport.attention.interface import use_operators
+from hdexport.graph.tracing import trace
+from hdexport.model.graph_module import OUTPUTS_OF_TASK, GraphModule
+from hdexport.model.tasks import Task
+from hdruntime.errors import ExportError
+from support.grids import TASKS_OF_EVERY_RUN, nightly_unless
+from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
+
+SHAPES = {
+    "feature-extraction": {"last_hidden_state": ("batch", "tokens", 32)},
+    "sentence-similarity": {"token_embeddings": ("batch", "tokens", 32), "sentence_embedding": ("batch", 32)},
+    "fill-mask": {"logits": ("batch", "tokens", VOCAB_SIZE)},
+    "text-classification": {"logits": ("batch", len(LABELS))},
+    "token-classification": {"logits": ("batch", "tokens", len(LABELS))},
+    "question-answering": {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")},
+}
+
+
+def shape_of(value) -> tuple[str | int, ...]:
+    return tuple(axis if isinstance(axis, int) else str(axis) for axis in value.shape)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task"),
+    [
+        nightly_unless(task in TASKS_OF_EVERY_RUN.get(name, ("feature-extraction",)), name, task)
+        for name in ("bert", "roberta", "mpnet")
+        for task in SHAPES
+    ],
+)
+def test_names_and_axes_are_those_of_the_task(tiny_bundles, model_type: str, task: str) -> None:
+    bundle = tiny_bundles(model_type, task)
+    for graph in (bundle.graph.graph, bundle.cpu_graph.graph):
+        assert {value.name: shape_of(value) for value in graph.outputs} == SHAPES[task]
+        assert {shape_of(value) for value in graph.inputs} == {("batch", "tokens")}
+    assert {spec.name: spec.shape for spec in bundle.manifest.outputs} == SHAPES[task]
+
+
+def test_no_size_of_the_example_is_left_in_a_graph(tiny_bundles) -> None:
+    """37 tokens, the example's, are a size of nothing else in the tiny models."""
+    for model_type in ("bert", "mpnet"):
+        graph = tiny_bundles(model_type).graph.graph
+        values = [value for node in graph for value in node.outputs if value.shape is not None]
+        assert len(values) > 20
+        assert not [value for value in values if 37 in shape_of(value)]
+        constants = [value.const_value.numpy() for value in graph.initializers.values() if value.dtype.name == "INT64"]
+        assert not [constant for constant in constants if (constant == 37).any()]
+
+
+class _Wrong(GraphModule):
+    """A module that does what an exporter cannot follow."""
+
+    def __init__(self, model: torch.nn.Module, kind: str) -> None:
+        super().__init__(
+            model, Task.FEATURE_EXTRACTION, has_token_types=False, folded_token_types=False, folded_positions=False
+        )
+        self.kind = kind
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_: torch.Tensor) -> tuple:
+        if self.kind == "frozen":
+            return (torch.zeros(input_ids.shape[0], 37, 32),)
+        if bool(input_ids.sum() > 5):
+            return (torch.zeros(*input_ids.shape, 32),)
+        return (torch.ones(*input_ids.shape, 32),)
+
+
+@pytest.fixture
+def model(tmp_path) -> torch.nn.Module:
+    model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)
+    use_operators(model)
+    return model
+
+
+def test_an_axis_that_is_frozen_is_refused(model) -> None:
+    with pytest.raises(ExportError, match=r"froze axis 1 of last_hidden_state to 37; .* one length only"):
+        trace(_Wrong(model, "frozen"), max_len=64, vocab_size=VOCAB_SIZE)
+
+
+def test_what_cannot_be_traced_is_an_error_with_its_root_cause(model) -> None:
+    with pytest.raises(ExportError, match=r"PyTorch could not export the model: \w*(Guard|DataDependent|Unsupported)"):
+        trace(_Wrong(model, "depends on data"), max_len=64, vocab_size=VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("task", Task)
+def test_outputs_start_with_the_batch(task: Task) -> None:
+    assert list(OUTPUTS_OF_TASK[task]) == list(SHAPES[task.value])

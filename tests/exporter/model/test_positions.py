@@ -1,0 +1,279 @@
+"""Position tables: what is promised of every table, length, alpha and dtype."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from hdexport.model.positions import (
+    DEFAULT_ALPHA,
+    FOLDED_LIMIT_BYTES,
+    Form,
+    Scheme,
+    check_options,
+    choose_form,
+    extend_table,
+    factor_table,
+)
+from hdruntime.errors import ExportError, InputError, ModelError
+
+ALPHAS = st.floats(0.01, 0.99).filter(lambda alpha: alpha != 0.5)
+
+
+def tables(dtype: type, *, most: float, min_rows: int = 1) -> st.SearchStrategy[np.ndarray]:
+    """Tables of up to 6 x 4; hypothesis draws zeros of both signs and denormals among the elements."""
+    shapes = st.tuples(st.integers(min_rows, 6), st.integers(1, 4))
+    width = np.dtype(dtype).itemsize * 8
+    return shapes.flatmap(lambda shape: arrays.arrays(dtype, shape, elements=st.floats(-most, most, width=width)))
+
+
+def defined_row(table: np.ndarray, number: int, alpha: float) -> list[Fraction]:
+    """Position `number` (from 0), exactly, by the two formulas of the definition with its indices from 1."""
+    a = Fraction(alpha)
+    p = [[Fraction(float(element)) for element in row] for row in table]
+    n = len(p)
+    i, j = number // n + 1, number % n + 1
+
+    def u(index: int) -> list[Fraction]:
+        return [(element - a * first) / (1 - a) for element, first in zip(p[index - 1], p[0], strict=True)]
+
+    return [a * x + (1 - a) * y for x, y in zip(u(i), u(j), strict=True)]
+
+
+def farthest(table: np.ndarray, extended: np.ndarray, alpha: float, *, first_row: int = 0) -> float:
+    """The largest distance of `extended` from the definition, in units of the rounding that is allowed.
+
+    Allowed are one rounding to the stored dtype and the float64 rounding of the four operations before it.
+    """
+    scale = float(np.abs(table.astype(np.float64)).max()) * (1 + 2 * alpha / (1 - alpha))
+    worst = 0.0
+    for number, row in enumerate(extended[first_row:]):
+        for got, exact in zip(row, defined_row(table[first_row:], number, alpha), strict=True):
+            allowed = abs(float(np.spacing(abs(got)))) / 2 + 8 * 2.0**-53 * scale
+            worst = max(worst, float(abs(Fraction(float(got)) - exact)) / allowed)
+    return worst
+
+
+def same_bits(left: np.ndarray, right: np.ndarray) -> bool:
+    return left.dtype == right.dtype and left.shape == right.shape and left.tobytes() == right.tobytes()
+
+
+def random_table(rows: int, width: int = 8, dtype: type = np.float32) -> np.ndarray:
+    return np.random.default_rng(rows).normal(0, 0.05, (rows, width)).astype(dtype)
+
+
+@given(table=tables(np.float32, most=2.0**100), alpha=ALPHAS, data=st.data())
+def test_the_checkpoints_rows_keep_every_bit(table: np.ndarray, alpha: float, data: st.DataObject) -> None:
+    base = len(table)
+    max_len = data.draw(st.integers(1, base * base))
+    extended = extend_table(table, max_len, alpha=alpha)
+    kept = min(base, max_len)
+    assert extended.shape == (max_len, table.shape[1])
+    assert same_bits(extended[:kept], table[:kept])
+    assert same_bits(factor_table(table, max_len, alpha=alpha).low, table)
+
+
+@given(table=tables(np.float32, most=100), alpha=ALPHAS)
+def test_every_row_is_the_definitions_in_float32(table: np.ndarray, alpha: float) -> None:
+    assert farthest(table, extend_table(table, len(table) ** 2, alpha=alpha), alpha) <= 1
+
+
+@given(table=tables(np.float16, most=10), alpha=ALPHAS)
+def test_every_row_is_the_definitions_in_float16(table: np.ndarray, alpha: float) -> None:
+    assert farthest(table, extend_table(table, len(table) ** 2, alpha=alpha), alpha) <= 1
+
+
+@pytest.mark.parametrize("wrong", ["alpha swapped", "one row late", "alpha 0.41", "tiled"])
+def test_the_comparison_with_the_definition_refuses_a_wrong_table(wrong: str) -> None:
+    table = random_table(5)
+    right = extend_table(table, 25)
+    tampered = {
+        "alpha swapped": extend_table(table, 25, alpha=1 - DEFAULT_ALPHA),
+        "one row late": np.vstack([right[:5], right[4:24]]),
+        "alpha 0.41": extend_table(table, 25, alpha=0.41),
+        "tiled": extend_table(table, 25, scheme=Scheme.TILE),
+    }[wrong]
+    assert farthest(table, right, DEFAULT_ALPHA) <= 1
+    assert farthest(table, tampered, DEFAULT_ALPHA) > 1000
+
+
+@pytest.mark.parametrize("max_len", [1, 4, 5, 6, 9, 10, 11, 24, 25])
+@pytest.mark.parametrize("scheme", [Scheme.HIERARCHICAL, Scheme.TILE])
+def test_a_shorter_table_is_the_start_of_a_longer_one(scheme: Scheme, max_len: int) -> None:
+    table = random_table(5)
+    assert same_bits(extend_table(table, max_len, scheme=scheme), extend_table(table, 25, scheme=scheme)[:max_len])
+
+
+def test_512_rows_give_262144_different_ones() -> None:
+    extended = extend_table(random_table(512, width=2, dtype=np.float64), 512 * 512)
+    assert len(np.unique(extended, axis=0)) == 262144
+
+
+@pytest.mark.parametrize("max_len", [1, 5, 6, 13])
+def test_tiling_repeats_the_rows_bit_for_bit(max_len: int) -> None:
+    table = random_table(5)
+    table[2] = -0.0
+    tiled = extend_table(table, max_len, scheme=Scheme.TILE)
+    assert all(same_bits(tiled[k], table[k % 5]) for k in range(max_len))
+    factored = factor_table(table, max_len, scheme=Scheme.TILE)
+    assert factored.high is None
+    assert same_bits(factored.low, table)
+
+
+@pytest.mark.parametrize("max_len", [1, 4, 5])
+def test_scheme_none_cuts_and_never_adds(max_len: int) -> None:
+    table = random_table(5)
+    assert same_bits(extend_table(table, max_len, scheme=Scheme.NONE), table[:max_len])
+
+
+@pytest.mark.parametrize("scheme", [Scheme.HIERARCHICAL, Scheme.TILE])
+def test_rows_before_the_first_position_are_kept_and_not_decomposed(scheme: Scheme) -> None:
+    # RoBERTa: 514 rows, of which the 2 up to padding_idx belong to no position.
+    table = random_table(514)
+    extended = extend_table(table, 1100, scheme=scheme, first_row=2)
+    assert extended.shape == (1102, 8)
+    assert same_bits(extended[:514], table)
+    assert same_bits(extended[2:], extend_table(table[2:], 1100, scheme=scheme))
+    assert same_bits(factor_table(table, 1100, scheme=scheme, first_row=2).low, table[2:])
+
+
+def test_rows_before_the_first_position_survive_a_cut() -> None:
+    table = random_table(514)
+    assert same_bits(extend_table(table, 10, first_row=2), table[:12])
+
+
+@given(table=tables(np.float32, most=100, min_rows=2), alpha=ALPHAS, data=st.data())
+def test_factored_equals_folded_to_rounding(table: np.ndarray, alpha: float, data: st.DataObject) -> None:
+    base = len(table)
+    max_len = data.draw(st.integers(base + 1, base * base))
+    folded = extend_table(table, max_len, alpha=alpha)
+    factored = factor_table(table, max_len, alpha=alpha)
+    assert factored.high is not None
+    assert factored.high.shape == (-(-max_len // base), table.shape[1])
+    assert same_bits(factored.high[0], np.zeros_like(table[0]))
+    position = np.arange(max_len)
+    low, high = factored.low[position % base], factored.high[position // base]
+    # Factored rounds the shift and the sum, folded the sum only.
+    allowed = np.spacing(np.abs(high)) / 2 + np.spacing(np.abs(folded)) * 1.5
+    assert (np.abs((low + high).astype(np.float64) - folded) <= allowed).all()
+
+
+def test_factored_needs_no_second_table_within_the_checkpoints_rows() -> None:
+    assert factor_table(random_table(5), 5).high is None
+
+
+def test_new_rows_are_rounded_once_when_the_dtype_narrows() -> None:
+    table = random_table(6)
+    narrow = extend_table(table, 36, dtype=np.float16)
+    assert same_bits(narrow[:6], table.astype(np.float16))
+    assert same_bits(narrow, extend_table(table.astype(np.float64), 36).astype(np.float16))
+
+
+def test_bfloat16_tables_are_extended_in_bfloat16() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes", reason="bfloat16 arrays come from ml_dtypes, which onnx brings")
+    table = random_table(6).astype(ml_dtypes.bfloat16)
+    extended = extend_table(table, 36)
+    assert extended.dtype == ml_dtypes.bfloat16
+    assert same_bits(extended[:6], table)
+    exact = extend_table(table.astype(np.float64), 36)
+    # bfloat16 has 8 significant bits: one rounding is at most 2**-9 of the value's power of two.
+    assert (np.abs(extended.astype(np.float64) - exact) <= np.abs(exact) * 2.0**-8).all()
+
+
+@pytest.mark.parametrize(
+    ("max_len", "base", "width", "itemsize", "form"),
+    [
+        (4096, 512, 384, 4, Form.FOLDED),
+        (16384, 512, 1024, 4, Form.FOLDED),
+        (16385, 512, 1024, 4, Form.FACTORED),
+        (262144, 512, 384, 2, Form.FACTORED),
+        (100_000, 100_000, 1024, 4, Form.FOLDED),
+    ],
+)
+def test_the_form_changes_at_the_memory_bound(max_len: int, base: int, width: int, itemsize: int, form: Form) -> None:
+    assert choose_form(max_len, base=base, width=width, itemsize=itemsize) is form
+    assert FOLDED_LIMIT_BYTES == 16384 * 1024 * 4
+
+
+@pytest.mark.parametrize("max_len", [1, 511, 512, 513, 512 * 512])
+def test_lengths_up_to_the_square_are_accepted(max_len: int) -> None:
+    check_options(scheme=Scheme.HIERARCHICAL, alpha=DEFAULT_ALPHA, max_len=max_len, base=512)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": 0.5}, r"--alpha 0.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0.5"),
+        ({"alpha": 0}, r"--alpha 0 is outside the open interval"),
+        ({"alpha": 1.0}, r"--alpha 1.0 is outside the open interval"),
+        ({"alpha": -0.4}, r"--alpha -0.4 is outside"),
+        ({"alpha": 1.4}, r"--alpha 1.4 is outside"),
+        ({"alpha": float("nan")}, r"--alpha nan is not a finite number"),
+        ({"alpha": float("inf")}, r"--alpha inf is not a finite number"),
+        ({"alpha": "0.4"}, r"--alpha '0.4' is not a number"),
+        ({"alpha": None}, r"--alpha None is not a number"),
+        ({"alpha": True}, r"--alpha True is not a number"),
+        ({"max_len": 0}, r"--max-len 0 is not a number of positions. Use a whole number from 1 up"),
+        ({"max_len": -1}, r"--max-len -1 is not a number of positions"),
+        ({"max_len": 512.0}, r"--max-len 512.0 is not a number of positions"),
+        ({"max_len": "512"}, r"--max-len 512 is not a number of positions"),
+        ({"max_len": True}, r"--max-len True is not a number of positions"),
+        (
+            {"max_len": 262145},
+            r"above 262144: .* 512 x 512 .*\nUse --max-len 262144 or less, or --positions tile",
+        ),
+        (
+            {"scheme": Scheme.NONE, "max_len": 513},
+            r"above the checkpoint's 512 positions.*\nUse --max-len 512 or",
+        ),
+        ({"scheme": "rotary"}, r"--positions rotary is not known. Use hierarchical, tile or none"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused_with_what_fits(options: dict[str, object], message: str) -> None:
+    accepted: dict[str, object] = {"scheme": Scheme.HIERARCHICAL, "alpha": 0.4, "max_len": 4096, "base": 512}
+    check_options(**accepted)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=message):
+        check_options(**{**accepted, **options})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("scheme", [Scheme.TILE, Scheme.NONE])
+def test_alpha_is_not_looked_at_where_it_is_not_used(scheme: Scheme) -> None:
+    check_options(scheme=scheme, alpha=0.5, max_len=5, base=5)
+
+
+@pytest.mark.parametrize("make", [extend_table, factor_table])
+def test_a_row_outside_float16_is_refused_by_position(make: object) -> None:
+    # Of the four positions only the last, 60 000 + 2/3 * 60 000, is outside the range.
+    table = np.array([[0.0], [60_000.0]], np.float32)
+    with pytest.raises(ExportError, match=r"reaches 100000, outside float16's range.\nBuild with --bf16"):
+        make(table, 4, dtype=np.float16)  # type: ignore[operator]
+    assert np.isfinite(extend_table(table, 3, dtype=np.float16)).all()
+
+
+def test_a_checkpoints_own_row_outside_float16_is_refused() -> None:
+    with pytest.raises(ExportError, match=r"position 1 reaches 70000, outside float16's range"):
+        extend_table(np.array([[0.0], [7e4]], np.float32), 2, dtype=np.float16)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_damaged_table_is_refused_by_row(value: float) -> None:
+    table = random_table(5)
+    table[3, 1] = value
+    with pytest.raises(ModelError, match=r"Row 3 of the checkpoint's position table holds NaN or infinity"):
+        extend_table(table, 25)
+
+
+@pytest.mark.parametrize(("shape", "first_row"), [((5,), 0), ((0, 4), 0), ((5, 0), 0), ((5, 4), 5), ((5, 4), -1)])
+def test_a_table_without_usable_rows_is_refused(shape: tuple[int, ...], first_row: int) -> None:
+    with pytest.raises(ModelError, match=r"has no usable row"):
+        extend_table(np.zeros(shape, np.float32), 3, first_row=first_row)
+
+
+def test_a_length_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(InputError, match=r"--max-len 1000000000000 is above 16777216"):
+        check_options(scheme=Scheme.TILE, alpha=0.4, max_len=10**12, base=512)

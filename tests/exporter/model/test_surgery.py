@@ -1,0 +1,246 @@
+"""Positions and token types in a model and in its graph: the table's rows, and no arithmetic that was not needed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.numpy import load_file
+
+import hdexport.model.positions
+import hdruntime
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.model.positions import Scheme
+from hdexport.model.surgery import extend_positions, fold_positions, fold_token_types
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import Positions
+from hdruntime.errors import InputError
+from support.comparators import assert_close
+from support.grids import nightly_unless
+from support.hugging_face import ALPHA, extended_rows
+from support.tiny_models import BASE, COPIES, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
+
+LEARNED_POSITIONS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
+PADDING_ROW_FAMILIES = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
+
+
+def checkpoint_table(checkpoint: Path) -> np.ndarray:
+    weights = load_file(checkpoint / "model.safetensors")
+    endings = ("embeddings.position_embeddings.weight", "encoder.embed_positions.weight")
+    (table,) = (value for name, value in weights.items() if name.endswith(endings))
+    return table
+
+
+def initializers(model: ir.Model, part: str) -> dict[str, np.ndarray]:
+    return {name: value.const_value.numpy() for name, value in model.graph.initializers.items() if part in name}
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.all_nodes())
+
+
+def gathers_from(model: ir.Model, part: str) -> int:
+    return sum(node.op_type == "Gather" and part in str(node.inputs[0].name) for node in model.graph.all_nodes())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision"),
+    [(name, "float32") for name in LEARNED_POSITIONS]
+    + [nightly_unless(name in ("bert", "mpnet"), name, "float16") for name in LEARNED_POSITIONS if name not in COPIES],
+)
+def test_the_graphs_table_has_a_row_a_position_and_keeps_the_checkpoints(
+    tiny_bundles, model_type: str, precision: str
+) -> None:
+    bundle = tiny_bundles(model_type, precision=precision)
+    checkpoint = checkpoint_table(bundle.checkpoint)
+    first_row = PAD_TOKEN_ID + 1 if model_type in PADDING_ROW_FAMILIES else 0
+    (table,) = initializers(bundle.graph, "position_embeddings").values()
+    assert table.dtype == precision
+    assert table.shape == (first_row + 300, checkpoint.shape[1])
+    assert table[: first_row + BASE].tobytes() == checkpoint.astype(precision).tobytes()
+    by_definition = extended_rows(checkpoint[first_row:], 300)
+    assert_close(table[first_row:], by_definition, atol=1e-6 if precision == "float32" else 2e-3)
+    assert (bundle.manifest.positions.first_row, bundle.manifest.positions.form) == (first_row, "folded")
+
+
+@pytest.mark.parametrize("model_type", ["albert", "electra"])
+def test_tables_are_as_wide_as_the_embeddings_not_the_hidden_states(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type)
+    (positions,) = initializers(bundle.graph, "position_embeddings").values()
+    (types,) = initializers(bundle.graph, "token_type_embeddings").values()
+    assert (positions.shape, types.shape) == ((300, 16), (2, 16))
+    assert bundle.manifest.hidden_size == 32
+
+
+# LED's graph holds lookups for its global tokens: see test_longformer.py.
+@pytest.mark.parametrize("model_type", sorted({*LEARNED_POSITIONS} - {*PADDING_ROW_FAMILIES, "led"}))
+@pytest.mark.parametrize("graph", ["graph", "cpu_graph"])
+def test_positions_that_count_from_0_are_a_slice_of_the_table(tiny_bundles, model_type: str, graph: str) -> None:
+    model = getattr(tiny_bundles(model_type), graph)
+    assert gathers_from(model, "position_embeddings") == 0
+    assert not operators(model).keys() & {"CumSum", "Range", "Mod", "Div", "GatherElements"}
+    slices = [node for node in model.graph.all_nodes() if node.op_type == "Slice"]
+    reads = [str(node.inputs[0].name) for node in slices]
+    assert len(reads) == 1
+    assert "position_embeddings" in reads[0]
+
+
+@pytest.mark.parametrize("model_type", PADDING_ROW_FAMILIES)
+def test_positions_by_the_padding_rule_are_one_lookup(tiny_bundles, model_type: str) -> None:
+    model = tiny_bundles(model_type).graph
+    assert gathers_from(model, "position_embeddings") == 1
+    assert operators(model)["CumSum"] == 1
+    assert "Mod" not in operators(model)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "changes"),
+    [
+        ("bert", "sentence-similarity", {}),
+        nightly_unless(False, "albert", "sentence-similarity", {}),
+        nightly_unless(False, "electra", "sentence-similarity", {}),
+        ("roberta", "feature-extraction", {}),
+        ("bert", "feature-extraction", {"num_attention_heads": 1, "type_vocab_size": 1, "hidden_act": "relu"}),
+    ],
+)
+def test_a_token_type_that_is_no_choice_is_a_constant_row(tiny_bundles, model_type: str, task: str, changes) -> None:
+    bundle = tiny_bundles(model_type, task, **changes)
+    assert [spec.name for spec in bundle.manifest.inputs] == ["input_ids", "attention_mask"]
+    assert gathers_from(bundle.graph, "token_type") == 0
+    (row,) = initializers(bundle.graph, "token_type").values()
+    weights = load_file(bundle.checkpoint / "model.safetensors")
+    (table,) = (value for name, value in weights.items() if name.endswith("token_type_embeddings.weight"))
+    np.testing.assert_array_equal(row, table[0])
+
+
+@pytest.mark.parametrize("model_type", ["distilbert", "mpnet"])
+def test_families_without_token_types_have_no_such_input(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type)
+    assert [spec.name for spec in bundle.manifest.inputs] == ["input_ids", "attention_mask"]
+    assert initializers(bundle.graph, "token_type") == {}
+
+
+def built(directory: Path, model_type: str, **options) -> tuple[Path, object]:
+    save_tiny_model(directory / "model", model_type, Task.FEATURE_EXTRACTION)
+    output = directory / "bundle"
+    return output, build(BuildOptions(model=directory / "model", output=output, verify=None, **options))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision"),
+    # What is rounded are two tables, with rows in front of them or without.
+    [nightly_unless(name == "roberta", name, "float32") for name in ("bert", "roberta", "mpnet", "albert")]
+    + [nightly_unless(name == "bert", name, "float16") for name in ("bert", "roberta")],
+)
+def test_the_factored_form_answers_as_the_folded_one(
+    tiny_bundles, model_type: str, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folded = tiny_bundles(model_type, precision=precision)
+    monkeypatch.setattr(hdexport.model.positions, "FOLDED_LIMIT_BYTES", 0)
+    path, manifest = built(tmp_path, model_type, max_len=300, precision=precision)
+    assert (manifest.positions.form, folded.manifest.positions.form) == ("factored", "folded")
+    graph = ir.load(path / "model.onnx")
+    first_row = manifest.positions.first_row
+    rows = sorted(len(value) for value in initializers(graph, "position_embeddings").values())
+    assert rows == [-(-300 // BASE), first_row + BASE]
+    session = hdruntime.load(path, backend="onnxruntime", threads=1)
+    generator = np.random.default_rng(0)
+    for tokens in (1, 63, 64, 65, 128, 129, 300):
+        input_ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, tokens))
+        attention_mask = np.ones_like(input_ids)
+        attention_mask[1, : tokens // 2] = 0
+        input_ids[attention_mask == 0] = PAD_TOKEN_ID
+        got, expected = (
+            run(input_ids=input_ids, attention_mask=attention_mask)["last_hidden_state"][attention_mask == 1]
+            for run in (session, folded.session)
+        )
+        # In float16 the two factors are rounded one by one.
+        assert_close(got, expected, atol=1e-5 if precision == "float32" else 2e-2)
+
+
+def test_all_n_times_n_positions_take_two_small_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdexport.model.positions, "FOLDED_LIMIT_BYTES", 64 * 1024)
+    path, manifest = built(tmp_path, "bert", max_len=BASE * BASE)
+    assert (manifest.positions.form, manifest.positions.rows) == ("factored", BASE * BASE)
+    size_bytes = sum(path.joinpath(name).stat().st_size for name in ("model.onnx", "model.onnx.data"))
+    checkpoint_bytes = (tmp_path / "model" / "model.safetensors").stat().st_size
+    # 4096 rows of 32 would take 524 288 bytes.
+    assert size_bytes < checkpoint_bytes + 100_000
+    session = hdruntime.load(path, backend="onnxruntime", threads=1)
+    ids = np.random.default_rng(0).integers(2, VOCAB_SIZE, (1, BASE * BASE))
+    assert session(input_ids=ids)["last_hidden_state"].shape == (1, BASE * BASE, 32)
+
+
+def extended(directory: Path, model_type: str, **options) -> tuple[np.ndarray, Positions]:
+    """The table of a model that was extended, which is its graph's as the tests above show, and what is said of it."""
+    save_tiny_model(directory, model_type, Task.FEATURE_EXTRACTION)
+    model = find_checkpoint(directory).load(Task.FEATURE_EXTRACTION)
+    positions = extend_positions(model, family_of(model_type), **({"alpha": ALPHA} | options))
+    return model.embeddings.position_embeddings.weight.detach().numpy(), positions
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_tile_repeats_the_checkpoints_rows(tmp_path: Path, model_type: str) -> None:
+    table, positions = extended(tmp_path, model_type, max_len=150, scheme=Scheme.TILE)
+    checkpoint = checkpoint_table(tmp_path)
+    rows = checkpoint[positions.first_row :]
+    expected = np.concatenate([checkpoint[: positions.first_row], rows, rows, rows[: 150 - 2 * BASE]])
+    assert table.tobytes() == expected.tobytes()
+    assert (positions.scheme, positions.alpha) == ("tile", None)
+
+
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_none_cuts_the_table(tmp_path: Path, model_type: str) -> None:
+    table, positions = extended(tmp_path, model_type, max_len=40, scheme=Scheme.NONE)
+    assert table.tobytes() == checkpoint_table(tmp_path)[: positions.first_row + 40].tobytes()
+    assert (positions.rows, positions.base) == (40, BASE)
+
+
+def test_another_alpha_gives_other_rows(tmp_path: Path) -> None:
+    table, positions = extended(tmp_path, "bert", max_len=150, scheme=Scheme.HIERARCHICAL, alpha=0.25)
+    checkpoint = checkpoint_table(tmp_path)
+    assert_close(table, extended_rows(checkpoint, 150, alpha=0.25), atol=1e-6)
+    assert np.abs(table - extended_rows(checkpoint, 150, alpha=ALPHA))[BASE:].max() > 0.01
+    assert positions.alpha == 0.25
+
+
+@pytest.mark.parametrize("form_limit", [None, 0], ids=["folded", "factored"])
+@pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)
+def test_an_extended_model_takes_longer_input_in_pytorch(
+    model_type: str, form_limit: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if form_limit is not None:
+        monkeypatch.setattr(hdexport.model.positions, "FOLDED_LIMIT_BYTES", form_limit)
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
+    family = family_of(model_type)
+    # A multiple of LED's window, to which the library pads.
+    positions = extend_positions(model, family, max_len=208, scheme=Scheme.HIERARCHICAL, alpha=ALPHA)
+    assert getattr(model.config, family.positions_key) == positions.first_row + 208
+    with torch.inference_mode():
+        output = model(torch.full((1, 208), 7)).last_hidden_state
+    assert output.shape == (1, 208, model.config.hidden_size)
+    assert output.isfinite().all()
+
+
+def test_folding_says_whether_there_was_anything_to_fold(tmp_path: Path) -> None:
+    for model_type, positions, token_types in (("bert", True, True), ("roberta", False, True), ("mpnet", False, False)):
+        model = save_tiny_model(tmp_path / model_type, model_type, Task.FEATURE_EXTRACTION)
+        family = family_of(model_type)
+        assert fold_positions(model, family) is positions
+        assert fold_token_types(model, family) is token_types
+
+
+def test_a_length_that_does_not_fit_leaves_the_model_as_it_was(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)
+    before = model.embeddings.position_embeddings
+    with pytest.raises(InputError, match="--max-len"):
+        extend_positions(model, family_of("bert"), max_len=BASE * BASE + 1, scheme=Scheme.HIERARCHICAL, alpha=ALPHA)
+    assert model.embeddings.position_embeddings is before
+    assert model.config.max_position_embeddings == BASE

@@ -1,0 +1,83 @@
+"""Tasks: named as optimum names them, and inferred from what a checkpoint was made for."""
+
+from __future__ import annotations
+
+import pytest
+import transformers
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_MASKED_LM_MAPPING_NAMES,
+    MODEL_FOR_PRETRAINING_MAPPING_NAMES,
+)
+
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.model.graph_module import OUTPUTS_OF_TASK
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, infer_task, task_from_name
+from hdruntime.errors import InputError
+
+
+def test_the_names_are_optimums() -> None:
+    assert {task.value for task in Task} == {
+        "feature-extraction",
+        "sentence-similarity",
+        "fill-mask",
+        "text-classification",
+        "token-classification",
+        "question-answering",
+    }
+
+
+@pytest.mark.parametrize("task", Task)
+def test_every_task_has_a_class_of_transformers_and_outputs(task: Task) -> None:
+    assert hasattr(transformers, AUTO_CLASS_OF_TASK[task])
+    assert all(axes[0] == "batch" for axes in OUTPUTS_OF_TASK[task].values())
+    assert task_from_name(task.value) is task
+
+
+def test_auto_leaves_the_choice_to_the_checkpoint() -> None:
+    assert task_from_name("auto") is None
+
+
+@pytest.mark.parametrize("name", ["", "AUTO", "fill_mask", "text-generation"])
+def test_a_task_that_is_none_is_refused_with_those_there_are(name: str) -> None:
+    with pytest.raises(InputError, match=rf"no task '{name}'.\nChoose one of: auto, feature-extraction, .*answering"):
+        task_from_name(name)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "task"),
+    [
+        ("BertModel", Task.FEATURE_EXTRACTION),
+        ("RobertaForMaskedLM", Task.FILL_MASK),
+        ("BertForPreTraining", Task.FILL_MASK),
+        ("AlbertForPreTraining", Task.FILL_MASK),
+        ("ElectraForPreTraining", Task.FEATURE_EXTRACTION),
+        ("ElectraForMaskedLM", Task.FILL_MASK),
+        ("XLMRobertaForSequenceClassification", Task.TEXT_CLASSIFICATION),
+        ("DistilBertForTokenClassification", Task.TOKEN_CLASSIFICATION),
+        ("MPNetForQuestionAnswering", Task.QUESTION_ANSWERING),
+        ("SomethingOfItsOwn", Task.FEATURE_EXTRACTION),
+    ],
+)
+def test_the_architecture_tells_the_task(architecture: str, task: Task) -> None:
+    assert infer_task([architecture], is_sentence_transformer=False) is task
+
+
+# LED is pretrained to write text, which its encoder does not.
+@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if family_of(name).tasks is None])
+def test_what_a_family_is_pretrained_as_can_be_built(model_type: str) -> None:
+    """The inferred task has a head of that family."""
+    heads = MODEL_FOR_MASKED_LM_MAPPING_NAMES | MODEL_FOR_PRETRAINING_MAPPING_NAMES
+    architecture = heads[model_type]
+    task = infer_task([architecture], is_sentence_transformer=False)
+    auto_class = getattr(transformers, AUTO_CLASS_OF_TASK[task])
+    assert type(transformers.AutoConfig.for_model(model_type)) in auto_class._model_mapping
+
+
+def test_the_first_architecture_that_says_something_counts() -> None:
+    architectures = ["BertModel", "BertForSequenceClassification", "BertForMaskedLM"]
+    assert infer_task(architectures, is_sentence_transformer=False) is Task.TEXT_CLASSIFICATION
+    assert infer_task([], is_sentence_transformer=False) is Task.FEATURE_EXTRACTION
+
+
+def test_sentence_transformers_files_come_before_the_architecture() -> None:
+    assert infer_task(["BertForMaskedLM"], is_sentence_transformer=True) is Task.SENTENCE_SIMILARITY

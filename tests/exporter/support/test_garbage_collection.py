@@ -1,0 +1,45 @@
+"""Rare garbage collection: rarer, not off, and over when it is over."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+from collections.abc import Iterator
+
+import pytest
+
+from hdexport.support.garbage_collection import rare_garbage_collection
+
+
+@pytest.fixture(autouse=True)
+def same_thresholds_afterwards() -> Iterator[None]:
+    before = gc.get_threshold()
+    yield
+    gc.set_threshold(*before)
+
+
+@pytest.mark.parametrize(("before", "meanwhile"), [(700, 50_000), (100_000, 100_000), (0, 0)])
+def test_collections_are_rarer_until_the_end(before: int, meanwhile: int) -> None:
+    gc.set_threshold(before, 11, 12)
+    with contextlib.suppress(ZeroDivisionError), rare_garbage_collection():
+        assert gc.get_threshold()[0] == meanwhile
+        raise ZeroDivisionError
+    assert gc.get_threshold()[0] == before
+
+
+def test_cycles_are_still_found() -> None:
+    collected = 0
+
+    def count(phase: str, info: dict[str, int]) -> None:
+        nonlocal collected
+        collected += info["collected"] if phase == "stop" else 0
+
+    gc.callbacks.append(count)
+    try:
+        with rare_garbage_collection():
+            for _ in range(200_000):
+                cycle: list[object] = []
+                cycle.append(cycle)
+    finally:
+        gc.callbacks.remove(count)
+    assert collected > 100_000

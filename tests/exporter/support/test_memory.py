@@ -1,0 +1,138 @@
+"""Peaks of resident memory, and what the machine has left."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hdexport.support import memory
+from hdexport.support.memory import (
+    free_bytes,
+    peak_resident_bytes,
+    reset_peak,
+    resident_bytes,
+    resident_bytes_of,
+    says_out_of_memory,
+)
+
+needs_linux = pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="memory is read from /proc")
+
+_MB = 10**6
+
+
+@needs_linux
+def test_the_peak_stays_until_it_is_reset() -> None:
+    assert reset_peak()
+    before = resident_bytes()
+    block = bytearray(b"x") * (50 * _MB)
+    del block
+    peak, after = peak_resident_bytes(), resident_bytes()
+    assert before is not None
+    assert peak is not None
+    assert after is not None
+    assert peak - before > 45 * _MB
+    assert after - before < 20 * _MB
+    reset_peak()
+    assert (peak_resident_bytes() or 0) < peak - 25 * _MB
+
+
+def test_there_are_no_figures_without_proc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(memory, "_STATUS", tmp_path / "status")
+    assert (resident_bytes(), peak_resident_bytes(), free_bytes(tmp_path)) == (None, None, None)
+
+
+_FORKS = """
+import os, signal, sys
+block = bytearray(b"x") * 100_000_000
+children = []
+for _ in range(3):
+    pid = os.fork()
+    if pid == 0:
+        signal.pause()
+    children.append(pid)
+print(*children, flush=True)
+sys.stdin.read()
+for pid in children:
+    os.kill(pid, signal.SIGKILL)
+    os.wait()
+"""
+
+
+@needs_linux
+def test_pages_that_processes_share_can_be_counted_once() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        pids = [process.pid, *map(int, process.stdout.readline().split())]
+        for_each, once = resident_bytes_of(pids), resident_bytes_of(pids, shared_once=True)
+        process.communicate("")
+    assert len(pids) == 4
+    assert for_each > 380 * _MB
+    assert 95 * _MB < once < 200 * _MB
+    assert resident_bytes_of(pids) == resident_bytes_of(pids, shared_once=True) == 0
+
+
+def machine(root: Path, groups: str, files: dict[str, str], *, available_kb: int = 8_000_000) -> Path:
+    """A root directory with the files that the kernel shows of memory and control groups."""
+    for name, text in {
+        "proc/meminfo": f"MemTotal: 9000000 kB\nMemAvailable: {available_kb} kB\n",
+        "proc/self/cgroup": groups,
+        **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
+    }.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+def test_free_memory_is_what_the_machine_has_without_control_groups(tmp_path: Path) -> None:
+    assert free_bytes(machine(tmp_path, "", {})) == 8_000_000 * 1024
+
+
+def test_free_memory_is_bounded_by_the_narrowest_group_above_version_2(tmp_path: Path) -> None:
+    files = {
+        "a/memory.max": "1000000\n", "a/memory.current": "900000\n", "a/memory.stat": "anon 1\ninactive_file 50000\n",
+        "a/b/memory.max": "max\n", "a/b/memory.current": "5\n", "a/b/memory.stat": "inactive_file 0\n",
+    }  # fmt: skip
+    assert free_bytes(machine(tmp_path, "0::/a/b\n", files)) == 150_000
+
+
+def test_free_memory_is_bounded_by_the_group_of_version_1(tmp_path: Path) -> None:
+    files = {
+        "memory/x/memory.limit_in_bytes": "700000\n",
+        "memory/x/memory.usage_in_bytes": "600000\n",
+        "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 7\n",
+    }
+    assert free_bytes(machine(tmp_path, "5:cpu:/x\n4:memory:/x\n0::/\n", files)) == 100_007
+
+
+def test_free_memory_in_a_container_that_sees_its_own_group_as_the_outermost(tmp_path: Path) -> None:
+    files = {"memory.max": "500\n", "memory.current": "900\n", "memory.stat": "inactive_file 0\n"}
+    assert free_bytes(machine(tmp_path, "0::/docker/123\n", files)) == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried",
+        "CUDA out of memory. Tried to allocate 20.00 GiB.",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+        "BFCArena::AllocateRawInternal Failed to allocate memory for requested buffer of size 4096",
+        "Unable to allocate 7.45 GiB for an array with shape (1000000000,) and data type float64",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "MemoryError",
+    ],
+)  # fmt: skip
+def test_what_libraries_say_without_memory_is_known(text: str) -> None:
+    assert says_out_of_memory(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "index 9 is out of bounds", "CUDA error: an illegal memory access was encountered"]
+)
+def test_other_errors_are_not_taken_for_it(text: str) -> None:
+    assert not says_out_of_memory(text)

@@ -1,0 +1,330 @@
+"""A float16 bundle whose values a GPU could not hold is refused, by the name of the module that makes them."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoModel
+
+from hdexport.build import BuildOptions, build
+from hdexport.cli import main
+from hdexport.graph.passes.module_names import module_names
+from hdexport.model.tasks import Task
+from hdexport.verify.half_range import RangeCheck, check_half_range
+from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, sample_ids
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import VerificationError
+from support.tiny_models import BASE, SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
+
+LIMIT = 65504
+MAX_LEN = 300
+"""Of tiny bundles."""
+
+Change = Callable[[ir.Graph], None]
+
+
+@pytest.fixture
+def changed(tiny_bundles, tmp_path) -> Callable[..., Bundle]:
+    """A float16 bundle after a change to its portable graph: (change, **options of the bundle)."""
+
+    def make(change: Change, **options) -> Bundle:
+        right = tiny_bundles("bert", precision="float16", **options)
+        path = tmp_path / "bundle"
+        shutil.copytree(right.path, path)
+        model = ir.load(path / "model.onnx")
+        change(model.graph)
+        ir.save(model, path / "model.onnx")
+        return Bundle(path, right.manifest)
+
+    return make
+
+
+def times(factors: dict[str, float]) -> Change:
+    """Multiply weights, and biases, of modules."""
+
+    def change(graph: ir.Graph) -> None:
+        for name, value in graph.initializers.items():
+            for module, factor in factors.items():
+                if name.startswith(f"model.{module}."):
+                    numbers = value.const_value.numpy().astype(np.float32) * factor
+                    assert abs(numbers).max() < LIMIT, "the weight itself overflows"
+                    value.const_value = ir.tensor(numbers.astype(np.float16), name=name)
+
+    return change
+
+
+def hooked(model: torch.nn.Module, text: np.ndarray) -> dict[str, torch.Tensor]:
+    """What each Linear and each LayerNorm gives, and the latter is given ("... input"), in order of the calls."""
+    seen: dict[str, torch.Tensor] = {}
+
+    def hook(name: str, is_norm: bool) -> Callable[..., None]:
+        def keep(module: torch.nn.Module, inputs: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            if is_norm:
+                seen[f"{name} input"] = inputs[0]
+            seen[name] = output
+
+        return keep
+
+    handles = [
+        module.register_forward_hook(hook(name, isinstance(module, torch.nn.LayerNorm)))
+        for name, module in model.named_modules()
+        if isinstance(module, (torch.nn.Linear, torch.nn.LayerNorm)) and not name.startswith("pooler")
+    ]
+    with torch.inference_mode():
+        model(input_ids=torch.from_numpy(text)[None])
+    for handle in handles:
+        handle.remove()
+    return seen
+
+
+def short_text(bundle: Bundle) -> np.ndarray:
+    """The shortest of the texts that a check runs, which the checkpoint's own positions serve."""
+    return sample_ids(bundle, [32, BASE, MAX_LEN])[0][0]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "hdexport.verify.half_range"]
+
+
+def largest(check: RangeCheck) -> float:
+    assert check.record is not None
+    assert check.record.largest is not None
+    return check.record.largest
+
+
+def test_the_largest_activation_is_that_of_pytorch(tiny_bundles, caplog) -> None:
+    tiny = tiny_bundles("bert", precision="float16")
+    bundle = Bundle(tiny.path, tiny.manifest)
+    lines: list[str] = []
+    check = check_half_range(bundle, report=lines.append)
+    assert check.problem is None
+    assert check.record is not None
+    assert check.record.tokens == (32, BASE, MAX_LEN)
+    texts, kind = sample_ids(bundle, check.record.tokens)
+    made = [hooked(tiny.hugging_face.model, text) for text in texts]
+    expected = max(float(value.abs().max()) for of_text in made for value in of_text.values())
+    assert largest(check) == pytest.approx(expected, rel=0.01)
+    assert lines == [
+        f"-[x] model.onnx: float16 range, {kind} of 32, 64 and 300 tokens: "
+        f"largest magnitude {largest(check):.4g} of 65,504"
+    ]
+    assert warnings(caplog) == []
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "encoder.layer.0.attention.self.key",
+        "encoder.layer.1.attention.output.dense",
+        "encoder.layer.1.intermediate.dense",
+    ],
+)
+def test_the_first_module_that_overflows_is_the_one_that_overflows_in_pytorch(changed, tiny_bundles, module) -> None:
+    factor = 100_000.0
+    check = check_half_range(bundle := changed(times({module: factor})))
+    assert check.problem is not None
+    first, _, advice = check.problem.partition("\n")
+    assert f" of {module}, magnitude " in first
+    assert advice == "Build with --bf16, whose range is that of float32."
+    # Whether PyTorch agrees.
+    model = AutoModel.from_pretrained(tiny_bundles("bert", precision="float16").checkpoint)
+    with torch.no_grad():
+        for parameter in model.get_submodule(module).parameters():
+            parameter *= factor
+    text = short_text(bundle)
+    made = hooked(model.half(), text)
+    broken = [name for name, value in made.items() if not value.isfinite().all()]
+    assert broken[0] == module
+    with_float32 = hooked(model.float(), text)
+    assert largest(check) >= float(with_float32[module].abs().max()) * 0.99
+
+
+def test_values_close_to_the_limit_pass_with_a_warning(changed, caplog) -> None:
+    module = "encoder.layer.1.output.dense"
+    check = check_half_range(changed(times({module: 8_000.0})))
+    assert check.problem is None
+    assert LIMIT / 4 < largest(check) < LIMIT
+    (warning,) = warnings(caplog)
+    assert "other texts may exceed it" in warning
+    assert f" of {module}, magnitude {largest(check):,.0f}.\nBuild with --bf16" in warning
+
+
+ATTENTIONS = {
+    "DenseAttention": None,
+    "SlidingWindowAttention": "window:16,global:5",
+    # Dense for the shortest text and sparse for the others, each in a branch of the graph.
+    "BlockSparseAttention": "bigbird:block=4,random=3",
+}
+
+
+@pytest.mark.parametrize(("operator", "attention"), ATTENTIONS.items(), ids=ATTENTIONS)
+def test_scores_are_looked_at_inside_of_attention(changed, tiny_bundles, operator, attention) -> None:
+    heads, factor = "encoder.layer.1.attention.self", 600.0
+    modules = dict.fromkeys((f"{heads}.query", f"{heads}.key"), factor)
+    bundle = changed(times(modules), attention=attention)
+    check = check_half_range(bundle)
+    assert check.problem is not None
+    # Queries and keys themselves are far from the limit.
+    assert check.problem.count(f"{operator} node_") == check.problem.count("magnitude")
+    assert f"infinity or NaN of {operator} " in check.problem
+    assert f" of {heads}, magnitude " in check.problem
+    only_short = check_half_range(Bundle(bundle.path, dataclasses.replace(bundle.manifest, max_len=32)))
+    assert only_short.record is not None
+    assert only_short.record.tokens == (32,)
+    assert only_short.record.operator == operator
+    if attention is None:
+        tiny = tiny_bundles("bert", precision="float16")
+        scores = []
+        for text in sample_ids(bundle, [32, BASE, MAX_LEN])[0]:
+            made = hooked(tiny.hugging_face.model, text)
+            query, key = (made[name].unflatten(-1, (4, -1)).transpose(1, 2) * factor for name in modules)
+            scores.append(float((query @ key.transpose(-1, -2)).abs().max()) * query.shape[-1] ** -0.5)
+        assert largest(check) == pytest.approx(max(scores), rel=0.01)
+
+
+def test_nan_in_an_output_counts(changed) -> None:
+    def change(graph: ir.Graph) -> None:
+        value = graph.initializers["model.encoder.layer.1.output.LayerNorm.weight"]
+        numbers = value.const_value.numpy().copy()
+        numbers[5] = np.nan
+        value.const_value = ir.tensor(numbers, name=value.name)
+
+    check = check_half_range(changed(change))
+    assert check.record is not None
+    assert check.record.largest is None
+    assert check.problem is not None
+    assert "output last_hidden_state, magnitude infinity or NaN" in check.problem
+
+
+@pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
+def test_a_weight_that_is_not_finite_is_named(changed, number) -> None:
+    name = "model.encoder.layer.1.output.dense.bias"
+
+    def change(graph: ir.Graph) -> None:
+        weight = graph.initializers[name]
+        numbers = weight.const_value.numpy().copy()
+        numbers[5] = number
+        weight.const_value = ir.tensor(numbers, name=name)
+
+    check = check_half_range(changed(change))
+    assert check.problem is not None
+    assert f"weight {name}, magnitude infinity or NaN" in check.problem
+
+
+def test_infinity_in_the_place_of_masked_values_is_no_overflow(changed) -> None:
+    def change(graph: ir.Graph) -> None:
+        cast = graph.outputs[0].producer()
+        mask = next(node for node in graph if node.outputs[0].dtype is ir.DataType.BOOL).outputs[0]
+        nothing = ir.Value(name="nothing", const_value=ir.tensor(np.array(-np.inf, np.float16), name="nothing"))
+        nothing.dtype, nothing.shape = ir.DataType.FLOAT16, ir.Shape([])
+        graph.register_initializer(nothing)
+        axis = ir.node("Constant", [], {"value_ints": [2]}, name="axis")
+        column = ir.node("Unsqueeze", [mask, axis.outputs[0]], name="column")
+        filled = ir.node("Where", [column.outputs[0], cast.inputs[0], nothing], name="filled")
+        filled.outputs[0].dtype = ir.DataType.FLOAT16
+        graph.insert_before(cast, [axis, column, filled])
+        cast.replace_input_with(0, filled.outputs[0])
+
+    assert check_half_range(changed(change)).problem is None
+
+
+@pytest.mark.parametrize("model_type", ["albert", "bert", "modernbert"])
+def test_every_linear_layer_of_a_graph_has_the_name_of_its_module(tiny_bundles, model_type) -> None:
+    tiny = tiny_bundles(model_type)
+    modules = dict(AutoModel.from_pretrained(tiny.checkpoint).named_modules())
+    linear = {name for name, module in modules.items() if isinstance(module, torch.nn.Linear)} - {
+        "pooler.dense",
+        "pooler",
+    }
+    nodes = module_names(tiny.graph.graph)
+    assert {name for node, name in nodes.items() if node.op_type == "MatMul"} == linear
+    # Everything that is computed from weights is somewhere in the model.
+    named = {name for name in nodes.values() if name}
+    assert named <= set(modules)
+
+
+def test_random_ids_stand_in_where_words_are_not_in_the_vocabulary(tiny_bundles) -> None:
+    tiny = tiny_bundles("bert", precision="float16")
+    (short, long), kind = sample_ids(Bundle(tiny.path, tiny.manifest), [5, 300])
+    assert kind == RANDOM_IDS
+    assert (len(short), len(long)) == (5, 300)
+    assert len(set(long.tolist())) > VOCAB_SIZE / 2
+    assert long.min() > 3
+    assert long.max() < VOCAB_SIZE
+    without = dataclasses.replace(tiny.manifest, tokenizer=None)
+    assert sample_ids(Bundle(tiny.path, without), [5])[1] == RANDOM_IDS
+
+
+def test_english_text_ends_with_the_separator_at_every_length(tiny_bundles, tmp_path) -> None:
+    tiny = tiny_bundles("bert", precision="float16")
+    words = {word: index for index, word in enumerate(["[CLS]", "[PAD]", "[SEP]", *"abcdefghijklmnopqrstuvwxyz"])}
+    tokenizer = Tokenizer(models.WordLevel(words | {"[UNK]": len(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 0), ("[SEP]", SEPARATOR_ID)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    assert tiny.manifest.tokenizer is not None
+    info = dataclasses.replace(tiny.manifest.tokenizer, file="tokenizer.json", unk_token_id=len(words))
+    texts, kind = sample_ids(Bundle(tmp_path, dataclasses.replace(tiny.manifest, tokenizer=info)), [2, 32, 300])
+    assert kind == ENGLISH
+    assert [len(ids) for ids in texts] == [2, 32, 300]
+    assert all((ids[0], ids[-1]) == (0, SEPARATOR_ID) for ids in texts)
+    assert np.array_equal(texts[1][:-1], texts[2][:31])
+
+
+@pytest.fixture(scope="module")
+def overflowing(tmp_path_factory) -> Path:
+    """A checkpoint whose weights fit float16, and whose activations do not."""
+    path = tmp_path_factory.mktemp("checkpoints") / "large"
+    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
+    weights = load_file(path / "model.safetensors")
+    weights["encoder.layer.1.intermediate.dense.weight"] *= 60_000
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    return path
+
+
+def test_a_float16_build_stops_and_leaves_nothing(overflowing, tmp_path) -> None:
+    options = BuildOptions(model=overflowing, output=tmp_path / "bundle", max_len=65, precision="float16")
+    with pytest.raises(
+        VerificationError, match=r"of encoder\.layer\.1\.intermediate\.dense, magnitude [\d,]+\.(.|\n)*--bf16"
+    ):
+        build(options)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_same_checkpoint_builds_in_bfloat16(overflowing, tmp_path) -> None:
+    options = BuildOptions(model=overflowing, output=tmp_path / "bundle", max_len=65, precision="bfloat16")
+    manifest = build(options)
+    assert manifest.half_range is None
+    assert manifest.verification is not None
+    assert manifest.verification["passed"] is True
+
+
+def test_verify_fails_such_a_bundle_and_records_it(overflowing, tmp_path, capsys) -> None:
+    path = tmp_path / "bundle"
+    build(BuildOptions(model=overflowing, output=path, max_len=65, precision="float16", verify=None))
+    assert main(["verify", str(path), "--model", str(overflowing), "--longest", "2"]) == 1
+    printed = capsys.readouterr()
+    assert "-[ ] model.onnx: float16 range, random ids of 32, 64 and 65 tokens: largest magnitude " in printed.out
+    assert "error: The model goes beyond float16, which ends at 65,504" in printed.err
+    assert "encoder.layer.1.intermediate.dense, magnitude" in printed.err
+    manifest = open_bundle(path).manifest
+    assert manifest.verification is not None
+    assert manifest.verification["passed"] is False
+    assert manifest.half_range is not None
+    assert manifest.half_range.module == "encoder.layer.1.intermediate.dense"
+    assert manifest.half_range.largest > LIMIT
+    assert main(["inspect", str(path)]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("float16 range"))
+    assert line.split()[2:6] == ["largest", "magnitude", f"{manifest.half_range.largest:,.5g}", "of"]
+    assert line.endswith("of encoder.layer.1.intermediate.dense, on random ids of 32, 64, 65 tokens")

@@ -1,0 +1,76 @@
+"""The grids of a verification: which cases are in them."""
+
+from __future__ import annotations
+
+import pytest
+
+from hdexport.attention.blocks.setup import bigbird
+from hdexport.verify.grid import Case, Grid, cases, grid_lengths
+
+BLOCKS = bigbird(block_size=64, random_blocks=3)
+MODELS = {
+    "as trained": (512, 512, {}),
+    "extended": (512, 4096, {}),
+    "one more": (512, 513, {}),
+    "windowed": (4096, 4096, {"windows": (256,) * 12}),
+    "made windowed": (512, 4096, {"windows": (64, 256)}),
+    "blocks": (4096, 4096, {"blocks": BLOCKS}),
+    "short": (64, 40, {}),
+    "tiny": (64, 2, {}),
+}
+
+
+def test_the_grid_surrounds_the_limits() -> None:
+    assert grid_lengths(512, 4096) == [1, 2, 63, 64, 65, 511, 512, 513, 1024, 4096]
+    assert grid_lengths(512, 600) == [1, 2, 63, 64, 65, 511, 512, 513, 600]
+    assert grid_lengths(512, 40) == [1, 2, 40]
+    assert grid_lengths(512, 16384, longest=8192) == [1, 2, 63, 64, 65, 511, 512, 513, 1024]
+
+
+@pytest.mark.parametrize("grid", Grid)
+@pytest.mark.parametrize("model", MODELS)
+def test_every_case_has_a_real_token_in_every_row_and_one_full_row(model: str, grid: Grid) -> None:
+    base, max_len, attention = MODELS[model]
+    found = cases(grid, base, max_len, **attention)
+    assert len(found) == len(set(found))
+    for case in found:
+        assert case.tokens <= max_len
+        assert all(1 <= length <= case.tokens for length in case.lengths)
+        assert case.padding != "none" or set(case.lengths) == {case.tokens}
+        assert case.batch == 1 or case.tokens in case.lengths
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_quick_grid_is_about_ten_cases_and_computes_the_longest_text_once(model: str) -> None:
+    base, max_len, attention = MODELS[model]
+    found = cases(Grid.QUICK, base, max_len, **attention)
+    assert len(found) <= 12
+    assert {length for length in (1, 65, base + 1, max_len) if length <= max_len} <= {case.tokens for case in found}
+    if max_len > 65:
+        assert [case for case in found if case.tokens == max_len] == [
+            Case(tokens=max_len, lengths=(max_len,), padding="none")
+        ]
+    if max_len > 1:
+        assert {case.batch for case in found} >= {3}
+        assert {case.padding for case in found} == {"none", "right", "left"}
+
+
+def test_a_quick_grid_surrounds_a_window_and_the_longest_dense_text() -> None:
+    windowed = cases(Grid.QUICK, 4096, 4096, windows=(256,))
+    assert Case(tokens=514, lengths=(514, 258, 257), padding="right") in windowed
+    blocks = cases(Grid.QUICK, 4096, 4096, blocks=BLOCKS)
+    assert Case(tokens=705, lengths=(705,), padding="none") in blocks  # 704 tokens are attended to densely
+    assert Case(tokens=769, lengths=(706, 769), padding="left") in blocks
+
+
+def test_the_grid_surrounds_every_window() -> None:
+    lengths = grid_lengths(4096, 4096, windows=(32, 256, 32))
+    assert {32, 33, 34, 65, 256, 257, 258, 513} <= set(lengths)
+    assert lengths == sorted(set(lengths))
+
+
+def test_a_full_grid_fills_long_batches() -> None:
+    longest = [case for case in cases(Grid.FULL, 64, 300) if case.tokens == 300]
+    assert {(case.batch, case.padding) for case in longest} == {
+        (1, "none"), (3, "none"), (1, "right"), (3, "right"), (3, "left")
+    }  # fmt: skip

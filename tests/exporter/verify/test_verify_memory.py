@@ -1,0 +1,233 @@
+"""A verification holds one case's answers at a time, and compares logits that do not fit at some tokens."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.verify import Grid, Verification, verification, verify_bundle
+from hdexport.verify.case_memory import arrays_bytes, scores_bytes
+from hdexport.verify.checks import compare_case
+from hdexport.verify.expected import sampled_tokens
+from hdexport.verify.grid import Case
+from hdexport.verify.pytorch_reference import Reference, reference_of
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
+from hdruntime.constants import CPU_LOWERING
+
+LONG = Case(tokens=300, lengths=(300,), padding="none")
+
+
+def reference_for(bundle) -> Reference:
+    return reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
+
+
+class Answers:
+    """Counts the arrays that are alive of those that passed by."""
+
+    def __init__(self) -> None:
+        self._known: list[weakref.ref] = []
+
+    def add(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        for array in arrays.values():
+            self._known.append(weakref.ref(array))
+        return arrays
+
+    @property
+    def alive(self) -> int:
+        return sum(known() is not None for known in self._known)
+
+
+def test_no_answer_outlives_its_case(tiny_bundles, monkeypatch) -> None:
+    bundle = tiny_bundles("bert")
+    reference, from_pytorch, from_graphs = reference_for(bundle), Answers(), Answers()
+    alive: dict[str, list[int]] = {"pytorch": [], "graphs": []}
+    unpadded, compare = reference.unpadded, verification.compare_case
+
+    def asked(*args, **options) -> dict[str, np.ndarray]:
+        alive["pytorch"].append(from_pytorch.alive)
+        return from_pytorch.add(unpadded(*args, **options))
+
+    def compared(graph, case, manifest, expected, got, samples):
+        alive["graphs"].append(from_graphs.alive)
+        return compare(graph, case, manifest, expected, from_graphs.add(got), samples)
+
+    monkeypatch.setattr(reference, "unpadded", asked)
+    monkeypatch.setattr(verification, "compare_case", compared)
+    found = verify_bundle(open_bundle(bundle.path), reference, grid=Grid.QUICK)
+    assert found.passed
+    assert len(alive["pytorch"]) > 10
+    # A case has up to three rows; when the last is asked for, the other two are there, and nothing else.
+    assert max(alive["pytorch"]) == 2
+    assert max(alive["graphs"]) == 0
+    assert (from_pytorch.alive, from_graphs.alive) == (0, 0)
+
+
+def test_outputs_and_references_count(tiny_bundles) -> None:
+    manifest = dataclasses.replace(tiny_bundles("bert").manifest, num_heads=12)
+    portable, lowered = manifest.graphs[:2]
+    assert lowered.lowering == CPU_LOWERING
+    assert arrays_bytes(LONG, manifest) == 3 * 300 * 32 * 4  # the graph's twice, and PyTorch's
+    padded = Case(tokens=300, lengths=(300, 9, 1), padding="left")
+    assert arrays_bytes(padded, manifest) == (2 * 3 * 300 + 310) * 32 * 4
+    assert scores_bytes(portable, LONG, manifest) == 3 * 4 * 12 * 300**2
+    assert scores_bytes(lowered, LONG, manifest) == 0
+    assert scores_bytes(lowered, padded, manifest) == 3 * 4 * 3 * 12 * 300**2
+
+
+def test_logits_over_a_large_vocabulary_take_gigabytes_and_samples_do_not(tiny_bundles) -> None:
+    right = tiny_bundles("bert", "fill-mask").manifest
+    outputs = (dataclasses.replace(right.outputs[0], shape=("batch", "tokens", 250_002)),)
+    manifest = dataclasses.replace(right, outputs=outputs, hidden_size=768)
+    case = Case(tokens=4096, lengths=(4096,), padding="none")
+    assert arrays_bytes(case, manifest) == 3 * 4096 * 250_002 * 4  # 12 GB
+    assert arrays_bytes(case, manifest, samples=16) < 100 * 2**20
+
+
+LIMIT_BYTES = 12 * 2**20
+"""Too little for the logits of 65 tokens over `VOCAB_SIZE` ids; enough for a few of them, and for all else. Of texts of
+66 tokens in the quick grid all but 9 are padding, for which PyTorch has no logits: they fit."""
+
+VOCAB_SIZE = 20_000
+
+
+@pytest.fixture
+def with_vocabulary(tiny_bundles):
+    """A bundle for masks whose logits over a vocabulary are most of its memory."""
+    return tiny_bundles("bert", "fill-mask", vocab_size=VOCAB_SIZE)
+
+
+def verified(bundle, path: Path | None = None) -> tuple[Verification, list[str]]:
+    lines: list[str] = []
+    opened = open_bundle(path or bundle.path)
+    options = {"grid": Grid.QUICK, "limit_bytes": LIMIT_BYTES, "report": lines.append}
+    return verify_bundle(opened, reference_for(bundle), **options), lines
+
+
+def tampered(bundle, tmp_path: Path, change: Callable[[ir.Model], None]) -> Path:
+    path = tmp_path / "bundle"
+    shutil.copytree(bundle.path, path)
+    for file in ("model.onnx", "onnxruntime_cpu.onnx"):
+        model = ir.load(path / file)
+        change(model)
+        ir.save(model, path / file)
+    seal(path, bundle.manifest)
+    return path
+
+
+def test_logits_that_do_not_fit_are_compared_at_some_tokens_and_that_is_said(with_vocabulary) -> None:
+    found, lines = verified(with_vocabulary)
+    assert found.passed
+    assert found.not_checked == ("onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU",)
+    sampled = [check for check in found.checks if check.samples is not None]
+    assert {(check.graph, check.case.padding) for check in sampled} == {
+        (file, padding) for file in ("model.onnx", "onnxruntime_cpu.onnx") for padding in ("none", "right", "left")
+    }
+    for check in sampled:
+        assert set(check.outputs) == {"logits", "head_input"}
+        assert 0 < check.samples < 25
+        assert f"; logits at {check.samples} tokens, their input at all of them" in check.line()
+    assert {check.case.tokens for check in found.checks if check.samples is None} == {1, 2, 66}
+    assert sum("their input at all of them" in line for line in lines) == len(sampled)
+    record = found.record()["graphs"]["model.onnx"]  # type: ignore[index]
+    assert {case["tokens"] for case in record["sampled"]} == {65, 300}
+
+
+def test_a_wrong_vocabulary_shows_at_some_tokens(with_vocabulary, tmp_path) -> None:
+    def change_the_last_bias(model: ir.Model) -> None:
+        value = next(value for name, value in model.graph.initializers.items() if "decoder.bias" in name)
+        values = value.const_value.numpy().copy()
+        values[-1] += 1e-3
+        value.const_value = ir.tensor(values, name=value.name)
+
+    found, _ = verified(with_vocabulary, tampered(with_vocabulary, tmp_path, change_the_last_bias))
+    sampled = [check for check in found.checks if check.samples is not None]
+    assert sampled
+    for check in sampled:
+        assert not check.outputs["logits"].passed
+        assert check.outputs["head_input"].passed
+
+
+def test_a_token_that_is_no_sample_is_compared_before_the_vocabulary(with_vocabulary) -> None:
+    samples = sampled_tokens(LONG, 64)
+    token = next(token for token in range(300) if token not in samples)
+    states, logits = np.ones((1, 300, 32), np.float32), np.ones((1, len(samples), 5), np.float32)
+    expected = [{"head_input": states[0].copy(), "logits": logits[0]}]
+    states[0, token, 7] = 1.001
+    check = compare_case(
+        "model.onnx", LONG, with_vocabulary.manifest, expected, {"head_input": states, "logits": logits}, samples
+    )
+    assert check.outputs["logits"].passed
+    assert not check.outputs["head_input"].passed
+
+
+def test_samples_are_real_tokens_of_every_row_and_around_the_checkpoints_positions() -> None:
+    samples = sampled_tokens(Case(tokens=300, lengths=(225, 300, 1), padding="left"), 64)
+    assert {0, 63, 64, 75, 299} <= set(samples)
+    assert (np.diff(samples) > 0).all()
+    assert set(sampled_tokens(Case(tokens=1, lengths=(1,), padding="none"), 64)) == {0}
+
+
+def test_a_case_that_does_not_fit_is_not_checked_which_is_said_with_its_size(with_vocabulary, tmp_path) -> None:
+    def multiply(model: ir.Model) -> None:
+        # A head that is more than a projection, a bias and a cast cannot be taken apart.
+        one = ir.node("Constant", [], attributes={"value": ir.tensor(np.float32(1))})
+        right = model.graph.outputs[0]
+        product = ir.node("Mul", [right, one.outputs[0]])
+        model.graph.extend([one, product])
+        product.outputs[0].shape, product.outputs[0].type = right.shape, right.type
+        right.name, product.outputs[0].name = "right", "logits"
+        model.graph.outputs[0] = product.outputs[0]
+
+    found, lines = verified(with_vocabulary, tampered(with_vocabulary, tmp_path, multiply))
+    assert found.passed
+    assert {check.case.tokens for check in found.checks} == {1, 2, 66}
+    said = "model.onnx: batch 1, tokens 300, padding none: not checked: outputs and attention scores take 0.067 GiB"
+    assert any(line.startswith(f"-[-] {said}") for line in lines)
+    assert any(what.startswith(said) for what in found.record()["not_checked"])  # type: ignore[attr-defined]
+
+
+class LargestTensor(TorchDispatchMode):
+    """Knows the values of the largest tensor that was made."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else (made,):
+            if isinstance(tensor, torch.Tensor):
+                self.values = max(self.values, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize(
+    "bundle_of",
+    [
+        {"model_type": "bert", "attention": "window:16,global:2,dilation:1/1/2/3"},
+        {"model_type": "roberta", "attention": "bigbird:block=4,random=2,seed=5", "last_block": "row"},
+    ],
+    ids=["window", "bigbird"],
+)
+def test_the_reference_of_sparse_attention_never_holds_all_pairs(
+    tiny_bundles, monkeypatch, bundle_of: dict[str, str]
+) -> None:
+    bundle = tiny_bundles(**bundle_of)
+    reference = reference_for(bundle)
+    whole = reference.unpadded(0, 300)["last_hidden_state"]
+    monkeypatch.setattr("hdexport.attention.pair_counts._SLICE_VALUES", 2**15)
+    with LargestTensor() as largest:
+        sliced = reference.unpadded(0, 300)["last_hidden_state"]
+    np.testing.assert_allclose(sliced, whole, atol=2e-6)
+    assert largest.values < 300 * 300  # one head's pairs; there are four heads

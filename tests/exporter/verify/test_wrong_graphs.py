@@ -1,0 +1,294 @@
+"""A graph that is wrong in one way is caught by the quick grid, or, where that is said here, by the full one only."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.verify import Grid, Verification, verify_bundle
+from hdexport.verify.pytorch_reference import Reference, reference_of
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
+from support.tiny_models import BASE
+
+PORTABLE, CPU = "model.onnx", "onnxruntime_cpu.onnx"
+WINDOW, BLOCKS = "window:16,global:2,dilation:1/1/2/3", "bigbird:block=4,random=3"
+
+Change = Callable[[ir.Model], None]
+
+
+@functools.cache
+def reference(path: Path, checkpoint: Path) -> Reference:
+    return reference_of(open_bundle(path), find_checkpoint(checkpoint))
+
+
+@pytest.fixture
+def verified(tiny_bundles, tmp_path) -> Callable[..., Verification]:
+    """Verify a copy of a tiny bundle whose only graph is ``file``, after a change to it."""
+
+    def verify(file: str, change: Change | None, grid: Grid, bundle: dict[str, str]) -> Verification:
+        right = tiny_bundles(**({"model_type": "bert"} | bundle))
+        path = tmp_path / "bundle"
+        shutil.copytree(right.path, path)
+        if change is not None:
+            model = ir.load(path / file)
+            change(model)
+            ir.save(model, path / file)
+        graphs = tuple(graph for graph in right.manifest.graphs if graph.file == file)
+        seal(path, dataclasses.replace(right.manifest, graphs=graphs))
+        return verify_bundle(open_bundle(path), reference(right.path, right.checkpoint), grid=grid)
+
+    return verify
+
+
+# Ways to be wrong
+
+
+def constant(model: ir.Model, value: object, dtype: type = np.int64) -> ir.Value:
+    node = ir.node("Constant", [], attributes={"value": ir.tensor(np.array(value, dtype))})
+    model.graph.insert_before(model.graph[0], node)
+    return node.outputs[0]
+
+
+def change_input(model: ir.Model, name: str, make: Callable[[ir.Value], list[ir.Node]]) -> None:
+    """Let the graph read in place of an input what the last node makes of it."""
+    given = next(value for value in model.graph.inputs if value.name == name)
+    readers = list(given.uses())
+    nodes = make(given)
+    for reader, index in readers:
+        reader.replace_input_with(index, nodes[-1].outputs[0])
+    first = next(node for node in model.graph if node.op_type != "Constant")
+    model.graph.insert_before(first, nodes)
+
+
+def change_output(model: ir.Model, make: Callable[[ir.Value], list[ir.Node]]) -> None:
+    """Let the graph give in place of its last output what the last node makes of it."""
+    right = model.graph.outputs[-1]
+    nodes = make(right)
+    model.graph.extend(nodes)
+    wrong, name = nodes[-1].outputs[0], right.name
+    wrong.shape, wrong.type = right.shape, right.type
+    right.name = f"right_{name}"
+    wrong.name = name
+    model.graph.outputs[-1] = wrong
+
+
+def weight(model: ir.Model, part: str, change: Callable[[np.ndarray], None]) -> None:
+    value = next(value for name, value in model.graph.initializers.items() if part in name)
+    values = value.const_value.numpy().copy()
+    change(values)
+    value.const_value = ir.tensor(values, name=value.name)
+
+
+def attention(model: ir.Model) -> list[ir.Node]:
+    return [node for node in model.graph if "Attention" in node.op_type]
+
+
+def frozen_length(model: ir.Model) -> None:
+    # Every token from the 64th on gets the last row: what an index clamped at the traced length does.
+    weight(model, "position", lambda rows: rows.__setitem__(slice(64, None), rows[63]))
+
+
+def positions_that_repeat(model: ir.Model) -> None:
+    weight(model, "position", lambda rows: rows.__setitem__(slice(64, 128), rows[:64]))
+
+
+def wrong_last_position(model: ir.Model) -> None:
+    weight(model, "position", lambda rows: rows.__setitem__(-1, rows[0]))
+
+
+def not_a_number(model: ir.Model) -> None:
+    bias = model.graph.outputs[0].producer().inputs[2]
+    bias.const_value = ir.tensor(np.full(bias.shape, np.nan, np.float32), name=bias.name)
+
+
+def ignored(model: ir.Model, name: str, *, value: int) -> None:
+    one, no = constant(model, value), constant(model, 0)
+    change_input(
+        model, name, lambda given: [zeros := ir.node("Mul", [given, no]), ir.node("Add", [zeros.outputs[0], one])]
+    )
+
+
+def leak(model: ir.Model, *, from_the_right: int) -> None:
+    """Padding before the first real token, or, from the right, behind the last one, counts as real."""
+    axis, no = constant(model, 1), constant(model, 0)
+
+    def make(mask: ir.Value) -> list[ir.Node]:
+        seen = ir.node("CumSum", [mask, axis], attributes={"reverse": from_the_right})
+        none = ir.node("Equal", [seen.outputs[0], no])
+        cast = ir.node("Cast", [none.outputs[0]], attributes={"to": ir.DataType.INT64.value})
+        return [seen, none, cast, ir.node("Max", [mask, cast.outputs[0]])]
+
+    change_input(model, "attention_mask", make)
+
+
+def first_row_for_all(model: ir.Model) -> None:
+    no = constant(model, [0])
+
+    def make(right: ir.Value) -> list[ir.Node]:
+        row, shape = ir.node("Gather", [right, no]), ir.node("Shape", [right])
+        return [row, shape, ir.node("Expand", [row.outputs[0], shape.outputs[0]])]
+
+    change_output(model, make)
+
+
+def mixed_rows(model: ir.Model) -> None:
+    bounds = (constant(model, [-1]), constant(model, [-(2**31)]), constant(model, [0]), constant(model, [-1]))
+    change_output(model, lambda right: [ir.node("Slice", [right, *bounds])])
+
+
+def wrong_last_token(model: ir.Model) -> None:
+    first, last, one, axis = (constant(model, [value]) for value in (0, -1, 1, 1))
+
+    def make(right: ir.Value) -> list[ir.Node]:
+        others = ir.node("Slice", [right, first, last, axis])
+        wrong = ir.node("Slice", [right, first, one, axis])
+        return [others, wrong, ir.node("Concat", [others.outputs[0], wrong.outputs[0]], attributes={"axis": 1})]
+
+    change_output(model, make)
+
+
+def scaled(model: ir.Model) -> None:
+    factor = constant(model, 1.001, np.float32)
+    change_output(model, lambda right: [ir.node("Mul", [right, factor])])
+
+
+def scaled_scores(model: ir.Model) -> None:
+    for node in attention(model):
+        node.attributes["scale"] = ir.AttrFloat32("scale", node.attributes["scale"].as_float() * 1.05)
+
+
+def narrower_window(model: ir.Model) -> None:
+    attention(model)[0].attributes["left"] = ir.AttrInt64("left", 15)
+
+
+def wider_window(model: ir.Model) -> None:
+    attention(model)[0].attributes["right"] = ir.AttrInt64("right", 17)
+
+
+def longer_block(model: ir.Model) -> None:
+    attention(model)[0].attributes["block_size"] = ir.AttrInt64("block_size", 5)
+
+
+def one_repeat_less(model: ir.Model) -> None:
+    attention(model)[0].attributes["first_repeats"] = ir.AttrInt64("first_repeats", 2)
+
+
+def wrong_head_bias(model: ir.Model) -> None:
+    weight(model, "decoder.bias", lambda bias: bias.__setitem__(77, bias[77] + 1e-3))
+
+
+def wrong_norm(model: ir.Model) -> None:
+    next(node for node in model.graph if node.op_type == "LayerNormalization").attributes["epsilon"] = ir.AttrFloat32(
+        "epsilon", 1e-3
+    )
+
+
+FILL_MASK = {"task": "fill-mask"}
+QUICK: dict[str, tuple[Change, str, dict[str, str]]] = {
+    "a length is frozen": (frozen_length, PORTABLE, {}),
+    "a length is frozen, on a CPU": (frozen_length, CPU, {}),
+    "positions repeat beyond the checkpoint": (positions_that_repeat, PORTABLE, {}),
+    "the last position is wrong": (wrong_last_position, CPU, {}),
+    "NaN": (not_a_number, PORTABLE, {}),
+    "NaN, on a CPU": (not_a_number, CPU, {}),
+    "the mask is ignored": (lambda model: ignored(model, "attention_mask", value=1), PORTABLE, {}),
+    "padding leaks on the left": (functools.partial(leak, from_the_right=0), PORTABLE, {}),
+    "padding leaks on the left, on a CPU": (functools.partial(leak, from_the_right=0), CPU, {}),
+    "padding leaks on the right": (functools.partial(leak, from_the_right=1), PORTABLE, {}),
+    "token types are ignored": (lambda model: ignored(model, "token_type_ids", value=0), PORTABLE, {}),
+    "a batch is frozen": (first_row_for_all, PORTABLE, {}),
+    "rows of a batch are mixed": (mixed_rows, CPU, {}),
+    "the last token is wrong": (wrong_last_token, PORTABLE, {}),
+    "values are scaled": (scaled, CPU, {}),
+    "scores are scaled": (scaled_scores, PORTABLE, {}),
+    "a norm is another one": (wrong_norm, CPU, {}),
+    "a window is too narrow": (narrower_window, PORTABLE, {"attention": WINDOW}),
+    "a window is too wide": (wider_window, PORTABLE, {"attention": WINDOW}),
+    "a block is too long": (longer_block, PORTABLE, {"attention": BLOCKS}),
+    "a random block is missing": (one_repeat_less, PORTABLE, {"attention": BLOCKS}),
+    "global tokens are ignored": (
+        lambda model: ignored(model, "global_attention_mask", value=0),
+        PORTABLE,
+        {"model_type": "longformer"},
+    ),
+    "a bias of the vocabulary is wrong": (wrong_head_bias, PORTABLE, FILL_MASK),
+}
+
+
+@pytest.mark.parametrize("wrong", QUICK)
+def test_the_quick_grid_catches(verified, wrong: str) -> None:
+    change, file, bundle = QUICK[wrong]
+    found = verified(file, change, Grid.QUICK, bundle)
+    assert len(found.checks) > 5
+    assert not found.passed
+
+
+@pytest.mark.parametrize("file", [PORTABLE, CPU])
+@pytest.mark.parametrize(
+    "bundle", [{}, {"attention": WINDOW}, {"attention": BLOCKS}, {"model_type": "longformer"}, FILL_MASK]
+)
+def test_the_quick_grid_passes_a_right_graph(verified, file: str, bundle: dict[str, str]) -> None:
+    found = verified(file, None, Grid.QUICK, bundle)
+    assert found.passed, [check.line() for check in found.checks if not check.passed]
+    assert found.not_checked == ()
+    assert 8 <= len(found.checks) <= 12
+
+
+# What only the full grid sees
+
+
+def where_tokens(model: ir.Model, is_such: str, number: int) -> tuple[ir.Node, ...]:
+    """Nodes of which the last gives whether the batch has such a number of tokens."""
+    ids = next(value for value in model.graph.inputs if value.name == "input_ids")
+    shape = ir.node("Shape", [ids], attributes={"start": 1, "end": 2})
+    return shape, ir.node(is_such, [shape.outputs[0], constant(model, [number])])
+
+
+def mask_ignored_in_long_texts(model: ir.Model) -> None:
+    shape, is_long = where_tokens(model, "Greater", BASE + 2)
+    cast = ir.node("Cast", [is_long.outputs[0]], attributes={"to": ir.DataType.INT64.value})
+    change_input(model, "attention_mask", lambda mask: [shape, is_long, cast, ir.node("Max", [mask, cast.outputs[0]])])
+
+
+def rows_mixed_in_long_batches(model: ir.Model) -> None:
+    shape, is_long = where_tokens(model, "Greater", BASE + 2)
+    bounds = (constant(model, [-1]), constant(model, [-(2**31)]), constant(model, [0]), constant(model, [-1]))
+
+    def make(right: ir.Value) -> list[ir.Node]:
+        mixed = ir.node("Slice", [right, *bounds])
+        return [shape, is_long, mixed, ir.node("Where", [is_long.outputs[0], mixed.outputs[0], right])]
+
+    change_output(model, make)
+
+
+def wrong_at_one_length(model: ir.Model) -> None:
+    shape, is_it = where_tokens(model, "Equal", BASE - 1)
+    no = constant(model, 0, np.float32)
+    change_output(model, lambda right: [shape, is_it, ir.node("Where", [is_it.outputs[0], no, right])])
+
+
+FULL: dict[str, tuple[Change, str]] = {
+    "the mask is ignored in texts of more than two tokens beyond the checkpoint": (
+        mask_ignored_in_long_texts,
+        PORTABLE,
+    ),
+    "rows are mixed in batches of such texts": (rows_mixed_in_long_batches, CPU),
+    "a single length is wrong that is no boundary of the quick grid": (wrong_at_one_length, CPU),
+}
+
+
+@pytest.mark.parametrize("wrong", FULL)
+def test_the_full_grid_alone_catches(verified, tmp_path, wrong: str) -> None:
+    change, file = FULL[wrong]
+    assert verified(file, change, Grid.QUICK, {}).passed
+    shutil.rmtree(tmp_path / "bundle")
+    assert not verified(file, change, Grid.FULL, {}).passed

@@ -1,0 +1,110 @@
+"""A backend that answers at once, remembers what it was asked, and fails as a test wants it to."""
+
+from __future__ import annotations
+
+__all__ = ["BROKEN_ID", "NAN_ID", "RecordingRunner", "answer"]
+
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from hdruntime.bundle.manifest import Backend
+from hdruntime.errors import BackendError, OutOfMemoryError
+
+BROKEN_ID = 10
+"""A batch with this id fails."""
+
+NAN_ID = 9
+"""The row's output at this id is NaN."""
+
+
+def answer(input_ids: np.ndarray, hidden_size: int = 4) -> np.ndarray:
+    """What the backend computes: float32 [..., hidden_size], each id and its position in the text, in turns."""
+    positions = np.broadcast_to(np.arange(input_ids.shape[-1]), input_ids.shape)
+    values = np.stack([input_ids, positions] * (hidden_size // 2), axis=-1).astype(np.float32)
+    values[input_ids == NAN_ID] = np.nan
+    return values
+
+
+class RecordingRunner:
+    """A `Runner` for bundles of feature extraction.
+
+    Args:
+        memory: tokens, padding included, of all batches under way; what does not fit gets no memory.
+        fails_late: lack of memory shows when results are asked for, rather than at the start.
+        rows: tokens -> most rows.
+    """
+
+    backend = Backend.ONNXRUNTIME
+
+    def __init__(
+        self,
+        *,
+        memory: int = sys.maxsize,
+        fails_late: bool = False,
+        most_in_flight: int = 1,
+        batch_tokens: int = 64,
+        max_len: int = 16,
+        prefers_equal_lengths: bool = False,
+        rows: Callable[[int], int] = lambda tokens: sys.maxsize,
+    ) -> None:
+        self.memory = memory
+        self.fails_late = fails_late
+        self.most_in_flight = most_in_flight
+        self.batch_tokens = batch_tokens
+        self.max_len = max_len
+        self.prefers_equal_lengths = prefers_equal_lengths
+        self.most_rows = rows
+        self.shapes: list[tuple[int, int]] = []
+        """Of every batch that was started."""
+        self.failures = 0
+        """Batches that got no memory."""
+        self.in_flight: list[int] = []
+        """Numbers of the batches under way."""
+        self.most_seen = 0
+        """Most batches that were under way at a time."""
+        self.order: list[int] = []
+        """Numbers of the batches whose results were asked for."""
+        self.is_closed = False
+
+    def computed_tokens(self, attention_mask: np.ndarray) -> int:
+        """See `hdruntime.backends.Runner`."""
+        return attention_mask.size
+
+    def start(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
+        """See `hdruntime.backends.Runner`."""
+        self._require_open()
+        input_ids = inputs["input_ids"]
+        number, needed = len(self.shapes), input_ids.size
+        self.shapes.append(input_ids.shape)
+        if not self.fails_late:
+            self._require_memory(needed)
+        self.in_flight.append(number)
+        self.most_seen = max(self.most_seen, len(self.in_flight))
+
+        def results() -> dict[str, np.ndarray]:
+            self.in_flight.remove(number)
+            self.order.append(number)
+            self._require_open()
+            if self.fails_late:
+                self._require_memory(needed)
+            if (input_ids == BROKEN_ID).any():
+                raise BackendError("the model does not like this id")
+            return {"last_hidden_state": answer(input_ids) * inputs["attention_mask"][..., np.newaxis]}
+
+        return results
+
+    def close(self) -> None:
+        """See `hdruntime.backends.Runner`."""
+        self.is_closed = True
+
+    def _require_open(self) -> None:
+        if self.is_closed:
+            raise BackendError("closed")
+
+    def _require_memory(self, needed: int) -> None:
+        if needed + sum(math.prod(self.shapes[other]) for other in self.in_flight) > self.memory:
+            self.failures += 1
+            raise OutOfMemoryError("no memory")

@@ -1,0 +1,461 @@
+"""A TensorRT that is none: its engines hold ONNX graphs, which ONNX Runtime runs in the memory of a simulated GPU.
+
+It refuses what TensorRT forbids, and fills with NaN what TensorRT leaves undefined: outputs before they are computed,
+scratch memory that another batch uses too, graphs whose execution context has changed. Plugins are TensorRT-RTX's own.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SimulatedTensorRt", "add_engine", "simulated_engine"]
+
+import base64
+import dataclasses
+import enum
+import json
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from fakes.simulated_device import SimulatedDevice
+from hdruntime.bundle.manifest import EngineFile, ProfileShape
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.writer import seal
+
+try:
+    import tensorrt_rtx
+except ImportError:  # the tests are skipped then
+    tensorrt_rtx = None  # type: ignore[assignment]
+
+_MAGIC = b"simulated engine "
+_ALIGNMENT = 256
+_NUMPY = {"INT64": np.int64, "INT32": np.int32, "FLOAT": np.float32, "HALF": np.float16}
+CACHE_MAGIC = b"simulated cache "
+
+
+def simulated_engine(
+    model: bytes, profiles: Sequence[ProfileShape], *, input_type: str = "INT64", output_type: str = "FLOAT"
+) -> bytes:
+    """An engine's file: the ONNX graph that it computes, and its profiles."""
+    described = {
+        "model": base64.b64encode(model).decode(),
+        "profiles": [[list(profile.batch), list(profile.tokens)] for profile in profiles],
+        "input_type": input_type,
+        "output_type": output_type,
+    }
+    return _MAGIC + json.dumps(described).encode()
+
+
+class DataType(enum.Enum):
+    FLOAT = 0
+    HALF = 1
+    INT32 = 3
+    INT64 = 8
+
+
+class TensorIOMode(enum.Enum):
+    NONE = 0
+    INPUT = 1
+    OUTPUT = 2
+
+
+class EngineStat(enum.Enum):
+    TOTAL_WEIGHTS_SIZE = 0
+    STRIPPED_WEIGHTS_SIZE = 1
+
+
+class ExecutionContextAllocationStrategy(enum.Enum):
+    STATIC = 0
+    ON_PROFILE_CHANGE = 1
+    USER_MANAGED = 2
+
+
+class CudaGraphStrategy(enum.Enum):
+    DISABLED = 0
+    WHOLE_GRAPH_CAPTURE = 1
+
+
+class DynamicShapesKernelSpecializationStrategy(enum.Enum):
+    LAZY = 0
+    EAGER = 1
+    NONE = 2
+
+
+class ILogger:
+    """TensorRT's; ours derive from it."""
+
+
+@dataclass(eq=False)
+class Trouble:
+    """What shall go wrong.
+
+    Attributes:
+        deserialize: message with which deserialising fails.
+        context: message with which making an execution context fails.
+        enqueue: message with which a batch fails.
+        capture: enqueueing fails while the stream is captured.
+        shape: every shape is refused.
+        uncapturable: contexts say that their streams cannot be captured.
+    """
+
+    deserialize: str | None = None
+    context: str | None = None
+    enqueue: str | None = None
+    capture: bool = False
+    shape: bool = False
+    uncapturable: bool = False
+
+
+class SimulatedTensorRt(ModuleType):
+    """The module of a flavour.
+
+    Args:
+        device: the GPU.
+        flavour: the module's name.
+
+    Attributes:
+        trouble: what shall go wrong.
+        contexts: how many execution contexts there are.
+        made: how many there ever were.
+        caches: runtime caches, in order of their making.
+        scratch_bytes: scratch memory of a token.
+        weights_bytes: weights of every engine.
+        shapes_run: the shapes of all batches that were enqueued, in order: (batch, tokens).
+    """
+
+    DataType = DataType
+    TensorIOMode = TensorIOMode
+    EngineStat = EngineStat
+    ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
+    CudaGraphStrategy = CudaGraphStrategy
+    DynamicShapesKernelSpecializationStrategy = DynamicShapesKernelSpecializationStrategy
+    ILogger = ILogger
+    __version__ = "9.9.9"
+
+    def __init__(self, device: SimulatedDevice, flavour: str) -> None:
+        super().__init__(flavour)
+        self.device = device
+        self.trouble = Trouble()
+        self.contexts = self.made = 0
+        self.caches: list[IRuntimeCache] = []
+        self.scratch_bytes = 64
+        self.weights_bytes = 12345
+        self.shapes_run: list[tuple[int, int]] = []
+        self._registry = PluginRegistry()
+
+    def __getattr__(self, name: str) -> Any:
+        # Our plugins are TensorRT-RTX's objects in any case.
+        if name.startswith(("IPlugin", "PluginField")):
+            return getattr(tensorrt_rtx, name)
+        raise AttributeError(name)
+
+    def Runtime(self, logger: ILogger) -> Runtime:  # noqa: N802
+        return Runtime(self, logger)
+
+    def get_plugin_registry(self) -> PluginRegistry:
+        return self._registry
+
+
+class PluginRegistry:
+    """It takes all creators; there is one a simulated module, where the real one is the process's."""
+
+    def register_creator(self, creator: Any, plugin_namespace: str) -> bool:
+        return True
+
+
+@dataclass(frozen=True)
+class Severity:
+    name: str
+
+
+class Runtime:
+    def __init__(self, trt: SimulatedTensorRt, logger: Any) -> None:
+        self._trt, self._logger = trt, logger
+
+    def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
+        if self._trt.trouble.deserialize is not None or not serialized_engine.startswith(_MAGIC):
+            return self._refuse(self._trt.trouble.deserialize or "the magic number is another")
+        return ICudaEngine(self._trt, self, json.loads(serialized_engine[len(_MAGIC) :]))
+
+    def _refuse(self, message: str) -> None:
+        self._logger.log(Severity("ERROR"), message)
+
+
+class ICudaEngine:
+    def __init__(self, trt: SimulatedTensorRt, runtime: Runtime, described: dict[str, Any]) -> None:
+        self._trt, self._runtime = trt, runtime
+        self._profiles = described["profiles"]
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads, options.log_severity_level = 1, 3
+        self._session = onnxruntime.InferenceSession(
+            base64.b64decode(described["model"]), options, providers=["CPUExecutionProvider"]
+        )
+        self._types = {
+            **{item.name: described["input_type"] for item in self._session.get_inputs()},
+            **{item.name: described["output_type"] for item in self._session.get_outputs()},
+        }
+        self._inputs = [item.name for item in self._session.get_inputs()]
+
+    @property
+    def num_io_tensors(self) -> int:
+        return len(self._types)
+
+    @property
+    def num_optimization_profiles(self) -> int:
+        return len(self._profiles)
+
+    def get_tensor_name(self, index: int) -> str:
+        return list(self._types)[index]
+
+    def get_tensor_mode(self, name: str) -> TensorIOMode:
+        return TensorIOMode.INPUT if name in self._inputs else TensorIOMode.OUTPUT
+
+    def get_tensor_dtype(self, name: str) -> DataType:
+        return DataType[self._types[name]]
+
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, int]]:
+        batch, tokens = self._profiles[profile_index]
+        return list(zip(batch, tokens, strict=True))
+
+    def get_engine_stat(self, stat: EngineStat = EngineStat.TOTAL_WEIGHTS_SIZE) -> int:
+        return self._trt.weights_bytes if stat is EngineStat.TOTAL_WEIGHTS_SIZE else -1
+
+    def create_runtime_config(self) -> IRuntimeConfig:
+        return IRuntimeConfig(self._trt) if self._trt.__name__ == "tensorrt_rtx" else PlainRuntimeConfig()
+
+    def create_execution_context(self, runtime_config: PlainRuntimeConfig) -> IExecutionContext | None:
+        if self._trt.trouble.context is not None:
+            return self._runtime._refuse(self._trt.trouble.context)
+        kind = RtxExecutionContext if isinstance(runtime_config, IRuntimeConfig) else IExecutionContext
+        return kind(self._trt, self, runtime_config)
+
+
+class PlainRuntimeConfig:
+    """What TensorRT has of it."""
+
+    def __init__(self) -> None:
+        self._strategy = ExecutionContextAllocationStrategy.STATIC
+
+    def set_execution_context_allocation_strategy(self, strategy: ExecutionContextAllocationStrategy) -> None:
+        self._strategy = strategy
+
+
+class IRuntimeConfig(PlainRuntimeConfig):
+    """What TensorRT-RTX has."""
+
+    dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
+    cuda_graph_strategy = CudaGraphStrategy.DISABLED
+
+    def __init__(self, trt: SimulatedTensorRt) -> None:
+        super().__init__()
+        self._trt = trt
+        self._cache: IRuntimeCache | None = None
+
+    def create_runtime_cache(self) -> IRuntimeCache:
+        self._trt.caches.append(IRuntimeCache())
+        return self._trt.caches[-1]
+
+    def set_runtime_cache(self, cache: IRuntimeCache) -> bool:
+        self._cache = cache
+        return True
+
+
+class IRuntimeCache:
+    """Holds the shapes that kernels were compiled for."""
+
+    def __init__(self) -> None:
+        self._content: set[str] = set()
+
+    def serialize(self) -> bytearray:
+        return bytearray(CACHE_MAGIC + json.dumps(sorted(self._content)).encode())
+
+    def deserialize(self, blob: bytes) -> bool:
+        if not blob.startswith(CACHE_MAGIC):
+            return False
+        self._content = set(json.loads(blob[len(CACHE_MAGIC) :]))
+        return True
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What a context was told when a batch was enqueued; `version` is of a captured one, which must stay."""
+
+    shape: tuple[int, int]
+    addresses: dict[str, int]
+    scratch: tuple[int, int]
+    version: int | None
+
+
+@dataclass
+class State:
+    profile: int | None = None
+    shapes: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    addresses: dict[str, int] = field(default_factory=dict)
+    scratch: tuple[int, int] = (0, 0)
+    needed: int | None = None
+    flushed: bool = False
+
+
+class IExecutionContext:
+    """A context with memory of the user's."""
+
+    def __init__(self, trt: SimulatedTensorRt, engine: ICudaEngine, config: PlainRuntimeConfig) -> None:
+        assert config._strategy is ExecutionContextAllocationStrategy.USER_MANAGED
+        self._trt, self._engine, self._config = trt, engine, config
+        self._state, self._version = State(), 0
+        trt.contexts += 1
+        trt.made += 1
+        weakref.finalize(self, _count_down, trt)
+
+    def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
+        self._state = State(profile=profile_index)
+        return True
+
+    def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
+        batch, tokens = self._engine._profiles[self._state.profile]
+        fits = all(low <= size <= high for size, (low, _, high) in zip(shape, (batch, tokens), strict=True))
+        if self._trt.trouble.shape or not fits:
+            return self._refuse(f"shape {shape} of {name} is outside of profile {self._state.profile}")
+        if self._state.shapes.get(name) != shape:
+            self._state.shapes[name] = shape
+            self._state.needed, self._state.flushed = None, False
+            self._version += 1
+        return True
+
+    def get_tensor_shape(self, name: str) -> tuple[int, ...]:
+        batch, tokens = self._shape()
+        sizes = {"batch": batch, "tokens": tokens}
+        spec = next(item for item in self._engine._session.get_outputs() if item.name == name)
+        return tuple(sizes.get(axis, axis) for axis in spec.shape)
+
+    def update_device_memory_size_for_shapes(self) -> int:
+        batch, tokens = self._shape()
+        self._state.needed = self._trt.scratch_bytes * batch * tokens + 1000 * self._state.profile
+        return self._state.needed
+
+    def set_device_memory(self, memory: int, size: int) -> None:
+        assert memory % _ALIGNMENT == 0
+        if self._state.scratch != (memory, size):
+            self._version += 1
+        self._state.scratch = (memory, size)
+
+    def set_tensor_address(self, name: str, memory: int) -> bool:
+        if memory % _ALIGNMENT or not memory:
+            return self._refuse(f"{memory:#x} is not aligned")
+        if self._state.addresses.get(name) != memory:
+            self._version += 1
+        self._state.addresses[name] = memory
+        return True
+
+    def execute_async_v3(self, stream_handle: int) -> bool:
+        if self._trt.trouble.enqueue is not None:
+            self._state.needed = None  # what it was doing to its memory is anyone's guess
+            return self._refuse(self._trt.trouble.enqueue)
+        state, device = self._state, self._trt.device
+        if state.needed is None or state.scratch[1] < state.needed:
+            return self._refuse(f"scratch memory of {state.scratch[1]} bytes, needed are {state.needed}")
+        if set(state.addresses) != set(self._engine._types):
+            return self._refuse("not every tensor has an address")
+        if device.capturing(stream_handle) and (self._trt.trouble.capture or not state.flushed):
+            device.invalidate_capture(stream_handle)
+            return self._refuse("operation not permitted when stream is capturing")
+        state.flushed = True
+        self._trt.shapes_run.append(self._shape())
+        self._note_in_cache()
+        version = self._version if device.capturing(stream_handle) else None
+        bound = Bound(self._shape(), dict(state.addresses), (state.scratch[0], state.needed), version)
+        # A batch uses its scratch memory from its first kernel to its last.
+        context, engine = weakref.ref(self), self._engine
+        for kernel in (_fill_scratch, _compute):
+            device.later(stream_handle, lambda kernel=kernel: kernel(device, context, engine, bound))
+        return True
+
+    def _shape(self) -> tuple[int, int]:
+        shapes = {self._state.shapes[name] for name in self._engine._inputs}
+        assert len(shapes) == 1
+        return shapes.pop()
+
+    def _note_in_cache(self) -> None:
+        cache = getattr(self._config, "_cache", None)
+        if cache is not None:
+            cache._content.add("x".join(map(str, self._shape())))
+
+    def _refuse(self, message: str) -> bool:
+        self._engine._runtime._refuse(message)
+        return False
+
+
+class RtxExecutionContext(IExecutionContext):
+    """What TensorRT-RTX has besides."""
+
+    def is_stream_capturable(self, stream: int) -> bool:
+        return not self._trt.trouble.uncapturable
+
+
+def _count_down(trt: SimulatedTensorRt) -> None:
+    trt.contexts -= 1
+
+
+def _pattern(bound: Bound) -> np.ndarray:
+    # Another batch in this memory has another number.
+    return np.full(bound.scratch[1], 1 + id(bound) // 16 % 251, np.uint8)
+
+
+def _fill_scratch(device: SimulatedDevice, context: Any, engine: ICudaEngine, bound: Bound) -> None:
+    device.bytes_at(*bound.scratch)[:] = _pattern(bound)
+
+
+def _compute(device: SimulatedDevice, context: Any, engine: ICudaEngine, bound: Bound) -> None:
+    batch, tokens = bound.shape
+    alive = context()
+    right = np.array_equal(device.bytes_at(*bound.scratch), _pattern(bound))
+    right &= alive is not None and bound.version in (None, alive._version)
+    feed = {}
+    for name in engine._inputs:
+        dtype = np.dtype(_NUMPY[engine._types[name]])
+        values = device.bytes_at(bound.addresses[name], batch * tokens * dtype.itemsize)
+        feed[name] = values.view(dtype).reshape(batch, tokens).astype(np.int64)
+    names = [item.name for item in engine._session.get_outputs()]
+    try:
+        answers = engine._session.run(names, feed)
+    except Exception as error:  # ids of memory that was never written are outside of the vocabulary
+        device.faults.append(f"the inputs are none: {str(error)[:80]}")
+        right, answers = False, []
+    for name, values in zip(names, answers, strict=False):
+        written = values if right else np.full_like(values, np.nan)
+        device.bytes_at(bound.addresses[name], values.nbytes)[:] = np.frombuffer(written.tobytes(), np.uint8)
+
+
+def add_engine(
+    bundle: Path,
+    profiles: Sequence[ProfileShape],
+    *,
+    flavour: str = "tensorrt",
+    max_len: int = 512,
+    version_compatible: bool = False,
+    **options: str,
+) -> Bundle:
+    """Give a bundle of `support.tiny_bundle` a simulated engine, and room for longer texts."""
+    manifest = open_bundle(bundle).manifest
+    (bundle / "engines").mkdir()
+    engine = bundle / "engines" / f"{flavour}.engine"
+    engine.write_bytes(simulated_engine((bundle / "model.onnx").read_bytes(), profiles, **options))
+    engine.with_suffix(".json").write_text("{}")
+    listed = EngineFile(
+        file=f"engines/{engine.name}",
+        passport=f"engines/{flavour}.json",
+        flavour=flavour,
+        version="9.9.9",
+        precision="float32",
+        architectures=("sm86",),
+        profiles=tuple(profiles),
+        version_compatible=version_compatible,
+    )
+    positions = dataclasses.replace(manifest.positions, rows=max_len)
+    changed = dataclasses.replace(manifest, engines=(listed,), max_len=max_len, positions=positions)
+    return Bundle(bundle, seal(bundle, changed))

@@ -1,0 +1,495 @@
+"""Kernels compiled ahead of time: what the machine code holds, and what the cache keeps and refuses."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdplugins.kernels import aot
+from hdplugins.kernels.aot import (
+    CompiledKernel,
+    KernelError,
+    KernelSource,
+    cache_directory,
+    compile_kernels,
+    read_kernel,
+)
+from hdplugins.kernels.attention_tiles import HEAD_DIMS
+from hdplugins.operators.block_sparse_attention.geometry import KERNELS as BLOCK_KERNELS
+from hdplugins.operators.block_sparse_attention.geometry import kernel_sources as block_kernel_sources
+from hdplugins.operators.sliding_window_attention.geometry import kernel_sources
+
+triton = pytest.importorskip("triton", reason="Triton has no wheel for this platform")
+
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+"""Architecture -> dynamic shared memory of one program at most (CUDA C++ Programming Guide, compute capabilities)."""
+
+TENSOR_CORES = {
+    80: "mma.sync",
+    86: "mma.sync",
+    89: "mma.sync",
+    90: "wgmma.mma_async",
+    100: "tcgen05.mma",
+    120: "mma.sync",
+}
+
+KERNEL = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def double(source, target, count, block: tl.constexpr):
+    lane = tl.program_id(0) * block + tl.arange(0, block)
+    tl.store(target + lane, tl.load(source + lane, mask=lane < count) * FACTOR, mask=lane < count)
+"""
+
+
+CALLED = """
+import triton
+
+@triton.jit
+def times():
+    return FACTOR
+"""
+
+VARIANTS: dict[str, dict[str, object]] = {
+    "plain": {},
+    "architecture": {"architecture": 90},
+    "constants": {"constants": {"block": 256}},
+    "num_warps": {"num_warps": 8},
+    "aligned": {"aligned": ()},
+    "signature": {"signature": {"source": "*fp16", "target": "*fp16", "count": "i32"}},
+}
+"""What a kernel of another operator may have otherwise."""
+
+ALL_SOURCES = [
+    *kernel_sources(head_dim=80, dtype="float16", architectures=[80]),
+    *block_kernel_sources(head_dim=80, block_size=64, has_table=True, dtype="float16", architectures=[80]),
+]
+
+
+def called_modules(kernel: Any) -> set[str]:
+    """The modules of a Triton function and of all that it calls."""
+    named = [kernel.fn.__globals__.get(name) for name in kernel.fn.__code__.co_names]
+    called = [value for value in named if isinstance(value, triton.JITFunction)]
+    return {kernel.fn.__module__}.union(*map(called_modules, called))
+
+
+def assert_no_spills(kernel: CompiledKernel) -> None:
+    assert kernel.spilled_bytes == 0, f"{kernel.cubin.stem}: {kernel.spilled_bytes} bytes spilled"
+
+
+def wide_loads(ptx: str) -> tuple[int, int]:
+    """(loads to registers, copies to shared memory) of 16 bytes a thread."""
+    copies = re.findall(r"cp\.async\.c[ag]\.shared\.global [^;]*\], *(?:0x10|16)\b", ptx)
+    return len(re.findall(r"ld\.global\S*\.v4\.[bu]32", ptx)), len(copies)
+
+
+def narrow_loads(ptx: str) -> int:
+    return len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", ptx))
+
+
+@pytest.fixture(scope="module", params=["window", "blocks"])
+def attend_kernels(request: pytest.FixtureRequest) -> dict[int, CompiledKernel]:
+    """Architecture -> `attend` for float16 heads of 64, from the user's cache, as for all kernels that are ours."""
+    compiled_for: dict[str, Any] = {"head_dim": 64, "dtype": "float16", "architectures": [80, 90, 120]}
+    if request.param == "window":
+        sources = kernel_sources(**compiled_for)
+    else:
+        sources = block_kernel_sources(**compiled_for, block_size=64, has_table=False)
+    attends = [source for source in sources if source.function == "attend"]
+    compiled = compile_kernels(attends)
+    return {kernel.architecture: kernel for kernel in compiled}
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_keys_and_values_are_copied_16_bytes_at_a_time(
+    architecture: int, attend_kernels: dict[int, CompiledKernel]
+) -> None:
+    ptx = attend_kernels[architecture].ptx.read_text()
+    loads, copies = wide_loads(ptx)
+    assert loads > 0
+    assert copies > 0
+    assert narrow_loads(ptx) == 0
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_products_run_on_the_tensor_cores(architecture: int, attend_kernels: dict[int, CompiledKernel]) -> None:
+    assert TENSOR_CORES[architecture] in attend_kernels[architecture].ptx.read_text()
+
+
+@pytest.mark.parametrize("architecture", [80, 90, 120])
+def test_no_register_is_spilled_and_the_shared_memory_fits(
+    architecture: int, attend_kernels: dict[int, CompiledKernel]
+) -> None:
+    kernel = attend_kernels[architecture]
+    assert_no_spills(kernel)
+    assert 0 < kernel.registers <= 255
+    assert 0 < kernel.shared_bytes <= SHARED_BYTES[architecture]
+
+
+def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(
+    attend_kernels: dict[int, CompiledKernel],
+) -> None:
+    kernel = attend_kernels[80]
+    declared = re.search(r"\.entry (\w+)\(([^)]*)\)", kernel.ptx.read_text())
+    assert declared is not None
+    types = re.findall(r"\.param \.(u64|u32|f32|s32|b64|b32)", declared[2])
+    width = {"*": "64", "i": "32", "f": "32"}
+    assert declared[1] == kernel.name
+    assert [kind[1:] for kind in types] == [
+        *(width[kind[0]] for _, kind in kernel.arguments),
+        *["64"] * kernel.scratch_pointers,
+    ]
+    assert [name for name, _ in kernel.arguments][:3] == ["query", "key", "value"]
+    assert kernel.arguments[-1] == ("scale", "fp32")
+
+
+def test_kernels_name_no_path_of_the_machine_that_compiled_them(attend_kernels: dict[int, CompiledKernel]) -> None:
+    kernel = attend_kernels[90]
+    for file in (kernel.cubin, kernel.ptx, kernel.metadata):
+        assert b"triton_kernel.py" not in file.read_bytes()
+        assert os.fsencode(Path(aot.__file__).parent) not in file.read_bytes()
+
+
+def test_a_pointer_that_a_kernel_does_without_is_no_argument_of_it(tmp_path: Path) -> None:
+    with_table, without = (
+        next(source for source in block_kernel_sources(
+            head_dim=64, block_size=64, has_table=has_table, dtype="float16", architectures=[80]
+        ) if source.function == "list_blocks")
+        for has_table in (True, False)
+    )  # fmt: skip
+    compiled = compile_kernels([with_table, without], cache=tmp_path)
+    assert [kernel.arguments[0][0] for kernel in compiled] == ["listed_blocks", "plan"]
+    assert compiled[0].arguments[1:] == compiled[1].arguments
+    assert read_kernel(compiled[1].metadata).constants["listed_blocks"] is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dim", "block_size"),
+    [
+        ("float16", 64, None), ("bfloat16", 128, None),
+        pytest.param("float32", 64, None, marks=pytest.mark.nightly),
+        ("float16", 64, 64), pytest.param("bfloat16", 128, 64, marks=pytest.mark.nightly), ("float32", 64, 64),
+        ("float16", 64, 84),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize(
+    "architectures",
+    [[86, 90], pytest.param(list(SHARED_BYTES), marks=pytest.mark.nightly)],
+    ids=["Ampere and Hopper", "all"],
+)
+def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
+    architectures: list[int], dtype: str, head_dim: int, block_size: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows, and blocks where they have a size."""
+    compiled_for: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "architectures": architectures}
+    if block_size is None:
+        sources = kernel_sources(**compiled_for)
+    else:
+        sources = block_kernel_sources(**compiled_for, block_size=block_size, has_table=True)
+    compiled = compile_kernels(sources)
+    assert {kernel.architecture for kernel in compiled} == set(architectures)
+    for kernel in compiled:
+        assert_no_spills(kernel)
+        assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
+        if kernel.function == "attend":
+            ptx = kernel.ptx.read_text()
+            assert min(wide_loads(ptx)) > 0
+            assert narrow_loads(ptx) == 0
+            assert (TENSOR_CORES[kernel.architecture] in ptx) == (dtype != "float32")
+    without_compilers(monkeypatch)
+    assert compile_kernels(sources) == compiled
+
+
+def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on whatever is not in the cache is an error."""
+
+    def refuse(log: int) -> Any:
+        raise AssertionError("a compiler was started")
+
+    monkeypatch.setattr(aot, "_start_compiler", refuse)
+
+
+def test_the_checks_of_machine_code_see_what_they_are_for(tmp_path: Path) -> None:
+    """Without alignment loads are narrow, and twice the queries a warp do not fit its registers."""
+    (source,) = (s for s in kernel_sources(head_dim=64, dtype="float16", architectures=[80]) if s.function == "attend")
+    unaligned = dataclasses.replace(source, aligned=())
+    crowded = dataclasses.replace(source, constants={**source.constants, "block_queries": 256})
+    compiled = compile_kernels([unaligned, crowded], cache=tmp_path)
+    ptx = compiled[0].ptx.read_text()
+    assert wide_loads(ptx) == (0, 0)
+    assert narrow_loads(ptx) > 0
+    with pytest.raises(AssertionError, match="bytes spilled"):
+        assert_no_spills(compiled[1])
+
+
+@pytest.fixture
+def kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A kernel of another operator, in a module that only this process's path finds."""
+    folder = tmp_path / "operators"
+    folder.mkdir()
+    file = folder / "another_operator.py"
+    file.write_text(KERNEL.replace("FACTOR", "2"))
+    monkeypatch.syspath_prepend(str(folder))
+    yield file
+    sys.modules.pop("another_operator", None)
+
+
+def another(**changes: object) -> KernelSource:
+    source = KernelSource(
+        module="another_operator",
+        function="double",
+        architecture=80,
+        signature={"source": "*fp32", "target": "*fp32", "count": "i32"},
+        constants={"block": 512},
+        aligned=("source", "target"),
+    )
+    return dataclasses.replace(source, **changes)
+
+
+@pytest.fixture(scope="module")
+def compiled_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the variants of the other operator's kernel."""
+    folder = tmp_path_factory.mktemp("once")
+    (folder / "another_operator.py").write_text(KERNEL.replace("FACTOR", "2"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        sources = [another(**changes) for changes in VARIANTS.values()]
+        compile_kernels([*sources, *sources], cache=folder / "cache", processes=1)
+    return folder / "cache"
+
+
+@pytest.fixture
+def warm_cache(compiled_once: Path, kernel_module: Path, tmp_path: Path) -> Path:
+    """A copy of it, for the kernel as it is in `kernel_module`."""
+    return Path(shutil.copytree(compiled_once, tmp_path / "cache"))
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(entry.name for entry in cache.iterdir())
+
+
+def test_another_operator_needs_only_its_kernel_signature_and_constants(warm_cache: Path) -> None:
+    (kernel,) = compile_kernels([another()], cache=warm_cache)
+    assert (kernel.name, kernel.architecture, kernel.num_warps, kernel.constants) == ("double", 80, 4, {"block": 512})
+    assert kernel.arguments == (("source", "*fp32"), ("target", "*fp32"), ("count", "i32"))
+    assert kernel.cubin.read_bytes()[:4] == b"\x7fELF"
+    assert read_kernel(kernel.metadata) == kernel
+
+
+def test_what_is_compiled_is_not_compiled_again(warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compilers(monkeypatch)
+    first, again = compile_kernels([another(), another()], cache=warm_cache)
+    assert first == again
+    assert len(entries(warm_cache)) == len(VARIANTS)
+    with pytest.raises(AssertionError, match="a compiler was started"):
+        compile_kernels([another(constants={"block": 1024})], cache=warm_cache)
+
+
+def test_whatever_the_machine_code_depends_on_makes_another_kernel(warm_cache: Path) -> None:
+    kernels = compile_kernels([another(**changes) for changes in VARIANTS.values()], cache=warm_cache)
+    assert len({kernel.sha256 for kernel in kernels}) == len(VARIANTS)
+
+
+def test_a_changed_function_of_another_module_is_compiled_again(kernel_module: Path, tmp_path: Path) -> None:
+    called = kernel_module.with_name("called_module.py")
+    called.write_text(CALLED.replace("FACTOR", "2"))
+    kernel_module.write_text("from called_module import times\n" + KERNEL.replace("* FACTOR", "* times()"))
+    source = another(called_modules=("called_module",))
+    (old,), (again,) = (compile_kernels([source], cache=tmp_path / "cache") for _ in range(2))
+    called.write_text(CALLED.replace("FACTOR", "3"))
+    (new,) = compile_kernels([source], cache=tmp_path / "cache")
+    assert old == again
+    assert new.sha256 != old.sha256
+
+
+@pytest.mark.parametrize("source", ALL_SOURCES, ids=lambda source: f"{source.module.split('.')[1]}.{source.function}")
+def test_our_kernels_name_every_module_whose_functions_they_call(source: KernelSource) -> None:
+    kernel = getattr(importlib.import_module(source.module), source.function)
+    assert called_modules(kernel) <= {source.module, *source.called_modules}
+
+
+def test_the_search_for_called_modules_sees_those_of_functions_that_are_called() -> None:
+    attend = importlib.import_module("hdplugins.operators.block_sparse_attention.triton_kernel").attend
+    assert called_modules(attend) > called_modules(
+        importlib.import_module("hdplugins.kernels.running_softmax").load_rows
+    )
+
+
+def test_a_changed_source_is_compiled_again(kernel_module: Path, warm_cache: Path) -> None:
+    (old,) = compile_kernels([another()], cache=warm_cache)
+    kernel_module.write_text(KERNEL.replace("FACTOR", "3"))
+    (new,) = compile_kernels([another()], cache=warm_cache)
+    assert new.sha256 != old.sha256
+
+
+def test_damaged_entries_are_compiled_again(warm_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sources = [another(**changes) for changes in VARIANTS.values()]
+    kernels = compile_kernels(sources, cache=warm_cache)
+    codes = [kernel.cubin.read_bytes() for kernel in kernels]
+    changed, short, no_cubin, no_json, no_field, not_json = kernels
+    changed.cubin.write_bytes(codes[0][:-1] + bytes([codes[0][-1] ^ 1]))
+    short.cubin.write_bytes(codes[1][:100])
+    no_cubin.cubin.unlink()
+    no_json.metadata.unlink()
+    described = json.loads(no_field.metadata.read_text())
+    del described["name"]
+    no_field.metadata.write_text(json.dumps(described))
+    not_json.metadata.write_text("{")
+    for kernel in kernels:
+        with pytest.raises(KernelError, match="Compile it again"):
+            read_kernel(kernel.metadata)
+    assert compile_kernels(sources, cache=warm_cache, processes=1) == kernels
+    assert caplog.text.count("Compile it again") == len(kernels)
+    assert [kernel.cubin.read_bytes() for kernel in kernels] == codes
+
+
+def test_a_kernel_that_does_not_compile_is_refused_and_leaves_nothing(kernel_module: Path, tmp_path: Path) -> None:
+    kernel_module.write_text(KERNEL.replace("FACTOR", "undefined_name"))
+    with pytest.raises(
+        KernelError, match=r"another_operator\.double for sm_80 could not be compiled(.|\n)*undefined_name"
+    ):
+        compile_kernels([another()], cache=tmp_path / "cache")
+    assert entries(tmp_path / "cache") == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"signature": {"target": "*fp32", "source": "*fp32", "count": "i32"}}, "double takes"),
+        ({"signature": {"source": "*fp32", "target": "*fp32"}}, "double takes"),
+        ({"function": "triple"}, "triple"),
+        ({"module": "no_such_operator"}, "There is no module no_such_operator"),
+    ],
+)
+def test_a_source_that_does_not_fit_its_kernel_is_refused(
+    changes: dict[str, object], message: str, kernel_module: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(KernelError, match=message):
+        compile_kernels([another(**changes)], cache=tmp_path / "cache")
+
+
+def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(kernel_module: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(KernelError, match=r"cannot be kept in .*file/cache(.|\n)*Set XDG_CACHE_HOME"):
+        compile_kernels([another()], cache=tmp_path / "file" / "cache")
+
+
+def test_an_error_keeps_what_was_compiled_before(kernel_module: Path, tmp_path: Path) -> None:
+    with pytest.raises(KernelError, match="triple"):
+        compile_kernels([another(), another(function="triple")], cache=tmp_path / "cache", processes=1)
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_compilers_that_race_for_one_kernel_agree(kernel_module: Path, tmp_path: Path) -> None:
+    results: list[tuple[CompiledKernel, ...]] = []
+    threads = [
+        threading.Thread(target=lambda: results.append(compile_kernels([another()], cache=tmp_path / "cache")))
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 2
+    assert results[0] == results[1]
+    assert len(entries(tmp_path / "cache")) == 1
+
+
+def test_variables_of_triton_do_not_reach_the_compiler(
+    kernel_module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    (kernel,) = compile_kernels([another()], cache=tmp_path / "cache")
+    assert kernel.cubin.exists()
+    assert not (tmp_path / "triton").exists()
+
+
+def test_without_triton_the_error_says_how_to_install_it(
+    kernel_module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(package: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(package)
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+    with pytest.raises(KernelError, match=r"not installed\.\nInstall it with: pip install triton"):
+        compile_kernels([another()], cache=tmp_path / "cache")
+
+
+def test_without_the_assembler_the_error_says_where_it_comes_from(
+    kernel_module: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Imported by the compiler's Python before anything else: a Triton whose assembler was removed.
+    (kernel_module.parent / "sitecustomize.py").write_text(
+        "import triton.knobs\ntriton.knobs.NvidiaTool.from_path = staticmethod(lambda path: None)\n"
+    )
+    with pytest.raises(KernelError, match=r"assembler for sm_80 is missing (.|\n)*--force-reinstall triton"):
+        compile_kernels([another()], cache=tmp_path / "cache")
+
+
+def test_compilers_do_without_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its import would take most of their time."""
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    needed = [source for source in ALL_SOURCES if source.function in ("plan_keys", "count_tokens")]
+    assert len(compile_kernels(needed, cache=tmp_path / "cache", processes=1)) == 2
+
+
+def test_a_compiled_kernel_is_read_without_triton_or_torch(warm_cache: Path) -> None:
+    (kernel,) = compile_kernels([another()], cache=warm_cache)
+    program = (
+        "import sys; sys.modules.update(triton=None, torch=None); from pathlib import Path\n"
+        "from hdplugins.kernels.aot import read_kernel\n"
+        "from hdplugins.operators.sliding_window_attention.geometry import launches\n"
+        f"print(read_kernel(Path({str(kernel.metadata)!r})).sha256)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == kernel.sha256
+
+
+@pytest.mark.parametrize(
+    ("platform", "variables", "expected"),
+    [
+        ("linux", {"XDG_CACHE_HOME": "/elsewhere"}, "/elsewhere/hdexport/kernels"),
+        ("linux", {}, "/home/user/.cache/hdexport/kernels"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "/home/user/.cache/hdexport/kernels"),
+        ("darwin", {}, "/home/user/Library/Caches/hdexport/kernels"),
+    ],
+)
+def test_kernels_are_kept_where_the_platform_keeps_caches(
+    platform: str, variables: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(Path, "home", lambda: Path("/home/user"))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert cache_directory() == Path(expected)
+
+
+def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
+    for head_dim in HEAD_DIMS:
+        for dtype in ("float16", "bfloat16", "float32"):
+            compiled_for: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "architectures": list(SHARED_BYTES)}
+            sources = kernel_sources(**compiled_for)
+            assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
+            for block_size in (16, 32, 64, 84, 128):
+                sources = block_kernel_sources(**compiled_for, block_size=block_size, has_table=True)
+                assert [source.architecture for source in sources] == [
+                    architecture for architecture in SHARED_BYTES for _ in BLOCK_KERNELS
+                ]

@@ -1,0 +1,162 @@
+"""The pairs that operators count, against those that their references look at."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from hdplugins import OPERATORS, Operator
+from hdplugins.operators.block_sparse_attention.pairs import pairs as block_pairs
+from hdplugins.operators.sliding_window_attention.pairs import pairs as window_pairs
+
+each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
+
+HEADS = 4
+
+
+def _blocks(
+    block_size: int, first_global: int, last_global: int, window: int, first_repeats: int, dense_tokens: int
+) -> dict:
+    return {
+        "block_size": block_size,
+        "first_global": first_global,
+        "last_global": last_global,
+        "window": window,
+        "first_repeats": first_repeats,
+        "dense_tokens": dense_tokens,
+        "ends_by_row": 0,
+        "scale": 0.5,
+    }
+
+
+ATTRIBUTES: dict[str, list[dict]] = {
+    "BlockSparseAttention": [
+        _blocks(4, 1, 1, 1, 3, 20),
+        _blocks(5, 2, 0, 0, 0, 0),
+        _blocks(3, 0, 1, 2, 1, 0),
+        _blocks(1, 0, 0, -1, 2, 0),
+    ],
+    "DenseAttention": [{"scale": 0.5}],
+    "SlidingWindowAttention": [
+        {"left": 3, "right": 3, "dilation": (1,), "global_bound": 4, "scale": 0.5},
+        {"left": 0, "right": 5, "dilation": (2,), "global_bound": 4, "scale": 0.5},
+        {"left": 7, "right": 0, "dilation": (1, 1, 3, 2), "global_bound": 4, "scale": 0.5},
+        {"left": 500, "right": 500, "dilation": (1,), "global_bound": 4, "scale": 0.5},
+    ],
+}
+
+
+def looked_at(
+    operator: Operator, tokens: int, global_tokens: int, attributes: dict, table: torch.Tensor | None = None
+) -> int:
+    """Weights above 0 of the reference where all scores are equal: its values are unit vectors, which show them."""
+    nothing = torch.zeros(1, HEADS, tokens, 1)
+    values = torch.eye(tokens).expand(1, HEADS, tokens, tokens)
+    token_kind = torch.ones(1, tokens, dtype=torch.int32)
+    token_kind[:, :global_tokens] = 2
+    mask = token_kind >= 1
+    last = {"key_mask": mask, "token_kind": token_kind, "token_mask": mask.int()}[operator.inputs[3]]
+    optional = [] if table is None else [table]
+    module = operator.face("reference")
+    weights = getattr(module, module.__all__[0])(nothing, nothing, values, last, *optional, **attributes)
+    return int((weights > 0).sum())
+
+
+@each_operator
+def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Operator) -> None:
+    count = operator.face("pairs").pairs
+    for attributes in ATTRIBUTES[operator.name]:
+        for tokens in (1, 2, 5, 29, 64):
+            for global_tokens in {0, min(1, tokens), min(4, tokens)}:
+                counted = count(tokens=tokens, heads=HEADS, global_tokens=global_tokens, **attributes)
+                assert counted == looked_at(operator, tokens, global_tokens, attributes), (attributes, tokens)
+
+
+@each_operator
+def test_the_attributes_of_a_node_are_what_the_count_takes(operator: Operator) -> None:
+    """And those optional inputs that decide which pairs there are: a bias does not."""
+    parameters = tuple(inspect.signature(operator.face("pairs").pairs).parameters)
+    deciding = tuple(name for name in operator.optional_inputs if name != "bias")
+    assert parameters == ("tokens", "heads", "global_tokens", *operator.attributes, *deciding)
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    tokens=st.integers(1, 40),
+    left=st.integers(0, 45),
+    right=st.integers(0, 45),
+    dilation=st.lists(st.integers(1, 7), min_size=1, max_size=1) | st.lists(st.integers(1, 7), min_size=3, max_size=3),
+    data=st.data(),
+)
+def test_any_window_is_counted_as_one_would_by_hand(
+    tokens: int, left: int, right: int, dilation: list[int], data: st.DataObject
+) -> None:
+    global_tokens = data.draw(st.integers(0, tokens))
+    counted = window_pairs(
+        tokens=tokens, heads=3, global_tokens=global_tokens, left=left, right=right, dilation=dilation
+    )
+    by_hand = sum(
+        key < global_tokens or (-left * step <= key - query <= right * step and (key - query) % step == 0)
+        for step in dilation * (3 // len(dilation))
+        for query in range(tokens)
+        for key in range(tokens)
+    )
+    assert counted == by_hand
+
+
+def test_a_window_is_linear_in_tokens_once_it_is_full() -> None:
+    """2 * 256 + 1 keys a query, but at the two edges, where a triangle of 256 * 257 / 2 is missing each."""
+    assert window_pairs(tokens=4096, heads=12, left=256, right=256) == 12 * (513 * 4096 - 256 * 257)
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    tokens=st.integers(1, 40),
+    first_global=st.integers(0, 3),
+    numbers=st.tuples(st.integers(1, 7), st.integers(0, 1), st.integers(-1, 3), st.integers(0, 2), st.integers(0, 15)),
+    table=st.tuples(st.sampled_from([1, HEADS]), st.integers(0, 8), st.integers(1, 4)).flatmap(
+        lambda shape: arrays(np.int32, shape, elements=st.integers(-2, 9))
+    ),
+)
+def test_any_table_of_blocks_is_counted_as_the_reference_looks_at_it(
+    tokens: int, first_global: int, numbers: tuple[int, int, int, int, int], table: npt.NDArray[np.int32]
+) -> None:
+    block_size, last_global, window, first_repeats, dense_tokens = numbers
+    attributes = _blocks(block_size, first_global, last_global, window, first_repeats, dense_tokens)
+    counted = block_pairs(tokens=tokens, heads=HEADS, listed_blocks=table, **attributes)
+    operator = OPERATORS["BlockSparseAttention"]
+    assert counted == looked_at(operator, tokens, 0, attributes, torch.from_numpy(table))
+
+
+def test_blocks_are_linear_in_tokens() -> None:
+    """BigBird's: 5 blocks of keys a row of blocks, 4 at both ends' neighbours, and two rows that see all."""
+    attributes = _blocks(64, 1, 1, 1, 3, 704)
+    by_hand = 64 * 64 * (60 * 5 + 2 * 4 + 2 * 64)
+    assert block_pairs(tokens=4096, heads=12, **attributes) == 12 * by_hand
+
+
+def test_a_table_of_other_heads_is_not_counted() -> None:
+    with pytest.raises(ValueError, match=r"listed_blocks is \[2, 3, 1\]; with 4 heads it is \[1 or 4, rows, listed\]"):
+        block_pairs(tokens=9, heads=4, listed_blocks=np.zeros((2, 3, 1)), **_blocks(2, 1, 1, 1, 0, 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"dilation": (1, 2)}, r"dilation \[1, 2\] does not fit 3 heads"),
+        ({"dilation": (0,)}, r"dilation \[0\] does not fit"),
+        ({"global_tokens": 3, "global_bound": 2}, "3 global tokens: a text of 9 tokens may have 0 to 2"),
+        ({"global_tokens": 10}, "10 global tokens: a text of 9 tokens may have 0 to 9"),
+        ({"global_tokens": -1}, "-1 global tokens"),
+    ],
+)
+def test_what_cannot_be_is_not_counted(changes: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        window_pairs(**({"tokens": 9, "heads": 3, "left": 1, "right": 1} | changes))

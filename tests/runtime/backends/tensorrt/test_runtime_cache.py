@@ -1,0 +1,182 @@
+"""TensorRT-RTX's runtime cache: where it lies, what it must agree with, and damage."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fakes.simulated_tensorrt import CACHE_MAGIC
+from hdruntime.backends.tensorrt import runner as runner_module
+from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.constants import RUNTIME_CACHE_SUFFIX
+
+Batches = Callable[..., dict[str, np.ndarray]]
+
+
+@pytest.fixture
+def machine(new_machine: Any) -> Any:
+    return new_machine(flavour="tensorrt_rtx")
+
+
+def cache_files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob(f"*{RUNTIME_CACHE_SUFFIX}"))
+
+
+def compiled(machine: Any) -> set[str]:
+    """The shapes that the latest engine has kernels for."""
+    return set(json.loads(machine.trt.caches[-1].serialize()[len(CACHE_MAGIC) :]))
+
+
+def test_kernels_are_kept_beside_the_engine_for_the_next_session(machine: Any, new_batch: Batches) -> None:
+    for tokens in (20, 60):
+        runner = machine.runner()
+        machine.run(runner, new_batch(2, tokens))
+        runner.close()
+    (file,) = cache_files(machine.bundle.path)
+    assert file.parent == machine.bundle.path / "engines"
+    machine.runner()
+    assert compiled(machine) == {"2x32", "2x64"}
+
+
+def test_the_bundle_stays_whole_with_it(machine: Any, new_batch: Batches) -> None:
+    runner = machine.runner()
+    machine.run(runner, new_batch(2, 20))
+    runner.close()
+    assert len(cache_files(machine.bundle.path)) == 1
+    assert open_bundle(machine.bundle.path).manifest == machine.bundle.manifest
+
+
+def test_a_session_without_new_shapes_writes_nothing(machine: Any, new_batch: Batches) -> None:
+    machine.runner().close()
+    assert cache_files(machine.bundle.path) == []
+
+
+def test_other_flavours_have_none(new_machine: Any, new_batch: Batches) -> None:
+    machine = new_machine()
+    runner = machine.runner()
+    machine.run(runner, new_batch(2, 20))
+    runner.close()
+    assert cache_files(machine.bundle.path) == []
+
+
+def test_it_is_written_now_and_then_for_processes_that_are_killed(
+    machine: Any, new_batch: Batches, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = machine.runner()
+    machine.run(runner, new_batch(2, 20))
+    assert cache_files(machine.bundle.path) == []
+    now = runner_module.time.monotonic() + 61
+    monkeypatch.setattr(runner_module.time, "monotonic", lambda: now)
+    machine.run(runner, new_batch(2, 20))
+    (file,) = cache_files(machine.bundle.path)
+    written = file.stat().st_mtime_ns
+    machine.run(runner, new_batch(2, 20))
+    assert file.stat().st_mtime_ns == written
+
+
+@contextlib.contextmanager
+def unwritable(folder: Path) -> Iterator[None]:
+    """Nobody can write to the folder, not even root, for whom permissions do not count: a file is in its place."""
+    away = folder.with_name("away")
+    folder.rename(away)
+    folder.write_bytes(b"")
+    yield
+    folder.unlink()
+    away.rename(folder)
+
+
+def test_a_bundle_that_may_not_be_written_has_its_cache_with_the_user(
+    machine: Any, new_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home cache"))
+    runner = machine.runner()
+    machine.run(runner, new_batch(2, 20))
+    with unwritable(machine.bundle.path / "engines"):
+        runner.close()
+    assert cache_files(machine.bundle.path) == []
+    (file,) = cache_files(tmp_path / "home cache")
+    assert file.parent == tmp_path / "home cache" / "hdexport"
+    machine.runner()
+    assert compiled(machine) == {"2x32"}
+
+
+def test_where_nothing_can_be_written_the_session_closes_with_a_warning(
+    machine: Any, new_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    runner = machine.runner()
+    machine.run(runner, new_batch(2, 20))
+    with unwritable(machine.bundle.path / "engines"):
+        runner.close()
+    assert "TensorRT-RTX's runtime cache could not be written" in caplog.text
+    assert machine.device.left() == {}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [lambda data: data[:-1], lambda data: b"", lambda data: data[:20], lambda data: data[:-2] + b"xx"],
+    ids=["torn", "empty", "short", "changed"],
+)
+def test_a_damaged_file_is_ignored_with_a_warning_and_never_parsed(
+    damage: Callable[[bytes], bytes], machine: Any, new_batch: Batches, caplog: Any, monkeypatch: Any
+) -> None:
+    runner = machine.runner()
+    machine.run(runner, new_batch(2, 20))
+    runner.close()
+    (file,) = cache_files(machine.bundle.path)
+    file.write_bytes(damage(file.read_bytes()))
+    monkeypatch.setattr(type(machine.trt.caches[0]), "deserialize", lambda *_: pytest.fail("it was parsed"))
+    runner = machine.runner()
+    assert f"the runtime cache {file} is damaged and ignored" in caplog.text
+    machine.run(runner, new_batch(2, 20))
+    runner.close()
+    monkeypatch.undo()
+    assert compiled(machine) == {"2x32"}
+
+
+def test_a_cache_that_tensorrt_rtx_does_not_take_is_ignored_with_a_warning(
+    machine: Any, new_batch: Batches, caplog: Any
+) -> None:
+    runner = machine.runner()
+    runner._cache_file.write(b"of another version")
+    runner.close()
+    runner = machine.runner()
+    assert "TensorRT-RTX does not take its runtime cache from disk" in caplog.text
+    machine.run(runner, new_batch(2, 20))
+    runner.close()
+    machine.runner()
+    assert compiled(machine) == {"2x32"}
+
+
+def test_every_part_of_its_identity_gives_another_file(tmp_path: Path) -> None:
+    identities = [("a", "b", "c"), ("a", "b", "d"), ("x", "b", "c"), ("ab", "", "c"), ("a", "b"), ("b", "a", "c")]
+    files = {RuntimeCacheFile(tmp_path / "x.engine", identity).paths[0] for identity in identities}
+    assert len(files) == len(identities)
+    assert all(path.name.startswith("x-") and path.suffix == RUNTIME_CACHE_SUFFIX for path in files)
+
+
+def test_a_relative_cache_home_counts_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for home in ("relative", ""):
+        monkeypatch.setenv("XDG_CACHE_HOME", home)
+        assert RuntimeCacheFile(tmp_path / "x.engine", ("a",)).paths[1].parent == tmp_path / ".cache" / "hdexport"
+
+
+def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RuntimeCacheFile(tmp_path / "x.engine", ("a",))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    file.write(b"content")
+    assert file.read() == b"content"
+    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    file.write(b"other")
+    assert file.read() == b"content"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.paths[0].name]

@@ -1,0 +1,156 @@
+"""ONNX Runtime on a GPU: what can be seen of it without one, and what only a GPU shows."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import hdruntime
+from hdruntime.backends import onnxruntime_cuda
+from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from hdruntime.backends.onnxruntime_sessions import run_error
+from hdruntime.bundle.manifest import Backend, GraphFile
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
+from hdruntime.errors import BackendError, BackendUnavailableError, InputError, OutOfMemoryError
+from hdruntime.gpu.options import GpuOptions
+
+CUDA_HERE = "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+IDS = np.array([[2, 3, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5]])
+MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The runner's code, with the CPU as its device."""
+    monkeypatch.setattr(onnxruntime_cuda, "_providers", lambda gpu: [("CPUExecutionProvider", {})])
+    monkeypatch.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
+    monkeypatch.setattr(onnxruntime_cuda, "_DEVICE", "cpu")
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_bound_runs_give_what_the_cpu_s_backend_gives(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bundle = open_bundle(bundle_path)
+    with hdruntime.load(bundle, "onnxruntime") as session:
+        expected = session(input_ids=IDS, attention_mask=MASK)
+    monkeypatch.delattr(onnxruntime.capi.onnxruntime_inference_collection.Session, "run")
+    runner = OnnxRuntimeCudaRunner(bundle)
+    names = list(expected)
+    got = runner.start({"input_ids": IDS, "attention_mask": MASK}, names)()
+    assert list(got) == names
+    for name in names:
+        np.testing.assert_array_equal(got[name], expected[name])
+    assert (got["last_hidden_state"][MASK == 0] == 0).all()
+    runner.close()
+    with pytest.raises(BackendError, match="closed"):
+        runner.start({"input_ids": IDS, "attention_mask": MASK}, names)()
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_all_padding_is_computed(bundle_path: Path) -> None:
+    runner = OnnxRuntimeCudaRunner(open_bundle(bundle_path))
+    assert runner.computed_tokens(MASK) == MASK.size
+    assert not runner.prefers_equal_lengths
+
+
+def test_a_session_that_fell_back_to_the_cpu_is_refused(bundle_path: Path) -> None:
+    """Not simulated: without CUDA, ONNX Runtime runs on the CPU, and says so in a warning alone."""
+    if CUDA_HERE:
+        pytest.skip("onnxruntime-gpu is installed")
+    with (
+        pytest.warns(UserWarning, match="CUDAExecutionProvider"),
+        pytest.raises(
+            BackendUnavailableError,
+            match=r"would run on CPUExecutionProvider(.|\n)*pip install 'onnxruntime-gpu\[cuda,cudnn\]'",
+        ),
+    ):
+        OnnxRuntimeCudaRunner(open_bundle(bundle_path))
+
+
+@pytest.mark.usefixtures("on_cpu")
+def test_the_graph_for_a_gpu_is_taken_and_else_the_portable_one(
+    bundle_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Never the CPU's: it computes in float32, and half of its attention is slow on a GPU."""
+    caplog.set_level("INFO", logger="hdruntime")
+    OnnxRuntimeCudaRunner(open_bundle(bundle_path))
+    assert "onnxruntime_cuda runs model.onnx on GPU 0" in caplog.text
+    manifest = open_bundle(bundle_path).manifest
+    names = ("onnxruntime_cpu", "onnxruntime_cuda")
+    lowered = [GraphFile(file=f"{name}.onnx", lowering=name, dtype="float32") for name in names]
+    for graph in lowered:
+        shutil.copyfile(bundle_path / "model.onnx", bundle_path / graph.file)
+    seal(bundle_path, dataclasses.replace(manifest, graphs=(*manifest.graphs, *lowered)))
+    OnnxRuntimeCudaRunner(open_bundle(bundle_path))
+    assert "onnxruntime_cuda runs onnxruntime_cuda.onnx on GPU 0" in caplog.text
+
+
+def test_options_reach_the_provider() -> None:
+    ((name, options), (fallback, _)) = onnxruntime_cuda._providers(GpuOptions(device=1, memory_limit_bytes=2**30))
+    assert (name, fallback) == ("CUDAExecutionProvider", "CPUExecutionProvider")
+    assert (options["device_id"], options["gpu_mem_limit"]) == ("1", "1073741824")
+    assert options["arena_extend_strategy"] == "kSameAsRequested"
+    assert options["use_tf32"] == "0"
+    assert "gpu_mem_limit" not in onnxruntime_cuda._providers(GpuOptions())[0][1]
+    with pytest.raises(InputError, match="memory_limit_bytes is 0; it must be 1 or more"):
+        onnxruntime_cuda._providers(GpuOptions(memory_limit_bytes=0))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "BFCArena::AllocateRawInternal Available memory of 1024 is smaller than requested bytes of 4096",
+        "CUDA failure 2: out of memory ; GPU=0",
+        "CUBLAS failure 3: CUBLAS_STATUS_ALLOC_FAILED",
+        "CUDNN_STATUS_ALLOC_FAILED",
+    ],
+)
+def test_a_gpu_that_is_full_is_short_of_memory_and_not_broken(said: str) -> None:
+    error = run_error(RuntimeError(said), 8, 512)
+    assert isinstance(error, OutOfMemoryError)
+    assert "8 x 512 tokens" in str(error)
+    assert not isinstance(
+        run_error(RuntimeError("CUDA failure 700: an illegal memory access"), 8, 512), OutOfMemoryError
+    )
+
+
+# On a GPU.
+
+needs_cuda = pytest.mark.skipif(not CUDA_HERE, reason="this ONNX Runtime has no CUDAExecutionProvider")
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_gpu_answers_as_the_cpu(bundle_path: Path) -> None:
+    bundle = open_bundle(bundle_path)
+    with hdruntime.load(bundle, "onnxruntime") as right, hdruntime.load(bundle, "onnxruntime_cuda") as session:
+        assert session.backend is Backend.ONNXRUNTIME_CUDA
+        expected, got = (one(input_ids=IDS, attention_mask=MASK) for one in (right, session))
+        for name, values in expected.items():
+            np.testing.assert_allclose(got[name], values, atol=1e-5)
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_auto_takes_the_gpu_where_there_is_no_engine(bundle_path: Path) -> None:
+    with hdruntime.load(bundle_path) as session:
+        assert session.backend is Backend.ONNXRUNTIME_CUDA
+
+
+@pytest.mark.gpu
+@needs_cuda
+def test_a_limit_of_memory_is_held(bundle_path: Path) -> None:
+    """A batch of 64 MiB of ids does not fit in 16 MiB, and is no fault of the graph."""
+    limit = GpuOptions(memory_limit_bytes=16 * 2**20)
+    runner = OnnxRuntimeCudaRunner(open_bundle(bundle_path), gpu=limit)
+    ids = np.full((2**19, 16), 2)
+    with pytest.raises(OutOfMemoryError):
+        runner.start({"input_ids": ids, "attention_mask": np.ones_like(ids)}, ["last_hidden_state"])()
+    with hdruntime.load(bundle_path, "onnxruntime_cuda", gpu=limit) as session:
+        assert session(input_ids=IDS)["last_hidden_state"].shape == (3, 4, 4)

@@ -1,0 +1,130 @@
+"""Whether an engine runs on a machine: every difference is found, and named."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hdplugins.tensorrt.link import provide_library_link
+from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
+from hdruntime.bundle.passport import ThisMachine, differences, older_driver, read_passport, this_machine
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.writer import seal
+from hdruntime.errors import BundleCorruptError
+from hdruntime.gpu.driver import Gpu
+
+ENGINE = EngineFile(
+    file="engines/tensorrt_rtx.engine",
+    passport="engines/tensorrt_rtx.json",
+    flavour="tensorrt_rtx",
+    version="1.7.1.116",
+    precision="float16",
+    architectures=("sm86", "sm89"),
+    profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 128, 128)),),
+)
+ADA = Gpu(name="NVIDIA L4", architecture="sm89", memory_bytes=24 * 2**30)
+MACHINE = ThisMachine(gpu=ADA, driver="580.65.06", versions={Backend.TENSORRT_RTX: "1.7.1.116"})
+PASSPORT = {
+    "passport_version": 2,
+    "plugins": {"SlidingWindowAttention": 6},
+    "engine_sha256": "00",
+    "onnx_sha256": {"tensorrt.onnx": "11"},
+    "built_on": {"platform": "Linux", "driver": "575.51.03", "gpu": None, "date": "2026-11-21"},
+}
+
+
+def test_nothing_speaks_against_an_engine_on_the_machine_it_was_made_for() -> None:
+    assert differences(ENGINE, Backend.TENSORRT_RTX, MACHINE) == ()
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"driver": None}, "there is no NVIDIA driver here"),
+        ({"gpu": None}, "CUDA sees no GPU here"),
+        (
+            {"gpu": dataclasses.replace(ADA, name="NVIDIA H100", architecture="sm90")},
+            "it is for GPUs of sm86, sm89, and this one (NVIDIA H100) is sm90",
+        ),
+        ({"versions": {}}, "TensorRT-RTX (tensorrt_rtx) is not installed here"),
+        (
+            {"versions": {Backend.TENSORRT_RTX: "1.8.0.1"}},
+            "it was built by TensorRT-RTX 1.7.1.116, and 1.8.0.1 is installed here",
+        ),
+    ],
+)
+def test_each_difference_is_named(change: dict[str, object], reason: str) -> None:
+    machine = dataclasses.replace(MACHINE, **change)  # type: ignore[arg-type]
+    assert differences(ENGINE, Backend.TENSORRT_RTX, machine) == (reason,)
+
+
+@pytest.mark.parametrize(
+    ("version_compatible", "backend", "here", "runs"),
+    [
+        (False, Backend.TENSORRT, "11.4.0.106", True),
+        (False, Backend.TENSORRT, "11.10.0.1", False),
+        (True, Backend.TENSORRT, "11.10.0.1", True),
+        (True, Backend.TENSORRT, "11.3.9.9", False),
+        (False, Backend.TENSORRT_LEAN, "11.4.0.106", False),
+        (True, Backend.TENSORRT_LEAN, "11.4.0.106", True),
+        (True, Backend.TENSORRT_LEAN, "12.0.0.1", True),
+        (True, Backend.TENSORRT_LEAN, "11.3.0.1", False),
+    ],
+)
+def test_a_version_compatible_engine_runs_on_later_versions_and_the_lean_runtime(
+    version_compatible: bool, backend: Backend, here: str, runs: bool
+) -> None:
+    engine = dataclasses.replace(
+        ENGINE, flavour="tensorrt", version="11.4.0.106", version_compatible=version_compatible
+    )
+    machine = dataclasses.replace(MACHINE, versions={backend: here})
+    assert (differences(engine, backend, machine) == ()) is runs
+
+
+@pytest.mark.parametrize(
+    ("driver", "remarked"), [("575.51.03", False), ("580.65.06", False), ("575.9", True), ("99.1", True), (None, False)]
+)
+def test_an_older_driver_is_remarked(sealed: Callable[..., Bundle], driver: str | None, remarked: bool) -> None:
+    passport = read_passport(sealed(), ENGINE)
+    remark = older_driver(passport, dataclasses.replace(MACHINE, driver=driver))
+    assert (remark is not None) is remarked
+    if remark is not None:
+        assert "575.51.03" in remark
+
+
+def test_a_passport_is_read(sealed: Callable[..., Bundle]) -> None:
+    passport = read_passport(sealed(), ENGINE)
+    assert passport.plugins == {"SlidingWindowAttention": 6}
+    assert passport.built_on.driver == "575.51.03"
+    assert passport.profiles == ENGINE.profiles
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", json.dumps(PASSPORT | {"built_on": {}}), "[" * 10_000])
+def test_a_passport_that_is_none_is_refused(sealed: Callable[..., Bundle], text: str) -> None:
+    with pytest.raises(BundleCorruptError, match=r"tensorrt_rtx\.json cannot be read: .*\nRebuild the bundle"):
+        read_passport(sealed(text), ENGINE)
+
+
+def test_versions_are_those_of_the_installed_packages() -> None:
+    # Other tests of this process want the parser to find it.
+    provide_library_link()
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
+    assert this_machine().versions[Backend.TENSORRT_RTX] == trt.__version__
+
+
+@pytest.fixture
+def sealed(bundle_path: Path) -> Callable[..., Bundle]:
+    """A bundle with the engine, which is none, and its passport: (the passport's text)."""
+
+    def make(text: str = json.dumps(PASSPORT)) -> Bundle:
+        (bundle_path / "engines").mkdir()
+        (bundle_path / ENGINE.file).write_text("no engine")
+        (bundle_path / ENGINE.passport).write_text(text)
+        seal(bundle_path, dataclasses.replace(open_bundle(bundle_path).manifest, engines=(ENGINE,)))
+        return open_bundle(bundle_path)
+
+    return make

@@ -1,0 +1,87 @@
+"""GPUs and driver: read from the driver's libraries, here from one that answers as they do."""
+
+from __future__ import annotations
+
+import ctypes
+from pathlib import Path
+
+import pytest
+
+from hdruntime.gpu import driver as gpu
+from hdruntime.gpu.driver import Gpu, driver_version, gpus
+
+
+class _Cuda:
+    """The CUDA driver's functions, as a machine with two GPUs has them."""
+
+    names = (b"NVIDIA H100 80GB HBM3", b"NVIDIA GeForce RTX 5090")
+    capabilities = ((9, 0), (12, 0))
+
+    def __init__(self, status: int = 0) -> None:
+        self.status = status
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802
+        return self.status
+
+    def cuDeviceGetCount(self, count: ctypes._Pointer) -> int:  # noqa: N802
+        count._obj.value = len(self.names)
+        return 0
+
+    def cuDeviceGet(self, device: ctypes._Pointer, index: int) -> int:  # noqa: N802
+        device._obj.value = index
+        return 0
+
+    def cuDeviceGetName(self, name: ctypes.Array, size: int, device: ctypes.c_int) -> int:  # noqa: N802
+        name.value = self.names[device.value]
+        return 0
+
+    def cuDeviceTotalMem_v2(self, size: ctypes._Pointer, device: ctypes.c_int) -> int:  # noqa: N802
+        size._obj.value = (80 - 48 * device.value) * 2**30
+        return 0
+
+    def cuDeviceGetAttribute(self, value: ctypes._Pointer, attribute: int, device: ctypes.c_int) -> int:  # noqa: N802
+        value._obj.value = self.capabilities[device.value][attribute - 75]
+        return 0
+
+
+class _Management:
+    def nvmlInit_v2(self) -> int:  # noqa: N802
+        return 0
+
+    def nvmlSystemGetDriverVersion(self, text: ctypes.Array, size: int) -> int:  # noqa: N802
+        text.value = b"580.65.06"
+        return 0
+
+    def nvmlShutdown(self) -> int:  # noqa: N802
+        return 0
+
+
+def test_every_gpu_is_described() -> None:
+    assert gpus(_Cuda()) == (
+        Gpu(name="NVIDIA H100 80GB HBM3", architecture="sm90", memory_bytes=80 * 2**30),
+        Gpu(name="NVIDIA GeForce RTX 5090", architecture="sm120", memory_bytes=32 * 2**30),
+    )
+
+
+def test_a_driver_that_does_not_start_has_no_gpus() -> None:
+    assert gpus(_Cuda(status=100)) == ()
+
+
+def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu, "_CUDA_LIBRARY", "libhdexport-no-such-library.so")
+    assert gpus() == ()
+
+
+def test_the_driver_says_its_version() -> None:
+    assert driver_version(_Management()) == "580.65.06"
+
+
+def test_without_the_management_library_the_kernel_module_says_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(gpu, "_MANAGEMENT_LIBRARY", "libhdexport-no-such-library.so")
+    file = tmp_path / "version"
+    monkeypatch.setattr(gpu, "_KERNEL_MODULE_FILE", file)
+    assert driver_version() is None
+    file.write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27 07:15:39 UTC 2025\n")
+    assert driver_version() == "580.65.06"

@@ -1,0 +1,254 @@
+"""The input `global_attention_mask` is filled in, checked, and reaches the graph however texts come.
+
+The bundle's model gives back what it was fed, so its answers show the marks themselves.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+import hdruntime
+from hdruntime.bundle.manifest import GlobalAttention, TensorSpec
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
+from hdruntime.errors import InputError
+from hdruntime.session import Session
+
+PADDING, SEPARATOR = 0, 3
+BOUND = 4
+FIRST_TOKEN = GlobalAttention(default="first_token", bound=BOUND, separator_id=None)
+QUESTION = GlobalAttention(default="question", bound=BOUND, separator_id=SEPARATOR)
+OUTPUTS = {
+    "feature-extraction": {"last_hidden_state": ("batch", "tokens", 1)},
+    "question-answering": {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")},
+}
+
+Sessions = Callable[[GlobalAttention], Session]
+
+
+@pytest.fixture
+def marking_bundle(new_bundle: Callable[..., Path]) -> Callable[[GlobalAttention], Path]:
+    """Make a bundle whose outputs are its `global_attention_mask` as float32; questions are for that task."""
+
+    def make(global_attention: GlobalAttention) -> Path:
+        task = "feature-extraction" if global_attention.separator_id is None else "question-answering"
+        path = new_bundle(task)
+        plain = open_bundle(path).manifest
+        write_echo(path / "model.onnx", OUTPUTS[task])
+        names = ("input_ids", "attention_mask", "global_attention_mask")
+        manifest = dataclasses.replace(
+            plain,
+            hidden_size=1,
+            task=task,
+            inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in names),
+            outputs=tuple(TensorSpec(name=name, dtype="float32", shape=axes) for name, axes in OUTPUTS[task].items()),
+            global_attention=global_attention,
+        )
+        seal(path, manifest)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def marking(marking_bundle: Callable[[GlobalAttention], Path]) -> Sessions:
+    """Load such a bundle."""
+    return lambda global_attention: hdruntime.load(marking_bundle(global_attention))
+
+
+def write_echo(path: Path, outputs: dict[str, tuple[str | int, ...]]) -> None:
+    """A model whose every output is its `global_attention_mask`, which reads all its inputs."""
+    names = ("input_ids", "attention_mask", "global_attention_mask")
+    nodes = [
+        helper.make_node("Add", ["input_ids", "attention_mask"], ["read"]),
+        helper.make_node("Sub", ["read", "read"], ["nothing"]),
+        helper.make_node("Add", ["global_attention_mask", "nothing"], ["marks"]),
+        helper.make_node("Cast", ["marks"], ["flat"], to=TensorProto.FLOAT),
+    ]
+    for name, axes in outputs.items():
+        if len(axes) == 3:
+            nodes.append(helper.make_node("Constant", [], ["last_axis"], value_ints=[2]))
+            nodes.append(helper.make_node("Unsqueeze", ["flat", "last_axis"], [name]))
+        else:
+            nodes.append(helper.make_node("Identity", ["flat"], [name]))
+    graph = helper.make_graph(
+        nodes,
+        "echo",
+        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, axes) for name, axes in outputs.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+
+
+def marks_of(outputs: dict[str, np.ndarray]) -> list[list[int]]:
+    """The marks, rows of 0 and 1."""
+    values = next(iter(outputs.values()))
+    return values.reshape(values.shape[:2]).astype(int).tolist()
+
+
+# One batch
+
+
+@pytest.mark.parametrize(
+    ("attention_mask", "expected"),
+    [
+        ([[1, 1, 1, 1], [1, 1, 0, 0]], [[1, 0, 0, 0], [1, 0, 0, 0]]),
+        ([[0, 0, 1, 1], [0, 1, 0, 1]], [[0, 0, 1, 0], [0, 1, 0, 0]]),
+        ([[0, 0, 0, 1], [0, 0, 0, 0]], [[0, 0, 0, 1], [0, 0, 0, 0]]),
+    ],
+    ids=["padding on the right", "padding on the left and holes", "nothing but padding"],
+)
+def test_the_first_real_token_is_marked(marking: Sessions, attention_mask: list, expected: list) -> None:
+    session = marking(FIRST_TOKEN)
+    assert marks_of(session(input_ids=[[4, 5, 6, 7]] * 2, attention_mask=attention_mask)) == expected
+    assert marks_of(session(input_ids=[[4, 5, 6, 7]])) == [[1, 0, 0, 0]]
+
+
+@pytest.mark.parametrize(
+    ("input_ids", "expected"),
+    [
+        ([2, 4, 5, SEPARATOR, SEPARATOR, 6, 7, SEPARATOR], [1, 1, 1, 0, 0, 0, 0, 0]),
+        ([SEPARATOR, 4, 5, SEPARATOR], [0, 0, 0, 0]),
+        ([2, 4, 5, 6, SEPARATOR], [1, 1, 1, 1, 0]),
+    ],
+    ids=["a pair", "no question", "as long as the bound"],
+)
+def test_the_tokens_before_the_first_separator_are_marked(marking: Sessions, input_ids: list, expected: list) -> None:
+    assert marks_of(marking(QUESTION)(input_ids=[input_ids])) == [expected]
+
+
+def test_a_separator_in_the_padding_ends_no_question(marking: Sessions) -> None:
+    session = marking(QUESTION)
+    got = session(
+        input_ids=[[SEPARATOR, 2, 4, SEPARATOR, 5], [2, 4, SEPARATOR, SEPARATOR, 5], [5, 5, 5, 5, 5]],
+        attention_mask=[[0, 1, 1, 1, 1], [1, 1, 0, 1, 1], [0, 0, 0, 0, 0]],
+    )
+    assert marks_of(got) == [[0, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
+
+
+@pytest.mark.parametrize("global_attention", [FIRST_TOKEN, QUESTION], ids=["first token", "question"])
+def test_what_a_caller_marks_is_what_the_graph_gets(marking: Sessions, global_attention: GlobalAttention) -> None:
+    session = marking(global_attention)
+    marks = [[0, 1, 1, 0, 1], [0, 0, 0, 0, 0]]
+    for given in (marks, np.array(marks, np.int32), np.array(marks, bool)):
+        # Without a separator: who marks tokens needs none.
+        assert marks_of(session(input_ids=[[4] * 5] * 2, global_attention_mask=given)) == marks
+    default = session(input_ids=[[2, SEPARATOR, 4]], global_attention_mask=None)
+    assert marks_of(default) == [[1, 0, 0]]
+
+
+def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
+    session = marking(FIRST_TOKEN)
+    inputs = {"input_ids": [[4] * 8], "attention_mask": [[1, 1, 1, 1, 0, 0, 0, 0]]}
+    got = session(**inputs, global_attention_mask=[[1] * 8])
+    assert marks_of(got)[0][:BOUND] == [1] * BOUND
+    with pytest.raises(InputError, match="row 0 marks 5 tokens"):
+        session(input_ids=[[4] * 8], global_attention_mask=[[1] * 5 + [0] * 3])
+
+
+@pytest.mark.parametrize(
+    ("marks", "message"),
+    [
+        ([[0] * 6, [1] * 5 + [0]], r"row 1 marks 5 tokens as global; this bundle takes 4\.\nMark fewer, or rebuild "
+         r"with --max-global 5\."),
+        ([[0, 2, 0, 0, 0, 0]] * 2, r"global_attention_mask\[0, 1\] is 2; it must be 1 for global tokens and 0"),
+        ([[-1] * 6] * 2, r"global_attention_mask\[0, 0\] is -1"),
+        ([[0.5] * 6] * 2, "global_attention_mask is of type float64"),
+        ([[1, 0]] * 2, r"global_attention_mask has shape \[2, 2\], but input_ids \[2, 6\]"),
+        ([1, 0, 0, 0, 0, 0], r"global_attention_mask has shape \[6\]"),
+    ],
+    ids=["too many", "two", "negative", "a number with a fraction", "too short", "one row"],
+)  # fmt: skip
+def test_marks_that_do_not_fit_are_refused(marking: Sessions, marks: list, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        marking(FIRST_TOKEN)(input_ids=[[4] * 6] * 2, global_attention_mask=marks)
+
+
+def test_a_text_without_a_separator_is_refused_with_what_to_do(marking: Sessions) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"no separator \(id 3\) in row 1, so where its question ends is unknown\.\n"
+        r"Encode question and context as a pair, or give global_attention_mask\.",
+    ):
+        marking(QUESTION)(input_ids=[[4, SEPARATOR], [4, 5]])
+
+
+def test_too_long_a_question_is_refused_with_what_to_do(marking: Sessions) -> None:
+    with pytest.raises(
+        InputError,
+        match=r"The question of row 0 has 5 tokens, which are all global; this bundle takes 4\.\n"
+        r"Shorten it, give global_attention_mask, or rebuild with --max-global 5\.",
+    ):
+        marking(QUESTION)(input_ids=[[4] * 5 + [SEPARATOR]])
+
+
+def test_a_bundle_without_the_input_refuses_it(bundle_path: Path) -> None:
+    with pytest.raises(InputError, match="Unknown input 'global_attention_mask'; this bundle accepts input_ids, att"):
+        hdruntime.load(bundle_path)(input_ids=[[4]], global_attention_mask=[[1]])
+
+
+# Texts
+
+
+def test_texts_of_any_length_are_marked_in_any_batch(marking: Sessions) -> None:
+    session = marking(FIRST_TOKEN)
+    texts = ["long documents are read", "", "whole"]
+    encodings = session.tokenize(texts)
+    for batch_tokens in (1, 64):
+        results = session.infer(encodings, batch_tokens=batch_tokens)
+        got = [result["last_hidden_state"][:, 0].astype(int).tolist() for result in results]
+        assert got == [[1, 0, 0, 0, 0, 0], [1, 0], [1, 0, 0]]
+    # The mean of the marks: one token of each text.
+    np.testing.assert_allclose(session.embed(texts)[:, 0], [1 / 6, 1 / 2, 1 / 3], rtol=1e-6)
+
+
+def test_questions_of_pairs_are_marked(marking: Sessions) -> None:
+    session = marking(QUESTION)
+    encodings = session.tokenize(["long", "are documents"], ["documents are read whole", "read"])
+    results = session.infer(encodings, batch_tokens=64)
+    assert [result["start_logits"].astype(int).tolist() for result in results] == [
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [1, 1, 1, 0, 0, 0],
+    ]
+
+
+def test_the_text_with_too_long_a_question_is_named_as_the_caller_numbers_it(marking: Sessions) -> None:
+    session = marking(QUESTION)
+    encodings = session.tokenize(["long", "are", "read documents are whole"], ["whole documents"] * 3)
+    # Batches put the longest first: in its batch it is row 0.
+    with pytest.raises(InputError, match=r"The question of text 2 has 5 tokens"):
+        session.infer(encodings, batch_tokens=1)
+    with pytest.raises(InputError, match=r"The question of the text has 5 tokens"):
+        session.infer(encodings[2:])
+
+
+def test_a_job_marks_questions_and_goes_on_after_one_that_is_too_long(
+    marking_bundle: Callable[[GlobalAttention], Path], tmp_path: Path
+) -> None:
+    rows = tmp_path / "rows.jsonl"
+    pairs = [("long", "documents are read"), ("read documents are whole", "long"), ("are", "whole documents")]
+    rows.write_text("".join(json.dumps({"q": question, "c": context}) + "\n" for question, context in pairs))
+    output = tmp_path / "out.jsonl"
+    command = ["run", marking_bundle(QUESTION), rows, "-o", output, "--text-column", "q", "--text-pair-column", "c"]
+    hdexport = Path(sys.executable).with_name("hdexport")
+    done = subprocess.run([hdexport, *command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    results = [json.loads(line) for line in output.read_text().splitlines()]
+    assert [row["error"] for row in results] == [
+        None,
+        "The question of the text has 5 tokens, which are all global; this bundle takes 4.\n"
+        "Shorten it, give global_attention_mask, or rebuild with --max-global 5.",
+        None,
+    ]
+    # No token of a context is marked, so all are equally good and the first of them is the answer.
+    assert [row["answer"] for row in results] == ["documents", None, "whole"]

@@ -1,0 +1,75 @@
+"""Pooling sees real tokens only, wherever the padding is and whatever it holds."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hdruntime.text.pooling import Pooling, pooled
+from support.comparators import assert_close
+
+HIDDEN_SIZE = 5
+
+MASKS = {
+    "none": [1, 1, 1, 1],
+    "right": [1, 1, 0, 0],
+    "left": [0, 0, 1, 1],
+    "both": [0, 1, 1, 0],
+    "holes": [1, 0, 0, 1],
+    "one": [0, 0, 1, 0],
+}
+
+EXPECTED = {
+    Pooling.MEAN: lambda tokens: tokens.mean(axis=0),
+    Pooling.CLS: lambda tokens: tokens[0],
+    Pooling.MAX: lambda tokens: tokens.max(axis=0),
+}
+"""Of a row's real tokens alone, float64 [tokens, hidden_size]."""
+
+
+def negative_states(rows: int, tokens: int) -> np.ndarray:
+    """Below zero, so that a zero taken from the padding is the largest value."""
+    values = np.random.default_rng(3).uniform(-2, -1, (rows, tokens, HIDDEN_SIZE))
+    return values.astype(np.float32)
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("padding", [0.0, np.nan, np.inf, 1e30])
+def test_what_padding_holds_does_not_matter(pooling: Pooling, padding: float) -> None:
+    mask = np.array(list(MASKS.values()))
+    states = negative_states(*mask.shape)
+    expected = np.stack(
+        [EXPECTED[pooling](row[kept == 1].astype(np.float64)) for row, kept in zip(states, mask, strict=True)]
+    )
+    states[mask == 0] = padding
+    vectors = pooled(states, mask, pooling)
+    assert vectors.dtype == np.float32
+    assert_close(vectors, expected, atol=1e-7 if pooling is Pooling.MEAN else 0)
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+@pytest.mark.parametrize("padding", [1.0, np.nan, -np.inf])
+def test_a_row_without_real_tokens_is_zeros(pooling: Pooling, padding: float) -> None:
+    states = negative_states(2, 3)
+    states[1] = padding
+    vectors = pooled(states, np.array([[1, 1, 1], [0, 0, 0]]), pooling)
+    assert (vectors[1] == 0).all()
+    assert (vectors[0] < 0).all()
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_nan_in_a_real_token_stays(pooling: Pooling) -> None:
+    states = negative_states(1, 3)
+    states[0, 0, 2] = np.nan
+    assert np.isnan(pooled(states, np.ones((1, 3), np.int64), pooling)[0]).tolist() == [
+        False,
+        False,
+        True,
+        False,
+        False,
+    ]
+
+
+def test_the_mean_of_many_tokens_keeps_its_digits() -> None:
+    states = np.full((1, 100_000, 1), 0.1, np.float32)
+    assert pooled(states, np.ones((1, 100_000), np.int64), Pooling.MEAN) == np.float32(0.1)

@@ -1,0 +1,381 @@
+"""Long texts run in pieces: the library's own, each token answered once, and vectors pooled as by hand."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+import hdruntime
+from fakes.recording_runner import RecordingRunner
+from hdruntime.bundle.manifest import TensorSpec
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError, NonFiniteOutputError
+from hdruntime.session import Session
+from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged, pooled_embedding, split_encodings
+from hdruntime.text.tasks import answer, entities
+from hdruntime.text.tokenization import Encoding
+from support.comparators import assert_close
+
+CLS, SEP = 2, 3
+WORDS = [f"w{index}" for index in range(200)]
+SPECS = (
+    TensorSpec(name="per_token", dtype="float32", shape=("batch", "tokens", 2)),
+    TensorSpec(name="logits", dtype="float32", shape=("batch", 2)),
+)
+
+
+def _template(single: str, pair: str) -> processors.PostProcessor:
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=[("[CLS]", CLS), ("[SEP]", SEP)])
+
+
+PROCESSORS = {
+    "bert": processors.BertProcessing(("[SEP]", SEP), ("[CLS]", CLS)),
+    "roberta": processors.RobertaProcessing(("[SEP]", SEP), ("[CLS]", CLS)),
+    "template": _template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1"),
+    "at the end": _template("$A [SEP] [CLS]:2", "$A [SEP] $B:1 [SEP]:1 [CLS]:2"),
+    "bytes": processors.Sequence([processors.ByteLevel(), _template("[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1")]),
+    "none": processors.ByteLevel(),
+}
+
+
+def tokenizer(kind: str = "bert") -> Tokenizer:
+    vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS]
+    made = Tokenizer(models.WordLevel({word: index for index, word in enumerate(vocabulary)}, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    made.post_processor = PROCESSORS[kind]
+    return made
+
+
+def split(
+    words: int, *, max_len: int = 10, stride: int = 0, question: int | None = None, kind: str = "bert"
+) -> SplitEncoding:
+    """A text of so many words, or a pair with a question of so many."""
+    text = " ".join(WORDS[:words])
+    given = text if question is None else (" ".join(WORDS[100 : 100 + question]), text)
+    (item,) = tokenizer(kind).encode_batch([given])
+    whole = Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids)
+    is_pair = question is not None
+    (made,) = split_encodings([whole], max_len=max_len, stride=stride, is_pair=is_pair)
+    return made
+
+
+# Pieces
+
+
+@pytest.mark.parametrize("words", [8, 9, 15, 16, 17, 24, 41])
+@pytest.mark.parametrize("stride", [0, 1, 3])
+@pytest.mark.parametrize("question", [None, 2])
+@pytest.mark.parametrize("kind", PROCESSORS)
+def test_pieces_are_those_of_the_tokenizers_library(kind: str, question: int | None, stride: int, words: int) -> None:
+    library = tokenizer(kind)
+    library.enable_truncation(10, stride=stride, strategy="longest_first" if question is None else "only_second")
+    text = " ".join(WORDS[:words])
+    first = library.encode(text) if question is None else library.encode(" ".join(WORDS[100 : 100 + question]), text)
+    expected = [
+        Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in [first, *first.overflowing]
+    ]
+    assert split(words, stride=stride, question=question, kind=kind).pieces == expected
+
+
+@pytest.mark.parametrize("words", [0, 1, 8])
+def test_a_text_that_fits_is_its_own_piece(words: int) -> None:
+    made = split(words, stride=7)
+    assert made.pieces == [made.whole]
+    assert made.pieces[0] is made.whole
+    assert made.cuts == [0, words + 2]
+
+
+def context(split: SplitEncoding, piece: int, token: int) -> float:
+    """How many tokens of the text a token of it sees on the side where a piece shows fewer; -1 if it is not there.
+
+    Where the text itself ends nothing is missing.
+    """
+    own = [
+        index for index, sequence in enumerate(split.whole.sequence_ids) if sequence == split.whole.sequence_ids[token]
+    ]
+    start = own[0] + piece * split.step
+    end = start + sum(sequence == split.whole.sequence_ids[token] for sequence in split.pieces[piece].sequence_ids)
+    if not start <= token < end:
+        return -1
+    before = np.inf if piece == 0 else token - start
+    behind = np.inf if piece == len(split.pieces) - 1 else end - 1 - token
+    return min(before, behind)
+
+
+@pytest.mark.parametrize("words", [9, 16, 17, 23, 24, 25, 60])
+@pytest.mark.parametrize("stride", [0, 1, 2, 3, 4, 7])
+@pytest.mark.parametrize("question", [None, 2])
+def test_every_token_comes_once_and_from_the_piece_that_shows_most_around_it(
+    words: int, stride: int, question: int | None
+) -> None:
+    # Room for 8 tokens of the text in either case.
+    made = split(words, stride=stride, max_len=10 if question is None else 13, question=question)
+    assert made.cuts[0] == 0
+    assert made.cuts[-1] == len(made.whole)
+    assert len(made.cuts) == len(made.pieces) + 1
+    for piece, (first, end) in enumerate(zip(made.cuts, made.cuts[1:], strict=False)):
+        assert first < end
+        for token in range(first, end):
+            local = token - piece * made.step
+            for field, values in vars(made.whole).items():
+                assert vars(made.pieces[piece])[field][local] == values[token]
+            if made.whole.sequence_ids[token] == (0 if question is None else 1):
+                best = max(context(made, other, token) for other in range(len(made.pieces)))
+                assert context(made, piece, token) == best
+
+
+def test_a_token_from_another_piece_is_seen_to_have_less_around_it() -> None:
+    made = split(24, stride=4)
+    middle = made.cuts[1]
+    assert context(made, 1, middle + 1) > context(made, 0, middle + 1) >= 0
+
+
+@pytest.mark.parametrize(
+    ("words", "question", "stride", "message"),
+    [
+        (20, None, -1, r"^The text cannot be split with a stride of -1: it must be 0 to 7, the tokens that a piece "
+         r"shares with the one before it\.\nA piece has 10 tokens, of which every one repeats 2\.$"),
+        (20, None, 8, "with a stride of 8: it must be 0 to 7"),
+        (2, None, 8, "with a stride of 8: it must be 0 to 7"),
+        (20, 3, 4, r"with a stride of 4: it must be 0 to 3, .*\nA piece has 10 tokens, of which every one repeats 6"),
+        (2, 3, -1, "with a stride of -1"),
+        (20, 7, 0, r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the special "
+         r"tokens and, of a pair, the first text\) has as many or more\.\nShorten the first text, or truncate: --over"),
+        (0, 9, 0, "cannot be split: a piece has 10 tokens"),
+    ],
+)  # fmt: skip
+def test_a_stride_without_room_is_refused(words: int, question: int | None, stride: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        split(words, question=question, stride=stride)
+
+
+def test_a_pair_that_fits_needs_no_room_for_the_stride() -> None:
+    assert len(split(1, question=6, stride=5).pieces) == 1
+
+
+def test_the_text_that_cannot_be_split_is_named() -> None:
+    wholes = [split(words, question=question).whole for words, question in ((1, 1), (20, 2))]
+    with pytest.raises(InputError, match=r"^Text 1 cannot be split with a stride of 6"):
+        split_encodings(wholes, max_len=10, stride=6, is_pair=True)
+
+
+# Outputs put together
+
+
+def stitched_by_hand(made: SplitEncoding, outputs: Sequence[np.ndarray]) -> np.ndarray:
+    """Token by token, from the first piece that shows most around it; special tokens from the first or last piece."""
+    rows = []
+    for token, sequence in enumerate(made.whole.sequence_ids):
+        if sequence is not None:
+            piece = int(np.argmax([context(made, other, token) for other in range(len(made.pieces))]))
+        else:
+            piece = 0 if token == 0 else len(made.pieces) - 1
+        rows.append(outputs[piece][token - piece * made.step])
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("stride", [0, 2, 4])
+@pytest.mark.parametrize("pooling", SplitPooling)
+def test_outputs_of_pieces_become_those_of_the_text(stride: int, pooling: SplitPooling) -> None:
+    made = split(41, stride=stride)
+    random = np.random.default_rng(stride)
+    outputs = [
+        {
+            "per_token": random.standard_normal((len(piece), 2)).astype(np.float32),
+            "logits": random.standard_normal(2).astype(np.float32),
+        }
+        for piece in made.pieces
+    ]
+    whole = merged(made, outputs, specs=SPECS, pooling=pooling)
+    per_token = stitched_by_hand(made, [output["per_token"] for output in outputs])
+    np.testing.assert_array_equal(whole["per_token"], per_token)
+    logits = np.stack([output["logits"] for output in outputs]).astype(np.float64)
+    tokens = np.array([len(piece) for piece in made.pieces])
+    by_hand = logits.max(0) if pooling is SplitPooling.MAX else tokens @ logits / tokens.sum()
+    assert_close(whole["logits"], by_hand, atol=1e-7)
+    assert whole["logits"].dtype == np.float32
+
+
+def test_a_cut_beside_its_place_is_seen() -> None:
+    made = split(41, stride=4)
+    outputs = [{"per_token": np.random.default_rng(0).random((len(piece), 2), np.float32)} for piece in made.pieces]
+    expected = stitched_by_hand(made, [output["per_token"] for output in outputs])
+    for place in (1, 3):
+        for shift in (-1, 1):
+            cuts = [cut + shift * (index == place) for index, cut in enumerate(made.cuts)]
+            wrong = dataclasses.replace(made, cuts=cuts)
+            got = merged(wrong, outputs, specs=SPECS, pooling=SplitPooling.MEAN)["per_token"]
+            assert got.shape == expected.shape
+            assert not np.array_equal(got, expected)
+
+
+def test_outputs_of_a_text_in_one_piece_are_its_own() -> None:
+    made = split(5)
+    outputs = {"per_token": np.ones((7, 2), np.float32), "logits": np.ones(2, np.float32)}
+    whole = merged(made, [outputs], specs=SPECS, pooling=SplitPooling.MEAN)
+    assert whole["per_token"] is outputs["per_token"]
+    assert whole["logits"] is outputs["logits"]
+
+
+def token_logits(made: SplitEncoding, ids: Sequence[int]) -> list[dict[str, np.ndarray]]:
+    """Pieces' outputs that mark some ids, the stronger the more of the text is around them."""
+    outputs = []
+    for piece in made.pieces:
+        around = np.minimum(np.arange(len(piece)), np.arange(len(piece))[::-1])
+        marked = np.isin(piece.input_ids, ids) * (1 + around)
+        outputs.append({"per_token": np.stack([np.ones(len(piece)), marked], axis=1).astype(np.float32)})
+    return outputs
+
+
+@pytest.mark.parametrize("stride", [0, 4])
+def test_entities_of_a_long_text_have_their_places_in_it(stride: int) -> None:
+    made = split(41, stride=stride)
+    text = " ".join(WORDS[:41])
+    wanted = ["w0", "w7", "w8", "w11", "w23", "w40"]
+    outputs = token_logits(made, [4 + WORDS.index(word) for word in wanted])
+    whole = merged(made, outputs, specs=SPECS, pooling=SplitPooling.MEAN)["per_token"]
+    # The strongest is 1 + the distance to the nearer end of the piece; the weakest 2: it is next to a special token.
+    found = entities(whole, ["O", "X"], text=text, encoding=made.whole)
+    assert [entity.text for entity in found] == wanted
+    assert [text[entity.start : entity.end] for entity in found] == wanted
+
+
+@pytest.mark.parametrize("stride", [0, 3])
+def test_an_answer_far_inside_a_long_context_is_found_in_it(stride: int) -> None:
+    made = split(60, stride=stride, max_len=14, question=3)
+    context = " ".join(WORDS[:60])
+    first, last = token_logits(made, [4 + 30]), token_logits(made, [4 + 33])
+    start = merged(made, first, specs=SPECS, pooling=SplitPooling.MEAN)["per_token"][:, 1]
+    end = merged(made, last, specs=SPECS, pooling=SplitPooling.MEAN)["per_token"][:, 1]
+    found = answer(start, end, context=context, encoding=made.whole)
+    assert found.answer == "w30 w31 w32 w33"
+    assert context[found.start : found.end] == found.answer
+
+
+# Vectors
+
+
+def test_vectors_of_length_1_stay_so() -> None:
+    made = split(20)
+    vectors = np.random.default_rng(0).standard_normal((len(made.pieces), 5)).astype(np.float32)
+    unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    for pooling in SplitPooling:
+        pooled = pooled_embedding(made, list(unit), pooling)
+        assert pooled.dtype == np.float32
+        assert abs(np.linalg.norm(pooled) - 1) < 1e-6
+        plain = merged(made, [{"logits": vector} for vector in unit], specs=SPECS, pooling=pooling)["logits"]
+        assert np.linalg.norm(plain) < 0.95 or pooling is SplitPooling.MAX, "logits are no vectors"
+        assert_close(pooled, plain / np.linalg.norm(plain), atol=1e-6)
+        of_output = merged(made, [{"sentence_embedding": vector} for vector in unit], specs=SPECS, pooling=pooling)
+        np.testing.assert_array_equal(of_output["sentence_embedding"], pooled)
+
+
+def test_other_vectors_are_not_made_longer() -> None:
+    made = split(20)
+    vectors = [np.full(4, 0.5, np.float32)] * (len(made.pieces) - 1) + [np.full(4, 0.51, np.float32)]
+    pooled = pooled_embedding(made, vectors, SplitPooling.MEAN)
+    weights = [len(piece) for piece in made.pieces]
+    assert_close(pooled, np.average(vectors, axis=0, weights=weights), atol=1e-7)
+
+
+def test_vectors_that_cancel_out_give_zeros_rather_than_nan() -> None:
+    made = split(16)
+    assert len(made.pieces) == 2
+    np.testing.assert_array_equal(
+        pooled_embedding(made, [np.eye(4, dtype=np.float32)[0], -np.eye(4, dtype=np.float32)[0]], SplitPooling.MEAN),
+        np.zeros(4, np.float32),
+    )
+
+
+# A session
+
+
+WHOLE = "long documents are read whole . " * 9
+TEXTS = ["long", WHOLE, "", "documents are read", WHOLE + "read", "whole " * 14]
+
+
+@pytest.fixture(params=["feature-extraction", "sentence-similarity"])
+def session(request: pytest.FixtureRequest, new_bundle: Callable[..., Path]) -> Session:
+    return hdruntime.load(new_bundle(task=request.param, cpu_graph=True))
+
+
+@pytest.mark.parametrize("pooling", ["mean", "max", SplitPooling.MAX])
+@pytest.mark.parametrize("stride", [0, 1, 5, 13])
+def test_split_vectors_are_those_of_the_pieces_run_by_themselves(
+    session: Session, stride: int, pooling: SplitPooling | str
+) -> None:
+    vectors = session.embed(TEXTS, overflow="split", stride=stride, split_pooling=pooling)
+    assert vectors.dtype == np.float32
+    for text, vector in zip(TEXTS, vectors, strict=True):
+        (made,) = session.split([text], stride=stride)
+        of_pieces = []
+        for piece in made.pieces:
+            outputs = session(input_ids=[piece.input_ids])
+            of_pieces.append(
+                outputs["sentence_embedding"][0] if len(outputs) > 1 else outputs["last_hidden_state"][0].mean(0)
+            )
+        weights = [len(piece) for piece in made.pieces]
+        by_hand = np.average(of_pieces, axis=0, weights=weights) if pooling == "mean" else np.max(of_pieces, axis=0)
+        assert_close(vector, by_hand, atol=1e-6)
+    other = session.embed(TEXTS, overflow="split", stride=stride, split_pooling="max" if pooling == "mean" else "mean")
+    assert np.abs(other - vectors)[[1, 4]].max() > 1e-3, "another pooling would be seen"
+    assert np.abs(session.embed(TEXTS, overflow="truncate") - vectors)[1].max() > 1e-3, "so would a text cut off"
+
+
+def test_texts_that_fit_are_embedded_as_without_splitting(session: Session) -> None:
+    short = [TEXTS[row] for row in (0, 2, 3, 5)]
+    np.testing.assert_array_equal(session.embed(short, overflow="split", stride=5), session.embed(short))
+    assert session.embed([], overflow="split").shape == (0, 4)
+
+
+def test_a_model_that_normalises_gives_vectors_of_length_1(new_bundle: Callable[..., Path]) -> None:
+    class Normalising(RecordingRunner):
+        def start(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> Callable[[], dict]:
+            vectors = inputs["input_ids"][:, 1:5] + np.ones((1, 4))
+            unit = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+            return lambda: {"sentence_embedding": unit}
+
+    session = Session(open_bundle(new_bundle(task="sentence-similarity")), Normalising())
+    lengths = np.linalg.norm(session.embed([WHOLE, "long documents are"], overflow="split"), axis=1)
+    assert_close(lengths, np.ones(2), atol=1e-6)
+
+
+def test_nan_in_a_piece_is_that_of_its_text(session: Session) -> None:
+    with pytest.raises(NonFiniteOutputError, match=r"in rows 2\."):
+        session.embed(["long", WHOLE, WHOLE + "nan", WHOLE], overflow="split")
+    with pytest.raises(NonFiniteOutputError, match=r"NaN or infinity\."):
+        session.embed([WHOLE + "nan"], overflow="split")
+
+
+def test_pairs_of_a_session_repeat_the_question(session: Session) -> None:
+    long, pair = session.split(["read whole", "long"], [WHOLE, "documents"], stride=2)
+    assert pair.pieces == [pair.whole]
+    assert len(long.whole) > 16
+    assert {tuple(piece.input_ids[:4]) for piece in long.pieces} == {tuple(long.whole.input_ids[:4])}
+    assert max(map(len, long.pieces)) == 16
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overflow": "split", "stride": 14}, "with a stride of 14: it must be 0 to 13"),
+        ({"overflow": "truncate", "stride": 1}, "stride is 1, but only overflow='split' has a stride"),
+        ({"overflow": "split", "split_pooling": "cls"}, "split_pooling is 'cls'; it must be one of 'mean', 'max'"),
+        ({"overflow": "drop"}, "overflow is 'drop'; it must be one of 'error', 'truncate', 'split'"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(session: Session, options: dict, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        session.embed(TEXTS, **options)
+
+
+def test_tokenize_says_what_splits(session: Session) -> None:
+    with pytest.raises(
+        InputError, match=r"cannot split\.\nUse session\.split\(texts, stride=\.\.\.\), or session\.embed"
+    ):
+        session.tokenize(TEXTS, overflow="split")

