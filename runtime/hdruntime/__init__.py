@@ -80,11 +80,11 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULE_OF_NAME = {
-    "Backend": "hdruntime.bundle.reader",
+    "Backend": "hdruntime.bundle.manifest",
     "Bundle": "hdruntime.bundle.reader",
     "Encoding": "hdruntime.text.tokenization",
     "GpuOptions": "hdruntime.gpu.options",
-    "Manifest": "hdruntime.bundle.reader",
+    "Manifest": "hdruntime.bundle.manifest",
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
     "load": "hdruntime.session",

@@ -239,14 +239,14 @@ def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_tim
 
 
 def wait_for(pid: int, module: str, count: int) -> set[int]:
-    """Pids of the first so many processes beneath that one which run that module of `hdexport.bench`."""
+    """Pids of the first so many processes beneath that one which run that module of `hdexport.bench.run`."""
     found: set[int] = set()
     deadline = time.monotonic() + 90
     while len(found) < count:
         assert time.monotonic() < deadline, f"{len(found)} processes of {module} began within 90 s"
         for process in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if f"hdexport.bench.{module}" in process.cmdline()[:4]:
+                if f"hdexport.bench.run.{module}" in process.cmdline()[:4]:
                     found.add(process.pid)
         time.sleep(0.05)
     return found

@@ -182,7 +182,7 @@ from pathlib import Path
 import onnx_ir as ir
 from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.engines.profiles import profiles_from_options
-from hdruntime.bundle.manifest import (Backend)
+from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import EngineError
 folder = Path(sys.argv[1])
 for attempt in range(2):

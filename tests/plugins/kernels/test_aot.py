@@ -317,7 +317,7 @@ def test_a_changed_function_of_another_module_is_compiled_again(kernel_module: P
     assert new.sha256 != old.sha256
 
 
-@pytest.mark.parametrize("source", ALL_SOURCES, ids=lambda source: f"{source.module.split('.')[1]}.{source.function}")
+@pytest.mark.parametrize("source", ALL_SOURCES, ids=lambda source: f"{source.module.split('.')[2]}.{source.function}")
 def test_our_kernels_name_every_module_whose_functions_they_call(source: KernelSource) -> None:
     kernel = getattr(importlib.import_module(source.module), source.function)
     assert called_modules(kernel) <= {source.module, *source.called_modules}

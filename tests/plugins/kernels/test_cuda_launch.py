@@ -22,7 +22,7 @@ from hdplugins.operators.sliding_window_attention.reference import sliding_windo
 from hdplugins.tensorrt.link import provide_library_link
 from support.comparators import assert_close
 
-TESTS = Path(__file__).parent.parent
+FAKES = Path(__file__).parents[2] / "fakes"
 
 needs_cuda_python = pytest.mark.skipif(
     importlib.util.find_spec("cuda") is None, reason="cuda-python is not installed: pip install cuda-bindings"
@@ -62,7 +62,7 @@ def test_the_driver_reads_what_a_launch_was_told(tmp_path: Path) -> None:
     _write_kernel(tmp_path / "kernels")
     library = tmp_path / "libcuda.so.1"
     flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library)]
-    subprocess.run(["cc", *flags, str(TESTS / "fake_libcuda.c"), "-ldl"], check=True)
+    subprocess.run(["cc", *flags, str(FAKES / "fake_libcuda.c"), "-ldl"], check=True)
     environment = {**os.environ, "LD_LIBRARY_PATH": f"{tmp_path}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}"}
     command = [sys.executable, "-c", _PROGRAM, str(tmp_path / "kernels")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)

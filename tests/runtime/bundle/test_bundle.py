@@ -19,8 +19,7 @@ from pathlib import Path
 import pytest
 
 import hdruntime
-from hdruntime.bundle import reader as bundle
-from hdruntime.bundle import staging
+from hdruntime.bundle import digests, reader, staging, writer
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
@@ -90,14 +89,15 @@ def test_a_changed_byte_is_refused(bundle_path: Path, file: str) -> None:
 def test_files_are_hashed_side_by_side(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each of the first two waits for the other."""
     both = threading.Barrier(2, timeout=10)
-    sha256 = bundle._sha256
+    sha256 = digests.sha256_of_file
 
     def hash_together(path: Path) -> str:
         if path.name in ("tokenizer.json", "model.onnx"):
             both.wait()
         return sha256(path)
 
-    monkeypatch.setattr(bundle, "_sha256", hash_together)
+    monkeypatch.setattr(reader, "sha256_of_file", hash_together)
+    monkeypatch.setattr(writer, "sha256_of_file", hash_together)
     opened = open_bundle(bundle_path)
     assert seal(bundle_path, opened.manifest) == opened.manifest
 
@@ -436,7 +436,7 @@ def test_a_really_full_disk_leaves_nothing(tmp_path: Path, manifest: Manifest) -
     mount.mkdir()
     code = f"""
         from pathlib import Path
-        from hdruntime.bundle.writer import (staged_bundle)
+        from hdruntime.bundle.writer import staged_bundle
         with staged_bundle(Path({str(mount)!r}) / "bundle", force=False) as directory:
             (directory / "model.onnx.data").write_bytes(bytes(2 << 20))
     """
@@ -456,11 +456,9 @@ def test_a_really_full_disk_leaves_nothing(tmp_path: Path, manifest: Manifest) -
 KILLED = """
 import sys
 from pathlib import Path
-from hdruntime.bundle.reader import (open_bundle)
-from hdruntime.bundle.writer import (staged_bundle)
-import hdruntime
-from hdruntime.bundle import reader as bundle
 from hdruntime.bundle import staging
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal, staged_bundle
 destination, source, when = sys.argv[1:]
 manifest = open_bundle(Path(source)).manifest
 
@@ -475,7 +473,6 @@ with staged_bundle(Path(destination), force=True) as directory:
     if when == "in_the_block":
         wait()
     import dataclasses
-    from hdruntime.bundle.writer import (seal)
     seal(directory, dataclasses.replace(manifest, graphs=(), tokenizer=None))
 """
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 import hdruntime
 from fakes.recording_runner import BROKEN_ID, NAN_ID, RecordingRunner, answer
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import padded
 from hdruntime.inference.memory_limits import MemoryLimits
@@ -284,7 +285,7 @@ def waste_memory(path: Path) -> None:
         ]
     )
     onnx.save(model, path / "model.onnx")
-    hdruntime.bundle.reader.seal(path, manifest)
+    seal(path, manifest)
 
 
 # Bad rows
