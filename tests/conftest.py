@@ -55,6 +55,16 @@ def _levels_of_our_loggers():
         logging.getLogger(package).setLevel(logging.NOTSET)
 
 
+@pytest.fixture(autouse=True)
+def _variables_of_the_environment():
+    """What a command sets that runs in this process ends with its test: Triton interprets kernels by a variable."""
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
 _MODEL_TYPE = re.compile(
     r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|roberta|xlm-roberta)\b"
 )
