@@ -36,7 +36,7 @@ def _help(*command: str) -> str:
     os.environ["COLUMNS"] = str(COLUMNS)
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        parser().parse_args([*command, "--help"])
+        parser(command).parse_args([*command, "--help"])
     return shown.getvalue()
 
 

@@ -11,32 +11,30 @@ import logging
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
-from hdexport.attention.blocks.setup import BlockSetup, block_setup, write_setup
-from hdexport.attention.spec import BlockRequest, check_window
-from hdexport.attention.window.marks import global_attention_of
+from hdexport.attention.kind import OperatorNode, Setup, Subject
+from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
+from hdexport.families import convertible_model_types
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
+from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import (
     Dtype,
-    GlobalAttention,
     GraphFile,
-    LastBlock,
     Manifest,
     Positions,
     TensorDtype,
     TensorSpec,
-    Window,
 )
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
@@ -56,11 +54,6 @@ _WEIGHTS_FILE = "model.onnx.data"
 _CPU_FILE = "onnxruntime_cpu.onnx"
 _CUDA_FILE = "onnxruntime_cuda.onnx"
 
-_NOT_TRAINED = (
-    "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
-    "against PyTorch with the same {}."
-)
-
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
 
@@ -78,12 +71,8 @@ class BuildOptions:
         task: the task; None infers it from the checkpoint.
         scheme: where positions past the checkpoint's come from.
         alpha: weight of the coarse position in the hierarchical scheme.
-        attention: what takes the place of dense attention; None leaves the model's attention as it is.
-        last_block: of BigBird's attention, ``padded`` or ``row``; None for ``padded``, which is Hugging Face's.
-        global_embeddings: a .npy file, what the layers are given for ETC's global tokens; None takes the embeddings of
-            ids.
-        max_global: the most global tokens that a caller may mark in a text, for models with such an input; None for 16,
-            in question answering 64.
+        attention: what was asked of kinds of attention, by their names, as `attention_from_spec` reads it; nothing
+            leaves the model's attention as it is.
         engines: which engines beside the ONNX graphs.
         verify: the cases in which the bundle is compared with PyTorch before it is put in place; None for none.
         force: replace a bundle that is at `output`.
@@ -98,10 +87,7 @@ class BuildOptions:
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
-    attention: Window | BlockRequest | None = None
-    last_block: LastBlock | None = None
-    global_embeddings: Path | None = None
-    max_global: int | None = None
+    attention: Mapping[str, Any] = field(default_factory=dict)
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
     force: bool = False
@@ -148,65 +134,41 @@ def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions
     """Write the graphs and engines; returns the manifest but for what is not of them."""
     task = options.task or checkpoint.task()
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
-    if isinstance(options.attention, Window):
-        _check_window(options.attention, model, checkpoint, options, progress)
-    global_attention = global_attention_of(checkpoint.family, model.config, task, max_global=options.max_global)
     positions = _extend(model, checkpoint, options, progress)
-    blocks = _block_setup(model, checkpoint, options, progress)
-    if blocks is not None:
-        write_setup(blocks, directory)
+    setups = _attention(model, checkpoint, task, options, progress)
+    for setup in setups.values():
+        setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-    module = _graph_module(model, checkpoint, task, global_attention, blocks, options)
+    module = _graph_module(model, checkpoint, task, setups, options)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
     graphs = _lower(portable, directory, options.precision)
     engines = build_engines(portable, directory, options.engines, dtype=options.precision, progress=progress)
     return dataclasses.replace(
-        _describe(portable, module, checkpoint, task, positions, options, parameters=parameters),
+        _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters),
         graphs=graphs,
         engines=engines,
-        global_attention=global_attention,
-        block_sparse=None if blocks is None else blocks.spec,
-        token_type_separator_id=checkpoint.family.token_type_separator_id(model.config, task),
     )
 
 
-def _check_window(
-    window: Window, model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress
-) -> None:
-    """Refuse a window that the model cannot have, and say what one does to its answers."""
-    check_window(
-        window,
-        checkpoint.family,
-        model_type=checkpoint.config["model_type"],
-        heads=model.config.num_attention_heads,
+def _attention(
+    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions, progress: Progress
+) -> dict[str, Setup]:
+    """The model's attention, its own or what was asked for; says what the latter does to its answers."""
+    subject = Subject(
+        model=model,
+        family=checkpoint.family,
+        task=task,
         max_len=options.max_len,
-    )
-    progress.result(
-        f"Attention is cut to windows of {window.tokens} tokens on each side, {_NOT_TRAINED.format('windows')}"
-    )
-
-
-def _block_setup(
-    model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress
-) -> BlockSetup | None:
-    """The model's block-sparse attention, its own or what was asked for; says what the latter does to its answers."""
-    request = options.attention if isinstance(options.attention, BlockRequest) else None
-    blocks = block_setup(
-        request,
-        model,
-        checkpoint.family,
-        max_len=options.max_len,
-        last_block=options.last_block,
-        global_embeddings=options.global_embeddings,
         first_special_id=lambda: first_special_id(checkpoint),
+        convertible=convertible_model_types,
     )
-    if blocks is not None and checkpoint.family.block_sparse is None:
-        progress.result(
-            f"Attention is cut to blocks of {blocks.spec.block_size} tokens, {_NOT_TRAINED.format('blocks')}"
-        )
-    return blocks
+    setups = attention_setups(options.attention, subject)
+    for setup in setups.values():
+        if setup.remark is not None:
+            progress.result(setup.remark)
+    return setups
 
 
 def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> Positions:
@@ -232,17 +194,12 @@ def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOption
 
 
 def _graph_module(
-    model: PreTrainedModel,
-    checkpoint: Checkpoint,
-    task: Task,
-    global_attention: GlobalAttention | None,
-    blocks: BlockSetup | None,
-    options: BuildOptions,
+    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, setups: Mapping[str, Setup], options: BuildOptions
 ) -> GraphModule:
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.sentence_pooling import sentence_pooling
     from hdexport.model.activations import fuse_gelu
-    from hdexport.model.graph_module import GraphModule
+    from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.precision import Precision, cast_model
     from hdexport.model.surgery import fold_positions, fold_token_types
 
@@ -253,23 +210,21 @@ def _graph_module(
     folded_positions = fold_positions(model, family)
     cast_model(model, Precision(options.precision))
     fuse_gelu(model)
-    window = options.attention if isinstance(options.attention, Window) else None
-    if global_attention is not None:
-        assert family.adapt_global is not None
-        family.adapt_global(model, global_attention.bound)
-    elif blocks is not None and family.adapt_blocks is not None:
-        family.adapt_blocks(model, blocks.spec, blocks.tables(model.config.num_hidden_layers))
-        blocks = None
-    else:
+    if not any(setup.is_own for setup in setups.values()):
         family.adapt(model)
-    use_operators(model, window, blocks)
+    for setup in setups.values():
+        setup.adapt(model, family)
+    use_operators(model)
     return GraphModule(
         model,
         task,
-        has_token_types=has_token_types,
+        inputs=graph_inputs(
+            has_token_types=has_token_types,
+            token_type_separator_id=family.token_type_separator_id(model.config, task),
+            others=[spec for setup in setups.values() for spec in setup.inputs],
+        ),
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
-        has_global_attention=global_attention is not None,
         pooling=sentence_pooling(checkpoint.path, hidden_size=model.config.hidden_size)
         if task is Task.SENTENCE_SIMILARITY
         else None,
@@ -328,15 +283,16 @@ def _describe(
     portable: onnx_ir.Model,
     module: GraphModule,
     checkpoint: Checkpoint,
-    task: Task,
     positions: Positions,
+    setups: Mapping[str, Setup],
     options: BuildOptions,
     *,
     parameters: int,
 ) -> Manifest:
-    from hdexport.graph.passes.graph_nodes import operator_nodes, operator_of
+    from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
 
-    config = module.model.config
+    config, task = module.model.config, module.task
+    nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]
     labelled = task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
     return Manifest(
         format_version=FORMAT_VERSION,
@@ -351,14 +307,14 @@ def _describe(
         num_heads=config.num_attention_heads,
         parameters=parameters,
         positions=positions,
-        attention=dict(Counter(f"{node.domain}::{operator_of(node).name}" for node in operator_nodes(portable))),
-        windows=tuple(node.attributes["left"].as_int() for node in operator_nodes(portable, "SlidingWindowAttention")),
-        window=options.attention if isinstance(options.attention, Window) else None,
-        inputs=tuple(_tensor_spec(value) for value in portable.graph.inputs),
+        operators=dict(Counter(f"{ONNX_DOMAIN}::{node.operator}" for node in nodes)),
+        attention=tuple(attention_records(setups, nodes)),
+        inputs=module.inputs,
         outputs=tuple(_tensor_spec(value) for value in portable.graph.outputs),
         graphs=(),
         engines=(),
         tokenizer=None,
+        padding=next((setup.padding for setup in setups.values() if setup.padding is not None), None),
         labels=tuple(config.id2label[index] for index in sorted(config.id2label)) if labelled else (),
         verification=None,
         made_by=_made_by(checkpoint, options),

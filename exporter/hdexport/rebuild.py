@@ -17,6 +17,8 @@ from hdexport.engines.build import EngineOptions, build_engines, check_engine_op
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
+from hdplugins import ONNX_DOMAIN
+from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.bundle.manifest import Backend, EngineFile, Manifest
 from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -88,8 +90,8 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
         return None
     engine = next((engine for engine in engines if engine.flavour in flavours), engines[0])
     has_plugins = bool(read_passport(bundle, engine).plugins)
-    is_sparse = bool(bundle.manifest.windows) or bundle.manifest.block_sparse is not None
-    native = is_sparse and not has_plugins
+    could_have = {f"{ONNX_DOMAIN}::{operator.name}" for operator in plugin_operators()} & set(bundle.manifest.operators)
+    native = bool(could_have) and not has_plugins
     return EngineOptions(
         attention_impl=AttentionImpl.NATIVE if native else AttentionImpl.PLUGIN,
         profiles=engine.profiles,

@@ -16,7 +16,7 @@ __all__ = [
 
 from typing import Final
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Version of the bundle's layout and manifest; raised when an older runtime could misread a bundle."""
 
 MANIFEST_FILE = "manifest.json"

@@ -26,6 +26,7 @@ _EXTRA_OF_PACKAGE = {
     "polygraphy": "rtx",
     "ray": "ray",
     "safetensors": "export",
+    "scipy": "bench",
     "tensorrt": "tensorrt",
     "tensorrt_lean": "lean",
     "tensorrt_rtx": "rtx",

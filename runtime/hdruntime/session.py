@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Encoding", "Session", "load"]
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +16,14 @@ import numpy.typing as npt
 
 from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.choice import open_runner
-from hdruntime.bundle.manifest import Backend, Manifest, TensorSpec
+from hdruntime.bundle.manifest import Backend, Manifest, Role, TensorSpec
 from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.batching import padded
-from hdruntime.inference.inputs import checked_inputs
-from hdruntime.inference.marks import check_questions
+from hdruntime.inference.inputs import Array, checked_inputs
+from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.text.checks import check_text_lengths, checked_choice
 from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
@@ -90,7 +90,8 @@ class Session:
         self._output_names = [spec.name for spec in bundle.manifest.outputs]
         self._scheduler = Scheduler(
             runner,
-            padding_limit=functools.partial(padding_limit, bundle.manifest.block_sparse),
+            mask=bundle.manifest.mask,
+            padding_limit=functools.partial(padding_limit, bundle.manifest.padding),
             non_finite_error=self._non_finite_error,
         )
         self._backend = runner.backend
@@ -160,6 +161,9 @@ class Session:
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
                 is the first real token of a row, or, where the task is question answering, its tokens before the
                 first separator. Marks on padding are ignored.
+            memories: of a recurrent model, by their names, each float32 of the manifest's shape: what the output that
+                the manifest names was in the call before for the same rows; default zeros, a text begins.
+                :meth:`recurrent` feeds them.
 
         Returns:
             output name -> float32 array of the shape in the manifest. Padded positions hold 0.
@@ -174,6 +178,26 @@ class Session:
         self._require_good(result, result.rows)
         return result.outputs
 
+    def recurrent(self) -> Callable[..., dict[str, FloatArray]]:
+        """A call that remembers: it gives every memory what its output was in the call before.
+
+        For the segments of long texts in a model with a memory, one segment of each text after the other. The first
+        call begins with the memories' defaults; a memory that is given to a call takes the place of the remembered, and
+        None that of a text that begins. A call that fails is not remembered.
+
+        Returns:
+            what takes and returns what the session itself does; its calls have as many rows each.
+        """
+        sources = {spec.name: spec.fed_from for spec in self.manifest.inputs if spec.fed_from is not None}
+        remembered: dict[str, npt.ArrayLike | None] = {}
+
+        def call(**inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
+            outputs = self(**(remembered | inputs))
+            remembered.update({name: outputs[source] for name, source in sources.items()})
+            return outputs
+
+        return call
+
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
         """Run one batch that is in the memory of the GPU, and leave its results there; nothing is copied to the CPU.
 
@@ -182,8 +206,9 @@ class Session:
 
         Args:
             outputs: names of the outputs wanted, default all.
-            inputs: every input of the manifest, [batch, tokens], contiguous int64 or int32, with ``__dlpack__`` or
-                ``__cuda_array_interface__`` (PyTorch's and CuPy's have both). They have been read when this returns.
+            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 of a memory, with
+                ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's have both). They have been read
+                when this returns.
 
         Returns:
             output name -> array of the shape in the manifest, which may still be computed: PyTorch takes it by
@@ -303,8 +328,7 @@ class Session:
         """
         lengths = [len(encoding) for encoding in encodings]
         check_text_lengths(lengths, self._max_len)
-        if self.manifest.global_attention is not None:
-            check_questions([encoding.input_ids for encoding in encodings], self.manifest.global_attention)
+        check_texts_for_marks([encoding.input_ids for encoding in encodings], self.manifest)
         return self._scheduler.run(
             lengths,
             lambda rows: self._inputs([encodings[row] for row in rows]),
@@ -382,7 +406,7 @@ class Session:
         return self._output_names if names is None else list(names)
 
     def _has_tokens_axis(self, name: str) -> bool:
-        return any(spec.name == name and spec.shape[1:2] == ("tokens",) for spec in self.manifest.outputs)
+        return any(spec.name == name and spec.has_tokens_axis for spec in self.manifest.outputs)
 
     def _vectors(
         self, output: TensorSpec, encodings: Sequence[Encoding], numbers: Sequence[int], batch_tokens: int | None
@@ -402,18 +426,18 @@ class Session:
     def _no_vectors(self) -> FloatArray:
         return np.empty((0, embedding_size(self.manifest)), dtype=np.float32)
 
-    def _inputs(self, encodings: Sequence[Encoding]) -> dict[str, npt.NDArray[np.int64]]:
+    def _inputs(self, encodings: Sequence[Encoding]) -> dict[str, Array]:
         tokenizer = self.manifest.tokenizer
         values = {
-            "input_ids": padded(
+            Role.IDS: padded(
                 [encoding.input_ids for encoding in encodings],
                 value=tokenizer.pad_token_id if tokenizer else 0,
             ),
-            "attention_mask": padded([[1] * len(encoding) for encoding in encodings], value=0),
-            "token_type_ids": padded([encoding.token_type_ids for encoding in encodings], value=0),
+            Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
+            Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
         }
-        accepted = {spec.name for spec in self.manifest.inputs}
-        return checked_inputs({k: v for k, v in values.items() if k in accepted}, self.manifest, max_len=self._max_len)
+        given = {spec.name: values[spec.role] for spec in self.manifest.inputs if spec.role in values}
+        return checked_inputs(given, self.manifest, max_len=self._max_len)
 
     def _require_good(self, result: BatchResult, numbers: Sequence[int]) -> None:
         """Raise for a batch with failed rows; the caller knows them by their numbers, if there is more than one."""

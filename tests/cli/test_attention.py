@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,10 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdexport.attention.spec import GRAMMAR
+from hdexport.attention.kinds import kinds
+from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.tasks import Task
+from support.attention_records import recorded
 from support.tiny_models import save_tiny_model
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -58,9 +61,9 @@ def test_a_windowed_bundle_is_verified_and_runs(hdexport: Command, windowed, tmp
     done = hdexport("run", path, texts, "-o", output)
     assert done.returncode == 0, done.stderr
     assert len(output.read_text().splitlines()) == 2
-    assert hdruntime.open_bundle(path).manifest.window == hdruntime.bundle.manifest.Window(
-        tokens=20, global_tokens=2, dilation=(1,)
-    )
+    window = Window(tokens=20, global_tokens=2, dilation=(1,))
+    expected = WindowAttention(layers=(20, 20), converted=window)
+    assert recorded(hdruntime.open_bundle(path).manifest, "window") == expected
 
 
 @pytest.mark.parametrize(
@@ -151,8 +154,29 @@ def test_a_window_wider_than_the_longest_text_warns_and_builds(hdexport: Command
     )
 
 
-def test_the_help_has_the_grammar_and_says_how_it_counts(hdexport: Command) -> None:
+def test_the_help_has_every_grammar_and_says_how_it_counts(hdexport: Command) -> None:
     text = " ".join(hdexport("build", "--help").stdout.split())
-    # The longest form is broken over two lines.
-    assert all(form in text.replace(" ", "") for form in GRAMMAR.values())
+    forms = [form for kind in kinds() for form in kind.forms.values()]
+    assert {form.grammar.partition(":")[0].partition("[")[0] for form in forms} >= {
+        "window",
+        "bigbird",
+        "etc",
+        "blocks",
+    }
+    # The longest form is broken over two lines, and words of a sentence at their hyphens.
+    for form in forms:
+        assert "".join(f"{form.grammar}: {form.help}".split()) in text.replace(" ", "")
     assert "Longformer's attention_window counts both sides: its 512 is W = 256" in text
+
+
+def test_the_help_has_the_options_of_every_kind(hdexport: Command) -> None:
+    text = "".join(hdexport("build", "--help").stdout.split())
+    found = set()
+    for kind in kinds():
+        parser = argparse.ArgumentParser(add_help=False)
+        kind.add_arguments(parser.add_argument_group("attention"))
+        for action in parser._actions:
+            found.update(action.option_strings)
+            said = f"{action.option_strings[0]} {action.metavar} {action.help}"
+            assert "".join(said.split()) in text
+    assert found >= {"--max-global", "--bigbird-last-block", "--global-embeddings"}

@@ -12,7 +12,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ import pytest
 from hdexport.bench.run.prepared import Preparation
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal, write_manifest
+from support.waiting import wait_until
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -241,14 +241,15 @@ def test_killed_it_leaves_no_process_and_the_next_run_removes_the_rest_and_a_tim
 def wait_for(pid: int, module: str, count: int) -> set[int]:
     """Pids of the first so many processes beneath that one which run that module of `hdexport.bench.run`."""
     found: set[int] = set()
-    deadline = time.monotonic() + 90
-    while len(found) < count:
-        assert time.monotonic() < deadline, f"{len(found)} processes of {module} began within 90 s"
+
+    def have_begun() -> bool:
         for process in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if f"hdexport.bench.run.{module}" in process.cmdline()[:4]:
                     found.add(process.pid)
-        time.sleep(0.05)
+        return len(found) >= count
+
+    wait_until(have_begun, seconds=90)
     return found
 
 

@@ -17,10 +17,9 @@ import pytest
 from rich.console import Console
 
 from hdexport.bench.results.result import BenchResult, Status
-from hdexport.cli.bench_eta import RemainingTime
 from hdexport.cli.bench_summary import case_line, summary_parts
 from hdexport.cli.bench_table import BenchTable
-from hdexport.cli.duration import duration_text
+from hdexport.cli.progress import duration_text
 from support.sample_results import COMPILED, OPTIMUM, OURS, PLAIN, SENTENCE, TORCH, sample_result
 
 
@@ -151,7 +150,7 @@ def on_terminal(stdout: Path, *, rows: int, columns: int) -> str:
     """What a program shows on a terminal of that size on stderr; its stdout is a file."""
     ours, theirs = pty.openpty()
     environment = os.environ | {"LINES": str(rows), "COLUMNS": str(columns), "TERM": "xterm"}
-    environment["PYTHONPATH"] = str(Path(__file__).parents[1])
+    environment["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), *sys.path])
     with stdout.open("w") as file:
         command = [sys.executable, "-c", textwrap.dedent(PROGRAM)]
         process = subprocess.Popen(command, stdout=file, stderr=theirs, env=environment)
@@ -171,7 +170,7 @@ def test_a_terminal_shows_the_case_that_runs_and_what_is_left(tmp_path: Path) ->
     out = (tmp_path / "out.txt").read_text()
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown)
     assert "torch, 8 x 8192, round 2 of 2" in plain
-    assert re.search(r"about \d+:\d\d to go", plain)
+    assert re.search(r"about \d+:\d\d:\d\d to go", plain)
     assert re.search(r"torch +1 x 1024 +2/2 +644 ", plain) or re.search(r"torch +1 x 1024 +1/2 +\d", plain)
     frames = re.split(r"[\r\n]+", plain)
     assert max(map(len, frames)) <= 80
@@ -180,52 +179,35 @@ def test_a_terminal_shows_the_case_that_runs_and_what_is_left(tmp_path: Path) ->
     assert "round 2" not in out
 
 
-def remaining(
-    seen: list[tuple[str, int, int, float]], cases: list[tuple[str, int, int]], rounds: int = 1
-) -> float | None:
-    time = RemainingTime(cases, rounds)
-    for series, batch, tokens, seconds in seen:
-        time.took((series, batch, tokens), seconds, is_over=False)
-    return time.seconds()
+def test_the_time_to_go_is_in_proportion_to_the_tokens_that_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr("rich.console.monotonic", lambda: clock[0])
+    ours, short, long = sample_result(lengths=(512, 1024)).cases[0], ("torch", 1, 512), ("torch", 1, 1024)
+    table = BenchTable()
+
+    def shown() -> str:
+        console = Console(file=io.StringIO(), width=120)
+        console.print(*table._line.get_renderables())
+        assert isinstance(console.file, io.StringIO)
+        return console.file.getvalue()
+
+    table.planned([short, long], 2)
+    assert "to go" not in shown()
+    for status, (series, batch, tokens), seconds, expected in [
+        (Status.OK, short, 60.0, "about 0:05:00 to go"),  # of 1 + 2 tokens twice, 1 took a minute
+        (Status.OK, long, 180.0, "about 0:03:00 to go"),
+        (Status.TIMEOUT, short, 240.0, "about 0:02:00 to go"),
+        (Status.FAILED, long, 360.0, "about 0:00:00 to go"),
+    ]:
+        clock[0] = seconds
+        table.finish(dataclasses.replace(ours, series=series, batch=batch, tokens=tokens, status=status))
+        assert expected in shown()
+    table.planned([short, long], 3)
+    clock[0] += 60.0
+    table.finish(dataclasses.replace(ours, series="torch", batch=1, tokens=1024, status=Status.OUT_OF_MEMORY))
+    assert "about 0:01:30 to go" in shown()  # what is over gets no other round
 
 
-CASES = [(series, 1, tokens) for tokens in (512, 1024, 2048) for series in ("a", "b")]
-
-
-def test_nothing_is_guessed_before_anything_is_known() -> None:
-    assert remaining([], CASES) is None
-
-
-def test_what_was_seen_is_taken_as_it_was() -> None:
-    seen = [(series, batch, tokens, 3.0) for series, batch, tokens in CASES]
-    assert remaining(seen, CASES, rounds=3) == pytest.approx(2 * 3.0 * len(CASES))
-
-
-def test_longer_texts_take_longer_as_steeply_as_the_series_rises() -> None:
-    assert remaining([("a", 1, 512, 1.0)], [("a", 1, 512), ("a", 1, 1024)]) == pytest.approx(2.0)
-    quadratic = [("a", 1, 512, 1.0), ("a", 1, 1024, 4.0)]
-    assert remaining(quadratic, [*CASES[:1], ("a", 1, 1024), ("a", 1, 4096)]) == pytest.approx(64.0)
-    flat = [("a", 1, 512, 4.0), ("a", 1, 1024, 4.0)]
-    assert remaining(flat, [("a", 1, 512), ("a", 1, 1024), ("a", 8, 1024)]) == pytest.approx(4.0)
-
-
-def test_noise_does_not_make_an_estimate_absurd() -> None:
-    steep = [("a", 1, 512, 0.1), ("a", 1, 1024, 90.0)]
-    assert remaining(steep, [("a", 1, 512), ("a", 1, 1024), ("a", 1, 2048)]) == pytest.approx(90.0 * 4)
-    falling = [("a", 1, 512, 9.0), ("a", 1, 1024, 3.0)]
-    assert remaining(falling, [("a", 1, 512), ("a", 1, 1024), ("a", 1, 2048)]) == pytest.approx(3.0)
-
-
-def test_a_series_that_has_not_begun_is_taken_to_be_like_the_others() -> None:
-    assert remaining([("a", 1, 512, 5.0)], [("a", 1, 512), ("b", 1, 512)]) == pytest.approx(5.0)
-
-
-def test_a_case_that_is_over_has_nothing_left() -> None:
-    time = RemainingTime([("a", 1, 512)], 3)
-    time.took(("a", 1, 512), 5.0, is_over=True)
-    assert time.seconds() == 0
-
-
-@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (67, "1:07"), (3725.2, "1:02:05")])
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00:00"), (67, "0:01:07"), (3725.2, "1:02:05")])
 def test_durations_are_read_as_on_a_clock(seconds: float, text: str) -> None:
     assert duration_text(seconds) == text

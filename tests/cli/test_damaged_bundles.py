@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from hdruntime.constants import FORMAT_VERSION
 from support.tiny_bundle import make_bundle
 
 
@@ -38,7 +39,7 @@ def _path_outside(bundle: Path) -> None:
 
 
 def _newer_format(bundle: Path) -> None:
-    _edit_manifest(bundle, lambda data: data.update(format_version=2))
+    _edit_manifest(bundle, lambda data: data.update(format_version=FORMAT_VERSION + 1))
 
 
 def _no_manifest(bundle: Path) -> None:
@@ -56,7 +57,10 @@ def _half_a_manifest(bundle: Path) -> None:
         (_cut_short, r"model\.onnx .* has changed: expected \d+ bytes, found 100 bytes\.\nRebuild or copy"),
         (_missing_file, r"lacks its file tokenizer\.json\.\nRebuild or copy the bundle again"),
         (_path_outside, r"lists '\.\./outside', which is outside of the bundle\.\n.* do not use this bundle"),
-        (_newer_format, r"format version 2; .* up to 1(.|\n)*pip install -U hdexport"),
+        (
+            _newer_format,
+            rf"format version {FORMAT_VERSION + 1}; .* up to {FORMAT_VERSION}(.|\n)*pip install -U hdexport",
+        ),
         (_no_manifest, r"There is no bundle at .*manifest\.json\.\nBuild one with: hdexport build"),
         (_half_a_manifest, r"manifest\.json: .*"),
     ],

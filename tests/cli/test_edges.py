@@ -7,14 +7,14 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from hdexport.cli.memory_errors import want_of_memory
 from support.tiny_bundle import make_bundle
+from support.waiting import wait_until
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 
@@ -146,19 +146,12 @@ def building(checkpoint: Path, output: Path, *ignored: signal.Signals) -> Iterat
         env=os.environ | {"HF_HUB_OFFLINE": "1"},
     )
     try:
-        wait_for(lambda: any(output.parent.glob(f".{output.name}.partial-*")) or process.poll() is not None)
+        wait_until(lambda: any(output.parent.glob(f".{output.name}.partial-*")) or process.poll() is not None)
         assert process.poll() is None, process.communicate()
         yield process
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "waited for a minute"
-        time.sleep(0.01)
 
 
 @pytest.mark.parametrize(

@@ -14,20 +14,23 @@ import pytest
 from onnx import TensorProto, helper
 
 from hdruntime.bundle.manifest import (
-    BlockSparse,
+    Default,
     EngineFile,
+    Fill,
     GraphFile,
+    InputSpec,
     Manifest,
     Positions,
     ProfileShape,
+    Role,
     TensorSpec,
     TokenizerInfo,
 )
 from hdruntime.bundle.writer import seal
+from hdruntime.constants import FORMAT_VERSION
+from support.tiny_bundle import INPUTS
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
-
-INPUTS = ("input_ids", "attention_mask")
 
 
 def graph_with_a_branch() -> onnx.ModelProto:
@@ -46,13 +49,13 @@ def graph_with_a_branch() -> onnx.ModelProto:
         helper.make_tensor("table", TensorProto.FLOAT, [3, 2], [0.0] * 6),
         helper.make_tensor("zero", TensorProto.INT64, [], [0]),
     ]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in INPUTS]
+    inputs = [helper.make_tensor_value_info(item.name, TensorProto.INT64, item.shape) for item in INPUTS[:2]]
     graph = helper.make_graph(nodes, "branching", inputs, [output], constants)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
 
 
 MANIFEST = Manifest(
-    format_version=1,
+    format_version=FORMAT_VERSION,
     name="tiny",
     model_type="roberta",
     task="token-classification",
@@ -64,8 +67,9 @@ MANIFEST = Manifest(
     num_heads=12,
     parameters=22713216,
     positions=Positions(scheme="hierarchical", alpha=0.4, base=512, rows=4096, first_row=2, form="folded"),
-    attention={"hdexport::Attention": 6},
-    inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in INPUTS),
+    operators={"hdexport::Attention": 6},
+    attention=(),
+    inputs=INPUTS[:2],
     outputs=(TensorSpec(name="logits", dtype="float32", shape=("batch", "tokens", 2)),),
     graphs=(GraphFile(file="model.onnx", lowering="portable", dtype="float16"),),
     engines=(
@@ -207,9 +211,10 @@ def test_an_engine_that_later_versions_run_says_so(hdexport: Command, bundle: Pa
     assert "tensorrt_rtx 1.7.1 and later, sm89, sm120" in hdexport("inspect", bundle).stdout
 
 
-def block_sparse(kind: str, mode: str, last_block: str, **numbers: int) -> BlockSparse:
+def block_sparse(pattern: str, mode: str, last_block: str, **numbers: int) -> dict[str, object]:
     absent = {"random_blocks": 0, "global_tokens": 0, "dense_tokens": 0}
-    return BlockSparse(kind=kind, block_size=64, mode=mode, last_block=last_block, **(absent | numbers))
+    described = {"pattern": pattern, "block_size": 64, "mode": mode, "last_block": last_block}
+    return {"kind": "blocks", **described, **absent, **numbers}
 
 
 @pytest.mark.parametrize(
@@ -241,9 +246,9 @@ def block_sparse(kind: str, mode: str, last_block: str, **numbers: int) -> Block
     ],
 )
 def test_block_sparse_attention_is_told_in_full(
-    hdexport: Command, bundle: Path, spec: BlockSparse, lines: list[str]
+    hdexport: Command, bundle: Path, spec: dict[str, object], lines: list[str]
 ) -> None:
-    seal(bundle, dataclasses.replace(MANIFEST, block_sparse=spec))
+    seal(bundle, dataclasses.replace(MANIFEST, attention=(spec,)))
     shown = lines_of(hdexport("inspect", bundle).stdout)
     first = shown.index(lines[0])
     assert shown[first : first + len(lines)] == lines
@@ -252,7 +257,50 @@ def test_block_sparse_attention_is_told_in_full(
 
 def test_json_has_the_block_sparse_attention(hdexport: Command, bundle: Path) -> None:
     spec = block_sparse("etc", "none", "row", global_tokens=16)
-    seal(bundle, dataclasses.replace(MANIFEST, block_sparse=spec))
-    assert json.loads(hdexport("inspect", bundle, "--json").stdout)["manifest"]["block_sparse"] == dataclasses.asdict(
-        spec
+    seal(bundle, dataclasses.replace(MANIFEST, attention=(spec,)))
+    assert json.loads(hdexport("inspect", bundle, "--json").stdout)["manifest"]["attention"] == [spec]
+
+
+WINDOWS = "windows tokens on each side: 64 in 2 layers, 128 in 1 layers"
+
+
+@pytest.mark.parametrize(
+    ("converted", "lines"),
+    [
+        (None, [WINDOWS]),
+        (
+            {"tokens": 64, "global_tokens": 2, "dilation": [1, 2]},
+            [WINDOWS, "made from dense attention; global tokens: the first 2; dilation 1/2"],
+        ),
+    ],
+)
+def test_windows_are_told(hdexport: Command, bundle: Path, converted: dict | None, lines: list[str]) -> None:
+    record = {"kind": "window", "layers": [64, 128, 64], "converted": converted}
+    seal(bundle, dataclasses.replace(MANIFEST, num_heads=2, attention=(record,)))
+    shown = lines_of(hdexport("inspect", bundle).stdout)
+    first = shown.index(lines[0])
+    assert shown[first : first + len(lines)] == lines
+    assert shown[first + len(lines)].startswith("labels"), "and no more"
+
+
+@pytest.mark.parametrize(
+    ("default", "bound", "line"),
+    [
+        (Default(fill=Fill.FIRST_TOKEN), 4, "global tokens the first token unless given, at most 4"),
+        (Default(fill=Fill.UNTIL_TOKEN, token_id=3), 4, "global tokens the question's tokens unless given, at most 4"),
+        (Default(fill=Fill.FIRST_TOKEN), None, "global tokens the first token unless given"),
+    ],
+)
+def test_global_tokens_are_told(
+    hdexport: Command, bundle: Path, default: Default, bound: int | None, line: str
+) -> None:
+    marks = InputSpec(
+        name="marks", dtype="int64", shape=("batch", "tokens"), role=Role.MARKS, default=default, bound=bound
     )
+    seal(bundle, dataclasses.replace(MANIFEST, inputs=(*INPUTS[:2], marks), graphs=()))
+    assert line in lines_of(hdexport("inspect", bundle).stdout)
+
+
+def test_a_bundle_without_operators_of_ours_has_standard_ones(hdexport: Command, bundle: Path) -> None:
+    seal(bundle, dataclasses.replace(MANIFEST, operators={}))
+    assert "attention standard operators" in lines_of(hdexport("inspect", bundle).stdout)

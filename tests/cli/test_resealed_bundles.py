@@ -20,13 +20,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import hdruntime
-from hdexport.attention.blocks.setup import read_setup
-from hdruntime.bundle.manifest import BlockSparse, EngineFile, ProfileShape
+from hdexport.attention.kinds import attention_of
+from hdruntime.bundle.manifest import Default, EngineFile, Fill, PaddingRule, ProfileShape
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.jobs.results import results_of_bundle
-from support.tiny_bundle import make_bundle
+from support.format_1 import format_1_of
+from support.tiny_bundle import INPUTS, make_bundle
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -51,15 +52,21 @@ ENGINE = EngineFile(
     architectures=("sm89",),
     profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 8, 16)),),
 )
-BLOCKS = BlockSparse(
-    kind="bigbird",
-    block_size=2,
-    mode="hf_eval",
-    random_blocks=1,
-    global_tokens=0,
-    last_block="padded",
-    dense_tokens=4,
-)
+WINDOW = {"kind": "window", "layers": (3,), "converted": {"tokens": 3, "global_tokens": 1, "dilation": (1,)}}
+BLOCKS = {
+    "block_size": 2,
+    "mode": "hf_eval",
+    "random_blocks": 1,
+    "global_tokens": 0,
+    "last_block": "padded",
+    "dense_tokens": 4,
+}
+AFTER_SEPARATOR = dataclasses.replace(INPUTS[2], default=Default(fill=Fill.AFTER_TOKEN, token_id=3))
+OLD = {
+    "engine": {"windows": [3], "window": WINDOW["converted"], "token_type_separator_id": 3},
+    "blocks": {"block_sparse": {"kind": "bigbird", **BLOCKS}},
+}
+"""What format version 1 had in place of the attention and the defaults of inputs."""
 
 
 def write_json(path: Path, value: object) -> None:
@@ -77,21 +84,39 @@ def resealed(bundle: Path, manifest: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two bundles which together have everything that a manifest may hold; tests restore what they change."""
+    """Two bundles which together have everything that a manifest may hold; tests restore what they change.
+
+    Then the same two, as format version 1 had them.
+    """
     folder = tmp_path_factory.mktemp("resealed")
     made = {
         "engine": make_bundle(folder / "engine", task="sentence-similarity", token_types=True, cpu_graph=True),
-        "blocks": make_bundle(folder / "blocks", task="text-classification", blocks=BLOCKS),
+        "blocks": make_bundle(
+            folder / "blocks", task="text-classification", padding=PaddingRule(multiple_of=2, free_up_to=4)
+        ),
     }
     (made["engine"] / "engines").mkdir()
     (made["engine"] / ENGINE.file).write_bytes(b"no engine")
     write_json(made["engine"] / ENGINE.passport, PASSPORT)
     more = {
-        "engine": {"engines": (ENGINE,), "verification": VERIFICATION, "windows": (3,), "token_type_separator_id": 3},
-        "blocks": {"labels": ("a", "b", "c", "d"), "verification": VERIFICATION},
+        "engine": {
+            "engines": (ENGINE,),
+            "verification": VERIFICATION,
+            "attention": (WINDOW,),
+            "inputs": (*INPUTS[:2], AFTER_SEPARATOR),
+        },
+        "blocks": {
+            "labels": ("a", "b", "c", "d"),
+            "verification": VERIFICATION,
+            "attention": ({"kind": "blocks", "pattern": "bigbird", **BLOCKS, "converted": True},),
+        },
     }
     for name, path in made.items():
         seal(path, dataclasses.replace(open_bundle(path).manifest, **more[name]))
+    for name, path in tuple(made.items()):
+        made[f"old {name}"] = Path(shutil.copytree(path, folder / f"old {name}"))
+        manifest = made[f"old {name}"] / "manifest.json"
+        write_json(manifest, format_1_of(json.loads(manifest.read_text()), **OLD[name]))
     return made
 
 
@@ -174,9 +199,18 @@ for _ in range(400):
         ("outputs/1/shape", ["batch", "tokens", 4], r"sentence_embedding should be \[batch, size\]"),
         ("outputs/1/shape/1", 5, r"sentence_embedding float32 \[batch, 4\].* but the manifest of .* lists "),
         ("outputs/0/shape/2", 5, r"token_embeddings is float32 \[batch, tokens, 5\], and hidden_size is 4"),
-        ("inputs", [], r"manifest\.inputs has no input_ids"),
-        ("inputs/1/name", "mask", r"manifest\.inputs has no attention_mask"),
-        ("inputs/2/name", "position_ids", r"manifest\.inputs\[2\]\.name should be one of input_ids,"),
+        ("inputs", [], r"manifest\.inputs has 0 of the role ids, and there is one"),
+        ("inputs/1/role", "marks", r"manifest\.inputs has 0 of the role mask, and there is one"),
+        ("inputs/1/name", "mask", r"The inputs of .* but the manifest of .* lists .*, mask int64 \[batch, tokens\]"),
+        ("inputs/2/name", "position_ids", r"The inputs of .* but the manifest of .* lists .*, position_ids int64"),
+        ("inputs/2/role", "segments", r"manifest\.inputs\[2\]\.role should be one of 'ids', .*\n.*\n.*pip install -U"),
+        (
+            "inputs/2/default/fill",
+            "ones",
+            r"manifest\.inputs\[2\]\.default\.fill should be zeros or after_token for tok",
+        ),
+        ("inputs/2/default/token_id", None, r"inputs\[2\]\.default\.token_id is None for the fill after_token"),
+        ("inputs/2/bound", 1, r"manifest\.inputs\[2\]\.bound is 1, and only marks have one"),
         ("inputs/2/shape", ["batch"], r"manifest\.inputs\[2\] should be int64 \[batch, tokens\]"),
         ("name", "\ud800", r"not valid JSON"),
         ("made_by/command", "a\udfff", r"not valid JSON"),
@@ -188,7 +222,12 @@ for _ in range(400):
             r"manifest\.positions\.scheme should be one of 'hierarchical'.*\n.*\n.*pip install -U",
         ),
         ("positions/rows", 17, r"manifest\.positions\.rows is 17, and max_len is 16"),
-        ("attention", {}, r"manifest\.attention lists no operator"),
+        ("attention", {}, r"manifest\.attention should be `array`, not \{\}"),
+        ("attention/0/kind", "", r"manifest\.attention\[0\]\.kind should be the name of a kind, not ''"),
+        ("attention", [{}], r"manifest\.attention\[0\]\.kind should be the name of a kind, not None"),
+        ("attention", [{"kind": "a"}] * 2, r"manifest\.attention has 2 of a"),
+        ("operators", {"A": 0}, r"manifest\.operators\['A'\] should be `int` >= 1, not 0"),
+        ("padding", {"multiple_of": 0}, r"manifest\.padding\.multiple_of should be `int` >= 1, not 0"),
         ("task", "summarization", r"manifest\.task should be one of 'feature-extraction'"),
         ("task", "fill-mask", r"manifest\.outputs has no logits, which is what fill-mask is made of"),
         ("dtype", "float8", r"manifest\.dtype should be one of 'bfloat16', 'float16', 'float32', not \"float8\""),
@@ -204,12 +243,6 @@ for _ in range(400):
         ("engines/0/profiles/0/batch", [8, 1, 8], r"profiles\[0\] should be \(min, opt, max\), not \(8, 1, 8\)"),
         ("labels", ["a"], r"manifest\.labels has 1 names, and there are no logits"),
         ("tokenizer/pad_token_id", 10**30, r"manifest\.tokenizer\.pad_token_id"),
-        (
-            "global_attention",
-            {"default": "first_token", "bound": 1, "separator_id": None},
-            r"global_attention is there",
-        ),
-        ("window", {"tokens": 3, "global_tokens": 1, "dilation": []}, r"manifest\.window\.dilation has 0 values"),
         ("files/config.json/sha256", "5", r"manifest\.files\['config\.json'\]\.sha256 should be `str` matching regex"),
     ],
 )
@@ -228,18 +261,47 @@ def test_what_contradicts_the_format_is_named(
         use(path)
 
 
-@pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
+LABELS = ("labels", ["a", "b"], r"manifest\.labels has 2 names for logits float32 \[batch, 4\]")
+
+
 @pytest.mark.parametrize(
-    ("where", "value", "message"),
+    ("bundle", "where", "value", "message"),
     [
-        ("block_sparse/block_size", 0, r"manifest\.block_sparse\.block_size should be `int` >= 1, not 0"),
-        ("block_sparse/kind", "spiral", r"manifest\.block_sparse\.kind should be one of 'bigbird', 'blocks', 'etc'"),
-        ("block_sparse/kind", "etc", r"manifest\.block_sparse\.mode should be none for etc, not hf_eval"),
-        ("block_sparse/last_block", "first", r"manifest\.block_sparse\.last_block should be one of 'padded', 'row'"),
-        ("labels", ["a", "b"], r"manifest\.labels has 2 names for logits float32 \[batch, 4\]"),
+        ("blocks", *LABELS),
+        ("old blocks", *LABELS),
+        ("old blocks", "block_sparse/block_size", 0, r"manifest\.block_sparse\.block_size should be `int` >= 1, not 0"),
+        (
+            "old blocks",
+            "block_sparse/kind",
+            "spiral",
+            r"manifest\.block_sparse\.kind should be one of 'bigbird', 'block",
+        ),
+        ("old blocks", "block_sparse/kind", "etc", r"manifest\.block_sparse\.mode should be none for etc, not hf_eval"),
+        (
+            "old blocks",
+            "block_sparse/last_block",
+            "first",
+            r"block_sparse\.last_block should be one of 'padded', 'row'",
+        ),
+        ("old engine", "window/dilation", [], r"manifest\.window\.dilation has 0 values for 1 heads"),
+        ("old engine", "attention", {}, r"manifest\.attention lists no operator"),
+        ("old engine", "inputs", [], r"manifest\.inputs has 0 of the role ids, and there is one"),
+        (
+            "old engine",
+            "inputs/1/name",
+            "mask",
+            r"manifest\.inputs: the name should be one of input_ids, .*, not 'mask'",
+        ),
+        (
+            "old engine",
+            "global_attention",
+            {"default": "first_token", "bound": 1, "separator_id": None},
+            r"manifest\.global_attention is there",
+        ),
     ],
+    indirect=["bundle"],
 )
-def test_so_is_what_contradicts_a_kind_of_attention_or_a_task(
+def test_so_is_what_contradicts_a_task_or_the_keys_of_old_bundles(
     bundle: tuple[Path, dict[str, Any]], hdexport: Command, where: str, value: object, message: str
 ) -> None:
     path, manifest = bundle
@@ -248,6 +310,40 @@ def test_so_is_what_contradicts_a_kind_of_attention_or_a_task(
     assert re.search(message, inspected(hdexport, path))
     with pytest.raises(BundleCorruptError, match=message):
         open_bundle(path)
+
+
+@pytest.mark.parametrize(
+    ("bundle", "where", "value", "message"),
+    [
+        ("blocks", "block_size", 0, r"manifest\.attention\[0\]\.block_size should be `int` >= 1, not 0"),
+        (
+            "blocks",
+            "pattern",
+            "spiral",
+            r"manifest\.attention\[0\]\.pattern should be one of 'bigbird', 'etc', 'blocks'",
+        ),
+        ("blocks", "pattern", "etc", r"manifest\.attention\[0\]\.mode should be none for etc, not hf_eval"),
+        ("blocks", "last_block", "first", r"manifest\.attention\[0\]\.last_block should be one of 'padded', 'row'"),
+        ("engine", "converted/dilation", [], r"manifest\.attention\[0\]\.converted\.dilation has 0 values for 1 heads"),
+        ("engine", "layers", [-1], r"manifest\.attention\[0\]\.layers\[0\] should be `int` >= 0, not -1"),
+        (
+            "engine",
+            "kind",
+            "spiral",
+            r"attention of the kind 'spiral'; known here: dense, window, blocks.*\nInstall .*pip install -U",
+        ),
+    ],
+    indirect=["bundle"],
+)
+def test_what_contradicts_a_kind_of_attention_is_named_by_whoever_knows_the_kind(
+    bundle: tuple[Path, dict[str, Any]], hdexport: Command, where: str, value: object, message: str
+) -> None:
+    """The runtime looks at none of it: the bundle runs."""
+    path, manifest = bundle
+    change(f"attention/0/{where}", value)(manifest)
+    write_json(path / "manifest.json", manifest)
+    assert re.search(message, inspected(hdexport, path)), message
+    use(path)
 
 
 def test_a_name_longer_than_any_file_system_takes_is_refused(bundle: tuple[Path, dict[str, Any]]) -> None:
@@ -357,8 +453,8 @@ def test_tables_that_are_not_the_manifests_are_refused(
     bundle: tuple[Path, dict[str, Any]], kind: str, array: np.ndarray | bytes | None, message: str
 ) -> None:
     path, manifest = bundle
-    manifest["block_sparse"].update(
-        kind=kind, mode={"bigbird": "table", "blocks": "lists", "etc": "none"}[kind], global_tokens=3
+    manifest["attention"][0].update(
+        pattern=kind, mode={"bigbird": "table", "blocks": "lists", "etc": "none"}[kind], global_tokens=3
     )
     name = "global_embeddings.npy" if kind == "etc" else "listed_blocks.npy"
     if isinstance(array, bytes):
@@ -368,8 +464,9 @@ def test_tables_that_are_not_the_manifests_are_refused(
     if array is not None:
         manifest["files"][name] = {}
     opened = open_bundle(resealed(path, manifest))
+    (attention,) = attention_of(opened.manifest)
     with pytest.raises(BundleCorruptError, match=message):
-        read_setup(opened)
+        attention.kind.read(attention.record, opened)
 
 
 # Anything
@@ -427,11 +524,11 @@ def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> 
 
 
 ANYTHING = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
-OF_EITHER = given(name=st.sampled_from(["engine", "blocks"]), mutations=MUTATIONS)
+OF_ANY = given(name=st.sampled_from(["engine", "blocks", *(f"old {name}" for name in OLD)]), mutations=MUTATIONS)
 
 
 @settings(ANYTHING, max_examples=300)
-@OF_EITHER
+@OF_ANY
 def test_a_manifest_of_anything_is_refused_or_works(
     bundles: dict[str, Path], hdexport: Command, name: str, mutations: list[tuple[str, int, int]]
 ) -> None:
@@ -440,7 +537,7 @@ def test_a_manifest_of_anything_is_refused_or_works(
 
 @pytest.mark.nightly
 @settings(ANYTHING, max_examples=1000)
-@OF_EITHER
+@OF_ANY
 def test_a_manifest_of_anything_else_is_refused_or_works(
     bundles: dict[str, Path], hdexport: Command, name: str, mutations: list[tuple[str, int, int]]
 ) -> None:

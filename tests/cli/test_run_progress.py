@@ -9,14 +9,13 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
 from hdexport.cli.job_report import job_report
-from hdexport.support.gpu_memory import GpuMemory, gpu_memory
+from hdexport.support.gpu_memory import GpuMemory
 from hdruntime.jobs.input_files import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts
 from hdruntime.jobs.rows import Columns, Position
@@ -126,54 +125,6 @@ def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(
     assert (now.bytes_read, now.bytes_total) == (100 + half, 100 + parquet.size_bytes)
     assert now.eta_seconds == pytest.approx(2.0 * (parquet.size_bytes - half) / (50 + half))
     assert (now.tokens_per_second, now.seconds, now.resumed_rows) == (300, 9.0, 5)
-
-
-class Nvml(SimpleNamespace):
-    """What nvidia-ml-py answers on a machine with two GPUs; there is none here."""
-
-    NVMLError = RuntimeError
-
-    def __init__(self) -> None:
-        super().__init__(asked=[], running=0)
-
-    def nvmlInit(self) -> None:  # noqa: N802
-        self.running += 1
-
-    def nvmlShutdown(self) -> None:  # noqa: N802
-        self.running -= 1
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802
-        if index > 1:
-            raise self.NVMLError("no such device")
-        self.asked.append(index)
-        return index
-
-    def nvmlDeviceGetHandleByUUID(self, name: str) -> object:  # noqa: N802
-        self.asked.append(name)
-        return name
-
-    def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:  # noqa: N802
-        return SimpleNamespace(used=5, total=9)
-
-
-@pytest.mark.parametrize(
-    ("visible", "asked"), [(None, 0), ("", 0), ("1,0", 1), ("GPU-12ab,GPU-34cd", "GPU-12ab"), ("7", None)]
-)
-def test_gpu_memory_is_that_of_the_first_visible_device(
-    monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: object
-) -> None:
-    nvml = Nvml()
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if visible is not None:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    expected = None if asked is None else GpuMemory(used_bytes=5, total_bytes=9)
-    assert (gpu_memory(), nvml.asked, nvml.running) == (expected, [] if asked is None else [asked], 0)
-
-
-def test_gpu_memory_is_left_out_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert gpu_memory() is None
 
 
 def test_gpu_memory_is_reported_where_the_rows_run_on_one(

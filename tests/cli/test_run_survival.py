@@ -19,6 +19,7 @@ from support.disturbed_jobs import run_job, run_job_on_a_small_disk_and_a_large_
 from support.forks import Fork
 from support.full_disks import in_mount_namespace
 from support.tiny_bundle import make_bundle
+from support.waiting import wait_until
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
 ROWS = 5000
@@ -68,7 +69,7 @@ def finished(*arguments: object, largest_file: int | None = None) -> subprocess.
 def started(*arguments: object) -> Fork:
     """The job, when it has said that it reads rows or is done already."""
     job = begun(*arguments, "--progress", "json")
-    wait_for(lambda: "\n" in job.errors() or job.poll() is not None)
+    wait_until(lambda: "\n" in job.errors() or job.poll() is not None)
     assert job.errors().startswith('{"state": '), job.errors()
     return job
 
@@ -88,7 +89,7 @@ def test_killed_at_random_moments_it_writes_what_it_would_have(
         if len(kept) < kills:
             # Every other time at any moment, else when more was committed: on a slow machine, too, the job gets on.
             if len(kept) % 2:
-                wait_for(has_committed_more(output, process))
+                wait_until(has_committed_more(output, process))
             time.sleep(chosen.uniform(0, 0.2))
             process.kill()
         ended = process.finished(timeout=100)
@@ -126,7 +127,7 @@ def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
 ) -> None:
     output = tmp_path / "out.jsonl"
     process = begun(bundle, rows, "-o", output)
-    wait_for(lambda: kept_rows(output) > 0 or process.poll() is not None)
+    wait_until(lambda: kept_rows(output) > 0 or process.poll() is not None)
     process.send_signal(number)
     stopped = process.finished(timeout=60)
     errors = stopped.stderr
@@ -138,13 +139,6 @@ def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
     done = finished(bundle, rows, "-o", output)
     assert done.stderr.startswith(f"continuing at row {said[1]}\n{ROWS // 250} of {ROWS} rows failed")
     assert output.read_bytes() == (whole / output.name).read_bytes()
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline, "waited for 30 seconds"
-        time.sleep(0.01)
 
 
 def test_a_second_job_on_one_output_is_refused_and_the_first_goes_on(
@@ -213,7 +207,7 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
     copy.write_bytes(rows.read_bytes())
     output = tmp_path / "out.jsonl"
     process = started(bundle, copy, "-o", output)
-    wait_for(lambda: kept_rows(output) > 0)
+    wait_until(lambda: kept_rows(output) > 0)
     process.send_signal(signal.SIGSTOP)
     size = copy.stat().st_size
     os.truncate(copy, size - 1)
@@ -236,7 +230,7 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
 def test_a_job_whose_results_are_deleted_does_not_end_well(bundle: Path, rows: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     process = started(bundle, rows, "-o", output)
-    wait_for(lambda: kept_rows(output) > 0)
+    wait_until(lambda: kept_rows(output) > 0)
     (tmp_path / ".out.jsonl.job" / "results").unlink()
     failed = process.finished(timeout=60)
     assert (failed.returncode, failed.stdout) == (1, "")
@@ -252,7 +246,7 @@ def test_a_job_with_force_that_was_killed_goes_on_and_keeps_the_old_output_until
     output = tmp_path / "out.jsonl"
     output.write_text("old")
     process = started(bundle, rows, "-o", output, "--force")
-    wait_for(lambda: kept_rows(output) > 0)
+    wait_until(lambda: kept_rows(output) > 0)
     process.kill()
     assert output.read_text() == "old"
     refused = finished(bundle, rows, "-o", output)

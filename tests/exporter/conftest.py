@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 
 import hdruntime
-from hdexport.attention.spec import attention_from_spec
+from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Manifest
@@ -102,9 +102,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 output=directory / "bundle",
                 max_len=max_len,
                 precision=precision,
-                attention=None if attention is None else attention_from_spec(attention),
-                max_global=max_global,
-                last_block=last_block,
+                attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
                 verify=None,
             )
             build(options)

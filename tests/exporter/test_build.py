@@ -124,7 +124,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
         "first_row": 0,
         "form": "folded",
     }
-    assert manifest.attention == {"hdexport::DenseAttention": 2}
+    assert manifest.operators == {"hdexport::DenseAttention": 2}
     assert [(spec.name, spec.dtype, spec.shape) for spec in manifest.inputs] == [
         (name, "int64", ("batch", "tokens")) for name in ("input_ids", "attention_mask", "token_type_ids")
     ]

@@ -17,7 +17,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,27 +54,23 @@ class Event:
 
     recorded: int = 0
     done: int = 0
-    destroyed: bool = False
-
-
-@dataclass(frozen=True)
-class Operation:
-    """Something that a stream does.
-
-    Attributes:
-        run: does it.
-        ready: whether it may run yet.
-    """
-
-    run: Callable[[], None]
-    ready: Callable[[], bool] = lambda: True
 
 
 @dataclass(eq=False)
 class Stream:
-    queue: deque[Operation] = field(default_factory=deque)
+    """What it does, each thing with whether it may run yet."""
+
+    queue: deque[tuple[Callable[[], None], Callable[[], bool]]] = field(default_factory=deque)
     capture: list[Callable[[], None]] | None = None
     invalid: bool = False
+
+
+@dataclass(eq=False)
+class Graph:
+    """A graph that can be launched."""
+
+    operations: tuple[Callable[[], None], ...]
+    launched: int = 0
 
 
 class _Handle(int):
@@ -171,20 +167,17 @@ class SimulatedDevice:
 
     def bytes_at(self, address: int, size: int) -> np.ndarray:
         """Device memory, to be read and written; uint8 [size]."""
-        for base, block in self._memory.items():
-            if base <= address and address + size <= base + len(block):
-                return block[address - base : address - base + size]
-        return self._fault(f"{size} bytes at {int(address):#x} are no memory of the device", size)
+        return self._bytes(self._memory, address, size, "memory of the device")
 
     def host_bytes_at(self, address: int, size: int) -> np.ndarray:
         """Pinned memory, likewise."""
-        for base, block in self._pinned.items():
+        return self._bytes(self._pinned, address, size, "pinned memory")
+
+    def _bytes(self, blocks: Mapping[int, np.ndarray], address: int, size: int, kind: str) -> np.ndarray:
+        for base, block in blocks.items():
             if base <= address and address + size <= base + len(block):
                 return block[address - base : address - base + size]
-        return self._fault(f"{size} bytes at {address:#x} are no pinned memory", size)
-
-    def _fault(self, message: str, size: int) -> np.ndarray:
-        self.faults.append(message)
+        self.faults.append(f"{size} bytes at {int(address):#x} are no {kind}")
         self.broken = Code.ILLEGAL_ADDRESS
         return np.full(size, _NAN_BYTE, np.uint8)
 
@@ -284,7 +277,7 @@ class SimulatedDevice:
 
     @call
     def cuEventDestroy(self, event: int) -> None:  # noqa: N802
-        self._event(event).destroyed = True
+        self._event(event)
         del self._objects[int(event)]
 
     @call
@@ -349,15 +342,15 @@ class SimulatedDevice:
 
     @call
     def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
-        self._enqueue(stream, lambda: self._copy(self.bytes_at(target, size), self.host_bytes_at(source, size)))
+        self._copy(stream, lambda: self.bytes_at(target, size), lambda: self.host_bytes_at(source, size))
 
     @call
     def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
-        self._enqueue(stream, lambda: self._copy(self.host_bytes_at(target, size), self.bytes_at(source, size)))
+        self._copy(stream, lambda: self.host_bytes_at(target, size), lambda: self.bytes_at(source, size))
 
     @call
     def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
-        self._enqueue(stream, lambda: self._copy(self.bytes_at(target, size), self.bytes_at(source, size)))
+        self._copy(stream, lambda: self.bytes_at(target, size), lambda: self.bytes_at(source, size))
 
     @call
     def cuMemcpy2DAsync(self, copy: Any, stream: int) -> None:  # noqa: N802
@@ -370,7 +363,7 @@ class SimulatedDevice:
         def run() -> None:
             for row in range(height):
                 source = self.bytes_at(places[0] + row * pitches[0], width)
-                self._copy(self.bytes_at(places[1] + row * pitches[1], width), source)
+                self.bytes_at(places[1] + row * pitches[1], width)[:] = source
 
         self._enqueue(stream, run)
 
@@ -447,7 +440,7 @@ class SimulatedDevice:
         if found.capture is not None:
             found.capture.append(run)
         else:
-            found.queue.append(Operation(run, ready))
+            found.queue.append((run, ready))
 
     def _progress(self) -> None:
         while self._random.random() < self._eagerness and self._step():
@@ -461,15 +454,19 @@ class SimulatedDevice:
             raise RefusedError(self.broken)
 
     def _step(self) -> bool:
-        runnable = [stream for stream in self._streams() if stream.queue and stream.queue[0].ready()]
+        runnable = [stream for stream in self._streams() if stream.queue and stream.queue[0][1]()]
         if not runnable:
             return False
-        self._random.choice(runnable).queue.popleft().run()
+        self._random.choice(runnable).queue.popleft()[0]()
         return True
 
-    @staticmethod
-    def _copy(target: np.ndarray, source: np.ndarray) -> None:
-        target[:] = source
+    def _copy(self, stream: int, target: Callable[[], np.ndarray], source: Callable[[], np.ndarray]) -> None:
+        """Both are looked up when the copy runs: what is freed by then is gone."""
+
+        def run() -> None:
+            target()[:] = source()
+
+        self._enqueue(stream, run)
 
     def _streams(self) -> list[Stream]:
         return [thing for thing in self._objects.values() if isinstance(thing, Stream)]
@@ -509,11 +506,3 @@ class SimulatedDevice:
         if not hasattr(self._contexts, "stack"):
             self._contexts.stack = []
         return self._contexts.stack
-
-
-@dataclass(eq=False)
-class Graph:
-    """A graph that can be launched."""
-
-    operations: tuple[Callable[[], None], ...]
-    launched: int = 0

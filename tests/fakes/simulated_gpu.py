@@ -1,20 +1,14 @@
-"""TensorRT plugins run on the CPU: real plugin objects, a simulated driver, and kernels in Triton's interpreter.
-
-Everything happens in a process of its own, for Triton decides at its import whether it interprets.
-"""
+"""TensorRT plugins run on the CPU: real plugin objects, a simulated driver, and kernels in Triton's interpreter."""
 
 from __future__ import annotations
 
-__all__ = ["SimulatedGpu", "plugin_of", "tensor_descriptions"]
+__all__ = ["plugin_answers", "plugin_of", "tensor_descriptions"]
 
 import importlib
-import os
+import itertools
 import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from multiprocessing import get_context
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -24,47 +18,14 @@ from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulate
 from hdplugins import OPERATORS
 from hdplugins.kernels.aot import KernelSource
 from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.operators.block_sparse_attention import geometry as block_geometry
 from hdplugins.operators.plugin_face import face_of
-from hdplugins.operators.sliding_window_attention import geometry as window_geometry
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugins import PLUGIN_NAMESPACE, plugins_with_kernels
-from support.interpreted_kernel import BlockTexts, Texts
+from support.interpreted_kernel import Inputs, guarded
 
-_NAMES: dict[type[Texts | BlockTexts], str] = {Texts: "SlidingWindowAttention", BlockTexts: "BlockSparseAttention"}
-"""Inputs of an operator -> its name."""
-
-_GUARD = 256
-_WORKSPACE_ALIGNMENT = 256
-_UNSET_BYTE = 0xFF
-"""What workspaces are filled with: NaN as floating-point numbers, -1 as integers."""
-
+_ALIGNMENT = 256
 _STREAM = 0x57
 _FIELD_TYPES = {int: ("INT32", np.int32), tuple: ("INT32", np.int32), float: ("FLOAT32", np.float32)}
-
-
-class SimulatedGpu:
-    """A context manager that owns the process."""
-
-    def __enter__(self) -> SimulatedGpu:
-        self._pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=_interpret)
-        return self
-
-    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
-        self._pool.shutdown()
-
-    def attention(
-        self, calls: Sequence[Texts | BlockTexts], folder: Path, *, tiles: Tiles, attributes: Mapping[str, Any]
-    ) -> list[torch.Tensor]:
-        """What one plugin in one execution context answers to calls, in order; outputs and workspaces hold NaN before.
-
-        Args:
-            calls: the inputs of each call; they differ in batch and tokens only.
-            folder: an empty one, for the kernels.
-            tiles: of the kernels.
-            attributes: of the plugin.
-        """
-        return self._pool.submit(_attention, list(calls), folder, tiles, dict(attributes)).result()
 
 
 def plugin_of(
@@ -110,84 +71,65 @@ def tensor_descriptions(trt: Any, shape: Sequence[int], dtype: str, *others: Seq
     return described
 
 
-def _interpret() -> None:
-    os.environ["TRITON_INTERPRET"] = "1"
-    torch.set_num_threads(1)
-
-
-def _attention(
-    calls: list[Texts | BlockTexts], folder: Path, tiles: Tiles, attributes: dict[str, Any]
+def plugin_answers(
+    operator: str, calls: Sequence[Inputs], folder: Path, tiles: Tiles, attributes: dict[str, Any]
 ) -> list[torch.Tensor]:
+    """What one plugin in one execution context answers to calls, in order; for `Interpreter.run`.
+
+    Args:
+        operator: its name.
+        calls: the inputs of each call; they differ in batch and tokens only.
+        folder: an empty one, for the kernels.
+        tiles: of the kernels.
+        attributes: of the plugin.
+    """
     provide_library_link()
     import tensorrt_rtx as trt
 
     memory: dict[int, torch.Tensor] = {}
     driver = SimulatedDriver(run=lambda launched: _run(launched, memory))
     sys.modules["cuda.bindings.driver"] = driver  # type: ignore[assignment]
-    name = _NAMES[type(calls[0])]
-    write_simulated_kernels(folder, name, _sources(calls[0], tiles, attributes))
-    plugin = plugin_of(trt, attributes, folder, operator=name).attach_to_context(None)
+    write_simulated_kernels(folder, operator, _sources(operator, calls[0], tiles, attributes))
+    plugin = plugin_of(trt, attributes, folder, operator=operator).attach_to_context(None)
     answers, told = [], None
-    for call in calls:
-        shapes = [tuple(tensor.shape) for tensor in _inputs(call)]
-        described = tensor_descriptions(trt, shapes[0], _dtype(call), *shapes[4:])
+    for inputs in calls:
+        shapes = [tuple(tensor.shape) for tensor in inputs.values()]
+        described = tensor_descriptions(trt, shapes[0], _dtype(inputs), *shapes[4:])
         if told != shapes:
             plugin.on_shape_change(described, described[:1])
             told = shapes
+        sizes = face_of(OPERATORS[operator]).workspace(shapes, attributes)
         driver.launching_only = True
-        answers.append(
-            _enqueue(plugin, described, call, face_of(OPERATORS[name]).workspace(shapes, attributes), memory)
-        )
+        answers.append(_enqueue(plugin, described, inputs, sizes, memory))
         driver.launching_only = False
     return answers
 
 
-def _sources(call: Texts | BlockTexts, tiles: Tiles, attributes: Mapping[str, Any]) -> Sequence[KernelSource]:
-    compiled: dict[str, Any] = {
-        "head_dim": call.query.shape[3], "dtype": _dtype(call), "architectures": [86], "tiles": tiles,
-    }  # fmt: skip
-    if isinstance(call, Texts):
-        return window_geometry.kernel_sources(**compiled)
-    has_table = call.listed_blocks is not None
-    return block_geometry.kernel_sources(**compiled, block_size=attributes["block_size"], has_table=has_table)
+def _sources(operator: str, inputs: Inputs, tiles: Tiles, attributes: Mapping[str, Any]) -> Sequence[KernelSource]:
+    compiled: dict[str, Any] = {"head_dim": inputs["query"].shape[3], "dtype": _dtype(inputs), "architectures": [86]}
+    if "block_size" in attributes:
+        compiled |= {"block_size": attributes["block_size"], "has_table": "listed_blocks" in inputs}
+    return importlib.import_module(f"{OPERATORS[operator].package}.geometry").kernel_sources(**compiled, tiles=tiles)
 
 
-def _inputs(call: Texts | BlockTexts) -> list[torch.Tensor]:
-    return [tensor for tensor in vars(call).values() if tensor is not None]
-
-
-def _dtype(call: Texts | BlockTexts) -> str:
-    return str(call.query.dtype).removeprefix("torch.")
+def _dtype(inputs: Inputs) -> str:
+    return str(inputs["query"].dtype).removeprefix("torch.")
 
 
 def _enqueue(
-    plugin: Any,
-    described: list[Any],
-    call: Texts | BlockTexts,
-    workspace_sizes: Mapping[str, int],
-    memory: dict[int, torch.Tensor],
+    plugin: Any, described: list[Any], inputs: Inputs, sizes: Mapping[str, int], memory: dict[int, torch.Tensor]
 ) -> torch.Tensor:
-    guarded_out = torch.full((call.query.numel() + 2 * _GUARD,), torch.nan, dtype=call.query.dtype)
-    out = guarded_out[_GUARD:-_GUARD].view(call.query.shape)
-    places, size = {}, 0
-    for name, needed in workspace_sizes.items():
-        places[name] = size
-        size += -(-needed // _WORKSPACE_ALIGNMENT) * _WORKSPACE_ALIGNMENT
-    guarded_workspace = torch.full((size + 2 * _GUARD,), _UNSET_BYTE, dtype=torch.uint8)
-    workspace = guarded_workspace[_GUARD:-_GUARD]
-    tensors = [tensor.clone() for tensor in _inputs(call)]
-    memory.clear()
-    memory.update({tensor.data_ptr(): tensor for tensor in (*tensors, out)})
-    memory.update({workspace.data_ptr() + place: workspace[place:] for place in places.values()})
-    plugin.enqueue(
-        described, described[:1], [tensor.data_ptr() for tensor in tensors], [out.data_ptr()], workspace.data_ptr(),
-        _STREAM,
-    )  # fmt: skip
-    for guard in (guarded_out[:_GUARD], guarded_out[-_GUARD:]):
-        assert torch.isnan(guard).all(), "a kernel wrote outside its output"
-    for guard in (guarded_workspace[:_GUARD], guarded_workspace[-_GUARD:]):
-        assert (guard == _UNSET_BYTE).all(), "a kernel wrote outside its workspace"
-    return out.clone()
+    *places, size = itertools.accumulate((-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes.values()), initial=0)
+    tensors = {name: tensor.clone() for name, tensor in inputs.items()}
+
+    def run(out: torch.Tensor, workspace: torch.Tensor) -> None:
+        memory.clear()
+        memory.update({tensor.data_ptr(): tensor for tensor in (*tensors.values(), out)})
+        memory.update({workspace.data_ptr() + place: workspace[place:] for place in places})
+        addresses = [tensor.data_ptr() for tensor in tensors.values()]
+        plugin.enqueue(described, described[:1], addresses, [out.data_ptr()], workspace.data_ptr(), _STREAM)
+
+    return guarded(run, tensors, {"workspace": size})[0]
 
 
 def _run(launched: LaunchedKernel, memory: Mapping[int, torch.Tensor]) -> None:

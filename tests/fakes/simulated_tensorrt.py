@@ -1,7 +1,8 @@
 """A TensorRT that is none: its engines hold ONNX graphs, which ONNX Runtime runs in the memory of a simulated GPU.
 
 It refuses what TensorRT forbids, and fills with NaN what TensorRT leaves undefined: outputs before they are computed,
-scratch memory that another batch uses too, graphs whose execution context has changed. Plugins are TensorRT-RTX's own.
+scratch memory that another batch uses too, graphs whose execution context has changed. Plugins, loggers and
+enumerations are TensorRT-RTX's own.
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ __all__ = ["SimulatedTensorRt", "add_engine", "simulated_engine"]
 
 import base64
 import dataclasses
-import enum
 import json
+import math
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,13 +36,19 @@ except ImportError:  # the tests are skipped then
 _MAGIC = b"simulated engine "
 _ALIGNMENT = 256
 _NUMPY = {"INT64": np.int64, "INT32": np.int32, "FLOAT": np.float32, "HALF": np.float16}
+_REAL = (
+    "IPlugin", "PluginField", "ILogger", "DataType", "TensorIOMode", "EngineStat", "ExecutionContextAllocationStrategy",
+    "CudaGraphStrategy", "DynamicShapesKernelSpecializationStrategy",
+)  # fmt: skip
+"""What names begin with that are TensorRT-RTX's own: our plugins' base classes, and enumerations."""
+
 CACHE_MAGIC = b"simulated cache "
 
 
 def simulated_engine(
     model: bytes, profiles: Sequence[ProfileShape], *, input_type: str = "INT64", output_type: str = "FLOAT"
 ) -> bytes:
-    """An engine's file: the ONNX graph that it computes, and its profiles."""
+    """An engine's file: the ONNX graph that it computes, and its profiles; the types are of what is int64 and float."""
     described = {
         "model": base64.b64encode(model).decode(),
         "profiles": [[list(profile.batch), list(profile.tokens)] for profile in profiles],
@@ -49,45 +56,6 @@ def simulated_engine(
         "output_type": output_type,
     }
     return _MAGIC + json.dumps(described).encode()
-
-
-class DataType(enum.Enum):
-    FLOAT = 0
-    HALF = 1
-    INT32 = 3
-    INT64 = 8
-
-
-class TensorIOMode(enum.Enum):
-    NONE = 0
-    INPUT = 1
-    OUTPUT = 2
-
-
-class EngineStat(enum.Enum):
-    TOTAL_WEIGHTS_SIZE = 0
-    STRIPPED_WEIGHTS_SIZE = 1
-
-
-class ExecutionContextAllocationStrategy(enum.Enum):
-    STATIC = 0
-    ON_PROFILE_CHANGE = 1
-    USER_MANAGED = 2
-
-
-class CudaGraphStrategy(enum.Enum):
-    DISABLED = 0
-    WHOLE_GRAPH_CAPTURE = 1
-
-
-class DynamicShapesKernelSpecializationStrategy(enum.Enum):
-    LAZY = 0
-    EAGER = 1
-    NONE = 2
-
-
-class ILogger:
-    """TensorRT's; ours derive from it."""
 
 
 @dataclass(eq=False)
@@ -128,13 +96,6 @@ class SimulatedTensorRt(ModuleType):
         shapes_run: the shapes of all batches that were enqueued, in order: (batch, tokens).
     """
 
-    DataType = DataType
-    TensorIOMode = TensorIOMode
-    EngineStat = EngineStat
-    ExecutionContextAllocationStrategy = ExecutionContextAllocationStrategy
-    CudaGraphStrategy = CudaGraphStrategy
-    DynamicShapesKernelSpecializationStrategy = DynamicShapesKernelSpecializationStrategy
-    ILogger = ILogger
     __version__ = "9.9.9"
 
     def __init__(self, device: SimulatedDevice, flavour: str) -> None:
@@ -149,12 +110,11 @@ class SimulatedTensorRt(ModuleType):
         self._registry = PluginRegistry()
 
     def __getattr__(self, name: str) -> Any:
-        # Our plugins are TensorRT-RTX's objects in any case.
-        if name.startswith(("IPlugin", "PluginField")):
+        if name.startswith(_REAL):
             return getattr(tensorrt_rtx, name)
         raise AttributeError(name)
 
-    def Runtime(self, logger: ILogger) -> Runtime:  # noqa: N802
+    def Runtime(self, logger: Any) -> Runtime:  # noqa: N802
         return Runtime(self, logger)
 
     def get_plugin_registry(self) -> PluginRegistry:
@@ -168,11 +128,6 @@ class PluginRegistry:
         return True
 
 
-@dataclass(frozen=True)
-class Severity:
-    name: str
-
-
 class Runtime:
     def __init__(self, trt: SimulatedTensorRt, logger: Any) -> None:
         self._trt, self._logger = trt, logger
@@ -183,7 +138,7 @@ class Runtime:
         return ICudaEngine(self._trt, self, json.loads(serialized_engine[len(_MAGIC) :]))
 
     def _refuse(self, message: str) -> None:
-        self._logger.log(Severity("ERROR"), message)
+        self._logger.log(tensorrt_rtx.ILogger.Severity.ERROR, message)
 
 
 class ICudaEngine:
@@ -196,10 +151,11 @@ class ICudaEngine:
             base64.b64decode(described["model"]), options, providers=["CPUExecutionProvider"]
         )
         self._types = {
-            **{item.name: described["input_type"] for item in self._session.get_inputs()},
+            **{item.name: self._type_of(item, described["input_type"]) for item in self._session.get_inputs()},
             **{item.name: described["output_type"] for item in self._session.get_outputs()},
         }
         self._inputs = [item.name for item in self._session.get_inputs()]
+        self._axes = {item.name: item.shape for item in (*self._session.get_inputs(), *self._session.get_outputs())}
 
     @property
     def num_io_tensors(self) -> int:
@@ -212,18 +168,25 @@ class ICudaEngine:
     def get_tensor_name(self, index: int) -> str:
         return list(self._types)[index]
 
-    def get_tensor_mode(self, name: str) -> TensorIOMode:
-        return TensorIOMode.INPUT if name in self._inputs else TensorIOMode.OUTPUT
+    def get_tensor_mode(self, name: str) -> Any:
+        return self._trt.TensorIOMode.INPUT if name in self._inputs else self._trt.TensorIOMode.OUTPUT
 
-    def get_tensor_dtype(self, name: str) -> DataType:
-        return DataType[self._types[name]]
+    def get_tensor_dtype(self, name: str) -> Any:
+        return getattr(self._trt.DataType, self._types[name])
 
-    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, int]]:
-        batch, tokens = self._profiles[profile_index]
-        return list(zip(batch, tokens, strict=True))
+    def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
+        return [self._shape_of(name, *sizes) for sizes in zip(*self._profiles[profile_index], strict=True)]
 
-    def get_engine_stat(self, stat: EngineStat = EngineStat.TOTAL_WEIGHTS_SIZE) -> int:
-        return self._trt.weights_bytes if stat is EngineStat.TOTAL_WEIGHTS_SIZE else -1
+    def _shape_of(self, name: str, batch: int, tokens: int) -> tuple[int, ...]:
+        sizes = {"batch": batch, "tokens": tokens}
+        return tuple(sizes.get(axis, axis) for axis in self._axes[name])
+
+    @staticmethod
+    def _type_of(item: Any, of_integers: str) -> str:
+        return of_integers if item.type == "tensor(int64)" else "FLOAT"
+
+    def get_engine_stat(self, stat: Any) -> int:
+        return self._trt.weights_bytes if stat == self._trt.EngineStat.TOTAL_WEIGHTS_SIZE else -1
 
     def create_runtime_config(self) -> IRuntimeConfig:
         return IRuntimeConfig(self._trt) if self._trt.__name__ == "tensorrt_rtx" else PlainRuntimeConfig()
@@ -238,21 +201,18 @@ class ICudaEngine:
 class PlainRuntimeConfig:
     """What TensorRT has of it."""
 
-    def __init__(self) -> None:
-        self._strategy = ExecutionContextAllocationStrategy.STATIC
+    _strategy: Any = None
 
-    def set_execution_context_allocation_strategy(self, strategy: ExecutionContextAllocationStrategy) -> None:
+    def set_execution_context_allocation_strategy(self, strategy: Any) -> None:
         self._strategy = strategy
 
 
 class IRuntimeConfig(PlainRuntimeConfig):
     """What TensorRT-RTX has."""
 
-    dynamic_shapes_kernel_specialization_strategy = DynamicShapesKernelSpecializationStrategy.LAZY
-    cuda_graph_strategy = CudaGraphStrategy.DISABLED
+    dynamic_shapes_kernel_specialization_strategy = cuda_graph_strategy = None
 
     def __init__(self, trt: SimulatedTensorRt) -> None:
-        super().__init__()
         self._trt = trt
         self._cache: IRuntimeCache | None = None
 
@@ -305,7 +265,7 @@ class IExecutionContext:
     """A context with memory of the user's."""
 
     def __init__(self, trt: SimulatedTensorRt, engine: ICudaEngine, config: PlainRuntimeConfig) -> None:
-        assert config._strategy is ExecutionContextAllocationStrategy.USER_MANAGED
+        assert config._strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self._trt, self._engine, self._config = trt, engine, config
         self._state, self._version = State(), 0
         trt.contexts += 1
@@ -317,8 +277,8 @@ class IExecutionContext:
         return True
 
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
-        batch, tokens = self._engine._profiles[self._state.profile]
-        fits = all(low <= size <= high for size, (low, _, high) in zip(shape, (batch, tokens), strict=True))
+        low, _, high = self._engine.get_tensor_profile_shape(name, self._state.profile)
+        fits = len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
         if self._trt.trouble.shape or not fits:
             return self._refuse(f"shape {shape} of {name} is outside of profile {self._state.profile}")
         if self._state.shapes.get(name) != shape:
@@ -328,10 +288,7 @@ class IExecutionContext:
         return True
 
     def get_tensor_shape(self, name: str) -> tuple[int, ...]:
-        batch, tokens = self._shape()
-        sizes = {"batch": batch, "tokens": tokens}
-        spec = next(item for item in self._engine._session.get_outputs() if item.name == name)
-        return tuple(sizes.get(axis, axis) for axis in spec.shape)
+        return self._engine._shape_of(name, *self._shape())
 
     def update_device_memory_size_for_shapes(self) -> int:
         batch, tokens = self._shape()
@@ -376,9 +333,9 @@ class IExecutionContext:
         return True
 
     def _shape(self) -> tuple[int, int]:
-        shapes = {self._state.shapes[name] for name in self._engine._inputs}
-        assert len(shapes) == 1
-        return shapes.pop()
+        (shape,) = {self._state.shapes[name] for name in self._engine._inputs if "tokens" in self._engine._axes[name]}
+        assert self._state.shapes == {name: self._engine._shape_of(name, *shape) for name in self._engine._inputs}
+        return shape
 
     def _note_in_cache(self) -> None:
         cache = getattr(self._config, "_cache", None)
@@ -411,15 +368,15 @@ def _fill_scratch(device: SimulatedDevice, context: Any, engine: ICudaEngine, bo
 
 
 def _compute(device: SimulatedDevice, context: Any, engine: ICudaEngine, bound: Bound) -> None:
-    batch, tokens = bound.shape
     alive = context()
     right = np.array_equal(device.bytes_at(*bound.scratch), _pattern(bound))
     right &= alive is not None and bound.version in (None, alive._version)
     feed = {}
     for name in engine._inputs:
         dtype = np.dtype(_NUMPY[engine._types[name]])
-        values = device.bytes_at(bound.addresses[name], batch * tokens * dtype.itemsize)
-        feed[name] = values.view(dtype).reshape(batch, tokens).astype(np.int64)
+        shape = engine._shape_of(name, *bound.shape)
+        values = device.bytes_at(bound.addresses[name], math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)
+        feed[name] = values.copy() if dtype == np.float32 else values.astype(np.int64)
     names = [item.name for item in engine._session.get_outputs()]
     try:
         answers = engine._session.run(names, feed)

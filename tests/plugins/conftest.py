@@ -1,4 +1,4 @@
-"""Processes in which Triton interprets kernels; each takes seconds to start, so that all tests share it."""
+"""A process in which Triton interprets kernels: it takes seconds to start, so that all tests share it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from fakes.simulated_gpu import SimulatedGpu
 from support.interpreted_kernel import Interpreter
 
 
@@ -14,9 +13,3 @@ from support.interpreted_kernel import Interpreter
 def interpreter() -> Iterator[Interpreter]:
     with Interpreter() as interpreter:
         yield interpreter
-
-
-@pytest.fixture(scope="session")
-def gpu() -> Iterator[SimulatedGpu]:
-    with SimulatedGpu() as gpu:
-        yield gpu

@@ -31,5 +31,5 @@ def bundle_path(new_bundle: BundleMaker) -> Path:
 
 @pytest.fixture
 def model() -> Callable[..., np.ndarray]:
-    """What the model of the bundles computes: (input_ids, attention_mask=None, blocks=None) -> hidden states."""
+    """What the model of the bundles computes: (input_ids, attention_mask=None, padding=None) -> hidden states."""
     return hidden_states

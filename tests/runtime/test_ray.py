@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ from hdruntime.ray.cluster import Places, connected, places
 from hdruntime.ray.worker import WindowWorker
 from hdruntime.text.tokenization import Overflow
 from support.tiny_bundle import MAX_LEN, WORDS, make_bundle
+from support.waiting import wait_until
 
 HDEXPORT = Path(sys.executable).with_name("hdexport")
 GOOD_WORDS = [word for word in WORDS[4:] if word != "nan"]
@@ -142,13 +143,6 @@ def living_nodes() -> int:
     import ray
 
     return sum(node["Alive"] for node in ray.nodes())
-
-
-def wait_until(condition: Callable[[], bool], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 def test_two_workers_give_the_rows_and_bits_of_one_process_in_order_and_leave_the_cluster(

@@ -23,6 +23,7 @@ from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputE
 from hdruntime.triton_repository import package_for_triton
 from hdruntime.triton_repository.config import most_rows, triton_config
 from hdruntime.triton_repository.protobuf_text import Message, protobuf_text
+from support.recurrent_bundle import MEMORY, NEW_MEMORY, make_recurrent_bundle
 
 ENGINE = b"a plan that only TensorRT can read"
 
@@ -117,6 +118,32 @@ def test_a_pooled_output_has_no_tokens_axis(new_bundle: Callable[..., Path]) -> 
     bundle = open_bundle(new_bundle(task="sentence-similarity", cpu_graph=True))
     config = parsed(triton_config(bundle, None, name="tiny", file="model.onnx"))
     assert [list(item.dims) for item in config.output] == [[-1, 4], [4]]
+
+
+@pytest.mark.parametrize("engine", [None, engine_of(profile((1, 4, 8)))], ids=["graph", "engine"])
+def test_a_memory_is_served_as_float32_of_its_sizes(tmp_path: Path, engine: EngineFile | None) -> None:
+    """Triton's client gives it back what it got; the server holds nothing between calls."""
+    bundle = open_bundle(make_recurrent_bundle(tmp_path / "recurrent"))
+    config = parsed(triton_config(bundle, engine, name="tiny", file="model"))
+    assert [(item.name, item.data_type, list(item.dims)) for item in config.input] == [
+        ("input_ids", model_config_pb2.TYPE_INT64, [-1]),
+        ("attention_mask", model_config_pb2.TYPE_INT64, [-1]),
+        (MEMORY, model_config_pb2.TYPE_FP32, [1, 4, 4]),
+    ]
+    assert [(item.name, item.data_type, list(item.dims)) for item in config.output] == [
+        ("last_hidden_state", model_config_pb2.TYPE_FP32, [-1, 4]),
+        (NEW_MEMORY, model_config_pb2.TYPE_FP32, [1, 4, 4]),
+    ]
+
+
+def test_onnx_runtime_loads_a_packaged_graph_with_a_memory(tmp_path: Path) -> None:
+    plain = open_bundle(make_recurrent_bundle(tmp_path / "recurrent"))
+    for_cpus = tuple(dataclasses.replace(graph, lowering="onnxruntime_cpu") for graph in plain.manifest.graphs)
+    seal(plain.path, dataclasses.replace(plain.manifest, graphs=for_cpus))
+    packaged = package_for_triton(open_bundle(plain.path), tmp_path / "models").path
+    session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
+    assert [item.name for item in session.get_inputs()] == [item.name for item in config_at(packaged).input]
+    assert [item.name for item in session.get_outputs()] == [item.name for item in config_at(packaged).output]
 
 
 def test_an_engine_is_served_on_gpus_with_all_its_profiles(engine_bundle: Bundle, tmp_path: Path) -> None:

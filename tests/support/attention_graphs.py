@@ -1,26 +1,23 @@
-"""Portable graphs of attentions alone, as they are in a model: between the splitting and the merging of heads."""
+"""Portable graphs of attentions: alone, and as in a model, between the splitting and the merging of heads."""
 
 from __future__ import annotations
 
 __all__ = [
     "BATCH",
     "HEADS",
-    "MASKS",
-    "STATES",
-    "Blocks",
+    "PROTO",
     "Dense",
-    "Window",
     "answer_by_definition",
+    "chain_of",
     "insert_after",
-    "key_mask_of",
     "portable_graph",
     "session_of",
     "states_of",
 ]
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import onnx
@@ -30,15 +27,15 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
-from hdplugins.operators.block_sparse_attention import onnx_function as block_function
-from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
 from hdplugins.operators.dense_attention.onnx_function import function_of_arity
 from hdplugins.operators.dense_attention.reference import dense_attention
-from hdplugins.operators.sliding_window_attention.onnx_function import function_for, function_name
-from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
+from hdplugins.operators.onnx_text import BlockOrder
+from support.sparse_operators import STATES, SparseLayer
 
+BATCH = 3
 HEADS = 2
-STATES = ("query", "key", "value")
+PROTO = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_MASKS = {"key_mask": TensorProto.BOOL, "token_kind": TensorProto.INT32, "token_mask": TensorProto.INT32}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,15 +43,17 @@ class Dense:
     """A node DenseAttention."""
 
     bias: bool = False
+    heads: int = 2
+    head_dim: int = 32
+    dtype: str = "float32"
 
     @property
     def name(self) -> str:
         """Operator type of the node."""
         return "DenseAttention"
 
-    @property
-    def body(self) -> onnx.FunctionProto:
-        """What the portable graph holds for it."""
+    def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+        """What the portable graph holds for it, whatever the order."""
         return function_of_arity(5 if self.bias else 4)
 
     @property
@@ -67,109 +66,52 @@ class Dense:
         """Of the node, `scale` aside."""
         return {}
 
+    @property
+    def node_attributes(self) -> dict[str, object]:
+        """Of the node."""
+        return {"scale": self.head_dim**-0.5}
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """Inputs that are initializers, by name."""
+        return {}
+
     def by_definition(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
         """[batch, heads, tokens, head_dim]."""
         scale = states[0].shape[-1] ** -0.5
         return dense_attention(*states, feeds["key_mask"], feeds.get("bias"), scale=scale)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """A node SlidingWindowAttention."""
+def chain_of(layers: Sequence[Dense | SparseLayer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
+    """Attentions alone, each taking its query from the one before; all are of the first one's heads and dtype.
 
-    left: int
-    right: int
-    dilation: tuple[int, ...] = (1,)
-    bound: int = 0
-
-    @property
-    def name(self) -> str:
-        """Operator type of the node."""
-        return function_name(dilation=self.dilation, global_bound=self.bound)
-
-    @property
-    def body(self) -> onnx.FunctionProto:
-        """What the portable graph holds for it."""
-        return function_for(dilation=self.dilation, global_bound=self.bound)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """After query, key and value."""
-        return ("token_kind",)
-
-    @property
-    def attributes(self) -> dict[str, object]:
-        """Of the node, `scale` aside."""
-        return {
-            "left": self.left,
-            "right": self.right,
-            "dilation": list(self.dilation),
-            "global_bound": self.bound,
-        }
-
-    def by_definition(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[batch, heads, tokens, head_dim]."""
-        scale = states[0].shape[-1] ** -0.5
-        return sliding_window_attention(*states, feeds["token_kind"], **self.attributes, scale=scale)  # type: ignore[arg-type]
+    The inputs are query, key and value, [batch, heads, tokens, head_dim], a mask, [batch, tokens], and a bias if any.
+    """
+    first, dtype = layers[0], PROTO[layers[0].dtype]
+    state = ["batch", first.heads, "tokens", first.head_dim]
+    inputs = [helper.make_tensor_value_info(name, dtype, state) for name in STATES]
+    inputs.append(helper.make_tensor_value_info(first.inputs[0], _MASKS[first.inputs[0]], ["batch", "tokens"]))
+    if "bias" in first.inputs:
+        inputs.append(helper.make_tensor_value_info("bias", dtype, ["bias_batch", first.heads, "tokens", "tokens"]))
+    names = ["query", *(f"attended_{number}" for number in range(len(layers)))]
+    nodes = [
+        helper.make_node(
+            layer.name, [before, "key", "value", *layer.inputs], [after], domain=ONNX_DOMAIN, **layer.node_attributes
+        )
+        for layer, (before, after) in zip(layers, itertools.pairwise(names), strict=True)
+    ]
+    tables = {name: table for layer in layers for name, table in layer.constants.items()}
+    output = helper.make_tensor_value_info(names[-1], dtype, state)
+    constants = [numpy_helper.from_array(table, name) for name, table in tables.items()]
+    return helper.make_model(
+        helper.make_graph(nodes, "attention", inputs, [output], constants),
+        functions=list({layer.name: layer.body(order) for layer in layers}.values()),
+        opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)],
+        ir_version=10,
+    )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocks:
-    """A node BlockSparseAttention; `listed` is the shape of its table."""
-
-    block: int = 8
-    first: int = 1
-    last: int = 1
-    window: int = 1
-    repeats: int = 0
-    dense: int = 0
-    by_row: int = 0
-    listed: tuple[int, int, int] | None = None
-
-    @property
-    def name(self) -> str:
-        """Operator type of the node."""
-        return block_function.function_name(attributes=self.attributes, listed=self.listed is not None)
-
-    @property
-    def body(self) -> onnx.FunctionProto:
-        """What the portable graph holds for it."""
-        return block_function.function_for(attributes=self.attributes, listed=self.listed is not None)
-
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        """After query, key and value."""
-        return ("token_mask", *self.constants)
-
-    @property
-    def constants(self) -> dict[str, np.ndarray]:
-        """The table, [1 or heads, rows, listed], by its name."""
-        if self.listed is None:
-            return {}
-        table = np.random.default_rng(0).integers(-1, self.listed[1] + 4, self.listed)
-        return {"table_" + "x".join(map(str, self.listed)): table.astype(np.int32)}
-
-    @property
-    def attributes(self) -> dict[str, Any]:
-        """Of the node, `scale` aside."""
-        return {
-            "block_size": self.block,
-            "first_global": self.first,
-            "last_global": self.last,
-            "window": self.window,
-            "first_repeats": self.repeats,
-            "dense_tokens": self.dense,
-            "ends_by_row": self.by_row,
-        }
-
-    def by_definition(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[batch, heads, tokens, head_dim]."""
-        scale = states[0].shape[-1] ** -0.5
-        tables = map(torch.from_numpy, self.constants.values())
-        return block_sparse_attention(*states, feeds["token_mask"], *tables, **self.attributes, scale=scale)
-
-
-def portable_graph(*layers: Blocks | Dense | Window, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
+def portable_graph(*layers: Dense | SparseLayer, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
     """Attentions in a chain, each taking its query from the one before; the result is the last one's, negated.
 
     Args:
@@ -180,10 +122,11 @@ def portable_graph(*layers: Blocks | Dense | Window, head_dim: int = 32, dtype: 
     hidden, split = ["batch", "tokens", HEADS * head_dim], ["batch", HEADS, "tokens", head_dim]
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, hidden) for name in STATES]
     others = {name for layer in layers for name in layer.inputs}
-    kinds = {"key_mask": TensorProto.BOOL, "token_kind": TensorProto.INT32, "token_mask": TensorProto.INT32}
-    tables = {name: table for layer in layers if isinstance(layer, Blocks) for name, table in layer.constants.items()}
+    tables = {name: table for layer in layers for name, table in layer.constants.items()}
     inputs += [
-        helper.make_tensor_value_info(name, kinds[name], ["batch", "tokens"]) for name in kinds if name in others
+        helper.make_tensor_value_info(name, kind, ["batch", "tokens"])
+        for name, kind in _MASKS.items()
+        if name in others
     ]
     body = [helper.make_node("Cast", [name], [f"{name}_typed"], to=dtype) for name in STATES]
     values = [helper.make_tensor_value_info(f"{name}_typed", dtype, hidden) for name in STATES]
@@ -222,7 +165,7 @@ def portable_graph(*layers: Blocks | Dense | Window, head_dim: int = 32, dtype: 
         value_info=values,
     )
     opsets = [helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)]
-    bodies = list({layer.name: layer.body for layer in layers}.values())
+    bodies = list({layer.name: layer.body() for layer in layers}.values())
     return ir.serde.deserialize_model(helper.make_model(graph, opset_imports=opsets, functions=bodies, ir_version=10))
 
 
@@ -246,7 +189,7 @@ def states_of(batch: int, tokens: int, *, head_dim: int = 32) -> dict[str, np.nd
     return {name: (1.5 * generator.normal(size=shape)).astype(np.float32) for name in STATES}
 
 
-def answer_by_definition(layers: Sequence[Blocks | Dense | Window], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+def answer_by_definition(layers: Sequence[Dense | SparseLayer], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
     """What `portable_graph` of these layers answers, [batch, tokens, hidden], computed in float64."""
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
     tensors |= {name: feed.double() for name, feed in tensors.items() if feed.dtype == torch.float32}
@@ -256,26 +199,8 @@ def answer_by_definition(layers: Sequence[Blocks | Dense | Window], feeds: Mappi
     return -query.transpose(1, 2).flatten(2).numpy()
 
 
-BATCH = 3
-MASKS = ("full", "right", "left", "scattered", "all padding")
-
-
-def key_mask_of(kind: str, tokens: int) -> np.ndarray:
-    """[batch, tokens], bool; row 0 has the padding, the others have none."""
-    mask = np.ones((BATCH, tokens), bool)
-    if kind == "right":
-        mask[0, (tokens + 1) // 2 :] = False
-    elif kind == "left":
-        mask[0, : tokens // 2] = False
-    elif kind == "scattered":
-        mask[0] = np.random.default_rng(tokens).random(tokens) < 0.5
-        mask[0, tokens // 2] = True
-    elif kind == "all padding":
-        mask[0] = False
-    return mask
-
-
 def session_of(lowered: ir.Model) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3
     options.intra_op_num_threads = 1
     return onnxruntime.InferenceSession(ir.serde.serialize_model(lowered).SerializeToString(), options)

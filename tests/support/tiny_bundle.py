@@ -9,7 +9,18 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from hdruntime.bundle.manifest import BlockSparse, GraphFile, Manifest, Positions, TensorSpec, TokenizerInfo
+from hdruntime.bundle.manifest import (
+    Default,
+    Fill,
+    GraphFile,
+    InputSpec,
+    Manifest,
+    PaddingRule,
+    Positions,
+    Role,
+    TensorSpec,
+    TokenizerInfo,
+)
 from hdruntime.bundle.writer import seal
 from hdruntime.constants import FORMAT_VERSION
 
@@ -23,6 +34,15 @@ TABLE = np.random.default_rng(7).standard_normal((len(WORDS), HIDDEN_SIZE)).asty
 TABLE[NAN_ID] = np.nan
 TYPES = np.array([[0, 0, 0, 0], [10, 20, 30, 40]], dtype=np.float32)
 
+INPUTS = tuple(
+    InputSpec(name=name, dtype="int64", shape=("batch", "tokens"), role=role, default=Default(fill=fill))
+    for name, role, fill in (
+        ("input_ids", Role.IDS, Fill.REQUIRED),
+        ("attention_mask", Role.MASK, Fill.ONES),
+        ("token_type_ids", Role.TOKEN_TYPES, Fill.ZEROS),
+    )
+)
+
 _OUTPUTS = {
     "feature-extraction": {"last_hidden_state": ("batch", "tokens", HIDDEN_SIZE)},
     "sentence-similarity": {
@@ -34,28 +54,28 @@ _OUTPUTS = {
 
 
 def hidden_states(
-    input_ids: np.ndarray, attention_mask: np.ndarray | None = None, blocks: BlockSparse | None = None
+    input_ids: np.ndarray, attention_mask: np.ndarray | None = None, padding: PaddingRule | None = None
 ) -> np.ndarray:
     """What the model computes: each token's vector plus the mean of the row's real ones.
 
-    With `blocks` plus the sum of those in the last block, unless all tokens are dense: [batch, tokens, hidden size].
+    With `padding` plus the sum of those in the last block, unless all tokens are dense: [batch, tokens, hidden size].
     """
     vectors = TABLE[input_ids].astype(np.float64)
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
     real = np.where(mask[..., None] == 1, vectors, 0)
     result = vectors + real.sum(1, keepdims=True) / np.maximum(mask.sum(1), 1)[:, None, None]
     tokens = input_ids.shape[1]
-    if blocks is not None and tokens > blocks.dense_tokens:
-        result += real[:, (tokens - 1) // blocks.block_size * blocks.block_size :].sum(1, keepdims=True)
+    if padding is not None and tokens > padding.free_up_to:
+        result += real[:, (tokens - 1) // padding.multiple_of * padding.multiple_of :].sum(1, keepdims=True)
     return result
 
 
 def write_model(
-    path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool, blocks: BlockSparse | None = None
+    path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool, padding: PaddingRule | None = None
 ) -> None:
     """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers.
 
-    With `blocks` they depend on the last block of the padded batch, as BigBird's do.
+    With `padding` they depend on the last block of the padded batch, as BigBird's do.
     """
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
     inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names]
@@ -83,12 +103,12 @@ def write_model(
         helper.make_node("ReduceSum", ["mask_float", "axis_tokens"], ["count"]),
         helper.make_node("Max", ["count", "one"], ["count_safe"]),
         helper.make_node("Div", ["total", "count_safe"], ["mean"]),
-        helper.make_node("Add", ["vectors", "mean"], ["states" if blocks else hidden]),
+        helper.make_node("Add", ["vectors", "mean"], ["states" if padding else hidden]),
     ]
-    if blocks is not None:
+    if padding is not None:
         constants |= {
-            "block_size": np.array([blocks.block_size]),
-            "dense_tokens": np.array([blocks.dense_tokens]),
+            "block_size": np.array([padding.multiple_of]),
+            "dense_tokens": np.array([padding.free_up_to]),
             "one_id": np.array([1]),
         }
         nodes += _last_block_nodes(hidden)
@@ -158,16 +178,15 @@ def make_bundle(
     external_data: bool = False,
     tokenizer: bool = True,
     dtype: str = "float32",
-    blocks: BlockSparse | None = None,
+    padding: PaddingRule | None = None,
 ) -> Path:
     """Make a sealed bundle of the tiny model; ``cpu_graph`` adds one for the CPU that ignores its mask.
 
-    With `blocks` its answers depend on the padded length, unless they say that they do not.
+    With `padding` its answers depend on the padded length, as that says.
     """
     directory.mkdir(parents=True, exist_ok=True)
     graphs = [GraphFile(file="model.onnx", lowering="portable", dtype="float32")]
-    padded = blocks if blocks is not None and blocks.last_block == "padded" else None
-    options = {"task": task, "token_types": token_types, "blocks": padded}
+    options = {"task": task, "token_types": token_types, "padding": padding}
     write_model(directory / "model.onnx", masked=True, external_data=external_data, **options)
     if cpu_graph:
         graphs.append(GraphFile(file="onnxruntime_cpu.onnx", lowering="onnxruntime_cpu", dtype="float32"))
@@ -176,12 +195,11 @@ def make_bundle(
         write_tokenizer(directory / "tokenizer.json")
     (directory / "config.json").write_text("{}")
     manifest = _manifest(task, tuple(graphs), token_types, tokenizer, dtype)
-    seal(directory, dataclasses.replace(manifest, block_sparse=blocks))
+    seal(directory, dataclasses.replace(manifest, padding=padding))
     return directory
 
 
 def _manifest(task: str, graphs: tuple[GraphFile, ...], token_types: bool, tokenizer: bool, dtype: str) -> Manifest:
-    names = ("input_ids", "attention_mask", *(("token_type_ids",) if token_types else ()))
     return Manifest(
         format_version=FORMAT_VERSION,
         name="tiny",
@@ -195,8 +213,9 @@ def _manifest(task: str, graphs: tuple[GraphFile, ...], token_types: bool, token
         num_heads=1,
         parameters=TABLE.size,
         positions=Positions(scheme="hierarchical", alpha=0.4, base=4, rows=MAX_LEN, first_row=0, form="folded"),
-        attention={"Attention": 1},
-        inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in names),
+        operators={"Attention": 1},
+        attention=(),
+        inputs=INPUTS if token_types else INPUTS[:2],
         outputs=tuple(TensorSpec(name=name, dtype="float32", shape=shape) for name, shape in _OUTPUTS[task].items()),
         graphs=graphs,
         engines=(),

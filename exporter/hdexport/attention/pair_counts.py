@@ -4,40 +4,41 @@ from __future__ import annotations
 
 __all__ = ["PairCounts", "use_pair_counts"]
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any
 
 import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+_IMPLEMENTATION = "hdexport-pair-counts"
+"""Name under which the library's attention interface knows it."""
 
 _SLICE_VALUES = 2**22
 """Pairs, times heads, that are looked at at once: 16 MB of each temporary, and not all of [heads, tokens, tokens]."""
 
 
-class PairCounts(Protocol):
-    """How often queries see keys: made of a batch's mask, and given to every attention in place of a mask."""
+class PairCounts(ABC):
+    """How often queries see keys: given to every attention of a model in place of a mask."""
 
+    @abstractmethod
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
         """[batch, 1 or heads, queries, tokens], float, of one layer's attention; 0 for pairs that are not seen."""
-        ...
 
 
-def use_pair_counts(model: PreTrainedModel, name: str, of_mask: Callable[[torch.Tensor], Any]) -> None:
-    """Make a model's own attention one of counted pairs, in place.
+def use_pair_counts(model: PreTrainedModel) -> None:
+    """Make a model's own attention one of counted pairs, in place; whoever calls its layers gives them the counts.
 
     Args:
-        model: whose attention is reached through the library's attention interface.
-        name: under which the interface knows it.
-        of_mask: attention mask [batch, tokens] -> what the layers are given for it, :class:`PairCounts`.
+        model: whose attention is reached through the library's attention interface. Its layers are to be wrapped
+            (`hdexport.attention.model_parts.wrap_layers`), and are given the mask as it is, [batch, tokens].
     """
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    ALL_ATTENTION_FUNCTIONS.register(name, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(name, lambda *_, attention_mask, **__: of_mask(attention_mask))
-    model.config._attn_implementation = name
+    ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, lambda *_, attention_mask, **__: attention_mask)
+    model.config._attn_implementation = _IMPLEMENTATION
 
 
 def _attend(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["BENCH_DIRECTORY", "write_results"]
 
+import errno
 from pathlib import Path
 
 from hdexport.bench.page.html import PAGE_FILE, write_page
@@ -11,6 +12,7 @@ from hdexport.bench.results.csv_file import CSV_FILE, write_csv
 from hdexport.bench.results.json_file import JSON_FILE, write_result
 from hdexport.bench.results.result import BenchResult
 from hdruntime.bundle.staging import DirectoryKind
+from hdruntime.errors import HdexportError
 
 
 def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
@@ -20,14 +22,27 @@ def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
         folder: an existing one.
         result: what is written.
         png: whether to write the pictures.
-    """
-    write_result(folder / JSON_FILE, result)
-    write_csv(folder / CSV_FILE, result)
-    write_page(folder / PAGE_FILE, result)
-    if png:
-        from hdexport.bench.page.charts import write_pngs
 
-        write_pngs(folder, result)
+    Raises:
+        HdexportError: a file cannot be written.
+    """
+    try:
+        write_result(folder / JSON_FILE, result)
+        write_csv(folder / CSV_FILE, result)
+        write_page(folder / PAGE_FILE, result)
+        if png:
+            from hdexport.bench.page.charts import write_pngs
+
+            write_pngs(folder, result)
+    except OSError as error:
+        where = error.filename2 or folder
+        raise HdexportError(f"{where} cannot be written: {error.strerror}.\n{_advice(error)}") from error
+
+
+def _advice(error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "Free some space there, or choose another folder with -o."
+    return "Check that the folder is there and who may write to it, or choose another with -o."
 
 
 def _foreign_files(folder: Path) -> list[str]:

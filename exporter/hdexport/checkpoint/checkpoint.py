@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.config import read_config, settings_from
 from hdexport.checkpoint.hub import HubModel, download, hub_model
+from hdexport.checkpoint.loading import load_model
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of
@@ -111,9 +112,15 @@ class Checkpoint:
         """
         self._check_task(task)
         files = self.weight_files(allow_pickle=allow_pickle)
-        from hdexport.checkpoint.loading import load_model
-
-        model = load_model(self, task, files, report)
+        model = load_model(
+            self.path,
+            files,
+            settings=self.settings(),
+            family=self.family,
+            task=task,
+            made_for=self.task,
+            report=report,
+        )
         for module in model.modules():
             if hasattr(module, "chunk_size_feed_forward"):
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.

@@ -19,18 +19,26 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-    from hdexport.checkpoint.checkpoint import Checkpoint
-
 
 def load_model(
-    checkpoint: Checkpoint, task: Task, files: tuple[Path, ...], report: Callable[[str], None]
+    path: Path,
+    files: tuple[Path, ...],
+    *,
+    settings: PreTrainedConfig,
+    family: Family,
+    task: Task,
+    made_for: Callable[[], Task],
+    report: Callable[[str], None],
 ) -> PreTrainedModel:
     """The model for a task, all of it, in float32.
 
     Args:
-        checkpoint: whose configuration decides the model.
-        task: decides the head.
+        path: of the checkpoint, for messages.
         files: that hold its weights.
+        settings: decide the model.
+        family: of the model.
+        task: decides the head.
+        made_for: tells the task that the checkpoint was made for, for messages.
         report: takes a line that names the weights that the task does not need, if there are any.
 
     Raises:
@@ -42,11 +50,10 @@ def load_model(
     # The library's own report of unused weights is noise here; what matters is checked below.
     transformers.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
-    path, family = checkpoint.path, checkpoint.family
     agreement = Agreement(
         path=path,
         stored=stored_weights(files),
-        settings=checkpoint.settings(),
+        settings=settings,
         not_needed=_not_needed(family, task),
     )
     agreement.check_layers()
@@ -68,7 +75,7 @@ def load_model(
         if says_out_of_memory(str(error)):
             raise MemoryError(str(error)) from error
         raise ModelError(f"The checkpoint {path} could not be loaded: {shown(error)}\nDownload it again.") from error
-    _check_missing(checkpoint, task, found["missing_keys"])
+    _check_missing(path, task, made_for, found["missing_keys"])
     _check_finite(path, model)
     if unused := agreement.unused(skeleton):
         report(f"Not needed for {task.value}, and left out: {unused}.")
@@ -108,15 +115,15 @@ def _skeleton(agreement: Agreement, family: Family, task: Task) -> PreTrainedMod
     return skeleton
 
 
-def _check_missing(checkpoint: Checkpoint, task: Task, keys: set[str]) -> None:
+def _check_missing(path: Path, task: Task, made_for: Callable[[], Task], keys: set[str]) -> None:
     optional = ("pooler.",) if task is not Task.TEXT_CLASSIFICATION else ()
     missing = sorted(key for key in keys if not any(part in key for part in optional))
     if missing:
         raise ModelError(
-            f"{checkpoint.path} has no weights for {', '.join(missing[:3])}"
+            f"{path} has no weights for {', '.join(missing[:3])}"
             f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}, "
             f"which the task {task.value} needs.\n"
-            f"Choose the task it was made for (--task {checkpoint.task().value}), or fine-tune it first."
+            f"Choose the task it was made for (--task {made_for().value}), or fine-tune it first."
         )
 
 

@@ -62,8 +62,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line, as an argument parser."""
+def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+    """The command line, as an argument parser.
+
+    Args:
+        arguments: what it is for: commands that none of these words names have no arguments of their own, for some of
+            them load much to know theirs.
+    """
     top = _Parser(
         prog="hdexport",
         description="Deploy long-document encoder transformers, right at every length.",
@@ -75,7 +80,8 @@ def parser() -> argparse.ArgumentParser:
     for name in COMMANDS:
         module = importlib.import_module(f"hdexport.cli.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
-        module.add_arguments(command)
+        if name in arguments:
+            module.add_arguments(command)
         command.add_argument("-v", "--verbose", action="store_true", help="log what is done and why")
         command.add_argument("--debug", action="store_true", help="log everything; show tracebacks")
         command.set_defaults(command_module=module)
@@ -84,7 +90,7 @@ def parser() -> argparse.ArgumentParser:
 
 def _run(arguments: Sequence[str], *, debug: bool) -> int:
     try:
-        options = parser().parse_args(arguments)
+        options = parser(arguments).parse_args(arguments)
     except SystemExit as end:  # after --help and --version
         return int(end.code or 0)
     options.command_line = command_line(arguments)

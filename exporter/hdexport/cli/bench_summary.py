@@ -2,42 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = ["Column", "case_line", "cell_table", "short_columns", "summary_parts"]
+__all__ = ["SHORT_COLUMNS", "case_line", "cell_table", "figure_cells", "summary_parts"]
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from hdexport.bench.results.figure_text import (
-    bytes_text,
-    case_state,
-    error_text,
-    fraction_text,
-    ms_text,
-    number_text,
-    ratio_text,
-)
+from hdexport.bench.results.columns import LATENCIES, columns_of
+from hdexport.bench.results.figure_text import bytes_text, case_state, error_text, ms_text
 from hdexport.bench.results.findings import findings
-from hdexport.bench.results.result import BenchResult, CaseResult, Latency
+from hdexport.bench.results.result import BenchResult, CaseResult
 
 _WIDE = 118
 """Columns of the terminal from which all figures have room."""
 
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """A figure of a case."""
-
-    name: str
-    text: Callable[[CaseResult], str]
-
-
-def short_columns() -> list[Column]:
-    """Of the figures that matter most."""
-    return [_P50, _RATE, _MEMORY, _ERROR]
+SHORT_COLUMNS = ("p50", "tokens/s", "memory", "error")
+"""The figures that matter most."""
 
 
 def case_line(case: CaseResult) -> str:
@@ -46,9 +28,28 @@ def case_line(case: CaseResult) -> str:
     if case.latency is None:
         return f"{where}: {case.status.value}" + (f": {case.reason}" if case.reason else "")
     figures = [f"p50 {ms_text(case.latency.p50_ms)}", f"p95 {ms_text(case.latency.p95_ms)}"]
-    figures += [f"{_rate(case)} tokens/s", _memory(case), f"error {error_text(case.error)}" if case.error else ""]
+    columns = columns_of()
+    figures += [f"{columns['tokens/s'].text(case)} tokens/s", columns["memory"].text(case)]
+    figures += [f"error {error_text(case.error)}" if case.error else ""]
     figures += ["WRONG ANSWER"] if case_state(case) == "wrong" else []
     return f"{where}: {', '.join(filter(None, figures))}"
+
+
+def figure_cells(case: CaseResult, names: Sequence[str], result: BenchResult | None = None) -> list[str]:
+    """A case's cells in the columns of those figures; of a case that has none, the first says why.
+
+    Args:
+        case: whose.
+        names: of figures, as `columns_of` has them.
+        result: which ratios are of.
+    """
+    columns = columns_of(result)
+    cells = {name: columns[name].text(case) for name in names}
+    if case.latency is None:
+        cells["p50"] = case.status.value
+    if case_state(case) == "wrong":
+        cells["error"] += " wrong"
+    return list(cells.values())
 
 
 def cell_table(columns: Sequence[str], *, title: str | None = None) -> Table:
@@ -56,7 +57,8 @@ def cell_table(columns: Sequence[str], *, title: str | None = None) -> Table:
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold", header_style="dim")
     for name in columns:
         is_text = name in ("series", "stopped by")
-        table.add_column(name, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
+        header = f"{name} ms" if name in LATENCIES else name
+        table.add_column(header, justify="left" if is_text else "right", no_wrap=not is_text, overflow="fold")
     return table
 
 
@@ -67,10 +69,11 @@ def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType
         result: what was measured.
         width: of the terminal; a narrow one gets the figures that matter most.
     """
-    columns = [_P50, _P95, *([_P99, _MEAN, _SD] if width >= _WIDE else []), _ratio(result), _RATE, _MEMORY, _ERROR]
-    columns += [_ROOFLINE] if width >= _WIDE and any(case.roofline for case in result.cases) else []
+    wide = ("p99", "mean", "sd") if width >= _WIDE else ()
+    names = ["p50", "p95", *wide, "ratio", "tokens/s", "memory", "error"]
+    names += ["roofline"] if width >= _WIDE and any(case.roofline for case in result.cases) else []
     for batch in result.batches:
-        yield _cases_table(result, batch, columns)
+        yield _cases_table(result, batch, names)
     if result.first_series is not None:
         yield Text(f"ratio: of the median latencies, to {result.first_series} in this run")
     if result.largest_batches:
@@ -79,52 +82,14 @@ def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType
     yield from map(Text, _remarks(result))
 
 
-def _latency(name: str, value: Callable[[Latency], float]) -> Column:
-    return Column(name=name, text=lambda case: "" if case.latency is None else number_text(value(case.latency)))
-
-
-def _p50(case: CaseResult) -> str:
-    return case.status.value if case.latency is None else number_text(case.latency.p50_ms)
-
-
-def _rate(case: CaseResult) -> str:
-    return "" if case.tokens_per_s is None else number_text(case.tokens_per_s)
-
-
-def _memory(case: CaseResult) -> str:
-    peak_bytes = None if case.memory is None else case.memory.peak_bytes
-    return "" if peak_bytes is None else bytes_text(peak_bytes)
-
-
-def _error(case: CaseResult) -> str:
-    return f"{error_text(case.error)} wrong" if case_state(case) == "wrong" else error_text(case.error)
-
-
-def _ratio(result: BenchResult) -> Column:
-    return Column(name="ratio", text=lambda case: ratio_text(result.ratio_to_first(case)))
-
-
-_P50 = Column(name="p50 ms", text=_p50)
-_P95 = _latency("p95 ms", lambda latency: latency.p95_ms)
-_P99 = _latency("p99 ms", lambda latency: latency.p99_ms)
-_MEAN = _latency("mean ms", lambda latency: latency.mean_ms)
-_SD = _latency("sd ms", lambda latency: latency.sd_ms)
-_RATE = Column(name="tokens/s", text=_rate)
-_MEMORY = Column(name="memory", text=_memory)
-_ERROR = Column(name="error", text=_error)
-_ROOFLINE = Column(
-    name="roofline", text=lambda case: "" if case.roofline is None else fraction_text(case.roofline.fraction)
-)
-
-
-def _cases_table(result: BenchResult, batch: int, columns: Sequence[Column]) -> Table:
-    table = cell_table(["tokens", "series", *(column.name for column in columns)], title=f"batch {batch}")
+def _cases_table(result: BenchResult, batch: int, names: Sequence[str]) -> Table:
+    table = cell_table(["tokens", "series", *names], title=f"batch {batch}")
     for tokens in result.lengths:
         found = [result.case(series.name, batch, tokens) for series in result.series]
         cases = [case for case in found if case is not None]
         for case in cases:
             shown = str(tokens) if case is cases[0] else ""
-            cells = [Text(column.text(case), style=_style(case)) for column in columns]
+            cells = [Text(cell, style=_style(case)) for cell in figure_cells(case, names, result)]
             table.add_row(shown, Text(case.series), *cells, end_section=case is cases[-1])
     return table
 

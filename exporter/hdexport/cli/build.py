@@ -66,41 +66,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)")
     add_position_arguments(positions)
     attention = parser.add_argument_group("attention")
+    from hdexport.attention.kinds import kinds
+
+    forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(
         "--attention",
         metavar="SPEC",
         help="gives a model of BERT's kind attention with cost and memory linear in tokens, its weights kept; answers "
         "change: fine-tuning is expected (default: what the model has). "
-        "window:W[,global:G][,dilation:D[/D...]]: every query sees W tokens on each side of it (Longformer's "
-        "attention_window counts both sides: its 512 is W = 256) in steps of D tokens, one D for all heads or one a "
-        "head; the first G tokens (default: 1) see all and are seen by all. "
-        "bigbird[:block=B,random=R,mode=hf_eval|table,seed=S,table=FILE.npy]: BigBird, by blocks of B tokens (default: "
-        "64): the first and the last block, three around a query's, and R random ones (default: 3), which are all the "
-        "first in hf_eval, as in Hugging Face, or drawn by seed or given. A BigBird checkpoint takes mode, seed and "
-        "table. "
-        "etc:global=G[,block=B,tokens=ID[/ID...]]: G more tokens in front of each text, which see all and are seen by "
-        "all, with the embeddings of these ids (default: the token that texts begin with), and three blocks around a "
-        "query's. "
-        "blocks:file=FILE.npz,block=B: the blocks that a file lists, full_kv_num_blocks and full_kv_indices as in "
-        "FlexAttention",
+        + ". ".join(f"{form.grammar}: {form.help}" for form in forms),
     )
-    attention.add_argument(
-        "--bigbird-last-block",
-        metavar="POLICY",
-        help="padded (default): BigBird's last block is that of the padded batch, as in Hugging Face; row: that of "
-        "each text, so that padding changes no answer",
-    )
-    attention.add_argument(
-        "--global-embeddings",
-        metavar="FILE.npy",
-        help="what the layers are given for the global tokens of etc, float32 [G, width], in place of ids' embeddings",
-    )
-    attention.add_argument(
-        "--max-global",
-        metavar="N",
-        help="Longformer and LED: the most tokens of a text that global_attention_mask may mark (default: 16, for "
-        "question answering 64)",
-    )
+    for kind in kinds():
+        kind.add_arguments(attention)
     engines = parser.add_argument_group("engines")
     add_engine_arguments(engines)
     engines.add_argument(
@@ -130,8 +107,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> BuildOptions:
-    from hdexport.attention.blocks.setup import checked_last_block
-    from hdexport.attention.spec import attention_from_spec
+    from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.engines.targets import flavours_of_targets
@@ -151,7 +127,6 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     # Positions that are computed have no table to extend: any length will do, as with tiling.
     needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
     check_options(scheme=needed, alpha=alpha, max_len=max_len, base=base)
-    attention = None if options.attention is None else attention_from_spec(options.attention)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
@@ -164,10 +139,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         task=task_from_name(options.task),
         scheme=scheme,
         alpha=alpha,
-        attention=attention,
-        last_block=checked_last_block(options.bigbird_last_block),
-        global_embeddings=None if options.global_embeddings is None else Path(options.global_embeddings),
-        max_global=None if options.max_global is None else whole_number("--max-global", options.max_global, example=32),
+        attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),

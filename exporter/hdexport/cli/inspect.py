@@ -18,7 +18,7 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle.manifest import BlockSparse, EngineFile, HalfRange, Manifest
+    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest
     from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "show what is in a bundle"
@@ -145,10 +145,8 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         f"{manifest.vocab_size:,} ids",
     )
     yield "positions", _positions(manifest)
-    yield "attention", _counts(manifest.attention) or "none counted"
-    yield from _windows(manifest)
-    if manifest.block_sparse is not None:
-        yield from _block_sparse(manifest.block_sparse)
+    yield "attention", _counts(manifest.operators) or "standard operators"
+    yield from _attention(manifest)
     if manifest.labels:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer
@@ -171,34 +169,16 @@ def _positions(manifest: Manifest) -> str:
     )
 
 
-def _windows(manifest: Manifest) -> Iterator[tuple[str, str]]:
-    if manifest.windows:
-        counts = Counter(manifest.windows)
-        layers = ", ".join(f"{tokens} in {count} layers" for tokens, count in counts.items())
-        yield "windows", f"tokens on each side: {layers}"
-    if manifest.window is not None:
-        count, steps = manifest.window.global_tokens, "/".join(map(str, manifest.window.dilation))
-        first = f"the first {count}" if count else "none"
-        yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
-    if manifest.global_attention is not None:
-        default = "the first token" if manifest.global_attention.default == "first_token" else "the question's tokens"
-        yield "global tokens", f"{default} unless given, at most {manifest.global_attention.bound}"
+def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    from hdexport.attention.kinds import attention_of
+    from hdruntime.bundle.manifest import Fill, Role
 
-
-def _block_sparse(spec: BlockSparse) -> Iterator[tuple[str, str]]:
-    yield "block-sparse", f"{spec.kind}, blocks of {spec.block_size} tokens"
-    if spec.kind == "bigbird":
-        of_mode = {"hf_eval": "all of them block 0, as in Hugging Face", "table": "from a table"}
-        yield "", f"{spec.random_blocks} random blocks, {of_mode.get(spec.mode, spec.mode)}"
-        of_policy = {
-            "padded": "that of the padded batch, as in Hugging Face: padding changes answers",
-            "row": "each text's own: padding changes nothing",
-        }
-        yield "", f"the last block is {of_policy.get(spec.last_block, spec.last_block)}"
-    if spec.global_tokens:
-        yield "", f"{spec.global_tokens} global tokens in front of each text"
-    if spec.dense_tokens:
-        yield "", f"dense up to {spec.dense_tokens} tokens"
+    for item in attention_of(manifest):
+        yield from item.kind.describe(item.record)
+    marks = manifest.input_of(Role.MARKS)
+    if marks is not None:
+        default = "the first token" if marks.default.fill is Fill.FIRST_TOKEN else "the question's tokens"
+        yield "global tokens", f"{default} unless given" + ("" if marks.bound is None else f", at most {marks.bound}")
 
 
 def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:

@@ -11,8 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
-from hdexport.cli.duration import duration_text
-from hdexport.cli.progress import StatusLine
+from hdexport.cli.progress import StatusLine, duration_text
 from hdexport.support.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.errors import InputError
 from hdruntime.jobs.progress import JobProgress

@@ -2,64 +2,83 @@
 
 from __future__ import annotations
 
-__all__ = ["StatusLine", "TerminalProgress"]
+__all__ = ["StatusLine", "TerminalProgress", "duration_text"]
 
 import sys
 import time
-from types import TracebackType
+from collections.abc import Callable, Iterable
+from datetime import timedelta
+
+import rich.progress
+from rich.console import Console, RenderableType
+from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from hdexport.support.progress import Progress
 
 
-class StatusLine:
+def duration_text(seconds: float) -> str:
+    """``0:00:07``, ``1:02:30``."""
+    return str(timedelta(seconds=round(seconds)))
+
+
+class StatusLine(rich.progress.Progress):
     """One line at the end of stderr that says what is going on and for how long; nothing where that is no terminal.
 
     A context manager: the line is gone when the block ends.
 
     Args:
         hidden: show nothing on a terminal either.
+        below: gives what else is shown, as far as there is room; None for nothing.
     """
 
-    def __init__(self, *, hidden: bool = False) -> None:
-        from rich.console import Console
-        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-        self._line = Progress(
+    def __init__(self, *, hidden: bool = False, below: Callable[[], RenderableType | None] = lambda: None) -> None:
+        self._below = below
+        super().__init__(
             SpinnerColumn(),
             TextColumn("{task.description}", markup=False),
             TimeElapsedColumn(),
-            console=Console(stderr=True),
+            _ToGo(),
+            console=Console(stderr=True, highlight=False),
             disable=hidden or not sys.stderr.isatty(),
             transient=True,
             # What is printed on the same terminal has to go above the line; what goes to a file or a pipe has not.
             redirect_stdout=sys.stdout.isatty(),
         )
-        self._task = self._line.add_task("", total=None)
+        self._task = self.add_task("", total=None)
 
-    def __enter__(self) -> StatusLine:
-        self._line.start()
-        return self
+    def get_renderables(self) -> Iterable[RenderableType]:
+        """What is drawn."""
+        yield from super().get_renderables()
+        if (below := self._below()) is not None:
+            yield below
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._line.stop()
-
-    def begin(self, text: str) -> None:
-        """Show a text, its time from zero."""
-        self._line.reset(self._task, description=text, total=None)
+    def begin(self, text: str, *, total: float | None = None) -> None:
+        """Show a text, its time from zero; of a total, once some of it is done, also the time to go."""
+        self.reset(self._task, description=text, total=total)
 
     def show(self, text: str) -> None:
         """Show another text; the time goes on."""
-        self._line.update(self._task, description=text)
+        self.update(self._task, description=text)
+
+    def did(self, amount: float, *, left_out: float = 0) -> None:
+        """So much of the total is done, and so much will not be."""
+        (task,) = self.tasks
+        self.update(self._task, advance=amount, total=(task.total or 0) - left_out)
 
     def leave(self, text: str) -> None:
         """Leave a line above, for good."""
-        if not self._line.disable:
-            self._line.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        if not self.disable:
+            self.console.print(text, markup=False, soft_wrap=True)
+
+
+class _ToGo(rich.progress.ProgressColumn):
+    """Of all the time that was taken: rich's own column forgets what is older than half a minute."""
+
+    def render(self, task: rich.progress.Task) -> Text:
+        if not (task.completed and task.total and task.elapsed):
+            return Text()
+        return Text(f"about {duration_text(task.elapsed * (task.total / task.completed - 1))} to go")
 
 
 class TerminalProgress(Progress):
@@ -74,17 +93,12 @@ class TerminalProgress(Progress):
         self._began = time.perf_counter()
 
     def __enter__(self) -> TerminalProgress:
-        self._line.__enter__()
+        self._line.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._finish_step("failed" if error else "done")
-        self._line.__exit__(kind, error, traceback)
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._finish_step("failed" if kind else "done")
+        self._line.stop()
 
     def step(self, title: str) -> None:
         self._finish_step("done")

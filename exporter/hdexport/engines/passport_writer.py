@@ -5,18 +5,16 @@ from __future__ import annotations
 __all__ = ["built_here", "onnx_hashes", "write_passport"]
 
 import dataclasses
-import hashlib
 import json
-import os
 import platform
 from datetime import datetime, timezone
 from pathlib import Path
 
+from hdruntime.bundle.digests import sha256_of_file
 from hdruntime.bundle.passport import PASSPORT_VERSION, BuiltOn, Passport
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
-
-_READ_BYTES = 1 << 20
+from hdruntime.whole_files import write_whole
 
 
 def built_here() -> BuiltOn:
@@ -43,23 +41,10 @@ def onnx_hashes(path: Path) -> dict[str, str]:
     locations = {
         entry.value for tensor in model.graph.initializer for entry in tensor.external_data if entry.key == "location"
     }
-    return {name: _sha256(path.parent / name) for name in (path.name, *sorted(locations))}
+    return {name: sha256_of_file(path.parent / name) for name in (path.name, *sorted(locations))}
 
 
 def write_passport(passport: Passport, path: Path) -> None:
     """Write the JSON, whole or not at all."""
     text = json.dumps({"passport_version": PASSPORT_VERSION, **dataclasses.asdict(passport)}, indent=2)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        partial.write_text(text + "\n", encoding="utf-8")
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_READ_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    write_whole(path, text + "\n")

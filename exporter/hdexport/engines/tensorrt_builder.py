@@ -6,7 +6,6 @@ __all__ = ["build_engine", "check_target", "target_architectures"]
 
 import hashlib
 import logging
-import os
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -30,6 +29,7 @@ from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, Profi
 from hdruntime.bundle.passport import Passport
 from hdruntime.errors import EngineError, InputError
 from hdruntime.gpu.driver import gpus
+from hdruntime.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -143,7 +143,8 @@ def build_engine(
         built_on=built_here(),
         version_compatible=version_compatible,
     )
-    _write_whole(serialized, destination)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(destination, serialized)
     write_passport(passport, destination.with_suffix(".json"))
     return EngineFile(
         file=destination.relative_to(bundle).as_posix(),
@@ -299,16 +300,3 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
 
 def _range(values: tuple[int, int, int]) -> str:
     return f"{values[0]} to {values[2]}"
-
-
-def _write_whole(content: Any, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "family_of"]
+__all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family_of"]
 
 import importlib
 
@@ -44,3 +44,8 @@ def family_of(model_type: str) -> Family:
         ) from None
     family: Family = importlib.import_module(f"hdexport.families.{module}").FAMILY
     return family
+
+
+def convertible_model_types() -> list[str]:
+    """The model types whose attention can be exchanged for one of another kind."""
+    return [name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None]

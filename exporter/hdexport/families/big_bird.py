@@ -12,15 +12,17 @@ import torch
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndCrossAttentions
 
 from hdexport.attention.blocks.node import block_sparse_node, through_blocks
+from hdexport.attention.blocks.record import BlockSparse
 from hdexport.attention.blocks.setup import bigbird
-from hdexport.attention.interface import dense_attention_node
-from hdexport.model.family import Family
+from hdexport.attention.dense.node import dense_attention_node
+from hdexport.model.family import Family, OwnAttention
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import BlockSparse
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hdexport.attention.blocks.setup import BlockSetup
 
 
 class SelfAttention(torch.nn.Module):
@@ -137,10 +139,14 @@ def _forward(
 
 
 def _adapt(model: PreTrainedModel) -> None:
-    _adapt_blocks(model, None, [None] * model.config.num_hidden_layers)
+    _attend(model, None, [None] * model.config.num_hidden_layers)
 
 
-def _adapt_blocks(model: PreTrainedModel, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
+def _adapt_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
+    _attend(model, setup.spec, setup.tables(model.config.num_hidden_layers))
+
+
+def _attend(model: PreTrainedModel, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
     base: Any = model.base_model
     _check_separator(model)
     for layer, table in zip(base.encoder.layer, tables, strict=True):
@@ -165,11 +171,10 @@ FAMILY = Family(
     model_types=("big_bird",),
     padded_tokens=_padded_tokens,
     adapt=_adapt,
-    block_sparse=block_sparse,
-    adapt_blocks=_adapt_blocks,
+    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt_blocks),
     as_trained=forget_short_texts,
     has_sdpa=False,
     # Hugging Face's tokenizer gives no types to this task, and its model makes them so.
     token_type_separator_id=lambda config, task: config.sep_token_id if task is Task.QUESTION_ANSWERING else None,
-    why_not_windowed="its attention is block-sparse already, by block_size of config.json",
+    why_not_converted="its attention is block-sparse already, by block_size of config.json",
 )

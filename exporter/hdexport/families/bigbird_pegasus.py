@@ -12,14 +12,16 @@ import torch
 from transformers.modeling_outputs import BaseModelOutput
 
 from hdexport.attention.blocks.node import through_blocks
+from hdexport.attention.blocks.record import BlockSparse
 from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts
 from hdexport.families.led import encoder_of
-from hdexport.model.family import Family
+from hdexport.model.family import Family, OwnAttention
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import BlockSparse
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hdexport.attention.blocks.setup import BlockSetup
 
 
 class _Layer(torch.nn.Module):
@@ -73,10 +75,14 @@ def _forward(
 
 
 def _adapt(encoder: PreTrainedModel) -> None:
-    _adapt_blocks(encoder, None, [None] * encoder.config.num_hidden_layers)
+    _attend(encoder, None, [None] * encoder.config.num_hidden_layers)
 
 
-def _adapt_blocks(encoder: Any, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
+def _adapt_blocks(encoder: Any, setup: BlockSetup) -> None:
+    _attend(encoder, setup.spec, setup.tables(encoder.config.num_hidden_layers))
+
+
+def _attend(encoder: Any, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
     encoder.layers = torch.nn.ModuleList(
         _Layer(layer, SelfAttention(layer.self_attn.self, spec, table))
         for layer, table in zip(encoder.layers, tables, strict=True)
@@ -92,9 +98,8 @@ FAMILY = Family(
     # The encoder's and the decoder's, which are as long.
     position_table="embed_positions.weight",
     adapt=_adapt,
-    block_sparse=block_sparse,
-    adapt_blocks=_adapt_blocks,
+    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt_blocks),
     as_trained=forget_short_texts,
     has_sdpa=False,
-    why_not_windowed="its attention is block-sparse already, by block_size of config.json",
+    why_not_converted="its attention is block-sparse already, by block_size of config.json",
 )

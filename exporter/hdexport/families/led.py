@@ -11,11 +11,13 @@ import torch
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
 from hdexport.families.longformer import SelfAttention, longformer_tokens
-from hdexport.model.family import Family
+from hdexport.model.family import Family, OwnAttention
 from hdexport.model.tasks import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hdexport.attention.window.kind import WindowSetup
 
 
 class _Positions(torch.nn.Module):
@@ -63,7 +65,8 @@ def _forward(
     return LEDEncoderBaseModelOutput(last_hidden_state=hidden_states)
 
 
-def _adapt(encoder: Any, max_global: int) -> None:
+def _adapt(encoder: Any, setup: WindowSetup) -> None:
+    max_global = setup.bound
     for layer in encoder.layers:
         attention = layer.self_attn
         attention.longformer_self_attn = SelfAttention(attention.longformer_self_attn, max_global)
@@ -85,7 +88,7 @@ FAMILY = Family(
     positions_key="max_encoder_position_embeddings",
     position_table="encoder.embed_positions.weight",
     padded_tokens=_padded_tokens,
-    adapt_global=_adapt,
+    own=OwnAttention(kind="window", of_config=lambda config: config.attention_window, adapt=_adapt),
     has_sdpa=False,
-    why_not_windowed="its attention is windowed already, by attention_window of config.json",
+    why_not_converted="its attention is windowed already, by attention_window of config.json",
 )

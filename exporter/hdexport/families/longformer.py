@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.models.longformer.modeling_longformer import LongformerBaseModelOutputWithPooling
 
-from hdexport.attention.interface import sliding_window_node
 from hdexport.attention.window.global_rows import (
     GlobalRows,
     absorbs_projections,
@@ -20,10 +19,13 @@ from hdexport.attention.window.global_rows import (
     find_global_rows,
     overwrite_rows,
 )
-from hdexport.model.family import Family
+from hdexport.attention.window.node import sliding_window_node
+from hdexport.model.family import Family, OwnAttention
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    from hdexport.attention.window.kind import WindowSetup
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,9 @@ def _forward(
     return LongformerBaseModelOutputWithPooling(last_hidden_state=hidden_states)
 
 
-def _adapt(model: PreTrainedModel, max_global: int) -> None:
+def _adapt(model: PreTrainedModel, setup: WindowSetup) -> None:
     base: Any = model.base_model
+    max_global = setup.bound
     for layer in base.encoder.layer:
         layer.attention.self = SelfAttention(layer.attention.self, max_global)
     base.forward = functools.partial(_forward, base, max_global)
@@ -154,7 +157,7 @@ def _adapt(model: PreTrainedModel, max_global: int) -> None:
 FAMILY = Family(
     model_types=("longformer",),
     padding_row=lambda config: int(config.pad_token_id),
-    adapt_global=_adapt,
+    own=OwnAttention(kind="window", of_config=lambda config: config.attention_window, adapt=_adapt),
     has_sdpa=False,
-    why_not_windowed="its attention is windowed already, by attention_window of config.json",
+    why_not_converted="its attention is windowed already, by attention_window of config.json",
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.interface import dense_attention_node
+from hdexport.attention.dense.node import dense_attention_node
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:
@@ -64,5 +64,5 @@ FAMILY = Family(
     padding_row=lambda config: _PADDING_ROW,
     adapt=_adapt,
     has_sdpa=False,
-    why_not_windowed="its scores have a bias for every pair of tokens",
+    why_not_converted="its scores have a bias for every pair of tokens",
 )

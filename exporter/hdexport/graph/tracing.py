@@ -7,16 +7,17 @@ __all__ = ["trace"]
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hdexport.graph.passes.module_names import name_transposed_weights
 from hdexport.graph.passes.repeat_layers import repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
-from hdexport.model.graph_module import OUTPUTS_OF_TASK, GraphModule
+from hdexport.model.graph_module import GraphModule, named_arguments
 from hdplugins import ONNX_OPSET
+from hdruntime.bundle.manifest import Role
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -40,33 +41,30 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
         vocab_size: ids of the example input stay below it.
 
     Returns:
-        A graph whose inputs are [batch, tokens], int64, without function bodies.
+        A graph with the inputs of the module, without function bodies.
 
     Raises:
         ExportError: the exporter failed, or froze an axis.
     """
-    generator = torch.Generator().manual_seed(0)
-    tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
-    ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
-    inputs = {name: torch.ones_like(ids) for name in module.input_names} | {"input_ids": ids}
-    for name in ("token_type_ids", "global_attention_mask"):
-        if name in inputs:
-            inputs[name] = torch.zeros_like(ids)
-    # AUTO rather than a Dim: with a Dim the exporter insists on proving bounds, which differ by family; that no axis
-    # was frozen is checked on the graph below.
-    axes = {0: torch.export.Dim.AUTO, 1: torch.export.Dim.AUTO}
+    examples = _examples(module, max_len=max_len, vocab_size=vocab_size)
     try:
-        with torch.inference_mode(), warnings.catch_warnings(), _quiet_exporter(), layers_traced_once(module):
+        with (
+            torch.inference_mode(),
+            warnings.catch_warnings(),
+            _quiet_exporter(),
+            named_arguments(module),
+            layers_traced_once(module),
+        ):
             warnings.simplefilter("ignore")
             program = torch.onnx.export(
                 module,
-                kwargs=inputs,
+                kwargs=examples,
                 dynamo=True,
                 opset_version=ONNX_OPSET,
                 verbose=False,
-                dynamic_shapes=dict.fromkeys(inputs, axes),
-                input_names=list(inputs),
-                output_names=list(OUTPUTS_OF_TASK[module.task]),
+                dynamic_shapes=_dynamic_shapes(module),
+                input_names=list(examples),
+                output_names=list(module.outputs),
                 optimize=False,  # not before it is whole
             )
     except torch.onnx.errors.OnnxExporterError as error:
@@ -79,6 +77,32 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
     program.optimize()
     _name_axes(program.model, module)
     return program.model
+
+
+def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str, torch.Tensor]:
+    """Inputs by name: random ids, masks of ones, and whatever else is 0."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
+    ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
+    made = {Role.IDS: ids, Role.MASK: torch.ones_like(ids)}
+    return {
+        spec.name: torch.zeros(_TRACED_BATCH, *map(int, spec.shape[1:]))
+        if spec.role is Role.MEMORY
+        else made.get(spec.role, torch.zeros_like(ids))
+        for spec in module.inputs
+    }
+
+
+def _dynamic_shapes(module: GraphModule) -> dict[str, Any]:
+    """The axes with names, by input.
+
+    AUTO rather than a Dim: with a Dim the exporter insists on proving bounds, which differ by family; that no axis was
+    frozen is checked on the graph.
+    """
+    return {
+        spec.name: {index: torch.export.Dim.AUTO for index, axis in enumerate(spec.shape) if isinstance(axis, str)}
+        for spec in module.inputs
+    }
 
 
 def _root_cause(error: BaseException) -> str:
@@ -102,16 +126,20 @@ def _quiet_exporter() -> Iterator[None]:
 
 def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:
     """Name the dynamic axes of inputs and outputs, and refuse frozen ones."""
+    specs = {spec.name: spec.shape for spec in module.inputs}
+    for value in model.graph.inputs:
+        _name_axes_of(value, specs[str(value.name)])
+    for value, axes in zip(model.graph.outputs, module.outputs.values(), strict=True):
+        _name_axes_of(value, axes)
+
+
+def _name_axes_of(value: onnx_ir.Value, axes: Sequence[str | int]) -> None:
     import onnx_ir as ir
 
-    for value in model.graph.inputs:
-        _refuse_frozen(value, {0, 1})
-        value.shape = ir.Shape(["batch", "tokens"])
-    for value, axes in zip(model.graph.outputs, OUTPUTS_OF_TASK[module.task].values(), strict=True):
-        dynamic = {index for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
-        _refuse_frozen(value, dynamic)
-        assert value.shape is not None
-        value.shape = ir.Shape([axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)])
+    dynamic = {index for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
+    _refuse_frozen(value, dynamic)
+    assert value.shape is not None
+    value.shape = ir.Shape([axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)])
 
 
 def _refuse_frozen(value: onnx_ir.Value, dynamic: set[int]) -> None:

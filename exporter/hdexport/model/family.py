@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
-__all__ = ["Family"]
+__all__ = ["Family", "OwnAttention"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
     from hdexport.model.tasks import Task
-    from hdruntime.bundle.manifest import BlockSparse
 
 
 def _nothing_to_adapt(model: PreTrainedModel) -> None:
     """The family's attention is reached through the library's attention interface."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnAttention:
+    """A family's own attention, of a kind that `hdexport.attention` knows.
+
+    Attributes:
+        kind: name of the kind.
+        of_config: what a checkpoint of that configuration was trained with, in the kind's terms; None where this one
+            attends densely.
+        adapt: called in place of `Family.adapt`: with the model, and the kind's setup.
+    """
+
+    kind: str
+    of_config: Callable[[Any], Any]
+    adapt: Callable[[PreTrainedModel, Any], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +47,7 @@ class Family:
             of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
         learned_positions: whether there is a table of positions; where there is none, as with rotary positions, any
             length is computed and nothing is extended.
-        why_not_windowed: why ``--attention window:...`` cannot be applied, as half a sentence; None where it can.
+        why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
         token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
             1 behind it, where a caller gives none; None where all are 0.
         tasks: the tasks that an encoder of the family can be built for; None for all.
@@ -45,12 +59,8 @@ class Family:
         padded_tokens: length to which the library's own code pads a text of so many tokens, where the padding needs
             positions.
         adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
-        adapt_global: for models with an input ``global_attention_mask``, called in place of `adapt`: with the model
-            and the most global tokens that a text may have. None for all others.
-        block_sparse: the block-sparse attention that a checkpoint of that configuration has, None where it is dense; of
-            a family that has none at all, None.
-        adapt_blocks: for models with block-sparse attention of their own, called in place of `adapt`: with the model,
-            what its attention is, and the table of listed blocks of each layer, int32 [heads, rows, listed], or None.
+        own: attention of another kind than dense that checkpoints of the family have; None where they have none, or
+            where the library's attention interface says all of it.
         as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
             would, in place. It is what bundles are compared with.
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
@@ -66,15 +76,22 @@ class Family:
     position_table: str = "embeddings.position_embeddings.weight"
     padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
-    adapt_global: Callable[[PreTrainedModel, int], None] | None = None
-    block_sparse: Callable[[Any], BlockSparse | None] | None = None
-    adapt_blocks: Callable[[PreTrainedModel, BlockSparse, Sequence[torch.Tensor | None]], None] | None = None
+    own: OwnAttention | None = None
     as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     has_sdpa: bool = True
     shares_layers: bool = False
     learned_positions: bool = True
-    why_not_windowed: str | None = None
+    why_not_converted: str | None = None
     token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
+
+    def own_attention(self, kind: str, config: Any) -> Any | None:
+        """What a checkpoint was trained with, if that is attention of a kind; else None.
+
+        Args:
+            kind: name of the kind.
+            config: of the model, in ``transformers``.
+        """
+        return None if self.own is None or self.own.kind != kind else self.own.of_config(config)
 
     def first_row(self, config: Any) -> int:
         """Row of the position table that the first real token uses."""

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["OUTPUTS_OF_TASK", "GraphModule"]
+__all__ = ["OUTPUTS_OF_TASK", "GraphModule", "graph_inputs", "named_arguments"]
 
+import contextlib
+import inspect
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.checkpoint.sentence_pooling import SentencePooling
 from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -29,15 +32,14 @@ OUTPUTS_OF_TASK: dict[Task, dict[str, tuple[str, ...]]] = {
 
 
 class GraphModule(torch.nn.Module):
-    """A model with positional tensors in and a tuple of float32 tensors out.
+    """A model with named tensors in and a tuple of float32 tensors out.
 
     Args:
         model: the Hugging Face model with the task's head.
         task: decides the outputs.
-        has_token_types: whether ``token_type_ids`` is an input.
+        inputs: of the graph; their names are the model's arguments.
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
-        has_global_attention: whether ``global_attention_mask`` is an input.
         pooling: what follows the encoder in a sentence-similarity model.
     """
 
@@ -46,43 +48,40 @@ class GraphModule(torch.nn.Module):
         model: PreTrainedModel,
         task: Task,
         *,
-        has_token_types: bool,
-        folded_token_types: bool,
-        folded_positions: bool,
-        has_global_attention: bool = False,
-        pooling: SentencePooling | None = None,
+        inputs: Sequence[InputSpec],
+        folded_token_types: bool = False,
+        folded_positions: bool = False,
+        pooling: torch.nn.Module | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.task, self.pooling = model, task, pooling
-        self.has_token_types, self.folded_token_types = has_token_types, folded_token_types
-        self.folded_positions, self.has_global_attention = folded_positions, has_global_attention
+        self.model, self.task, self.pooling, self.inputs = model, task, pooling, tuple(inputs)
+        self.folded_token_types, self.folded_positions = folded_token_types, folded_positions
 
     @property
-    def input_names(self) -> tuple[str, ...]:
-        """Names of the inputs, arguments of ``forward``; each is [batch, tokens], int64."""
-        optional = {"token_type_ids": self.has_token_types, "global_attention_mask": self.has_global_attention}
-        return ("input_ids", "attention_mask", *(name for name, is_input in optional.items() if is_input))
+    def outputs(self) -> dict[str, tuple[str | int, ...]]:
+        """Name of each output -> its axes; memories, which are inputs of the next call, come last."""
+        memories = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
+        return {**OUTPUTS_OF_TASK[self.task], **memories}
 
     def forward(
         self,
         input_ids: torch.Tensor,
         attention_mask: torch.Tensor,
         token_type_ids: torch.Tensor | None = None,
-        global_attention_mask: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
+        **others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
-        """Run the model; the outputs are those of `OUTPUTS_OF_TASK`, in order.
+        """Run the model; the outputs are those of `outputs`, in order.
 
         ``position_ids`` are for asking PyTorch about shifted positions; a graph has no such input.
         """
         extra: dict[str, Any] = {} if position_ids is None else {"position_ids": position_ids}
-        if self.has_token_types:
+        if token_type_ids is not None:
             extra["token_type_ids"] = token_type_ids
         elif self.folded_token_types:
             # Never looked at; without ids the embeddings would gather them from a buffer.
             extra["token_type_ids"] = input_ids
-        if self.has_global_attention:
-            extra["global_attention_mask"] = global_attention_mask
+        extra |= others
         if self.folded_positions:
             # Only its shape is looked at; the model's own ids are a slice that clamps the length to the table.
             extra["position_ids"] = input_ids
@@ -90,4 +89,49 @@ class GraphModule(torch.nn.Module):
         if self.pooling is not None:
             tokens = outputs.last_hidden_state.float()
             return tokens, self.pooling(tokens, attention_mask)
-        return tuple(getattr(outputs, name).float() for name in OUTPUTS_OF_TASK[self.task])
+        return tuple(getattr(outputs, name).float() for name in self.outputs)
+
+
+@contextlib.contextmanager
+def named_arguments(module: GraphModule) -> Iterator[None]:
+    """Give a module's forward one argument an input, in order: PyTorch's exporters do not understand ``**others``."""
+    original, names = module.forward, [spec.name for spec in module.inputs]
+
+    def forward(*given: torch.Tensor, **named: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return original(**dict(zip(names, given, strict=False)), **named)
+
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
+    forward.__signature__ = signature  # type: ignore[attr-defined]
+    module.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        del module.forward
+
+
+def graph_inputs(
+    *, has_token_types: bool, token_type_separator_id: int | None = None, others: Sequence[InputSpec] = ()
+) -> tuple[InputSpec, ...]:
+    """The inputs of a graph.
+
+    Args:
+        has_token_types: whether the model has a choice of token types.
+        token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 behind it;
+            None: they are 0.
+        others: of the model's attention.
+    """
+    types = Default(fill=Fill.ZEROS)
+    if token_type_separator_id is not None:
+        types = Default(fill=Fill.AFTER_TOKEN, token_id=token_type_separator_id)
+    found = [
+        _input("input_ids", Role.IDS, Default(fill=Fill.REQUIRED)),
+        _input("attention_mask", Role.MASK, Default(fill=Fill.ONES)),
+    ]
+    if has_token_types:
+        found.append(_input("token_type_ids", Role.TOKEN_TYPES, types))
+    return (*found, *others)
+
+
+def _input(name: str, role: Role, default: Default) -> InputSpec:
+    return InputSpec(name=name, dtype="int64", shape=("batch", "tokens"), role=role, default=default)

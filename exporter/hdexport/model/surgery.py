@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hdexport.families import Family
+from hdexport.model.family import Family
 from hdexport.model.positions import FactoredTable, Form, Scheme, choose_form, extend_table, factor_table
 from hdruntime.bundle.manifest import Positions
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["arrays_bytes", "scores_bytes"]
 
+from hdexport.attention.kinds import attention_of
 from hdexport.families import family_of
 from hdexport.verify.grid import Case
 from hdruntime.bundle.manifest import GraphFile, Manifest, TensorSpec
@@ -17,9 +18,6 @@ _OUTPUT_COPIES = 2
 
 _SCORE_COPIES = 3
 """Of attention scores: with the mask added, the softmax, and what is made of either."""
-
-_REFERENCE_COPIES = 6
-"""Of one head's scores in the definition of block-sparse attention."""
 
 
 def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) -> int:
@@ -72,36 +70,17 @@ def _scores_bytes_of_graph(graph: GraphFile, case: Case, manifest: Manifest, is_
     has_mask = case.padding == "left" or (case.padding == "right" and is_sampled)
     if not is_portable and not has_mask:
         return 0
-    has_dense_layers = _has_dense_layers(manifest)
-    if not is_portable and not has_dense_layers:
-        return 0
-    reach = _reach(case.tokens, manifest, has_dense_layers)
-    return _SCORE_COPIES * _VALUE_BYTES * case.batch * manifest.num_heads * case.tokens * reach
+    keys = [
+        keys
+        for item in attention_of(manifest)
+        if is_portable or item.kind.holds_scores
+        for keys in item.kind.keys_of_layers(item.record, manifest, case.tokens)
+    ]
+    return _SCORE_COPIES * _VALUE_BYTES * case.batch * manifest.num_heads * case.tokens * max(keys, default=0)
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:
     """Of one row, as PyTorch is asked about one at a time; 0 where it slices them or never has them."""
     family = family_of(manifest.model_type)
-    pairs_bytes = _VALUE_BYTES * case.tokens**2
-    if _has_dense_layers(manifest) and not family.has_sdpa:
-        return _SCORE_COPIES * manifest.num_heads * pairs_bytes
-    has_own_blocks = manifest.block_sparse is not None and family.block_sparse is not None
-    if has_own_blocks and manifest.block_sparse is not None and manifest.block_sparse.mode == "table":
-        return _REFERENCE_COPIES * pairs_bytes
-    return 0
-
-
-def _has_dense_layers(manifest: Manifest) -> bool:
-    return any("DenseAttention" in name for name in manifest.attention)
-
-
-def _reach(tokens: int, manifest: Manifest, has_dense_layers: bool) -> int:
-    """Keys that a query meets in the portable graph, about."""
-    if has_dense_layers:
-        return tokens
-    if manifest.block_sparse is None:
-        # A block of a window's queries meets the window and about a quarter of it more.
-        return min(tokens, 3 * max(manifest.windows))
-    blocks = manifest.block_sparse
-    # Five blocks and the random ones of each query; two blocks of queries meet all, which is two more of each.
-    return min(tokens, (7 + blocks.random_blocks) * blocks.block_size + blocks.global_tokens)
+    copies = (item.kind.reference_copies(item.record, family, manifest.num_heads) for item in attention_of(manifest))
+    return max(copies, default=0) * _VALUE_BYTES * case.tokens**2

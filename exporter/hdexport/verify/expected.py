@@ -10,7 +10,7 @@ import numpy.typing as npt
 from hdexport.model.tasks import Task
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Role
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared beside those at boundaries."""
@@ -20,7 +20,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
-    """The inputs, [batch, tokens] each.
+    """The inputs, [batch, tokens] each; memories are 0.
 
     On the right padding holds ordinary ids, for whatever stands there must not matter. On the left it holds the
     padding id, from which models of RoBERTa's kind number their positions.
@@ -31,19 +31,20 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
         else reference.text(case.batch, case.tokens)
     )
     input_ids = np.tile(filler, (case.batch, 1))
-    attention_mask, types, global_tokens = (np.zeros_like(input_ids) for _ in range(3))
+    attention_mask, types, marks = (np.zeros_like(input_ids) for _ in range(3))
     for row, length in enumerate(case.lengths):
         real = case.real(length)
         input_ids[row, real] = reference.text(row, length)
         attention_mask[row, real] = 1
         types[row, real] = reference.token_types(length)
-        global_tokens[row, real] = reference.global_tokens(length)
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    if reference.has_token_types:
-        inputs["token_type_ids"] = types
-    if reference.has_global_attention:
-        inputs["global_attention_mask"] = global_tokens
-    return inputs
+        marks[row, real] = reference.marks(length)
+    of_role = {
+        Role.IDS: input_ids,
+        Role.MASK: attention_mask,
+        Role.TOKEN_TYPES: types,
+        Role.MARKS: marks,
+    }
+    return reference.named(of_role, rows=case.batch)
 
 
 def sampled_tokens(case: Case, base: int) -> IntArray:
@@ -84,7 +85,7 @@ def expected_rows(
         manifest: of the bundle.
         samples: the tokens of the batch whose logits are computed; None for all.
     """
-    by_batch = manifest.block_sparse is not None and manifest.block_sparse.last_block == "padded"
+    by_batch = manifest.padding is not None
     shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
     reads_first = case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION
     if (by_batch and case.padding != "none") or shifted or reads_first:
@@ -124,10 +125,9 @@ def why_not_left(manifest: Manifest, reference: Reference) -> str | None:
     A classifier of Hugging Face's reads the token at index 0. If that is padding, dense attention gives it a value,
     which counts as an answer; in sparse attention it is undefined, but in Longformer, where it is 0.
     """
-    is_sparse = bool(manifest.windows) or manifest.block_sparse is not None
-    if manifest.task == Task.TEXT_CLASSIFICATION.value and is_sparse and manifest.global_attention is None:
+    facts = reference.facts
+    if manifest.task == Task.TEXT_CLASSIFICATION.value and facts.undefined_padding:
         return "Hugging Face's classifier reads token 0, and sparse attention sees no padding"
-    by_row = manifest.block_sparse is not None and manifest.block_sparse.last_block == "row"
-    if by_row and reference.counts_from_padding and not reference.takes_position_ids:
+    if facts.counts_from_padding and manifest.padding is None and not reference.takes_position_ids:
         return "blocks count from each text's first token, and Hugging Face's from the padding, which moves positions"
     return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from hdruntime.bundle.manifest import BlockSparse
+from hdexport.attention.kind import Boundaries
 
 LONGEST_CHECKED = 8192
 """Tokens of the longest input that is checked unless asked: PyTorch needs minutes for more."""
@@ -54,27 +54,20 @@ def grid_lengths(
     base: int,
     max_len: int,
     *,
-    windows: Sequence[int] = (),
-    blocks: BlockSparse | None = None,
+    boundaries: Sequence[Boundaries] = (),
     longest: int = LONGEST_CHECKED,
 ) -> list[int]:
-    """The lengths to check: around the smallest, a block's, the windows' and the checkpoint's limits, and the longest.
+    """The lengths to check: around the smallest, those of attention and the checkpoint's limits, and the longest.
 
     Args:
         base: positions of the checkpoint, n: the grid holds n - 1, n, n + 1 and 2 n.
         max_len: the bundle's longest input.
-        windows: tokens on each side of each windowed layer, w: the grid holds w, w + 1, w + 2 and 2 w + 1.
-        blocks: block-sparse attention: the grid holds the lengths around a block and around the longest text that is
-            attended to densely, and the first that fills another block.
+        boundaries: of the kinds of attention: the grid holds their lengths.
         longest: lengths above it are left out.
     """
     wanted = {1, 2, 63, 64, 65, base - 1, base, base + 1, 2 * base, max_len}
-    if blocks is not None:
-        for tokens in (blocks.block_size, blocks.dense_tokens):
-            wanted |= {tokens - 1, tokens, tokens + 1}
-        wanted.add(max(blocks.dense_tokens, 4 * blocks.block_size) + blocks.block_size)
-    for window in set(windows):
-        wanted |= {window, window + 1, window + 2, 2 * window + 1}
+    for boundary in boundaries:
+        wanted |= boundary.lengths
     return sorted(length for length in wanted if 1 <= length <= min(max_len, longest))
 
 
@@ -83,8 +76,7 @@ def cases(
     base: int,
     max_len: int,
     *,
-    windows: Sequence[int] = (),
-    blocks: BlockSparse | None = None,
+    boundaries: Sequence[Boundaries] = (),
     longest: int = LONGEST_CHECKED,
 ) -> list[Case]:
     """The cases of a grid, the short ones first.
@@ -93,19 +85,18 @@ def cases(
         grid: which one.
         base: positions of the checkpoint.
         max_len: the bundle's longest input.
-        windows: tokens on each side of each windowed layer.
-        blocks: block-sparse attention, None where there is none.
+        boundaries: of the kinds of attention.
         longest: lengths above it are left out.
     """
     if grid is Grid.FULL:
-        lengths = grid_lengths(base, max_len, windows=windows, blocks=blocks, longest=longest)
+        lengths = grid_lengths(base, max_len, boundaries=boundaries, longest=longest)
         return [case for tokens in lengths for case in _full_cases(tokens)]
     last = min(max_len, longest)
     found = [*_short_cases(last), *_cases_past_the_checkpoint(base, last)]
-    if windows and max(windows) + 1 < last:
-        found += _cases_around(max(windows) + 1, 2 * max(windows) + 2, last=last)
-    if blocks is not None and max(blocks.dense_tokens, blocks.block_size) < last:
-        found += _block_cases(blocks, last)
+    for boundary in boundaries:
+        if boundary.first < last:
+            found += [_alone(boundary.first)] if boundary.alone else []
+            found += _cases_around(boundary.first, boundary.second, last)
     found.append(_alone(last))
     return sorted(dict.fromkeys(found), key=lambda case: case.tokens)
 
@@ -145,15 +136,6 @@ def _cases_past_the_checkpoint(base: int, last: int) -> Iterator[Case]:
         few = min(9, base)
         yield Case(tokens=base + 2, lengths=(few,), padding="right")
         yield Case(tokens=base + 2, lengths=(few,), padding="left")
-
-
-def _block_cases(blocks: BlockSparse, last: int) -> Iterator[Case]:
-    """Around the first text that is not attended to densely, and with a last block of a single token."""
-    first_sparse = max(blocks.dense_tokens, blocks.block_size) + 1
-    yield _alone(first_sparse)
-    yield from _cases_around(
-        first_sparse, max(blocks.dense_tokens, 4 * blocks.block_size) + blocks.block_size + 1, last
-    )
 
 
 def _cases_around(first: int, second: int, last: int) -> Iterator[Case]:

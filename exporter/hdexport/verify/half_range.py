@@ -9,16 +9,16 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
 from hdexport.verify.sample_text import sample_ids
-from hdruntime.bundle.manifest import HalfRange, Manifest
+from hdruntime.bundle.manifest import HalfRange, Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 
@@ -160,27 +160,17 @@ def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
     )
     values = (output for node in graph for output in node.outputs if output.shape is not None)
     width = max(math.prod(size for size in value.shape or () if isinstance(size, int)) for value in values)
-    dense_layers = sum(count for name, count in manifest.attention.items() if name.endswith("DenseAttention"))
-    sparse_layers, reach = sum(manifest.attention.values()) - dense_layers, _reach(manifest)
+    attention = attention_of(manifest)
 
     def cost(tokens: int) -> float:
-        met = min(tokens, reach)
-        pairs = dense_layers * tokens**2 + sparse_layers * tokens * met
-        operations = 2 * weights * tokens + 4 * manifest.hidden_size * pairs
+        keys = [keys for item in attention for keys in item.kind.keys_of_layers(item.record, manifest, tokens)]
+        operations = 2 * weights * tokens + 4 * manifest.hidden_size * tokens * sum(keys)
+        # PyTorch's and ONNX Runtime's dense attention holds no scores.
+        met = max((found for found in keys if found < tokens), default=0)
         largest_bytes = 4 * tokens * max(width, manifest.num_heads * met)
         return max(operations / _MOST_OPERATIONS, largest_bytes / _MOST_BYTES)
 
     return max(1, bisect.bisect_right(range(1, manifest.max_len + 1), 1.0, key=cost))
-
-
-def _reach(manifest: Manifest) -> int:
-    """Keys that a query of sparse attention meets in the portable graph, about; 0 where there is none."""
-    # A block of a window's queries meets the window and about a quarter of it more.
-    reach = 3 * max(manifest.windows, default=0)
-    if manifest.block_sparse is not None:
-        blocks = manifest.block_sparse
-        reach = max(reach, (7 + blocks.random_blocks) * blocks.block_size + blocks.global_tokens)
-    return reach
 
 
 def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
@@ -204,7 +194,7 @@ def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
 def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
     """In the order of the graph; its outputs last, if they are not finite."""
     watched, sums = watch_magnitudes(model)
-    run = _runner(bundle.path, model)
+    run = _runner(bundle, model)
     outputs = [of.output for of in watched]
     largest = dict.fromkeys(outputs, 0.0)
     not_finite = set()
@@ -223,8 +213,8 @@ def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray])
     return found
 
 
-def _runner(folder: Path, model: onnx_ir.Model) -> Callable[[Sequence[str], IntArray], dict[str, np.float32]]:
-    """Runs a graph whose weights are in a folder's files: names of outputs and [tokens] ids -> their values."""
+def _runner(bundle: Bundle, model: onnx_ir.Model) -> Callable[[Sequence[str], IntArray], dict[str, np.float32]]:
+    """Runs a graph whose weights are in the bundle's files: names of outputs and [tokens] ids -> their values."""
     import onnx_ir as ir
     import onnxruntime
 
@@ -233,17 +223,20 @@ def _runner(folder: Path, model: onnx_ir.Model) -> Callable[[Sequence[str], IntA
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(folder))
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
     serialized = ir.to_proto(model).SerializeToString()
     session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
-    inputs = [value.name for value in session.get_inputs()]
 
     def run(outputs: Sequence[str], text: IntArray) -> dict[str, np.float32]:
-        ids = text[np.newaxis]
-        # The first token stands for what a caller may mark as global; a single text has tokens of one type.
         first = (np.arange(len(text)) == 0).astype(np.int64)[np.newaxis]
-        known = {"input_ids": ids, "attention_mask": np.ones_like(ids), "global_attention_mask": first}
-        feeds = {name: known.get(name, np.zeros_like(ids)) for name in inputs}
+        # The first token stands for what a caller may mark; a single text has tokens of one type.
+        known = {Role.IDS: text[np.newaxis], Role.MASK: np.ones_like(first), Role.MARKS: first}
+        feeds = {
+            spec.name: np.zeros((1, *map(int, spec.shape[1:])), np.float32)
+            if spec.role is Role.MEMORY
+            else known.get(spec.role, np.zeros_like(first))
+            for spec in bundle.manifest.inputs
+        }
         return dict(zip(outputs, session.run(outputs, feeds), strict=True))
 
     return run

@@ -12,15 +12,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.attention.kind import ReferenceFacts
+from hdexport.attention.kinds import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from hdexport.model.graph_module import GraphModule
 
 IntArray = npt.NDArray[np.int64]
@@ -30,8 +34,13 @@ FloatArray = npt.NDArray[np.float32]
 class Reference:
     """PyTorch's answers in float32. Nothing is kept: an answer may have gigabytes.
 
-    Attributes:
-        counts_from_padding: whether the model's blocks of tokens begin with the padding on the left.
+    Args:
+        module: the model.
+        vocab_size: ids are below it.
+        pad_token_id: what padding on the left holds.
+        positions_shift: whether padding in front of a text moves its positions.
+        special_ids: that no text has.
+        facts: what its attention is like.
     """
 
     def __init__(
@@ -41,13 +50,11 @@ class Reference:
         vocab_size: int,
         pad_token_id: int,
         positions_shift: bool,
-        global_bound: int,
         special_ids: Sequence[int],
-        counts_from_padding: bool,
+        facts: ReferenceFacts,
     ) -> None:
-        self._module, self.counts_from_padding = module, counts_from_padding
+        self._module, self.facts = module, facts
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
-        self._global_bound = global_bound
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
 
@@ -61,24 +68,25 @@ class Reference:
         """Whether a text can be asked about as if padding were in front of it."""
         return "position_ids" in inspect.signature(self._module.model.forward).parameters
 
-    @property
-    def has_global_attention(self) -> bool:
-        """Whether the model takes a ``global_attention_mask``."""
-        return self._module.has_global_attention
-
-    @property
-    def has_token_types(self) -> bool:
-        """Whether the model takes ``token_type_ids``."""
-        return self._module.has_token_types
+    def named(self, of_role: Mapping[Role, IntArray], *, rows: int) -> dict[str, npt.NDArray[Any]]:
+        """The model's inputs by name, from what each role holds; what is not said, such as a memory, is 0."""
+        shape = of_role[Role.IDS].shape
+        return {
+            spec.name: np.zeros((rows, *map(int, spec.shape[1:])), np.float32)
+            if spec.role is Role.MEMORY
+            else of_role.get(spec.role, np.zeros(shape, np.int64))
+            for spec in self._module.inputs
+        }
 
     def token_types(self, length: int) -> IntArray:
         """[length], the types of a text's tokens in a check: its second half is another text than its first."""
         return (np.arange(length) >= (length + 1) // 2).astype(np.int64)
 
-    def global_tokens(self, length: int) -> IntArray:
-        """[length], 1 for the tokens of a text that are global in a check: the first, one inside and the last."""
+    def marks(self, length: int) -> IntArray:
+        """[length], 1 for the tokens of a text that are marked in a check: the first, one inside and the last."""
+        bound = next((spec.bound for spec in self._module.inputs if spec.role is Role.MARKS), None)
         marked = np.zeros(length, np.int64)
-        marked[[0, length // 3, length - 1][: self._global_bound]] = 1
+        marked[[0, length // 3, length - 1][:bound]] = 1
         return marked
 
     def text(self, row: int, length: int) -> IntArray:
@@ -98,38 +106,38 @@ class Reference:
             samples: as :meth:`batch` takes it.
         """
         ids = self.text(row, length)[None]
-        inputs = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-        if self.has_token_types:
-            inputs["token_type_ids"] = self.token_types(length)[None]
-        if self.has_global_attention:
-            inputs["global_attention_mask"] = self.global_tokens(length)[None]
+        of_role = {
+            Role.IDS: ids,
+            Role.MASK: np.ones_like(ids),
+            Role.TOKEN_TYPES: self.token_types(length)[None],
+            Role.MARKS: self.marks(length)[None],
+        }
+        inputs = self.named(of_role, rows=1)
         if self.positions_shift and self.takes_position_ids:
             inputs["position_ids"] = np.arange(shift, shift + length)[None]
         return {name: values[0] for name, values in self.batch(inputs, samples=samples).items()}
 
-    def batch(self, inputs: Mapping[str, IntArray], *, samples: IntArray | None = None) -> dict[str, FloatArray]:
+    def batch(
+        self, inputs: Mapping[str, npt.NDArray[Any]], *, samples: IntArray | None = None
+    ) -> dict[str, FloatArray]:
         """The outputs for a batch as it is: name -> array.
 
         Args:
-            inputs: name -> [batch, tokens]; token types are 0 by default.
+            inputs: name -> array, all of the model's.
             samples: [samples], the tokens whose logits are computed, where not all of them fit in memory; the outputs
                 then hold what the head is given for every token, too, by the name `HEAD_INPUT`.
         """
         import torch
 
         from hdexport.graph.vocabulary_head import HEAD_INPUT, sampled_head
-        from hdexport.model.graph_module import OUTPUTS_OF_TASK
 
-        feeds = dict(inputs)
-        if self.has_token_types:
-            feeds.setdefault("token_type_ids", np.zeros_like(feeds["input_ids"]))
-        tensors = {name: torch.from_numpy(ids) for name, ids in feeds.items()}
+        tensors = {name: torch.from_numpy(values) for name, values in inputs.items()}
         with torch.inference_mode():
             if samples is None:
-                outputs = dict(zip(OUTPUTS_OF_TASK[self.task], self._module(**tensors), strict=True))
+                outputs = dict(zip(self._module.outputs, self._module(**tensors), strict=True))
             else:
                 with sampled_head(self._module.model, torch.from_numpy(samples)) as given:
-                    outputs = dict(zip(OUTPUTS_OF_TASK[self.task], self._module(**tensors), strict=True))
+                    outputs = dict(zip(self._module.outputs, self._module(**tensors), strict=True))
                 outputs[HEAD_INPUT] = given[0]
         return {name: output.numpy() for name, output in outputs.items()}
 
@@ -145,9 +153,6 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
     Raises:
         ModelError: the checkpoint is not the one that the bundle was built from.
     """
-    from hdexport.attention.blocks.reference import use_block_masks
-    from hdexport.attention.blocks.setup import read_setup
-    from hdexport.attention.window.reference import use_window_masks
     from hdexport.checkpoint.sentence_pooling import sentence_pooling
     from hdexport.model.graph_module import GraphModule
     from hdexport.model.surgery import extend_positions
@@ -166,24 +171,11 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
             f"{positions.base}.\nName the checkpoint it was built from with --model."
         )
-    setup = read_setup(bundle)
-    if manifest.window is not None:
-        use_window_masks(model, manifest.window)
-    elif setup is not None and checkpoint.family.block_sparse is None:
-        use_block_masks(model, setup)
-    elif setup is not None and setup.listed_blocks is not None:
-        assert checkpoint.family.adapt_blocks is not None
-        # Hugging Face has tables in training only: the operator's definition in PyTorch, which tests hold to that.
-        checkpoint.family.adapt_blocks(model, setup.spec, setup.tables(model.config.num_hidden_layers))
-    else:
-        checkpoint.family.as_trained(model)
+    facts = _use_attention(model, checkpoint.family, bundle)
     module = GraphModule(
         model,
         task,
-        has_token_types=any(spec.name == "token_type_ids" for spec in manifest.inputs),
-        folded_token_types=False,
-        folded_positions=False,
-        has_global_attention=manifest.global_attention is not None,
+        inputs=manifest.inputs,
         pooling=sentence_pooling(checkpoint.path, hidden_size=model.config.hidden_size)
         if task is Task.SENTENCE_SIMILARITY
         else None,
@@ -194,11 +186,24 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         vocab_size=manifest.vocab_size,
         pad_token_id=pad_token_id,
         positions_shift=positions.first_row == 0,
-        global_bound=0 if manifest.global_attention is None else manifest.global_attention.bound,
         special_ids=[pad_token_id, 0, 1, 2, 3],
-        counts_from_padding=checkpoint.family.block_sparse is not None
-        and setup is not None
-        and setup.listed_blocks is None,
+        facts=facts,
+    )
+
+
+def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceFacts:
+    """Make the model attend as the bundle's was made to, with nothing of our operators; in place."""
+    found = [
+        item.kind.use_reference(item.kind.read(item.record, bundle), model, family)
+        for item in attention_of(bundle.manifest)
+    ]
+    replaced = any(facts.replaced for facts in found)
+    if not replaced:
+        family.as_trained(model)
+    return ReferenceFacts(
+        replaced=replaced,
+        undefined_padding=any(facts.undefined_padding for facts in found),
+        counts_from_padding=any(facts.counts_from_padding for facts in found),
     )
 
 

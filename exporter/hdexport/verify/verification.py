@@ -7,6 +7,7 @@ __all__ = ["verify_bundle"]
 import contextlib
 from collections.abc import Callable, Mapping
 
+from hdexport.attention.kinds import attention_of
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.tasks import Task
 from hdexport.support.memory import free_bytes
@@ -53,12 +54,12 @@ def verify_bundle(
     """
     manifest = bundle.manifest
     outcomes = _Outcomes(report)
+    attention = attention_of(manifest)
     found = cases(
         grid,
         manifest.positions.base,
         manifest.max_len,
-        windows=manifest.windows,
-        blocks=manifest.block_sparse,
+        boundaries=[found for item in attention if (found := item.kind.boundaries(item.record)) is not None],
         longest=longest,
     )
     reason = why_not_left(manifest, reference)

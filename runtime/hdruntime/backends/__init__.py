@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["DeviceRunner", "Runner"]
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -42,12 +42,12 @@ class Runner(Protocol):
         """Tokens that a batch with this mask, int64 [batch, tokens], is computed with: its own, and all padding."""
 
     def start(
-        self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
+        self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
     ) -> Callable[[], dict[str, npt.NDArray[np.float32]]]:
         """Begin a batch.
 
         Args:
-            inputs: every input of the manifest, checked, int64 [batch, tokens], unchanged until the results are there.
+            inputs: every input of the manifest, checked, of its type and shape, unchanged until the results are there.
             outputs: names of the outputs wanted.
 
         Returns:

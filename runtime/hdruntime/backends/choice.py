@@ -5,9 +5,7 @@ from __future__ import annotations
 __all__ = ["open_runner", "why_unavailable"]
 
 import dataclasses
-import fcntl
 import logging
-import os
 import subprocess
 import sys
 
@@ -38,8 +36,14 @@ _INSTALL = {
     Backend.TENSORRT_LEAN: "pip install 'hdexport[lean]'",
 }
 
-_REBUILD = "import sys; from hdexport.cli import main; sys.exit(main(sys.argv[1:]))"
-"""The command line, by the Python that runs this. A process of its own: what a build needs is gone when it ends."""
+_REBUILD = """
+import sys
+from importlib.metadata import entry_points
+(command,) = entry_points(group="console_scripts", name="hdexport")
+sys.exit(command.load()(sys.argv[1:]))
+"""
+"""The command that messages name, as it was installed for the Python that runs this: the runtime imports nothing that
+builds. A process of its own: what a build needs is gone when it ends."""
 
 _ERROR_LINES = 20
 """Of a rebuild that failed; the reason is at the end."""
@@ -222,7 +226,11 @@ def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: This
             f"An engine cannot be rebuilt here: {wanted or 'what builds it, tensorrt,'} is not installed.\n"
             f"Install it with: {_INSTALL[(flavours or [Backend.TENSORRT])[0]]}"
         )
-    with _BundleLock(bundle):
+    # Only here: a bundle can be run where files have no locks.
+    from hdruntime.bundle.staging import locked_directory
+
+    # The lock goes with the directory that is replaced. Without locks, two rebuilds are a waste and no harm.
+    with locked_directory(bundle.path, wait=True):
         # Another process may have done it while this one waited.
         bundle = open_bundle(bundle.path)
         if not _runs_on_any(bundle, backends, machine):
@@ -250,24 +258,6 @@ def _run_rebuild(bundle: Bundle, flavour: Backend) -> None:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()[-_ERROR_LINES:]
         raise BackendError(f"Rebuilding the engine of {bundle.path} for {target} failed:\n" + "\n".join(lines))
-
-
-class _BundleLock:
-    """One rebuild of a bundle at a time. The lock is on the directory that is replaced, so that it goes with it."""
-
-    def __init__(self, bundle: Bundle) -> None:
-        self._path = bundle.path
-
-    def __enter__(self) -> None:
-        self._descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
-        except OSError as error:
-            # A file system without locks: two rebuilds are a waste and no harm.
-            logger.debug("no lock on %s: %s", self._path, error)
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._descriptor)
 
 
 def _backend_of_name(name: str) -> Backend:

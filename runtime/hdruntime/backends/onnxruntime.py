@@ -25,7 +25,6 @@ from hdruntime.backends.onnxruntime_sessions import (
 )
 from hdruntime.backends.row_groups import equal_length_groups, right_padded_rows
 from hdruntime.bundle.manifest import Backend
-from hdruntime.bundle.padding_limit import changes_with_padding
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
 
@@ -75,8 +74,9 @@ class OnnxRuntimeRunner:
     def __init__(self, bundle: Bundle, *, threads: int | None = None, spinning: bool = True) -> None:
         manifest = bundle.manifest
         graph = chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")
-        self._has_tokens_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
-        self._keeps_padding = changes_with_padding(manifest.block_sparse)
+        self._ids, self._mask = manifest.ids, manifest.mask
+        self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in (*manifest.inputs, *manifest.outputs)}
+        self._keeps_padding = manifest.padding is not None
         self.max_len = manifest.max_len
         options = session_options(threads, spinning=spinning)
         options.enable_cpu_mem_arena = _USES_ARENA
@@ -105,14 +105,14 @@ class OnnxRuntimeRunner:
         self._session = None
 
     def _run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        attention_mask = inputs["attention_mask"]
+        attention_mask = inputs[self._mask]
         if attention_mask.all():
             return self._run_as_given(inputs, outputs)
         batch, tokens = attention_mask.shape
         whole: Outputs = {}
         for rows, length in self._groups(attention_mask):
             part = self._run_as_given(
-                {name: np.ascontiguousarray(array[rows, :length]) for name, array in inputs.items()}, outputs
+                {name: self._part(name, array, rows, length) for name, array in inputs.items()}, outputs
             )
             for name, values in part.items():
                 if not self._has_tokens_axis[name]:
@@ -125,6 +125,11 @@ class OnnxRuntimeRunner:
                 whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
         return whole
 
+    def _part(
+        self, name: str, array: npt.NDArray[Any], rows: npt.NDArray[np.intp], length: int | None
+    ) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(array[rows, :length] if self._has_tokens_axis[name] else array[rows])
+
     def _groups(self, attention_mask: npt.NDArray[np.int64]) -> Iterable[tuple[npt.NDArray[np.intp], int | None]]:
         """Rows that run together, and how many of their tokens do; None for all."""
         return [(np.arange(len(attention_mask)), None)] if self._keeps_padding else equal_length_groups(attention_mask)
@@ -136,8 +141,8 @@ class OnnxRuntimeRunner:
         try:
             arrays = session.run(list(outputs), dict(inputs))
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-            raise run_error(error, *inputs["input_ids"].shape) from error
-        if inputs["input_ids"].size > _LARGE_RUN_TOKENS:
+            raise run_error(error, *inputs[self._ids].shape) from error
+        if inputs[self._ids].size > _LARGE_RUN_TOKENS:
             _give_memory_back()
         return dict(zip(outputs, arrays, strict=True))
 

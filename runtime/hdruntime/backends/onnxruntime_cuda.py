@@ -70,7 +70,8 @@ class OnnxRuntimeCudaRunner:
         manifest = bundle.manifest
         gpu = gpu or GpuOptions()
         graph = chosen_graph(bundle, (CUDA_LOWERING, PORTABLE_LOWERING), where="a GPU")
-        self._token_axis = {spec.name: spec.shape[1:2] == ("tokens",) for spec in manifest.outputs}
+        self._ids, self._mask = manifest.ids, manifest.mask
+        self._token_axis = {spec.name: spec.has_tokens_axis for spec in manifest.outputs}
         self._device_id = gpu.device
         self._lock = threading.Lock()
         self.max_len = manifest.max_len
@@ -105,9 +106,9 @@ class OnnxRuntimeCudaRunner:
             try:
                 arrays = _run_bound(session, inputs, outputs, self._device_id)
             except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
-                raise run_error(error, *inputs["input_ids"].shape) from error
+                raise run_error(error, *inputs[self._ids].shape) from error
         results: Outputs = dict(zip(outputs, arrays, strict=True))
-        attention_mask = inputs["attention_mask"]
+        attention_mask = inputs[self._mask]
         if not attention_mask.all():
             for name, values in results.items():
                 if self._token_axis[name]:

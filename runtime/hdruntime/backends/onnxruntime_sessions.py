@@ -32,7 +32,7 @@ _OUT_OF_MEMORY = (
 _NUMPY_NAME = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 """ONNX Runtime's name of a type -> NumPy's, of those that manifests have."""
 
-Inputs = Mapping[str, npt.NDArray[np.int64]]
+Inputs = Mapping[str, npt.NDArray[Any]]
 Outputs = dict[str, npt.NDArray[np.float32]]
 
 

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 __all__ = [
     "Backend",
-    "BlockSparse",
+    "Default",
     "EngineFile",
     "FileRecord",
-    "GlobalAttention",
+    "Fill",
     "GraphFile",
     "GraphVerification",
     "HalfRange",
+    "InputSpec",
     "Manifest",
+    "PaddingRule",
     "Positions",
     "ProfileShape",
+    "Role",
     "TensorSpec",
     "TokenizerInfo",
     "Verification",
-    "Window",
 ]
 
 from dataclasses import dataclass, field
@@ -42,10 +44,6 @@ Scheme = Literal["hierarchical", "tile", "none"]
 Form = Literal["folded", "factored", "computed"]
 Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
-BlockKind = Literal["bigbird", "etc", "blocks"]
-BlockMode = Literal["hf_eval", "table", "lists", "none"]
-LastBlock = Literal["padded", "row"]
-GlobalDefault = Literal["first_token", "question"]
 
 _MOST_TOKENS = 2**24
 """More than any model has positions for; up to here float32, in which graphs divide by lengths, has every integer."""
@@ -73,13 +71,92 @@ class Backend(str, Enum):
     TENSORRT_LEAN = "tensorrt_lean"
 
 
+class Role(str, Enum):
+    """What an input is for."""
+
+    IDS = "ids"
+    """[batch, tokens], int64: the tokens."""
+    MASK = "mask"
+    """[batch, tokens], int64: 1 for real tokens, 0 for padding."""
+    TOKEN_TYPES = "token_types"
+    """[batch, tokens], int64: which of a pair's texts a token is of."""
+    MARKS = "marks"
+    """[batch, tokens], int64: 1 for tokens that attention treats in a way of their own; see `InputSpec.bound`."""
+    MEMORY = "memory"
+    """[batch, ...], float32, sizes but for the batch: an output of the call before; see `InputSpec.fed_from`."""
+
+
+class Fill(str, Enum):
+    """What an input holds where a caller leaves it out; what is about tokens looks at real ones only."""
+
+    REQUIRED = "required"
+    """A caller has to give it."""
+    ZEROS = "zeros"
+    ONES = "ones"
+    FIRST_TOKEN = "first_token"
+    """1 at the first token of a row, else 0."""
+    UNTIL_TOKEN = "until_token"
+    """1 at the tokens before the first of an id, else 0; a row without one is refused."""
+    AFTER_TOKEN = "after_token"
+    """0 up to the first token of an id, 1 behind it; of a row without one, 1 from its second token on."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default:
+    """What an input holds where a caller leaves it out.
+
+    Attributes:
+        fill: the rule.
+        token_id: the id that the rule looks for; None for rules that look for none.
+    """
+
+    fill: Fill
+    token_id: TokenId | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class TensorSpec:
-    """An input or output of the graphs; ``shape`` mixes names and sizes: ``("batch", "tokens", 384)``."""
+    """An output of the graphs; ``shape`` mixes names and sizes: ``("batch", "tokens", 384)``."""
 
     name: Name
     dtype: TensorDtype
     shape: tuple[str | Size, ...]
+
+    @property
+    def has_tokens_axis(self) -> bool:
+        """Whether the axis after the batch is that of the tokens."""
+        return self.shape[1:2] == ("tokens",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputSpec(TensorSpec):
+    """An input of the graphs.
+
+    Attributes:
+        role: what it is for.
+        default: what it holds where a caller leaves it out.
+        bound: of marks, the most that a row may have; None for any number, and for other roles.
+        fed_from: of a memory, the output that it was in the call before, whose name is another: names in a graph are
+            unique. None for other roles.
+    """
+
+    role: Role
+    default: Default
+    bound: Length | None = None
+    fed_from: Name | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaddingRule:
+    """How far a row may be padded before its answer changes, where it does: some attention sees the end of the batch.
+
+    Attributes:
+        multiple_of: a row may be padded up to the next multiple of so many tokens.
+        free_up_to: rows of up to so many tokens may be padded up to that many; 0 where there is no such exception.
+    """
+
+    multiple_of: Length
+    free_up_to: TokenCount = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,63 +178,6 @@ class Positions:
     rows: Length
     first_row: TokenCount
     form: Form
-
-
-@dataclass(frozen=True, kw_only=True)
-class Window:
-    """Windowed attention in place of a model's dense one, as ``--attention window:...`` asks for it.
-
-    Attributes:
-        tokens: tokens that a query sees on *each* side, in units of the dilation; Longformer's ``attention_window``
-            counts both sides.
-        global_tokens: the first real tokens of a text, which see all others and are seen by all; 0 for none.
-        dilation: tokens that a step of the window is: one value a head, or a single one for all heads.
-    """
-
-    tokens: Length
-    global_tokens: TokenCount
-    dilation: tuple[Length, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BlockSparse:
-    """Block-sparse attention: a checkpoint's own, or what ``--attention bigbird|etc|blocks`` put in its place.
-
-    Attributes:
-        kind: ``bigbird``: the first and the last block and a window of three blocks, and random ones; ``etc``: global
-            tokens in front of the text and the window; ``blocks``: what a list says.
-        block_size: tokens of a block.
-        mode: where blocks beyond that come from: ``hf_eval``, every random block is block 0, as Hugging Face has it
-            outside of training; ``table``, a table of random blocks; ``lists``, the list of kind ``blocks``; ``none``.
-        random_blocks: random blocks of each row of blocks; 0 for other kinds than ``bigbird``.
-        global_tokens: tokens in front of each text that ``etc`` adds; 0 for other kinds.
-        last_block: ``padded``: the last block is that of the padded batch, as in Hugging Face, so a text's answer
-            depends on the padding; ``row``: it is that of each text, and padding changes nothing.
-        dense_tokens: the longest text that is attended to densely; 0 for none. With ``padded`` its padding counts.
-    """
-
-    kind: BlockKind
-    block_size: Length
-    mode: BlockMode
-    random_blocks: Count
-    global_tokens: TokenCount
-    last_block: LastBlock
-    dense_tokens: TokenCount
-
-
-@dataclass(frozen=True, kw_only=True)
-class GlobalAttention:
-    """The input ``global_attention_mask``: what it is when a caller leaves it out, and what it may hold.
-
-    Attributes:
-        default: ``first_token`` of each text, or ``question``: the tokens before the first separator.
-        bound: the most global tokens that a text may have.
-        separator_id: id of the token that ends a question; None where the default is the first token.
-    """
-
-    default: GlobalDefault
-    bound: Length
-    separator_id: TokenId | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -267,13 +287,11 @@ class Manifest:
 
     Attributes:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
-        attention: attention operator -> number of nodes, in the portable graph.
-        windows: tokens on each side of the window of each ``SlidingWindowAttention``, in graph order.
-        window: the windows that replaced the model's dense attention, None where none did.
-        block_sparse: block-sparse attention, the model's own or in place of its dense one; None where there is none.
-        global_attention: about the input ``global_attention_mask``, None where there is none.
-        token_type_separator_id: where a caller gives no token types, they are 0 up to the first token of this id and 1
-            behind it; None: they are 0.
+        operators: operator of ours -> number of nodes, in the portable graph.
+        attention: what is known of each kind of attention in the model: JSON objects, the kind's name in ``kind``, the
+            rest for whoever knows the kind. The runtime looks at none of it.
+        inputs: of the graphs; a session obeys their roles, defaults and bounds.
+        padding: how far rows may be padded; None for any length.
         half_range: of the portable graph; None where it is not float16, or was not verified.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
@@ -294,8 +312,9 @@ class Manifest:
     num_heads: Size
     parameters: LargeCount
     positions: Positions
-    attention: dict[str, Size]
-    inputs: tuple[TensorSpec, ...]
+    operators: dict[str, Size]
+    attention: tuple[dict[str, object], ...]
+    inputs: tuple[InputSpec, ...]
     outputs: tuple[TensorSpec, ...]
     graphs: tuple[GraphFile, ...]
     engines: tuple[EngineFile, ...]
@@ -304,9 +323,24 @@ class Manifest:
     verification: dict[str, object] | None
     made_by: dict[str, str]
     files: dict[str, FileRecord]
-    windows: tuple[TokenCount, ...] = ()
-    window: Window | None = None
-    block_sparse: BlockSparse | None = None
-    global_attention: GlobalAttention | None = None
-    token_type_separator_id: TokenId | None = None
+    padding: PaddingRule | None = None
     half_range: HalfRange | None = None
+
+    def input_of(self, role: Role) -> InputSpec | None:
+        """The first input of a role; None where there is none."""
+        return next((spec for spec in self.inputs if spec.role is role), None)
+
+    @property
+    def ids(self) -> str:
+        """Name of the input of tokens."""
+        return self._name_of(Role.IDS)
+
+    @property
+    def mask(self) -> str:
+        """Name of the input that tells real tokens from padding."""
+        return self._name_of(Role.MASK)
+
+    def _name_of(self, role: Role) -> str:
+        spec = self.input_of(role)
+        assert spec is not None  # of every manifest that was read
+        return spec.name

@@ -16,22 +16,10 @@ from hdruntime.bundle.checked_json import (
     from_values,
     json_from_dataclass,
 )
-from hdruntime.bundle.manifest import (
-    BlockSparse,
-    EngineFile,
-    GlobalAttention,
-    Manifest,
-    Positions,
-    TensorSpec,
-    Verification,
-)
+from hdruntime.bundle.format_1 import from_format_1
+from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec, Verification
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
-
-_INPUTS = ("input_ids", "attention_mask", "token_type_ids", "global_attention_mask")
-"""What a session can fill or check; each is int64 [batch, tokens]."""
-
-_REQUIRED_INPUTS = _INPUTS[:2]
 
 _TOKENS, _VECTORS, _VECTOR = ("batch", "tokens"), ("batch", "tokens", "size"), ("batch", "size")
 
@@ -45,7 +33,18 @@ _OUTPUTS_OF_TASK: dict[str, dict[str, tuple[str, ...]]] = {
 }
 """What a task's results are made of; a graph may have other outputs beside these."""
 
-_MODES_OF_KIND = {"bigbird": ("hf_eval", "table"), "etc": ("none",), "blocks": ("lists",)}
+_ONE_OF_ROLE = (Role.IDS, Role.MASK)
+"""Every bundle has one input of each of these."""
+
+_FILLS_OF_ROLE = {
+    Role.IDS: (Fill.REQUIRED,),
+    Role.MASK: (Fill.ONES,),
+    Role.TOKEN_TYPES: (Fill.ZEROS, Fill.AFTER_TOKEN),
+    Role.MARKS: (Fill.REQUIRED, Fill.ZEROS, Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN),
+    Role.MEMORY: (Fill.ZEROS,),
+}
+
+_FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
 
 
 def json_from_manifest(manifest: Manifest) -> str:
@@ -73,7 +72,8 @@ def manifest_from_json(text: str | bytes) -> Manifest:
                 f"The bundle has format version {version}; this hdexport reads up to {FORMAT_VERSION}.\n"
                 "Update it with: pip install -U hdexport"
             )
-        manifest = from_json(text, Manifest, name="manifest")
+        values = from_json(text, dict[str, object], name="manifest")
+        manifest = from_values(from_format_1(values) if version == 1 else values, Manifest, name="manifest")
         if manifest.verification is not None:
             from_values(manifest.verification, Verification, name="manifest.verification")
         for problem in _problems(manifest):
@@ -105,28 +105,47 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _input_problems(manifest)
     yield from _output_problems(manifest)
     yield from _position_problems(manifest.positions, manifest.max_len)
-    yield from _global_attention_problems(manifest.global_attention, manifest.inputs)
-    yield from _block_problems(manifest.block_sparse)
+    yield from _attention_problems(manifest)
     yield from _repeated("graphs", (graph.lowering for graph in manifest.graphs))
     for index, engine in enumerate(manifest.engines):
         yield from _engine_problems(f"engines[{index}]", engine)
-    if not manifest.attention:
-        yield "attention lists no operator, and every encoder has one"
-    if manifest.window is not None and len(manifest.window.dilation) not in (1, manifest.num_heads):
-        yield f"window.dilation has {len(manifest.window.dilation)} values for {manifest.num_heads} heads"
 
 
 def _input_problems(manifest: Manifest) -> Iterator[str]:
-    names = [spec.name for spec in manifest.inputs]
-    yield from _repeated("inputs", names)
-    for name in _REQUIRED_INPUTS:
-        if name not in names:
-            yield f"inputs has no {name}"
+    yield from _repeated("inputs", (spec.name for spec in manifest.inputs))
+    roles = Counter(spec.role for spec in manifest.inputs)
+    for role in Role:
+        if role in _ONE_OF_ROLE and roles[role] != 1:
+            yield f"inputs has {roles[role]} of the role {role.value}, and there is one"
+        elif role is not Role.MEMORY and roles[role] > 1:
+            yield f"inputs has {roles[role]} of the role {role.value}; one at most"
     for index, spec in enumerate(manifest.inputs):
-        if spec.name not in _INPUTS:
-            yield f"inputs[{index}].name should be one of {', '.join(_INPUTS)}, not {spec.name!r}"
+        yield from (f"inputs[{index}]{problem}" for problem in _problems_of_input(spec, manifest.outputs))
+
+
+def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterator[str]:
+    if spec.default.fill not in _FILLS_OF_ROLE[spec.role]:
+        fills = " or ".join(fill.value for fill in _FILLS_OF_ROLE[spec.role])
+        yield f".default.fill should be {fills} for {spec.role.value}, not {spec.default.fill.value}"
+    if (spec.default.token_id is None) == (spec.default.fill in _FILLS_BY_TOKEN):
+        yield f".default.token_id is {spec.default.token_id} for the fill {spec.default.fill.value}"
+    if spec.bound is not None and spec.role is not Role.MARKS:
+        yield f".bound is {spec.bound}, and only marks have one"
+    if spec.role is not Role.MEMORY:
+        if spec.fed_from is not None:
+            yield f".fed_from is {spec.fed_from}, and only memories have one"
         if spec.dtype != "int64" or spec.shape != ("batch", "tokens"):
-            yield f"inputs[{index}] should be int64 [batch, tokens], not {_described(spec)}"
+            yield f" should be int64 [batch, tokens], not {_described(spec)}"
+        return
+    if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(n, int) for n in spec.shape[1:]):
+        yield f" should be float32 [batch, ...] with sizes, not {_described(spec)}"
+    if spec.fed_from is None:
+        yield ".fed_from is None, and a memory has the name of an output there"
+        return
+    output = next((output for output in outputs if output.name == spec.fed_from), None)
+    if output is None or output.shape != spec.shape:
+        found = "there is none" if output is None else f"that is {_described(output)}"
+        yield f" is {_described(spec)} of the output {spec.fed_from}, and {found}"
 
 
 def _output_problems(manifest: Manifest) -> Iterator[str]:
@@ -158,17 +177,12 @@ def _position_problems(positions: Positions, max_len: int) -> Iterator[str]:
         yield f"positions.alpha is {positions.alpha} for the scheme {positions.scheme}, and hierarchical alone has one"
 
 
-def _global_attention_problems(spec: GlobalAttention | None, inputs: Iterable[TensorSpec]) -> Iterator[str]:
-    has_input = any(item.name == "global_attention_mask" for item in inputs)
-    if has_input != (spec is not None):
-        yield "global_attention is there without an input global_attention_mask, or the input without it"
-    if spec is not None and (spec.separator_id is None) != (spec.default == "first_token"):
-        yield f"global_attention.separator_id is {spec.separator_id} for the default {spec.default}"
-
-
-def _block_problems(spec: BlockSparse | None) -> Iterator[str]:
-    if spec is not None and spec.mode not in _MODES_OF_KIND[spec.kind]:
-        yield f"block_sparse.mode should be {' or '.join(_MODES_OF_KIND[spec.kind])} for {spec.kind}, not {spec.mode}"
+def _attention_problems(manifest: Manifest) -> Iterator[str]:
+    for index, record in enumerate(manifest.attention):
+        kind = record.get("kind")
+        if not isinstance(kind, str) or not kind:
+            yield f"attention[{index}].kind should be the name of a kind, not {kind!r}"
+    yield from _repeated("attention", (str(record.get("kind")) for record in manifest.attention))
 
 
 def _engine_problems(where: str, engine: EngineFile) -> Iterator[str]:

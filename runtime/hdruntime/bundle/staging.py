@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DirectoryKind", "staged_directory"]
+__all__ = ["DirectoryKind", "locked_directory", "staged_directory"]
 
 import contextlib
 import ctypes
@@ -76,7 +76,7 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
         partial = _sibling(destination, "partial")
         try:
             _make(partial, kind)
-            with _full_disk_explained(destination, kind), _locked(partial):
+            with _full_disk_explained(destination, kind), locked_directory(partial, wait=False):
                 yield partial
                 assert (partial / kind.marker).is_file(), f"the staged directory has no {kind.marker}"
                 _sync(partial)
@@ -86,6 +86,28 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
         finally:
             # Still there after an error; after an exchange it holds what was replaced.
             _remove(partial)
+
+
+@contextlib.contextmanager
+def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
+    """Hold a directory's lock, which the kernel drops when this process dies, however it dies.
+
+    It is of the directory, not of its path: what replaces the directory is not locked.
+
+    Args:
+        directory: it has to be there.
+        wait: until nobody else holds it; otherwise it is held by nobody else, or the file system has no locks.
+    """
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except OSError as error:
+            # A file system without locks: nobody can prove us dead, so nobody will remove our directory.
+            logger.debug("no lock on %s: %s", directory, error)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
@@ -148,21 +170,6 @@ def _sibling(destination: Path, kind: str) -> Path:
     # The process id helps a person who finds the directory; the random part keeps apart threads, and
     # containers that share a volume and all run as process 1.
     return destination.with_name(f".{destination.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
-
-
-@contextlib.contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Hold the directory's lock, which the kernel drops when this process dies, however it dies."""
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            # A file system without locks: nobody can prove us dead, so nobody will remove our directory.
-            logger.debug("no lock on %s: %s", directory, error)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _remove_stale(destination: Path) -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 __all__ = ["seal", "staged_bundle", "write_manifest"]
 
-import contextlib
 import dataclasses
 import json
-import os
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from hdruntime.bundle.digests import for_each_file, sha256_of_file
@@ -17,12 +15,10 @@ from hdruntime.bundle.manifest_json import json_from_manifest
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import MANIFEST_FILE, RUNTIME_CACHE_SUFFIX
 from hdruntime.errors import BundleError
+from hdruntime.whole_files import is_partial, write_whole
 
-_PARTIAL_MANIFEST = f".{MANIFEST_FILE}.partial"
 
-
-@contextlib.contextmanager
-def staged_bundle(destination: Path, *, force: bool) -> Iterator[Path]:
+def staged_bundle(destination: Path, *, force: bool) -> AbstractContextManager[Path]:
     """A temporary sibling directory that replaces ``destination`` when the block ends cleanly.
 
     Fill and seal it in the block; see :func:`hdruntime.bundle.staging.staged_directory`.
@@ -31,15 +27,14 @@ def staged_bundle(destination: Path, *, force: bool) -> Iterator[Path]:
         destination: where the bundle shall be; missing parent directories are made.
         force: replace a bundle that is there. Anything else that is there is never replaced.
 
-    Yields:
-        the temporary directory, empty.
+    Returns:
+        for a ``with`` statement, which gives the temporary directory, empty.
 
     Raises:
         OutputExistsError: before the block runs, something is at ``destination`` and may not be replaced.
         HdexportError: the directory cannot be written, or the disk is full.
     """
-    with staged_directory(destination, _BUNDLE, force=force) as directory:
-        yield directory
+    return staged_directory(destination, _BUNDLE, force=force)
 
 
 def seal(directory: Path, manifest: Manifest) -> Manifest:
@@ -52,14 +47,8 @@ def seal(directory: Path, manifest: Manifest) -> Manifest:
     Returns:
         the manifest as written, with ``files``.
     """
-    skipped = {MANIFEST_FILE, _PARTIAL_MANIFEST}
-    paths = {path.relative_to(directory).as_posix(): path for path in sorted(directory.rglob("*")) if not path.is_dir()}
-    sizes = {
-        name: path.stat().st_size
-        for name, path in paths.items()
-        if name not in skipped and not name.endswith(RUNTIME_CACHE_SUFFIX)
-    }
-    digests = for_each_file(lambda name: sha256_of_file(paths[name]), sizes)
+    sizes = {name: (directory / name).stat().st_size for name in sorted(_files_in(directory)) if name != MANIFEST_FILE}
+    digests = for_each_file(lambda name: sha256_of_file(directory / name), sizes)
     files = {name: FileRecord(sha256=digests[name], size_bytes=size) for name, size in sizes.items()}
     sealed = dataclasses.replace(manifest, files=files)
     write_manifest(directory, sealed)
@@ -77,24 +66,12 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     """
     text = json_from_manifest(manifest)
     try:
-        _replace_manifest(directory, text)
+        write_whole(directory / MANIFEST_FILE, text)
     except OSError as error:
         raise BundleError(
             f"The manifest of {directory} cannot be written: {error.strerror}.\n"
             "Free some space, or check who may write there."
         ) from error
-
-
-def _replace_manifest(directory: Path, text: str) -> None:
-    partial = directory / _PARTIAL_MANIFEST
-    try:
-        with partial.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(directory / MANIFEST_FILE)
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _manifest_files(directory: Path) -> dict[str, object] | None:
@@ -111,9 +88,16 @@ def _manifest_files(directory: Path) -> dict[str, object] | None:
 
 
 def _unlisted_files(directory: Path) -> list[str]:
-    listed = {MANIFEST_FILE, *(_manifest_files(directory) or {})}
-    found = (path.relative_to(directory).as_posix() for path in directory.rglob("*") if not path.is_dir())
-    return sorted(path for path in found if path not in listed and not path.endswith(RUNTIME_CACHE_SUFFIX))
+    return sorted(_files_in(directory) - {MANIFEST_FILE, *(_manifest_files(directory) or {})})
+
+
+def _files_in(directory: Path) -> set[str]:
+    """Names of the files below, but for what this machine keeps there for itself, or left there."""
+    return {
+        path.relative_to(directory).as_posix()
+        for path in directory.rglob("*")
+        if not (path.is_dir() or path.name.endswith(RUNTIME_CACHE_SUFFIX) or is_partial(path))
+    }
 
 
 _BUNDLE = DirectoryKind(

@@ -1,99 +1,96 @@
-"""The input ``global_attention_mask``: what it is where a caller leaves it out, and what it may hold."""
+"""Inputs that mark tokens: what they are where a caller leaves them out, and what they may hold."""
 
 from __future__ import annotations
 
-__all__ = ["check_global_tokens", "check_questions", "default_global_attention_mask"]
+__all__ = ["check_marks", "check_texts_for_marks", "default_marks"]
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle.manifest import GlobalAttention
+from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
 from hdruntime.errors import InputError
 
 IntArray = npt.NDArray[np.int64]
 
 
-def default_global_attention_mask(
-    input_ids: IntArray, attention_mask: IntArray, global_attention: GlobalAttention
-) -> IntArray:
-    """Mark the first real token of every row, or the tokens of its question: those before the first separator.
+def default_marks(spec: InputSpec, ids: IntArray, mask: IntArray) -> IntArray:
+    """Mark the first real token of every row, or those before the first of an id: a question ends with a separator.
 
     A row of nothing but padding has neither, and nothing is marked.
 
     Args:
-        input_ids: int64 [batch, tokens].
-        attention_mask: int64 [batch, tokens], 1 for real tokens.
-        global_attention: the bundle's.
+        spec: the input, whose default marks tokens.
+        ids: int64 [batch, tokens].
+        mask: int64 [batch, tokens], 1 for real tokens.
 
     Returns:
-        int64 [batch, tokens], 1 for global tokens.
+        int64 [batch, tokens], 1 for marked tokens.
 
     Raises:
-        InputError: a row with no separator, or with more tokens before it than the bundle takes as global.
+        InputError: a row with no such id, or with more tokens before it than the bundle takes.
     """
-    if global_attention.separator_id is None:
-        first = (attention_mask.cumsum(axis=1) == 1) & (attention_mask == 1)
+    if spec.default.fill is Fill.FIRST_TOKEN:
+        first = (mask.cumsum(axis=1) == 1) & (mask == 1)
         return first.astype(np.int64)
-    separators = (input_ids == global_attention.separator_id) & (attention_mask == 1)
-    question = (separators.cumsum(axis=1) == 0) & (attention_mask == 1)
-    for row, (marked, has_separator) in enumerate(zip(question.sum(axis=1), separators.any(axis=1), strict=True)):
-        if marked:
-            _check_question(f"row {row}", int(marked) if has_separator else None, global_attention)
-    return question.astype(np.int64)
+    separators = (ids == spec.default.token_id) & (mask == 1)
+    marked = (separators.cumsum(axis=1) == 0) & (mask == 1)
+    for row, (count, has_separator) in enumerate(zip(marked.sum(axis=1), separators.any(axis=1), strict=True)):
+        if count:
+            _check_question(f"row {row}", int(count) if has_separator else None, spec)
+    return marked.astype(np.int64)
 
 
-def check_questions(texts: Sequence[Sequence[int]], global_attention: GlobalAttention) -> None:
-    """Refuse texts whose question cannot be found or is too long, where questions are what is marked.
+def check_texts_for_marks(texts: Sequence[Sequence[int]], manifest: Manifest) -> None:
+    """Refuse texts that the bundle's default marks cannot be made of: a question that is not found, or is too long.
 
     Args:
         texts: ids of each text.
-        global_attention: the bundle's.
+        manifest: of the bundle.
 
     Raises:
         InputError: naming the first such text.
     """
-    separator_id = global_attention.separator_id
-    if separator_id is None:
+    spec = manifest.input_of(Role.MARKS)
+    if spec is None or spec.default.fill is not Fill.UNTIL_TOKEN:
         return
     for index, ids in enumerate(texts):
         what = "the text" if len(texts) == 1 else f"text {index}"
-        _check_question(what, ids.index(separator_id) if separator_id in ids else None, global_attention)
+        separator_id = spec.default.token_id
+        _check_question(what, ids.index(separator_id) if separator_id in ids else None, spec)
 
 
-def check_global_tokens(
-    global_attention_mask: IntArray, attention_mask: IntArray, global_attention: GlobalAttention
-) -> None:
-    """Refuse rows with more global tokens than the bundle takes; marks on padding do not count.
+def check_marks(spec: InputSpec, marks: IntArray, mask: IntArray) -> None:
+    """Refuse rows with more marks than the bundle takes; those on padding do not count.
 
     Args:
-        global_attention_mask: int64 [batch, tokens], 0 or 1.
-        attention_mask: int64 [batch, tokens], 1 for real tokens.
-        global_attention: the bundle's.
+        spec: the input.
+        marks: int64 [batch, tokens], 0 or 1.
+        mask: int64 [batch, tokens], 1 for real tokens.
 
     Raises:
         InputError: naming the first such row.
     """
-    bound = global_attention.bound
-    marked = (global_attention_mask * attention_mask).sum(axis=1)
-    if (marked > bound).any():
-        row = int(np.argmax(marked > bound))
+    if spec.bound is None:
+        return
+    marked = (marks * mask).sum(axis=1)
+    if (marked > spec.bound).any():
+        row = int(np.argmax(marked > spec.bound))
         raise InputError(
-            f"global_attention_mask: row {row} marks {marked[row]} tokens as global; this bundle takes {bound}.\n"
+            f"{spec.name}: row {row} marks {marked[row]} tokens as global; this bundle takes {spec.bound}.\n"
             f"Mark fewer, or rebuild with --max-global {marked[row]}."
         )
 
 
-def _check_question(what: str, tokens: int | None, global_attention: GlobalAttention) -> None:
+def _check_question(what: str, tokens: int | None, spec: InputSpec) -> None:
     if tokens is None:
         raise InputError(
-            f"There is no separator (id {global_attention.separator_id}) in {what}, so where its question ends is "
-            "unknown.\nEncode question and context as a pair, or give global_attention_mask."
+            f"There is no separator (id {spec.default.token_id}) in {what}, so where its question ends is "
+            f"unknown.\nEncode question and context as a pair, or give {spec.name}."
         )
-    if tokens > global_attention.bound:
+    if spec.bound is not None and tokens > spec.bound:
         raise InputError(
-            f"The question of {what} has {tokens} tokens, which are all global; this bundle takes "
-            f"{global_attention.bound}.\n"
-            f"Shorten it, give global_attention_mask, or rebuild with --max-global {tokens}."
+            f"The question of {what} has {tokens} tokens, which are all global; this bundle takes {spec.bound}.\n"
+            f"Shorten it, give {spec.name}, or rebuild with --max-global {tokens}."
         )

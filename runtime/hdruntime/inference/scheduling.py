@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +27,7 @@ from hdruntime.inference.memory_limits import MemoryLimits
 logger = logging.getLogger(__name__)
 
 IntArray = npt.NDArray[np.int64]
-Inputs = Mapping[str, IntArray]
+Inputs = Mapping[str, npt.NDArray[Any]]
 Outputs = dict[str, npt.NDArray[np.float32]]
 
 
@@ -61,6 +62,7 @@ class Scheduler:
 
     Args:
         runner: what runs batches; the scheduler closes it.
+        mask: name of the input that tells real tokens from padding.
         padding_limit: tokens of a row -> the most that it may be padded to with its answer as it was.
         non_finite_error: (output name, row numbers, which may be none) -> the error of rows that hold NaN or infinity.
     """
@@ -69,10 +71,12 @@ class Scheduler:
         self,
         runner: Runner,
         *,
+        mask: str,
         padding_limit: Callable[[int], int],
         non_finite_error: Callable[[str, Sequence[int]], NonFiniteOutputError],
     ) -> None:
         self.memory = MemoryLimits()
+        self._mask = mask
         # Rows of one length share any batch that is not padded, and of one limit any batch.
         self.alike = _own_length if runner.prefers_equal_lengths else padding_limit
         self._runner: Runner | None = runner
@@ -117,7 +121,7 @@ class Scheduler:
 
         Args:
             lengths: tokens of each row.
-            inputs_of: indices of rows, the longest first -> their inputs, checked, int64 [batch, tokens].
+            inputs_of: indices of rows, the longest first -> their inputs, checked, as the manifest has them.
             outputs: names of the outputs wanted.
             batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
                 runner.
@@ -141,7 +145,7 @@ class Scheduler:
         """Run one batch as it is given; in parts only where it is too large for the runner or the memory.
 
         Args:
-            inputs: checked, int64 [batch, tokens].
+            inputs: checked, as the manifest has them.
             outputs: names of the outputs wanted.
 
         Raises:
@@ -149,10 +153,12 @@ class Scheduler:
             OutOfMemoryError: nothing ever fitted, or a row no longer fits that did.
         """
         runner = self.runner
-        batch, tokens = inputs["input_ids"].shape
+        mask = self.mask_of(inputs)
+        batch, tokens = mask.shape
         if batch <= self.most_rows(tokens):
             try:
-                return self.finished(_Batch(list(range(batch)), inputs, runner.start(inputs, outputs), False))
+                started = runner.start(inputs, outputs)
+                return self.finished(_Batch(list(range(batch)), inputs, mask, started, False))
             except OutOfMemoryError:
                 if batch == 1:
                     raise
@@ -163,7 +169,11 @@ class Scheduler:
             outputs=outputs,
             batch_tokens=batch * tokens,
         )
-        return _joined(list(parts), inputs["attention_mask"])
+        return _joined(list(parts), mask)
+
+    def mask_of(self, inputs: Inputs) -> IntArray:
+        """int64 [batch, tokens], 1 for real tokens."""
+        return inputs[self._mask]
 
     def close(self) -> None:
         """Close the runner: runs under way in other threads raise BackendError."""
@@ -191,7 +201,7 @@ class Scheduler:
             BackendError: it failed.
         """
         outputs = batch.results()
-        mask = batch.inputs["attention_mask"]
+        mask = batch.attention_mask
         self.memory.note_success(mask.shape[1])
         self._count(mask)
         errors: dict[int, HdexportError] = {}
@@ -222,6 +232,7 @@ def non_finite_rows(outputs: Outputs) -> dict[str, list[int]]:
 class _Batch:
     rows: list[int]
     inputs: Inputs
+    attention_mask: IntArray
     results: Callable[[], Outputs]
     had_company: bool
 
@@ -280,7 +291,8 @@ class _Run:
             results = self._scheduler.runner.start(inputs, self._outputs)
         except BackendError as error:
             results = functools.partial(_raise, error)
-        self._in_flight.append(_Batch(rows, inputs, results, bool(self._in_flight)))
+        mask = self._scheduler.mask_of(inputs)
+        self._in_flight.append(_Batch(rows, inputs, mask, results, bool(self._in_flight)))
 
     def _will_retry(self, batch: _Batch, error: BackendError) -> bool:
         """Put what is worth another try in front of what is waiting."""
@@ -331,7 +343,7 @@ def _joined(parts: list[BatchResult], attention_mask: IntArray) -> BatchResult:
 
 def _failed(batch: _Batch, error: BackendError) -> BatchResult:
     errors: dict[int, HdexportError] = dict.fromkeys(batch.rows, error)
-    return BatchResult(rows=batch.rows, attention_mask=batch.inputs["attention_mask"], outputs={}, errors=errors)
+    return BatchResult(rows=batch.rows, attention_mask=batch.attention_mask, outputs={}, errors=errors)
 
 
 def _own_length(tokens: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from hdruntime.errors import InputError
 from hdruntime.inference.inputs import checked_inputs
-from hdruntime.inference.marks import check_questions
+from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.jobs.rows import Row
 from hdruntime.session import Session
 from hdruntime.text.checks import check_text_lengths
@@ -83,9 +83,8 @@ class RowEncoder:
         """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where that is marked."""
         manifest = self._session.manifest
         if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
-            checked_inputs({"input_ids": [ids]}, manifest)
-        if manifest.global_attention is not None:
-            check_questions([ids], manifest.global_attention)
+            checked_inputs({manifest.ids: [ids]}, manifest)
+        check_texts_for_marks([ids], manifest)
 
 
 def _in_one_piece(encoding: Encoding) -> SplitEncoding:

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from hdruntime.bundle.reader import open_bundle
@@ -135,9 +134,7 @@ class RayPool:
             self._exits = exits.pop_all()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exits.close()
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:

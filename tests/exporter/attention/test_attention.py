@@ -7,7 +7,8 @@ import copy
 import pytest
 import torch
 
-from hdexport.attention.interface import dense_attention_node, use_operators
+from hdexport.attention.dense.node import dense_attention_node
+from hdexport.attention.interface import use_operators
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.tasks import Task
 from hdplugins.operators.dense_attention.reference import dense_attention
@@ -17,14 +18,7 @@ SPARSE_BY_DESIGN = ("big_bird", "bigbird_pegasus", "led", "longformer", "modernb
 """Model types with nodes of another kind; each has tests of its own."""
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    [
-        name
-        for name in SUPPORTED_MODEL_TYPES
-        if family_of(name).adapt_global is None and family_of(name).adapt_blocks is None
-    ],
-)
+@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if family_of(name).own is None])
 def test_a_model_answers_the_same_with_our_operators(tmp_path, model_type: str) -> None:
     model = save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
     ours = copy.deepcopy(model)
@@ -43,7 +37,7 @@ def test_a_model_answers_the_same_with_our_operators(tmp_path, model_type: str) 
 @pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name not in SPARSE_BY_DESIGN])
 def test_every_layers_attention_is_one_node_of_ours(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
-    assert bundle.manifest.attention == {"hdexport::DenseAttention": 2}
+    assert bundle.manifest.operators == {"hdexport::DenseAttention": 2}
     operators = {node.op_type for node in bundle.graph.graph.all_nodes()}
     assert "Softmax" not in operators
     for node in bundle.graph.graph:

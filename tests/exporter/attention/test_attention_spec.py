@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from hdexport.attention.spec import GRAMMAR, BlockRequest, attention_from_spec, check_window
+from hdexport.attention.blocks.record import BlockRequest, LastBlock, Mode, Pattern
+from hdexport.attention.kind import Subject
+from hdexport.attention.kinds import attention_from_spec, kinds
+from hdexport.attention.window.kind import WindowKind, WindowRequest
 from hdexport.attention.window.marks import MOST_GLOBAL_TOKENS
-from hdexport.families import family_of
-from hdruntime.bundle.manifest import Window
+from hdexport.attention.window.record import Window
+from hdexport.families import convertible_model_types, family_of
+from hdexport.model.tasks import Task
 from hdruntime.errors import InputError, ModelError
+
+FORMS = {word: form for kind in kinds() for word, form in kind.forms.items()}
 
 READ = {
     "window:256": (256, 1, (1,)),
@@ -25,30 +32,51 @@ READ = {
 
 @pytest.mark.parametrize(("spec", "expected"), READ.items())
 def test_a_window_is_read(spec: str, expected: tuple[object, ...]) -> None:
-    assert attention_from_spec(spec) == Window(
-        **dict(zip(("tokens", "global_tokens", "dilation"), expected, strict=True))
-    )
+    window = Window(**dict(zip(("tokens", "global_tokens", "dilation"), expected, strict=True)))
+    assert attention_from_spec(spec) == {"window": WindowRequest(window=window)}
 
 
 BLOCKS_READ = {
-    "bigbird": {"kind": "bigbird"},
-    "bigbird:block=32": {"kind": "bigbird", "block_size": 32},
-    "bigbird:block=64,random=0": {"kind": "bigbird", "block_size": 64, "random_blocks": 0},
-    "bigbird:random=3,mode=hf_eval": {"kind": "bigbird", "random_blocks": 3, "mode": "hf_eval"},
-    "bigbird:mode=table": {"kind": "bigbird", "mode": "table"},
-    "bigbird:seed=7": {"kind": "bigbird", "mode": "table", "seed": 7},
-    "bigbird:table=a/b.npy": {"kind": "bigbird", "mode": "table", "file": Path("a/b.npy")},
-    "etc:global=16": {"kind": "etc", "global_tokens": 16},
+    "bigbird": {"pattern": Pattern.BIGBIRD},
+    "bigbird:block=32": {"pattern": Pattern.BIGBIRD, "block_size": 32},
+    "bigbird:block=64,random=0": {"pattern": Pattern.BIGBIRD, "block_size": 64, "random_blocks": 0},
+    "bigbird:random=3,mode=hf_eval": {"pattern": Pattern.BIGBIRD, "random_blocks": 3, "mode": Mode.HF_EVAL},
+    "bigbird:mode=table": {"pattern": Pattern.BIGBIRD, "mode": Mode.TABLE},
+    "bigbird:seed=7": {"pattern": Pattern.BIGBIRD, "mode": Mode.TABLE, "seed": 7},
+    "bigbird:table=a/b.npy": {"pattern": Pattern.BIGBIRD, "mode": Mode.TABLE, "file": Path("a/b.npy")},
+    "etc:global=16": {"pattern": Pattern.ETC, "global_tokens": 16},
     "etc:global=2,block=84,tokens=101/102": {
-        "kind": "etc", "block_size": 84, "global_tokens": 2, "global_ids": (101, 102)
+        "pattern": Pattern.ETC, "block_size": 84, "global_tokens": 2, "global_ids": (101, 102)
     },
-    "blocks:file=x.npz,block=128": {"kind": "blocks", "block_size": 128, "file": Path("x.npz")},
+    "blocks:file=x.npz,block=128": {"pattern": Pattern.BLOCKS, "block_size": 128, "file": Path("x.npz")},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize(("spec", "expected"), BLOCKS_READ.items())
 def test_block_sparse_attention_is_read(spec: str, expected: dict[str, object]) -> None:
-    assert attention_from_spec(spec) == BlockRequest(**expected)
+    assert attention_from_spec(spec) == {"blocks": BlockRequest(**expected)}
+
+
+def test_options_go_to_the_kind_that_has_them() -> None:
+    assert attention_from_spec(None) == {}
+    nothing = {"max_global": None, "bigbird_last_block": None, "global_embeddings": None}
+    assert attention_from_spec(None, nothing) == {}
+    assert attention_from_spec(None, {"max_global": "8"}) == {"window": WindowRequest(max_global=8)}
+    assert attention_from_spec("etc:global=2", {"max_global": "8", "global_embeddings": "rows.npy"}) == {
+        "window": WindowRequest(max_global=8),
+        "blocks": BlockRequest(pattern=Pattern.ETC, global_tokens=2, global_embeddings=Path("rows.npy")),
+    }
+    with pytest.raises(InputError, match=r"--max-global many is not a whole number.\nGive a number like --max-g"):
+        attention_from_spec(None, {"max_global": "many"})
+
+
+def test_a_policy_is_one_of_two() -> None:
+    for policy in LastBlock:
+        request = attention_from_spec(None, {"bigbird_last_block": policy.value})
+        assert request == {"blocks": BlockRequest(last_block=policy)}
+    assert [policy.value for policy in LastBlock] == ["padded", "row"]
+    with pytest.raises(InputError, match=r"--bigbird-last-block last is unknown.\nChoose one of: padded, row"):
+        attention_from_spec(None, {"bigbird_last_block": "last"})
 
 
 @pytest.mark.parametrize(
@@ -65,9 +93,9 @@ def test_what_is_no_specification_is_answered_with_the_grammar(spec: str) -> Non
     with pytest.raises(InputError) as caught:
         attention_from_spec(spec)
     assert str(caught.value).startswith(f"--attention {spec} is not understood at ")
-    assert all(form in str(caught.value) for form in GRAMMAR.values())
-    kind = spec.partition(":")[0]
-    assert f"For example: --attention {kind if kind in GRAMMAR else 'window'}:" in str(caught.value)
+    assert all(form.grammar in str(caught.value) for form in FORMS.values())
+    word = spec.partition(":")[0]
+    assert f"For example: --attention {word if word in FORMS else 'window'}:" in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -106,7 +134,17 @@ def test_what_contradicts_itself_is_refused(spec: str, message: str) -> None:
 
 
 def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: int = 512) -> None:
-    check_window(window, family_of(model_type), model_type=model_type, heads=heads, max_len=max_len)
+    config = SimpleNamespace(model_type=model_type, num_attention_heads=heads)
+    subject = Subject(
+        model=SimpleNamespace(config=config),
+        family=family_of(model_type),
+        task=Task.FEATURE_EXTRACTION,
+        max_len=max_len,
+        convertible=convertible_model_types,
+    )
+    setup = WindowKind().setup(WindowRequest(window=window), subject)
+    assert setup is not None
+    assert (setup.window, setup.is_own, setup.inputs, setup.padding) == (window, False, (), None)
 
 
 @pytest.mark.parametrize("dilation", [(1, 2), (1, 2, 3), (1, 2, 3, 4, 5)])

@@ -12,6 +12,8 @@ import torch
 import transformers
 
 import hdruntime
+from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.extend import ExtendOptions, extend
@@ -20,8 +22,9 @@ from hdexport.model.positions import Scheme
 from hdexport.model.precision import Precision, cast_model
 from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import BlockSparse
+from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.errors import ModelError
+from support.attention_records import recorded
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.hugging_face import HuggingFace
@@ -99,7 +102,8 @@ def alone(input_ids: np.ndarray, attention_mask: np.ndarray) -> Iterator[tuple[i
 @pytest.mark.parametrize("model_type", ["big_bird", nightly_unless(False, "bigbird_pegasus")])
 def test_with_blocks_by_row_each_text_answers_as_hugging_face_alone(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type, last_block="row")
-    assert bundle.manifest.block_sparse.last_block == "row"
+    assert recorded(bundle.manifest, "blocks").last_block == "row"
+    assert bundle.manifest.padding is None
     for tokens in (LIMIT + 1, LIMIT, 2 * LIMIT + 3):
         for name, input_ids, attention_mask in batches(tokens):
             others = other_inputs(model_type, input_ids)
@@ -146,8 +150,7 @@ def load_twice(tmp_path: Path, model_type: str, **changes: object) -> tuple[Chec
     checkpoint = find_checkpoint(tmp_path)
     model = checkpoint.load(Task.FEATURE_EXTRACTION)
     extend_positions(model, checkpoint.family, max_len=1024, scheme=Scheme.HIERARCHICAL, alpha=0.4)
-    assert checkpoint.family.block_sparse is not None
-    spec = checkpoint.family.block_sparse(model.config)
+    spec = checkpoint.family.own_attention("blocks", model.config)
     assert spec is not None
     return checkpoint, spec, model
 
@@ -184,8 +187,8 @@ def test_leaving_out_the_random_blocks_that_are_block_0_is_seen(tmp_path: Path, 
     expected = model(input_ids).last_hidden_state.numpy()
     for random_blocks, is_right in ((RANDOM_BLOCKS, True), (0, False), (RANDOM_BLOCKS + 1, False)):
         _, _, ours = load_twice(tmp_path, model_type)
-        assert checkpoint.family.adapt_blocks is not None
-        checkpoint.family.adapt_blocks(ours, dataclasses.replace(spec, random_blocks=random_blocks), [None, None])
+        other = dataclasses.replace(spec, random_blocks=random_blocks)
+        BlockSetup(is_own=True, spec=other).adapt(ours, checkpoint.family)
         got = ours(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state.numpy()
         if is_right:
             assert_close(got, expected, atol=ATOL)
@@ -197,12 +200,13 @@ def test_leaving_out_the_random_blocks_that_are_block_0_is_seen(tmp_path: Path, 
 def test_layers_that_differ_only_in_their_tables_keep_their_own(tiny_bundles) -> None:
     """What a table means is held to Hugging Face's training in test_random_blocks.py."""
     bundle = tiny_bundles("big_bird", attention="bigbird:mode=table,seed=5")
-    tables = [torch.from_numpy(table) for table in np.load(bundle.path / "listed_blocks.npy")]
-    assert not torch.equal(*tables)
-    for order, is_right in ((tables, True), (tables[::-1], False), (tables[:1] * 2, False)):
+    tables = np.load(bundle.path / "listed_blocks.npy")
+    assert not np.array_equal(*tables)
+    for order, is_right in ((tables, True), (tables[::-1].copy(), False), (tables[[0, 0]], False)):
         model = find_checkpoint(bundle.checkpoint).load(Task.FEATURE_EXTRACTION)
         extend_positions(model, family_of("big_bird"), max_len=300, scheme=Scheme.HIERARCHICAL, alpha=0.4)
-        family_of("big_bird").adapt_blocks(model, bundle.manifest.block_sparse, order)
+        setup = BlockSetup(is_own=True, spec=recorded(bundle.manifest, "blocks"), listed_blocks=order)
+        setup.adapt(model, family_of("big_bird"))
         for tokens in (LIMIT + 1, 211):
             ids = ids_of(tokens)
             inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "token_type_ids": ids % 2}
@@ -300,7 +304,7 @@ def test_question_answering_stays_finite_in_float16_whose_range_ends_before_a_mi
     save_tiny_model(tmp_path, "big_bird", Task.QUESTION_ANSWERING)
     model, family = find_checkpoint(tmp_path).load(Task.QUESTION_ANSWERING), family_of("big_bird")
     cast_model(model, Precision.FLOAT16)
-    family.adapt_blocks(model, family.block_sparse(model.config), [None, None])
+    BlockSetup(is_own=True, spec=family.own_attention("blocks", model.config)).adapt(model, family)
     ids = ids_of(LIMIT + 5).clamp(min=SEPARATOR_ID + 1)
     ids[0, 9] = SEPARATOR_ID
     logits = model(input_ids=ids, attention_mask=torch.ones_like(ids), token_type_ids=ids % 2).start_logits
@@ -339,7 +343,7 @@ def test_a_dense_checkpoint_stays_dense_at_every_length(tmp_path: Path, model_ty
     save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, attention_type="original_full")
     family = family_of(model_type)
     expected, got = (find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION) for _ in range(2))
-    assert family.block_sparse(expected.config) is None
+    assert family.own_attention("blocks", expected.config) is None
     family.as_trained(expected)
     family.adapt(got)
     for tokens in (LIMIT, LIMIT + 5):
@@ -352,22 +356,24 @@ def test_a_dense_checkpoint_stays_dense_at_every_length(tmp_path: Path, model_ty
 def test_a_checkpoint_that_hugging_face_cannot_run_is_refused() -> None:
     config = transformers.BigBirdConfig(num_random_blocks=0)
     with pytest.raises(ModelError, match=r"num_random_blocks 0, .* of more than 320 tokens.*\nSet it to 1 or more"):
-        family_of("big_bird").block_sparse(config)
+        family_of("big_bird").own_attention("blocks", config)
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
-    assert bundle.manifest.attention == {"hdexport::BlockSparseAttention": 2}
-    assert bundle.manifest.block_sparse == BlockSparse(
-        kind="bigbird",
+    assert bundle.manifest.operators == {"hdexport::BlockSparseAttention": 2}
+    assert recorded(bundle.manifest, "blocks") == BlockSparse(
+        pattern=Pattern.BIGBIRD,
         block_size=BLOCK_SIZE,
-        mode="hf_eval",
+        mode=Mode.HF_EVAL,
         random_blocks=RANDOM_BLOCKS,
         global_tokens=0,
-        last_block="padded",
+        last_block=LastBlock.PADDED,
         dense_tokens=LIMIT,
+        converted=False,
     )
+    assert bundle.manifest.padding == PaddingRule(multiple_of=BLOCK_SIZE, free_up_to=LIMIT)
     operators = [node.op_type for node in bundle.graph.graph]
     assert sum(name.startswith("BlockSparseAttention") for name in operators) == 2
     assert not {"NonZero", "Compress", "Unique", "ScatterND", "If", "Loop", "Softmax"} & {*operators}

@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from hdexport.attention.blocks.setup import BlockSetup, block_setup, checked_last_block, read_setup
-from hdexport.attention.spec import attention_from_spec
-from hdexport.families import family_of
+from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks.setup import BlockSetup, block_setup, read_setup
+from hdexport.attention.kind import Subject
+from hdexport.attention.kinds import attention_from_spec
+from hdexport.families import convertible_model_types, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import BlockSparse
+from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError, ModelError
+from support.attention_records import recorded
 from support.tiny_models import save_tiny_model
 
 MAX_LEN = 300
+
+ROW = {"bigbird_last_block": "row"}
 
 
 def header_of(shape: tuple[int, ...]) -> bytes:
@@ -51,39 +57,56 @@ def models(tmp_path_factory: pytest.TempPathFactory):
 
 @pytest.fixture
 def setup_of(models):
-    """`block_setup` for a type and a value of ``--attention``."""
+    """`block_setup` for a type, a value of ``--attention``, and values of the other options."""
 
-    def make(model_type: str, spec: str | None, *, config: dict | None = None, **options) -> BlockSetup | None:
-        request = None if spec is None else attention_from_spec(spec)
-        options = {"max_len": MAX_LEN, "first_special_id": lambda: 7} | options
-        return block_setup(request, models(model_type, **config or {}), family_of(model_type), **options)
+    def make(
+        model_type: str,
+        spec: str | None,
+        *,
+        config: dict | None = None,
+        first_special_id: Callable[[], int | None] = lambda: 7,
+        **options: object,
+    ) -> BlockSetup | None:
+        subject = Subject(
+            model=models(model_type, **config or {}),
+            family=family_of(model_type),
+            task=Task.FEATURE_EXTRACTION,
+            max_len=MAX_LEN,
+            first_special_id=first_special_id,
+            convertible=convertible_model_types,
+        )
+        return block_setup(attention_from_spec(spec, options).get("blocks"), subject)
 
     return make
 
 
 def big_bird(**changes: object) -> BlockSparse:
     values = {
-        "kind": "bigbird", "block_size": 64, "mode": "hf_eval", "random_blocks": 3, "global_tokens": 0,
-        "last_block": "padded", "dense_tokens": 704,
+        "pattern": Pattern.BIGBIRD, "block_size": 64, "mode": Mode.HF_EVAL, "random_blocks": 3, "global_tokens": 0,
+        "last_block": LastBlock.PADDED, "dense_tokens": 704, "converted": True,
     }  # fmt: skip
     return BlockSparse(**values | changes)
 
 
 def test_big_birds_own_sizes_are_the_default(setup_of) -> None:
-    assert setup_of("bert", "bigbird") == BlockSetup(spec=big_bird())
+    setup = setup_of("bert", "bigbird")
+    assert setup == BlockSetup(
+        is_own=False, spec=big_bird(), padding=PaddingRule(multiple_of=64, free_up_to=704), remark=setup.remark
+    )
+    assert setup.remark.startswith("Attention is cut to blocks of 64 tokens, which the model was not trained with")
 
 
 @pytest.mark.parametrize(
     ("spec", "options", "expected"),
     [
         ("bigbird:block=4,random=0", {}, {"block_size": 4, "random_blocks": 0, "dense_tokens": 20}),
-        ("bigbird:block=16", {"last_block": "row"}, {"block_size": 16, "last_block": "row", "dense_tokens": 176}),
-        ("bigbird:block=4,seed=1", {}, {"block_size": 4, "mode": "table", "dense_tokens": 44}),
+        ("bigbird:block=16", ROW, {"block_size": 16, "last_block": LastBlock.ROW, "dense_tokens": 176}),
+        ("bigbird:block=4,seed=1", {}, {"block_size": 4, "mode": Mode.TABLE, "dense_tokens": 44}),
         (
             "etc:global=6,block=84",
             {},
-            {"kind": "etc", "block_size": 84, "mode": "none", "random_blocks": 0, "global_tokens": 6,
-             "last_block": "row", "dense_tokens": 0},
+            {"pattern": Pattern.ETC, "block_size": 84, "mode": Mode.NONE, "random_blocks": 0, "global_tokens": 6,
+             "last_block": LastBlock.ROW, "dense_tokens": 0},
         ),
     ],
 )  # fmt: skip
@@ -92,12 +115,16 @@ def test_the_description_says_what_was_asked_for(setup_of, spec: str, options: d
 
 
 def test_a_big_bird_has_its_own_and_may_choose_its_random_blocks(setup_of) -> None:
-    own = {"block_size": 4, "random_blocks": 3, "dense_tokens": 44}
+    own = {"block_size": 4, "random_blocks": 3, "dense_tokens": 44, "converted": False}
     config = {"block_size": 4, "num_random_blocks": 3}
-    assert setup_of("big_bird", None, config=config) == BlockSetup(spec=big_bird(**own))
-    assert setup_of("big_bird", None, config=config, last_block="row").spec == big_bird(**own, last_block="row")
+    padding = PaddingRule(multiple_of=4, free_up_to=44)
+    expected = BlockSetup(is_own=True, spec=big_bird(**own), padding=padding, remark=None)
+    assert setup_of("big_bird", None, config=config) == expected
+    by_row = setup_of("big_bird", None, config=config, **ROW)
+    assert by_row.spec == big_bird(**own, last_block=LastBlock.ROW)
+    assert by_row.padding is None
     drawn = setup_of("big_bird", "bigbird:mode=table", config=config)
-    assert drawn.spec == big_bird(**own, mode="table")
+    assert drawn.spec == big_bird(**own, mode=Mode.TABLE)
     assert drawn.listed_blocks.shape == (2, 4, 73, 3)
     assert setup_of("bert", None) is None
     assert setup_of("big_bird", None, config={"attention_type": "original_full"}) is None
@@ -168,8 +195,8 @@ def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path, content
         ("big_bird", "etc:global=2", {}, ModelError, "big_bird has block-sparse attention of its own"),
         ("big_bird", "bigbird:block=8", {}, InputError, "asks for block=8, and the checkpoint has 4.\nLeave it out"),
         ("big_bird", "bigbird:random=0", {}, InputError, "asks for random=0, and the checkpoint has 3"),
-        ("bert", None, {"last_block": "row"}, InputError, "--bigbird-last-block row is for BigBird's attention"),
-        ("bert", "etc:global=2", {"last_block": "row"}, InputError, "--bigbird-last-block row is for BigBird's"),
+        ("bert", None, ROW, InputError, "--bigbird-last-block row is for BigBird's attention"),
+        ("bert", "etc:global=2", ROW, InputError, "--bigbird-last-block row is for BigBird's"),
         (
             "bert",
             "bigbird",
@@ -203,12 +230,6 @@ def test_attention_that_is_dense_at_every_length_is_warned_of(setup_of, caplog: 
     assert "Texts of up to 704 tokens are attended to densely, which is all of up to 300." in caplog.text
 
 
-def test_a_policy_is_one_of_two() -> None:
-    assert [checked_last_block(policy) for policy in ("padded", "row", None)] == ["padded", "row", None]
-    with pytest.raises(InputError, match=r"--bigbird-last-block last is unknown.\nChoose one of: padded, row"):
-        checked_last_block("last")
-
-
 def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:
     for spec, last_block, names in (
         ("bigbird:block=4,random=2,seed=5", "row", {"listed_blocks.npy"}),
@@ -217,10 +238,11 @@ def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:
     ):
         bundle = open_bundle(tiny_bundles("roberta", attention=spec, last_block=last_block).path)
         assert {name for name in bundle.manifest.files if name.endswith(".npy")} == names
-        setup = read_setup(bundle)
-        assert setup.spec == bundle.manifest.block_sparse
+        record = recorded(bundle.manifest, "blocks")
+        setup = read_setup(record, bundle)
+        assert (setup.spec, setup.is_own, setup.padding) == (record, False, bundle.manifest.padding)
         assert (setup.listed_blocks is None, setup.global_embeddings is None) == (
             "listed_blocks.npy" not in names,
             "global_embeddings.npy" not in names,
         )
-    assert read_setup(open_bundle(tiny_bundles("bert").path)) is None
+    assert recorded(open_bundle(tiny_bundles("bert").path).manifest, "blocks") is None

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from hdexport.attention.spec import attention_from_spec
+from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Backend
+from support.attention_records import recorded
 from support.tiny_models import save_tiny_model
 
 pytestmark = pytest.mark.skipif(
@@ -59,7 +60,7 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory):
             output=output,
             max_len=MAX_LEN,
             precision=precision,
-            attention=None if spec is None else attention_from_spec(spec),
+            attention=attention_from_spec(spec),
             engines=EngineOptions(
                 flavours=(Backend.TENSORRT_RTX,),
                 attention_impl=impl,
@@ -97,7 +98,7 @@ def test_a_big_bird_has_an_engine(engine_of, impl: AttentionImpl, layers: int, p
 
 def test_tables_of_random_blocks_go_into_the_engine(engine_of) -> None:
     output, manifest = engine_of("big_bird", AttentionImpl.PLUGIN, "bigbird:mode=table", precision="float32", **BLOCKS)
-    assert manifest.block_sparse.mode == "table"
+    assert recorded(manifest, "blocks").mode == "table"
     check_engine(output, manifest, plugins=1)
 
 

@@ -29,7 +29,7 @@ ATOL = 2e-5
 
 BIGBIRD, ETC = "bigbird:block=4,random=3", "etc:global=6,block=4,tokens=3"
 CONVERTED_TYPES = [
-    name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_windowed is None and name not in COPIES
+    name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None and name not in COPIES
 ]
 
 # Around a block, around the longest text that BigBird attends to densely (11 blocks of 4), a prime, the longest.
@@ -159,8 +159,8 @@ def test_the_last_block_of_the_padded_batch_is_another(tiny_bundles) -> None:
 def test_the_comparison_sees_other_sizes(tiny_bundles, wrong: dict[str, int]) -> None:
     """PyTorch's answers are those of what the manifest says, whatever the graphs compute."""
     bundle = of_kind(tiny_bundles, "hf_eval")
-    spec = dataclasses.replace(bundle.manifest.block_sparse, **wrong)
-    other = Bundle(bundle.path, dataclasses.replace(bundle.manifest, block_sparse=spec))
+    (record,) = bundle.manifest.attention
+    other = Bundle(bundle.path, dataclasses.replace(bundle.manifest, attention=({**record, **wrong},)))
     _, input_ids, attention_mask = next(batches(211))
     inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
     expected = reference_of(other, find_checkpoint(bundle.checkpoint)).batch(inputs)["last_hidden_state"]
@@ -223,7 +223,7 @@ def test_half_precision_keeps_directions(tiny_bundles, spec: str) -> None:
 def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
     for spec in (BIGBIRD, ETC):
         bundle = tiny_bundles("bert", attention=spec)
-        assert bundle.manifest.attention == {"hdexport::BlockSparseAttention": 2}
+        assert bundle.manifest.operators == {"hdexport::BlockSparseAttention": 2}
         assert "Softmax" not in {node.op_type for node in bundle.graph.graph}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 import transformers
 
 import hdruntime
-from hdexport.attention.window.marks import global_attention_of
+from hdexport.attention.kind import Subject
+from hdexport.attention.kinds import attention_from_spec, attention_setups
+from hdexport.attention.window.record import WindowAttention
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
@@ -18,8 +21,9 @@ from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import GlobalAttention, Window
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 from hdruntime.errors import InputError, ModelError
+from support.attention_records import recorded
 from support.comparators import assert_close, named_case
 from support.hugging_face import HuggingFace
 from support.padded_batches import batches, cases
@@ -86,7 +90,7 @@ def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None
 
 def test_one_window_for_all_layers_and_wider_than_the_texts_answers_as_hugging_face(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", attention_window=512)
-    assert bundle.manifest.windows == (256, 256)
+    assert recorded(bundle.manifest, "window") == WindowAttention(layers=(256, 256), converted=None)
     for tokens, name, input_ids, attention_mask in cases((17, 300), sizes=(3,)):
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
         expected = bundle.hugging_face(**inputs)["last_hidden_state"]
@@ -143,9 +147,9 @@ def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundle
     bundle = bundle_of(tiny_bundles, model_type, bound)
     nodes = list(bundle.graph.graph)
     assert [node.op_type for node in nodes if node.domain] == [f"SlidingWindowAttention_global{bound}"] * 2
-    assert bundle.manifest.attention == {"hdexport::SlidingWindowAttention": 2}
+    assert bundle.manifest.operators == {"hdexport::SlidingWindowAttention": 2}
     windows = WINDOWS if bound == FEW else (WINDOWS[1], WINDOWS[1])
-    assert bundle.manifest.windows == tuple(window // 2 for window in windows)
+    assert recorded(bundle.manifest, "window").layers == tuple(window // 2 for window in windows)
     assert not {"NonZero", "Compress", "Unique", "ScatterND", "If", "Loop"} & {node.op_type for node in nodes}
     assert [spec.name for spec in bundle.manifest.inputs] == ["input_ids", "attention_mask", "global_attention_mask"]
 
@@ -172,7 +176,8 @@ def test_a_classifier_marks_the_first_token_as_hugging_face_does(tiny_bundles) -
 
 def test_question_answering_marks_the_question_as_hugging_face_does(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", "question-answering")
-    assert bundle.manifest.global_attention == GlobalAttention(default="question", bound=64, separator_id=SEPARATOR_ID)
+    question = marked_input(Default(fill=Fill.UNTIL_TOKEN, token_id=SEPARATOR_ID), bound=64)
+    assert bundle.manifest.input_of(Role.MARKS) == question
     input_ids = np.random.default_rng(1).integers(SEPARATOR_ID + 1, VOCAB_SIZE, (3, 90))
     attention_mask = np.ones_like(input_ids)
     # Hugging Face wants exactly three separators, as <s> question </s></s> context </s> has.
@@ -212,38 +217,54 @@ def test_embeddings_of_texts_answer_as_hugging_face(tiny_bundles) -> None:
         assert_close(embedding, tokens.mean(axis=0), atol=ATOL)
 
 
+def marked_input(default: Default, *, bound: int) -> InputSpec:
+    """What the manifest says of the input by which callers mark tokens."""
+    return InputSpec(
+        name="global_attention_mask",
+        dtype="int64",
+        shape=("batch", "tokens"),
+        role=Role.MARKS,
+        default=default,
+        bound=bound,
+    )
+
+
+def inputs_of(
+    model_type: str, config: transformers.PretrainedConfig, task: Task, *, max_global: int | None = None
+) -> list[InputSpec]:
+    """The inputs that the attention of a model of that configuration adds to its graph."""
+    subject = Subject(model=SimpleNamespace(config=config), family=family_of(model_type), task=task, max_len=100)
+    setups = attention_setups(attention_from_spec(None, {"max_global": max_global}), subject)
+    return [spec for setup in setups.values() for spec in setup.inputs]
+
+
 def test_the_defaults_by_task_and_family() -> None:
     config = transformers.LongformerConfig(sep_token_id=7)
-    longformer, bert = family_of("longformer"), family_of("bert")
-    first = GlobalAttention(default="first_token", bound=16, separator_id=None)
+    first = Default(fill=Fill.FIRST_TOKEN)
     for task in set(Task) - {Task.QUESTION_ANSWERING}:
-        assert global_attention_of(longformer, config, task) == first
-    assert global_attention_of(longformer, config, Task.QUESTION_ANSWERING) == GlobalAttention(
-        default="question", bound=64, separator_id=7
-    )
-    assert global_attention_of(family_of("led"), config, Task.FEATURE_EXTRACTION, max_global=3) == GlobalAttention(
-        default="first_token", bound=3, separator_id=None
-    )
-    assert global_attention_of(bert, config, Task.FILL_MASK) is None
+        assert inputs_of("longformer", config, task) == [marked_input(first, bound=16)]
+    question = Default(fill=Fill.UNTIL_TOKEN, token_id=7)
+    assert inputs_of("longformer", config, Task.QUESTION_ANSWERING) == [marked_input(question, bound=64)]
+    led = transformers.LEDConfig()
+    assert inputs_of("led", led, Task.FEATURE_EXTRACTION, max_global=3) == [marked_input(first, bound=3)]
+    assert inputs_of("bert", transformers.BertConfig(), Task.FILL_MASK) == []
 
 
 @pytest.mark.parametrize("max_global", [0, -1, 3841])
 def test_a_bound_out_of_range_is_refused(max_global: int) -> None:
     with pytest.raises(InputError, match=rf"^--max-global {max_global} is out of range: it is 1 to 3840\.$"):
-        global_attention_of(
-            family_of("longformer"), transformers.LongformerConfig(), Task.FILL_MASK, max_global=max_global
-        )
+        inputs_of("longformer", transformers.LongformerConfig(), Task.FILL_MASK, max_global=max_global)
 
 
 def test_a_bound_for_a_family_without_global_tokens_is_refused() -> None:
     with pytest.raises(InputError, match=r"(?s)--max-global 8 is for .* albert has none\.\nLeave it out"):
-        global_attention_of(family_of("albert"), transformers.AlbertConfig(), Task.FILL_MASK, max_global=8)
+        inputs_of("albert", transformers.AlbertConfig(), Task.FILL_MASK, max_global=8)
 
 
 def test_question_answering_without_a_known_separator_is_refused() -> None:
     config = transformers.LongformerConfig(sep_token_id=None)
     with pytest.raises(ModelError, match=r"(?s)no sep_token_id.*\nAdd it: .*\"sep_token_id\": 2"):
-        global_attention_of(family_of("longformer"), config, Task.QUESTION_ANSWERING)
+        inputs_of("longformer", config, Task.QUESTION_ANSWERING)
 
 
 @pytest.mark.parametrize("task", ["fill-mask", "text-classification", "token-classification", "question-answering"])
@@ -313,7 +334,7 @@ def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(t
     checkpoint, path = tmp_path / "checkpoint", tmp_path / "bundle"
     roberta = save_tiny_model(checkpoint, "roberta", Task.FEATURE_EXTRACTION)
     longformer = _longformer_of_roberta(roberta, max_len=max_len, window=window)
-    asked = Window(tokens=window, global_tokens=1, dilation=(1,))
+    asked = attention_from_spec(f"window:{window},global:1")
     options = {"scheme": Scheme.TILE, "attention": asked, "verify": None}
     build(BuildOptions(model=checkpoint, output=path, max_len=max_len, **options))
     session = hdruntime.load(path, backend="onnxruntime", threads=1)

@@ -15,6 +15,8 @@ from torch.nn.attention.flex_attention import create_block_mask
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 
 from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
+from hdexport.attention.blocks.record import Mode
+from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.families import family_of
 from hdruntime.errors import InputError
 from support.comparators import assert_close
@@ -66,18 +68,18 @@ def test_a_model_in_training_answers_as_ours_does_with_those_tables() -> None:
     with torch.no_grad():
         expected = trained(input_ids=input_ids, attention_mask=mask).last_hidden_state[mask == 1].numpy()
     family = family_of("big_bird")
-    assert family.block_sparse is not None
-    assert family.adapt_blocks is not None
-    spec = family.block_sparse(trained.config)
-    tables = [
-        torch.from_numpy(random_table(heads=HEADS, max_tokens=1024, block_size=64, random_blocks=3, seed=seed))
-        for seed in (0, 1, 0, 0)
-    ]
+    assert family.own is not None
+    spec = family.own.of_config(trained.config)
+    own_seeds, one_seed = (
+        np.stack([random_table(heads=HEADS, max_tokens=1024, block_size=64, random_blocks=3, seed=seed) for seed in of])
+        for of in ((0, 1), (0, 0))
+    )
     answers = []
-    for mode, of_layers in (("table", tables[:2]), ("table", tables[2:]), ("hf_eval", [None, None])):
+    for mode, tables in ((Mode.TABLE, own_seeds), (Mode.TABLE, one_seed), (Mode.HF_EVAL, None)):
         ours = transformers.BigBirdModel(trained.config).eval()
         ours.load_state_dict(trained.state_dict())
-        family.adapt_blocks(ours, dataclasses.replace(spec, mode=mode), of_layers)
+        setup = BlockSetup(is_own=True, spec=dataclasses.replace(spec, mode=mode), listed_blocks=tables)
+        setup.adapt(ours, family)
         with torch.inference_mode():
             answers.append(ours(input_ids=input_ids, attention_mask=mask).last_hidden_state[mask == 1].numpy())
     right, one_seed_for_all, block_0 = answers

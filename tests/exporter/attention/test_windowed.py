@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shutil
 
@@ -10,14 +9,17 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from hdexport.attention.spec import attention_from_spec
+from hdexport.attention.kinds import attention_from_spec
+from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
+from support.attention_records import recorded
 from support.comparators import assert_close, assert_same_directions, named_case
+from support.format_1 import format_1_of
 from support.grids import nightly_unless
 from support.padded_batches import batches, cases
 from support.tiny_models import COPIES, PAD_TOKEN_ID
@@ -25,7 +27,7 @@ from support.tiny_models import COPIES, PAD_TOKEN_ID
 ATOL = 2e-5
 WINDOW = 16
 WINDOWED_TYPES = [
-    name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_windowed is None and name not in COPIES
+    name for name in SUPPORTED_MODEL_TYPES if family_of(name).why_not_converted is None and name not in COPIES
 ]
 
 # Around the window and its span, the checkpoint's 64 positions, a prime, the longest.
@@ -45,7 +47,7 @@ SPECS = {
 
 def pair_mask(attention_mask: np.ndarray, spec: str, *, heads: int = 4) -> np.ndarray:
     """[batch, heads, tokens, tokens], True where the third axis sees the fourth: the definition, pair by pair."""
-    window = attention_from_spec(spec)
+    window = attention_from_spec(spec)["window"].window
     steps = window.dilation * (heads // len(window.dilation))
     tokens = attention_mask.shape[1]
     offset = np.arange(tokens)[None, :] - np.arange(tokens)[:, None]
@@ -141,7 +143,7 @@ def test_half_precision_keeps_directions(tiny_bundles, model_type: str) -> None:
 def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
     """The one product of queries and keys left in the graph is that of the global rows."""
     bundle = tiny_bundles("roberta", attention=SPECS["more globals than some texts have tokens"])
-    assert bundle.manifest.attention == {"hdexport::SlidingWindowAttention": 2}
+    assert bundle.manifest.operators == {"hdexport::SlidingWindowAttention": 2}
     softmaxes = [node for node in bundle.graph.graph if node.op_type == "Softmax"]
     assert [node.outputs[0].shape[2] for node in softmaxes] == [40, 40]
     without = tiny_bundles("roberta", attention=SPECS["one token"])
@@ -151,8 +153,9 @@ def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:
 def test_the_manifest_says_what_became_of_the_attention(tiny_bundles) -> None:
     bundle = tiny_bundles("roberta", attention=SPECS["dilated by head"])
     manifest = bundle.manifest
-    assert manifest.windows == (16, 16)
-    assert dataclasses.astuple(manifest.window) == (16, 2, (1, 1, 2, 3))
+    converted = Window(tokens=16, global_tokens=2, dilation=(1, 1, 2, 3))
+    assert recorded(manifest, "window") == WindowAttention(layers=(16, 16), converted=converted)
+    assert recorded(manifest, "dense") is None
     assert open_bundle(bundle.path).manifest == manifest
 
 
@@ -160,6 +163,7 @@ def test_a_bundle_from_before_windows_is_still_read(tiny_bundles, tmp_path) -> N
     path = tmp_path / "bundle"
     shutil.copytree(tiny_bundles("bert").path, path)
     manifest = json.loads((path / "manifest.json").read_text())
+    manifest = format_1_of(manifest)
     for name in ("windows", "window", "global_attention"):
         del manifest[name]
     (path / "manifest.json").write_text(json.dumps(manifest))

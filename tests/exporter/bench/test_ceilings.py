@@ -38,6 +38,7 @@ def test_the_ceilings_of_a_cpu_are_such_as_cpus_have(measured: Ceilings) -> None
     assert 0.5e9 < measured.copy_bytes_per_s < 1e12
 
 
+@pytest.mark.nightly
 def test_no_product_of_a_model_is_faster_than_the_ceiling(measured: Ceilings) -> None:
     """On one thread, as the ceiling; a third more is left to a machine that others disturb."""
     threads = torch.get_num_threads()

@@ -14,7 +14,7 @@ from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
 from hdexport.bench.peers import inputs
 from hdexport.bench.peers.inputs import Texts
-from hdruntime.bundle.manifest import GlobalAttention
+from hdruntime.bundle.manifest import Default, Fill, Role
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from support.tiny_models import PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE
@@ -126,11 +126,15 @@ def test_a_question_comes_first_and_is_global_within_the_bound(
     longformer: Bundle, tmp_path: Path, has_tokenizer: bool, bound: int, tokens: int
 ) -> None:
     bundle = spelling(longformer, tmp_path)[0] if has_tokenizer else longformer
+    question = Default(fill=Fill.UNTIL_TOKEN, token_id=SEPARATOR_ID)
     manifest = dataclasses.replace(
         bundle.manifest,
         task="question-answering",
         tokenizer=bundle.manifest.tokenizer if has_tokenizer else None,
-        global_attention=GlobalAttention(default="question", bound=bound, separator_id=SEPARATOR_ID),
+        inputs=tuple(
+            dataclasses.replace(spec, default=question, bound=bound) if spec.role is Role.MARKS else spec
+            for spec in bundle.manifest.inputs
+        ),
     )
     batch = Texts(Bundle(bundle.path, manifest)).batch(2, tokens)
     marked = batch["global_attention_mask"].sum(axis=1)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from hdexport.bench.results import result as results
-from hdexport.bench.results.json_file import read_result, write_result, write_whole
+from hdexport.bench.results.json_file import read_result, write_result
 from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, PeakMemory, Ratio, Status
+from hdexport.bench.write import write_results
 from hdruntime.errors import HdexportError, InputError
 from support.sample_results import sample_result
 
@@ -57,7 +58,7 @@ def test_json_holds_no_nan_and_what_was_there_stays(written: Path, number: float
 def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     (tmp_path / "bench.json").mkdir()
     with pytest.raises(HdexportError, match=r"bench.json cannot be written: .*\n.*-o"):
-        write_whole(tmp_path / "bench.json", "text")
+        write_results(tmp_path, sample_result(), png=False)
     assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
 
 

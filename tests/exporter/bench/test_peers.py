@@ -13,30 +13,33 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
 import torch._inductor.config
 
+from hdexport.attention.blocks.record import Mode
+from hdexport.attention.blocks.setup import bigbird
+from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.onnx_plain import export_plainly
 from hdexport.bench.peers.torch_model import load_module, open_module
 from hdexport.bench.run.opening import open_case
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import BlockSparse, Manifest, Window
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import BackendError, BackendUnavailableError, ExportError, MissingDependencyError
+from support.attention_records import recorded
 from support.comparators import assert_close
 from support.tiny_models import WINDOWS, save_tiny_model
 
 SHAPES = [(1, 1), (3, 65), (3, 300)]
 """Batch and tokens; the checkpoints have 64 positions, the bundles 300."""
 
-BIGBIRD = BlockSparse(
-    kind="bigbird", block_size=4, mode="hf_eval", random_blocks=0, global_tokens=0, last_block="padded", dense_tokens=20
-)
+BIGBIRD = bigbird(block_size=4, random_blocks=0)
 
 HAS_OPTIMUM = shutil.which("optimum-cli") is not None
 NEEDS_OPTIMUM = pytest.mark.skipif(
@@ -131,8 +134,9 @@ def test_a_plain_export_of_longformer_is_wrong_and_shows_it(shallow: Any) -> Non
 def test_a_plain_export_of_bigbird_is_dense_and_shows_it(shallow: Any) -> None:
     case = shallow("big_bird")
     manifest = open_bundle(case.subject.bundle).manifest
-    assert manifest.block_sparse is not None
-    dense_tokens = manifest.block_sparse.dense_tokens
+    record = recorded(manifest, "blocks")
+    assert record is not None
+    dense_tokens = record.dense_tokens
     assert PEERS["onnx-plain"].remark(manifest) == (
         f"attends densely at every length, as the model does up to {dense_tokens} tokens: it was exported so"
     )
@@ -210,19 +214,22 @@ def test_a_compiler_that_fails_is_named(shallow: Any, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("peer", ["torch", "sentence-transformers"])
 @pytest.mark.parametrize(
-    ("change", "remark"),
+    ("attention", "remark"),
     [
-        ({"window": Window(tokens=4, global_tokens=1, dilation=(1,))}, "knows no windows: its attention is dense"),
-        ({"block_sparse": BIGBIRD}, "knows no block-sparse attention: its attention is dense"),
+        (
+            WindowAttention(layers=(4, 4), converted=Window(tokens=4, global_tokens=1, dilation=(1,))),
+            "knows no windows: its attention is dense",
+        ),
+        (dataclasses.replace(BIGBIRD, converted=True), "knows no block-sparse attention: its attention is dense"),
     ],
 )
 def test_who_knows_only_dense_attention_says_so_and_differs(
-    workshop: Any, manifest: Manifest, tmp_path: Path, change: dict[str, Any], remark: str, peer: str
+    workshop: Any, manifest: Manifest, tmp_path: Path, attention: object, remark: str, peer: str
 ) -> None:
     dense = workshop("bert")
     cut = Path(shutil.copytree(dense.subject.bundle, tmp_path / "cut"))
     # PyTorch's answers are those of windows or blocks by what the manifest says, whatever the graphs compute.
-    manifest = dataclasses.replace(manifest, **change)
+    manifest = dataclasses.replace(manifest, attention=(msgspec.to_builtins(attention),))
     write_manifest(cut, manifest)
     folder = tmp_path / "prepared"
     folder.mkdir()
@@ -236,8 +243,8 @@ def test_who_knows_only_dense_attention_says_so_and_differs(
 
 @pytest.mark.parametrize("peer", list(PEERS))
 def test_who_has_no_table_of_random_blocks_says_so(manifest: Manifest, peer: str) -> None:
-    table = dataclasses.replace(BIGBIRD, mode="table", random_blocks=2)
-    remark = PEERS[peer].remark(dataclasses.replace(manifest, model_type="big_bird", block_sparse=table))
+    table = msgspec.to_builtins(dataclasses.replace(BIGBIRD, mode=Mode.TABLE, random_blocks=2))
+    remark = PEERS[peer].remark(dataclasses.replace(manifest, model_type="big_bird", attention=(table,)))
     assert remark == "knows no table of random blocks: all of its random blocks are block 0"
 
 
@@ -254,7 +261,8 @@ def test_weights_are_cast_and_buffers_are_not(workshop: Any, manifest: Manifest,
     module = load_module(folder, dataclasses.replace(manifest, dtype=dtype), half_precision=True)
     assert {parameter.dtype for parameter in module.parameters()} == {getattr(torch, dtype)}
     assert all(buffer.dtype == torch.int64 for buffer in module.buffers())
-    assert module(**{name: torch.ones(1, 9, dtype=torch.long) for name in module.input_names})[0].dtype == torch.float32
+    ones = {spec.name: torch.ones(1, 9, dtype=torch.long) for spec in module.inputs}
+    assert module(**ones)[0].dtype == torch.float32
 
 
 @pytest.mark.gpu
@@ -441,9 +449,10 @@ def test_optimums_export_of_dense_attention_is_right(workshop: Any) -> None:
 def test_optimums_export_of_bigbird_is_dense_and_shows_it(workshop: Any) -> None:
     case = workshop("big_bird")
     manifest = open_bundle(case.subject.bundle).manifest
-    assert manifest.block_sparse is not None
+    record = recorded(manifest, "blocks")
+    assert record is not None
     assert "attends densely at every length" in (PEERS["optimum"].remark(manifest) or "")
-    assert_dense(case, "optimum", manifest.block_sparse.dense_tokens)
+    assert_dense(case, "optimum", record.dense_tokens)
 
 
 @NEEDS_OPTIMUM

@@ -3,24 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import shutil
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.bench.run.plan import BenchOptions, Plan, plan
-from hdruntime.bundle.manifest import Backend, BlockSparse, EngineFile, ProfileShape
+from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.passport import ThisMachine
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleNotFoundError, InputError
 from hdruntime.gpu.driver import Gpu
+from support.format_1 import format_1_of
 
 ENGINE = EngineFile(
     file="engines/rtx.engine", passport="engines/rtx.json", flavour="tensorrt_rtx", version="1.7.1.116",
     precision="float32", architectures=("sm89",),
     profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),),
+)  # fmt: skip
+LISTED_BLOCKS = msgspec.to_builtins(
+    BlockSparse(
+        pattern=Pattern.BLOCKS, block_size=4, mode=Mode.LISTS, random_blocks=0, global_tokens=0,
+        last_block=LastBlock.ROW, dense_tokens=0, converted=True,
+    )
 )  # fmt: skip
 WITHOUT_GPU = ThisMachine(gpu=None, driver=None, versions={})
 WITH_GPU = ThisMachine(
@@ -88,16 +98,25 @@ def test_checkpoints_of_one_name_in_two_places_are_two_models(bundle: Path, tiny
 
 
 def test_models_whose_blocks_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path) -> None:
-    blocks = BlockSparse(
-        kind="blocks", block_size=4, mode="lists", random_blocks=0, global_tokens=0, last_block="row", dense_tokens=0
-    )
     with_lists = {}
     for name, lists in {"one": b"some", "same": b"some", "other": b"others"}.items():
-        with_lists[name] = copied(bundle, tmp_path / name, block_sparse=blocks)
+        with_lists[name] = copied(bundle, tmp_path / name, attention=(LISTED_BLOCKS,))
         (with_lists[name] / "listed_blocks.npy").write_bytes(lists)
         seal(with_lists[name], open_bundle(with_lists[name], check_files=False).manifest)
     found = names(planned(bundle, *with_lists.values(), peers=("torch",)))
     assert found[4:] == ["torch: bundle", "torch: one", "torch: other"]
+
+
+def test_a_bundle_of_format_version_1_shares_its_peers_with_one_of_today(bundle: Path, tmp_path: Path) -> None:
+    dense = {"kind": "dense", "layers": 2}
+    today = copied(bundle, tmp_path / "today", attention=(dense, LISTED_BLOCKS))
+    old = copied(today, tmp_path / "old")
+    values = json.loads((old / "manifest.json").read_text())
+    kept = ("block_size", "mode", "random_blocks", "global_tokens", "last_block", "dense_tokens")
+    values = format_1_of(values, block_sparse={"kind": "blocks"} | {key: LISTED_BLOCKS[key] for key in kept})
+    (old / "manifest.json").write_text(json.dumps(values))
+    assert names(planned(today, old, peers=("torch",)))[2:] == ["torch"]
+    assert names(planned(bundle, old, peers=("torch",)))[2:] == ["torch: bundle", "torch: old"]
 
 
 def test_bundles_of_one_name_are_told_apart(bundle: Path, tmp_path: Path) -> None:

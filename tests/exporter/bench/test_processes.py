@@ -16,6 +16,7 @@ from hdexport.bench.measure import processes
 from hdexport.bench.measure.process_guard import descendants
 from hdexport.bench.measure.processes import Outcome, run_process
 from hdexport.bench.results.result import Status
+from support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits are those of Linux")
 
@@ -35,10 +36,7 @@ def is_running(pid: int) -> bool:
 
 
 def wait_for_pids(file: Path, number: int) -> list[int]:
-    deadline = time.monotonic() + 20
-    while not file.exists() or len(file.read_text().split("\n")) <= number:
-        assert time.monotonic() < deadline, "the processes did not start within 20 s"
-        time.sleep(0.01)
+    wait_until(lambda: file.exists() and len(file.read_text().split("\n")) > number)
     return [int(line) for line in file.read_text().split()]
 
 
@@ -232,7 +230,4 @@ def test_nothing_is_left_when_the_waiting_process_is_stopped(number: signal.Sign
             parent.kill()  # where the signal did not: what it started ends with it
     assert parent.returncode == -number
     assert ("KeyboardInterrupt" in errors) == (number is signal.SIGINT)
-    deadline = time.monotonic() + 20
-    while any(map(is_running, pids)):
-        assert time.monotonic() < deadline, "a process outlived the one that waited for it"
-        time.sleep(0.01)
+    wait_until(lambda: not any(map(is_running, pids)))

@@ -21,7 +21,10 @@ import pytest
 import torch
 import transformers
 
-from hdexport.attention.spec import attention_from_spec, check_window
+from hdexport.attention.dense.kind import DenseAttention
+from hdexport.attention.kind import Subject
+from hdexport.attention.kinds import attention_from_spec, attention_setups
+from hdexport.attention.window.record import WindowAttention
 from hdexport.build import BuildOptions, build
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.engines.tensorrt_builder import build_engine
@@ -34,6 +37,7 @@ from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ModelError
+from support.attention_records import recorded
 from support.comparators import assert_close, assert_same_directions, named_case
 from support.grids import nightly_unless
 from support.needs import needs_rtx
@@ -163,8 +167,9 @@ def test_each_layer_is_one_node_with_the_window_on_each_side(tiny_bundles) -> No
             "global_bound": 0,
             "scale": pytest.approx(8**-0.5),
         }
-    assert bundle.manifest.attention == {"hdexport::DenseAttention": 2, "hdexport::SlidingWindowAttention": 2}
-    assert bundle.manifest.windows == (WINDOW, WINDOW)
+    assert bundle.manifest.operators == {"hdexport::DenseAttention": 2, "hdexport::SlidingWindowAttention": 2}
+    assert recorded(bundle.manifest, "dense") == DenseAttention(layers=2)
+    assert recorded(bundle.manifest, "window") == WindowAttention(layers=(WINDOW, WINDOW), converted=None)
 
 
 @pytest.mark.parametrize("wrong", [WINDOW - 1, WINDOW + 1])
@@ -332,10 +337,11 @@ def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
     assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
 
 
-def test_no_window_takes_the_place_of_the_global_layers() -> None:
-    family = family_of("modernbert")
+def test_no_window_takes_the_place_of_the_global_layers(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
+    subject = Subject(model=model, family=family_of("modernbert"), task=Task.FEATURE_EXTRACTION, max_len=300)
     with pytest.raises(ModelError, match=r"modernbert cannot be given windowed attention: its local layers have"):
-        check_window(attention_from_spec("window:16"), family, model_type="modernbert", heads=4, max_len=300)
+        attention_setups(attention_from_spec("window:16"), subject)
 
 
 def rotary_of(model: transformers.PreTrainedModel) -> Any:

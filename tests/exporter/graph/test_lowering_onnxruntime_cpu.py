@@ -15,18 +15,16 @@ from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import (
     BATCH,
     HEADS,
-    MASKS,
-    STATES,
     Dense,
     answer_by_definition,
     insert_after,
-    key_mask_of,
     portable_graph,
     session_of,
     states_of,
 )
 from support.comparators import assert_close
 from support.function_bodies import growth_bytes
+from support.sparse_operators import PADDINGS, STATES, token_kinds
 
 
 @functools.cache
@@ -36,19 +34,19 @@ def lowered_session(head_dim: int, *, bias: bool) -> onnxruntime.InferenceSessio
 
 @pytest.mark.parametrize("bias_batch", [None, 1, BATCH], ids=["no bias", "shared bias", "a bias a row"])
 @pytest.mark.parametrize("head_dim", [8, 32, 64])
-@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("mask", PADDINGS)
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 127])
 def test_lowered_attention_matches_the_definition(
     tokens: int, mask: str, head_dim: int, bias_batch: int | None
 ) -> None:
-    feeds = states_of(BATCH, tokens, head_dim=head_dim) | {"key_mask": key_mask_of(mask, tokens)}
+    feeds = states_of(BATCH, tokens, head_dim=head_dim) | {"key_mask": token_kinds(mask, tokens) != 0}
     if bias_batch is not None:
         shape = (bias_batch, HEADS, tokens, tokens)
         feeds["bias"] = np.random.default_rng(tokens).normal(size=shape).astype(np.float32)
     (got,) = lowered_session(head_dim, bias=bias_batch is not None).run(None, feeds)
     # Measured 4.1e-6; values reach 5.7.
     assert_close(got, answer_by_definition([Dense(bias=bias_batch is not None)], feeds), atol=5e-6)
-    if mask == "all padding":
+    if mask == "all":
         assert (got[0] == 0).all()
 
 
@@ -87,19 +85,19 @@ def test_a_half_precision_graph_is_widened_and_its_original_is_not(dtype: int) -
     half = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
     assert not [value for node in lowered.graph.all_nodes() for value in node.outputs if value.dtype in half]
     assert all(node.outputs[0].dtype == dtype for node in portable.graph if node.op_type == "DenseAttention")
-    feeds = states_of(BATCH, 65) | {"key_mask": key_mask_of("left", 65)}
+    feeds = states_of(BATCH, 65) | {"key_mask": token_kinds("left", 65) != 0}
     (got,) = session_of(lowered).run(None, feeds)
     assert_close(got, answer_by_definition([Dense()], feeds), atol=5e-6)
 
 
-@pytest.mark.parametrize("mask", ["full", "scattered"])
+@pytest.mark.parametrize("mask", ["none", "holes"])
 @pytest.mark.parametrize("changed", [*STATES, "attended"])
 def test_what_changes_between_splitting_attention_and_merging_stays(changed: str, mask: str) -> None:
     """As rotary positions do."""
     model = portable_graph(Dense())
     node = next(node for node in model.graph if node.op_type == "DenseAttention")
     insert_after(node.outputs[0] if changed == "attended" else node.inputs[STATES.index(changed)], "Sin")
-    feeds = states_of(BATCH, 37) | {"key_mask": key_mask_of(mask, 37)}
+    feeds = states_of(BATCH, 37) | {"key_mask": token_kinds(mask, 37) != 0}
     exact = {name: np.sin(feed.astype(np.float64)) if name == changed else feed for name, feed in feeds.items()}
     expected = answer_by_definition([Dense()], exact)
     (got,) = session_of(lower_for_onnxruntime_cpu(model)).run(None, feeds)

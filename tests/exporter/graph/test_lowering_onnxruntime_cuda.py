@@ -15,18 +15,15 @@ from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
 from support.attention_graphs import (
     BATCH,
     HEADS,
-    MASKS,
-    Blocks,
     Dense,
-    Window,
     answer_by_definition,
-    key_mask_of,
     portable_graph,
     session_of,
     states_of,
 )
 from support.comparators import assert_close
 from support.padded_batches import batches
+from support.sparse_operators import PADDINGS, Blocks, Window, token_kinds
 
 # Around the least length of the memory-efficient kernel in float32.
 LENGTHS = (1, 64, 255, 256)
@@ -60,20 +57,20 @@ def attentions(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
 @pytest.mark.parametrize("head_dim", [20, 32])
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_lowered_attention_matches_the_definition(tokens: int, head_dim: int, dtype: int) -> None:
-    for mask in MASKS:
-        feeds = states_of(BATCH, tokens, head_dim=head_dim) | {"key_mask": key_mask_of(mask, tokens)}
+    for mask in PADDINGS:
+        feeds = states_of(BATCH, tokens, head_dim=head_dim) | {"key_mask": token_kinds(mask, tokens) != 0}
         (got,) = lowered_session(head_dim, dtype, bias=False).run(None, feeds)
         assert_close(got, answer_by_definition([Dense()], feeds), atol=ATOL[dtype])
-        if mask == "all padding":
+        if mask == "all":
             assert (got[0] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", ATOL, ids=["float32", "float16"])
 @pytest.mark.parametrize("tokens", [1, 64, 255])
 def test_a_bias_is_added_to_the_scores(tokens: int, dtype: int) -> None:
-    for mask in MASKS:
+    for mask in PADDINGS:
         for bias_batch in (1, BATCH):
-            feeds = states_of(BATCH, tokens) | {"key_mask": key_mask_of(mask, tokens)}
+            feeds = states_of(BATCH, tokens) | {"key_mask": token_kinds(mask, tokens) != 0}
             bias = np.random.default_rng(tokens).normal(size=(bias_batch, HEADS, tokens, tokens))
             feeds["bias"] = bias.astype(np.float32)
             (got,) = lowered_session(32, dtype, bias=True).run(None, feeds)
@@ -89,13 +86,13 @@ def test_each_mask_goes_to_the_attention_whose_kernel_is_linear_in_tokens_where_
         node.attributes["scale"] = ir.AttrFloat32("scale", 7.0)
         session = session_of(model)
         for tokens in (255, 256):
-            for mask in MASKS:
-                feeds = states_of(BATCH, tokens) | {"key_mask": key_mask_of(mask, tokens)}
+            for mask in PADDINGS:
+                feeds = states_of(BATCH, tokens) | {"key_mask": token_kinds(mask, tokens) != 0}
                 (got,) = session.run(None, feeds)
                 is_right = np.allclose(got, answer_by_definition([Dense()], feeds), atol=ATOL[dtype])
                 # In float32 short texts have no memory-efficient kernel.
-                has_lengths = mask in ("right", "all padding") and (dtype != TensorProto.FLOAT or tokens == 256)
-                answers = "none" if mask == "full" else "by length" if has_lengths else "by key"
+                has_lengths = mask in ("right", "all") and (dtype != TensorProto.FLOAT or tokens == 256)
+                answers = "none" if mask == "none" else "by length" if has_lengths else "by key"
                 assert is_right is (answers != changed), (changed, mask, tokens)
 
 

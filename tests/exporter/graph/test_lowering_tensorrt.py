@@ -12,61 +12,27 @@ import onnx_ir as ir
 import onnxruntime
 import pytest
 import torch
-from onnx import TensorProto, helper
 from onnx.reference import ReferenceEvaluator
 
 from hdexport.engines.tensorrt_packages import load_flavour
 from hdexport.graph.lowering.plugin_nodes import plugin_nodes
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
-from hdplugins.operators.dense_attention.onnx_function import function_of_arity
 from hdplugins.operators.dense_attention.reference import dense_attention
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
+from support.attention_graphs import HEADS, Dense, chain_of
+from support.sparse_operators import PADDINGS, STATES, token_kinds
 from support.window_graphs import window_graph
 
-_DTYPES = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
-_HEADS = 2
-_STATES = ("query", "key", "value")
 _BUILT = {("float16", False), ("bfloat16", True)}
 """(dtype, whether there is a bias) that every run builds for each size of a head."""
 
 
 def _attention_model(*, dtype: str, head_dim: int = 32, bias: bool = False, nodes: int = 1) -> ir.Model:
     """A chain of DenseAttention nodes, each taking the query from the one before."""
-    state = ["batch", _HEADS, "tokens", head_dim]
-    inputs = [helper.make_tensor_value_info(name, _DTYPES[dtype], state) for name in ("query", "key", "value")]
-    inputs.append(helper.make_tensor_value_info("key_mask", TensorProto.BOOL, ["batch", "tokens"]))
-    if bias:
-        shape = ["bias_batch", _HEADS, "tokens", "tokens"]
-        inputs.append(helper.make_tensor_value_info("bias", _DTYPES[dtype], shape))
-    rest = ["key", "value", "key_mask", *(["bias"] if bias else [])]
-    names = ["query", *(f"attended_{index}" for index in range(nodes))]
-    chain = [
-        helper.make_node("DenseAttention", [before, *rest], [after], domain="hdexport", scale=head_dim**-0.5)
-        for before, after in itertools.pairwise(names)
-    ]
-    output = helper.make_tensor_value_info(names[-1], _DTYPES[dtype], state)
-    model = helper.make_model(
-        helper.make_graph(chain, "attention", inputs, [output]),
-        functions=[function_of_arity(5 if bias else 4)],
-        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
-        ir_version=10,
-    )
+    model = chain_of([Dense(bias=bias, head_dim=head_dim, dtype=dtype)] * nodes)
     onnx.checker.check_model(model)
     return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
-
-
-def _key_mask(kind: str, batch: int, tokens: int) -> np.ndarray:
-    mask = np.ones((batch, tokens), dtype=bool)
-    if kind == "right padding":
-        mask[0, (tokens + 1) // 2 :] = False
-    elif kind == "left padding":
-        mask[0, : tokens // 2] = False
-    elif kind == "holes":
-        mask[:, 1::2] = False
-    elif kind == "empty sequence":
-        mask[0] = False
-    return mask
 
 
 def _by_the_standard(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
@@ -94,15 +60,15 @@ def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray
 
 
 @pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "bias a sequence"])
-@pytest.mark.parametrize("kind", ["no padding", "right padding", "left padding", "holes", "empty sequence"])
+@pytest.mark.parametrize("kind", PADDINGS)
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 257])
 def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:
     generator = np.random.default_rng(tokens)
-    shape = (3, _HEADS, tokens, 32)
-    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in _STATES}
-    feeds["key_mask"] = _key_mask(kind, 3, tokens)
+    shape = (3, HEADS, tokens, 32)
+    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in STATES}
+    feeds["key_mask"] = token_kinds(kind, tokens) != 0
     if bias_batch is not None:
-        feeds["bias"] = generator.normal(size=(bias_batch, _HEADS, tokens, tokens)).astype(np.float16)
+        feeds["bias"] = generator.normal(size=(bias_batch, HEADS, tokens, tokens)).astype(np.float16)
     lowered = tensorrt_graph(_attention_model(dtype="float16", bias=bias_batch is not None), dtype="float16")
     exact = {name: torch.from_numpy(feed).double() for name, feed in feeds.items() if name != "key_mask"}
     expected = dense_attention(**exact, key_mask=torch.from_numpy(feeds["key_mask"]), scale=32**-0.5).numpy()
@@ -110,15 +76,15 @@ def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_b
         assert np.isfinite(actual).all()
         # Measured 0.0028: weights and results are rounded to float16, as are scores of up to 8 (by 2**-9).
         assert np.abs(actual - expected).max() < 2**-8
-        if kind == "empty sequence":
+        if kind == "all":
             assert (actual[0] == 0).all()
 
 
 def test_content_of_padding_does_not_change_other_tokens() -> None:
     lowered = tensorrt_graph(_attention_model(dtype="float16"), dtype="float16")
     generator = np.random.default_rng(0)
-    feeds = {name: generator.normal(size=(2, _HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")}
-    feeds["key_mask"] = _key_mask("right padding", 2, 65)
+    feeds = {name: generator.normal(size=(2, HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")}
+    feeds["key_mask"] = token_kinds("right", 65, batch=2) != 0
     before = _by_onnxruntime(lowered, feeds)
     feeds["value"][0, :, 40:] = np.inf
     feeds["key"][0, :, 40:] = 100
@@ -196,13 +162,11 @@ def test_lowered_attention_builds(head_dim: int, bias: bool, dtype: str, tmp_pat
     config = builder.create_builder_config()
     for tokens in (96, 192):
         profile = builder.create_optimization_profile()
-        for name in _STATES:
-            profile.set_shape(
-                name, (1, _HEADS, 1, head_dim), (2, _HEADS, tokens, head_dim), (8, _HEADS, tokens, head_dim)
-            )
+        for name in STATES:
+            profile.set_shape(name, (1, HEADS, 1, head_dim), (2, HEADS, tokens, head_dim), (8, HEADS, tokens, head_dim))
         profile.set_shape("key_mask", (1, 1), (2, tokens), (8, tokens))
         if bias:
-            shapes = [(1, _HEADS, 1, 1), *[(1, _HEADS, tokens, tokens)] * 2]
+            shapes = [(1, HEADS, 1, 1), *[(1, HEADS, tokens, tokens)] * 2]
             profile.set_shape("bias", *shapes)
         config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None

@@ -16,11 +16,11 @@ import torch
 
 import hdexport.graph.tracing
 from hdexport.attention.interface import use_operators
-from hdexport.attention.spec import attention_from_spec
+from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.graph.passes.repeat_layers import FIRST, INPUTS, LAYERS_DOMAIN, OUTPUTS, REPEAT, repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
-from hdexport.model.graph_module import GraphModule
+from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdexport.model.tasks import Task
 from hdruntime.errors import ExportError
 from support.grids import nightly_unless
@@ -89,7 +89,7 @@ def test_the_graph_is_that_of_all_layers_traced(
     caplog.set_level(logging.DEBUG, logger="hdexport.graph.tracing")
 
     def built(output: str) -> list[ir.Model]:
-        asked = None if attention is None else attention_from_spec(attention)
+        asked = attention_from_spec(attention)
         bundle = tmp_path / output
         build(BuildOptions(model=tmp_path / "model", output=bundle, max_len=100, attention=asked, verify=None))
         return [ir.load(bundle / file) for file in ("model.onnx", "onnxruntime_cpu.onnx")]
@@ -121,9 +121,7 @@ def test_fingerprints_tell_weights_and_operators_apart() -> None:
 def module_of(tmp_path: Path, *, layers: int) -> GraphModule:
     model = save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION, num_hidden_layers=layers)
     use_operators(model)
-    return GraphModule(
-        model, Task.FEATURE_EXTRACTION, has_token_types=False, folded_token_types=False, folded_positions=False
-    ).eval()
+    return GraphModule(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(has_token_types=False)).eval()
 
 
 def test_a_layer_that_computes_something_else_is_traced(tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ import torch
 
 from hdexport.attention.interface import use_operators
 from hdexport.graph.tracing import trace
-from hdexport.model.graph_module import OUTPUTS_OF_TASK, GraphModule
+from hdexport.model.graph_module import OUTPUTS_OF_TASK, GraphModule, graph_inputs
 from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 from hdruntime.errors import ExportError
 from support.grids import TASKS_OF_EVERY_RUN, nightly_unless
 from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
@@ -58,9 +59,7 @@ class _Wrong(GraphModule):
     """A module that does what an exporter cannot follow."""
 
     def __init__(self, model: torch.nn.Module, kind: str) -> None:
-        super().__init__(
-            model, Task.FEATURE_EXTRACTION, has_token_types=False, folded_token_types=False, folded_positions=False
-        )
+        super().__init__(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(has_token_types=False))
         self.kind = kind
 
     def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, *_: torch.Tensor) -> tuple:
@@ -69,6 +68,47 @@ class _Wrong(GraphModule):
         if bool(input_ids.sum() > 5):
             return (torch.zeros(*input_ids.shape, 32),)
         return (torch.ones(*input_ids.shape, 32),)
+
+
+class _Remembers(GraphModule):
+    """A module with inputs that are no arguments of a `GraphModule` by name."""
+
+    def __init__(self) -> None:
+        zeros, tokens = Default(fill=Fill.ZEROS), ("batch", "tokens")
+        topics = InputSpec(name="topics", dtype="int64", shape=tokens, role=Role.MARKS, default=zeros)
+        memory = InputSpec(
+            name="memory", dtype="float32", shape=MEMORY, role=Role.MEMORY, default=zeros, fed_from="new_memory"
+        )
+        inputs = graph_inputs(has_token_types=True, others=[memory, topics])
+        super().__init__(torch.nn.Identity(), Task.FEATURE_EXTRACTION, inputs=inputs)
+
+    def forward(self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: torch.Tensor) -> tuple:
+        states = input_ids * attention_mask + others["token_type_ids"] - 2 * others["topics"]
+        states = states[:, :, None] + others["memory"].mean(dim=1, keepdim=True)
+        return states, others["memory"] + states[:, :1]
+
+
+MEMORY = ("batch", 3, 32)
+
+
+def test_inputs_of_a_kind_of_attention_have_their_names_and_axes() -> None:
+    module, tokens = _Remembers(), ("batch", "tokens")
+    graph = trace(module, max_len=64, vocab_size=VOCAB_SIZE).graph
+    assert [(value.name, shape_of(value)) for value in graph.inputs] == [
+        ("input_ids", tokens),
+        ("attention_mask", tokens),
+        ("token_type_ids", tokens),
+        ("memory", MEMORY),
+        ("topics", tokens),
+    ]
+    assert {value.name: shape_of(value) for value in graph.outputs} == {
+        **SHAPES["feature-extraction"],
+        "new_memory": MEMORY,
+    }
+    uses = [{str(value.name) for value in node.inputs if value is not None} for node in graph]
+    assert any({"input_ids", "attention_mask"} <= names for names in uses)
+    assert sum("topics" in names for names in uses) == 1
+    assert "forward" not in vars(module)
 
 
 @pytest.fixture

@@ -14,14 +14,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from hdexport.support.gpu_memory import GpuMemoryWatch, first_gpu
+from hdexport.support.gpu_memory import GpuMemory, GpuMemoryWatch, first_gpu, gpu_memory
 from hdruntime.gpu.driver import gpus
+from support.waiting import wait_until
 
 _MB = 10**6
 
 
 class Nvml(SimpleNamespace):
-    """What nvidia-ml-py answers on a machine with a GPU; there is none here.
+    """What nvidia-ml-py answers on a machine with two GPUs; there is none here.
 
     Attributes:
         used: of the device, a look after the other; the last one stays.
@@ -32,7 +33,7 @@ class Nvml(SimpleNamespace):
         """The library's."""
 
     def __init__(self, used: list[int], own: list[int | None], *, fails_at: int | None = None) -> None:
-        super().__init__(used=used, own=own, fails_at=fails_at, opened=0, looks=0)
+        super().__init__(used=used, own=own, fails_at=fails_at, opened=0, looks=0, asked=[])
 
     def nvmlInit(self) -> None:  # noqa: N802
         self.opened += 1
@@ -41,10 +42,17 @@ class Nvml(SimpleNamespace):
         self.opened -= 1
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> object:  # noqa: N802
+        if index > 1:
+            raise self.NVMLError("no such device")
+        self.asked.append(index)
         return index
 
+    def nvmlDeviceGetHandleByUUID(self, name: str) -> object:  # noqa: N802
+        self.asked.append(name)
+        return name
+
     def nvmlDeviceGetMemoryInfo(self, handle: object) -> object:  # noqa: N802
-        return SimpleNamespace(used=self.used.pop(0) if len(self.used) > 1 else self.used[0])
+        return SimpleNamespace(used=self.used.pop(0) if len(self.used) > 1 else self.used[0], total=1000)
 
     def nvmlDeviceGetComputeRunningProcesses(self, handle: object) -> list[object]:  # noqa: N802
         self.looks += 1
@@ -69,17 +77,23 @@ def give_nvml(monkeypatch: pytest.MonkeyPatch) -> GiveNvml:
     return give
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen within 10 s"
-        time.sleep(0.005)
+@pytest.mark.parametrize(
+    ("visible", "asked"), [(None, [0]), ("", [0]), ("1,0", [1]), ("GPU-12ab,GPU-34cd", ["GPU-12ab"]), ("7", [])]
+)
+def test_memory_is_that_of_the_first_visible_device(
+    give_nvml: GiveNvml, monkeypatch: pytest.MonkeyPatch, visible: str | None, asked: list[object]
+) -> None:
+    nvml = give_nvml([5], [None])
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    expected = GpuMemory(used_bytes=5, total_bytes=1000) if asked else None
+    assert (gpu_memory(), nvml.asked, nvml.opened) == (expected, asked, 0)
 
 
 def test_the_watch_sees_the_peak_of_this_process_while_the_block_runs(give_nvml: GiveNvml) -> None:
     nvml = give_nvml([100, 900], [None, 300, 700, 200])
     with GpuMemoryWatch() as watch:
-        wait_for(lambda: nvml.looks >= 5)
+        wait_until(lambda: nvml.looks >= 5)
     assert (watch.peak_bytes, watch.is_of_process) == (700, True)
     assert nvml.opened == 0
     assert all(thread.name != "GPU memory" for thread in threading.enumerate())
@@ -94,7 +108,7 @@ def test_a_process_whose_memory_is_not_told_has_the_rise_of_the_device(
         listed = [SimpleNamespace(pid=os.getpid(), usedGpuMemory=None)]
         monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", lambda handle: listed)
     with GpuMemoryWatch() as watch:
-        wait_for(lambda: nvml.used == [400])
+        wait_until(lambda: nvml.used == [400])
     assert (watch.peak_bytes, watch.is_of_process) == (800, False)
 
 
@@ -114,7 +128,7 @@ def test_a_resting_watch_looks_only_when_told(give_nvml: GiveNvml) -> None:
 def test_a_gpu_that_is_lost_meanwhile_leaves_no_figure(give_nvml: GiveNvml, caplog: pytest.LogCaptureFixture) -> None:
     nvml = give_nvml([0], [5], fails_at=2)
     with GpuMemoryWatch() as watch:
-        wait_for(lambda: watch.peak_bytes is None)
+        wait_until(lambda: watch.peak_bytes is None)
     assert "no longer tells the GPU's memory: GPU is lost" in caplog.text
     assert nvml.opened == 0
 
@@ -123,7 +137,7 @@ def test_there_is_no_figure_without_the_package(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "pynvml", None)
     with GpuMemoryWatch() as watch:
         watch.look()
-    assert watch.peak_bytes is None
+    assert watch.peak_bytes is gpu_memory() is None
 
 
 @pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="nvidia-ml-py is not installed")

@@ -4,19 +4,31 @@ from __future__ import annotations
 
 import pytest
 
+from hdexport.attention.blocks.kind import BlocksKind
 from hdexport.attention.blocks.setup import bigbird
+from hdexport.attention.kind import Boundaries
+from hdexport.attention.window.kind import WindowKind
+from hdexport.attention.window.record import WindowAttention
 from hdexport.verify.grid import Case, Grid, cases, grid_lengths
 
-BLOCKS = bigbird(block_size=64, random_blocks=3)
+
+def around_windows(*layers: int) -> Boundaries:
+    """The lengths that layers with so many tokens on each side want."""
+    boundaries = WindowKind().boundaries(WindowAttention(layers=layers))
+    assert boundaries is not None
+    return boundaries
+
+
+BLOCKS = BlocksKind().boundaries(bigbird(block_size=64, random_blocks=3))
 MODELS = {
-    "as trained": (512, 512, {}),
-    "extended": (512, 4096, {}),
-    "one more": (512, 513, {}),
-    "windowed": (4096, 4096, {"windows": (256,) * 12}),
-    "made windowed": (512, 4096, {"windows": (64, 256)}),
-    "blocks": (4096, 4096, {"blocks": BLOCKS}),
-    "short": (64, 40, {}),
-    "tiny": (64, 2, {}),
+    "as trained": (512, 512, []),
+    "extended": (512, 4096, []),
+    "one more": (512, 513, []),
+    "windowed": (4096, 4096, [around_windows(*[256] * 12)]),
+    "made windowed": (512, 4096, [around_windows(64, 256)]),
+    "blocks": (4096, 4096, [BLOCKS]),
+    "short": (64, 40, []),
+    "tiny": (64, 2, []),
 }
 
 
@@ -30,8 +42,8 @@ def test_the_grid_surrounds_the_limits() -> None:
 @pytest.mark.parametrize("grid", Grid)
 @pytest.mark.parametrize("model", MODELS)
 def test_every_case_has_a_real_token_in_every_row_and_one_full_row(model: str, grid: Grid) -> None:
-    base, max_len, attention = MODELS[model]
-    found = cases(grid, base, max_len, **attention)
+    base, max_len, boundaries = MODELS[model]
+    found = cases(grid, base, max_len, boundaries=boundaries)
     assert len(found) == len(set(found))
     for case in found:
         assert case.tokens <= max_len
@@ -42,8 +54,8 @@ def test_every_case_has_a_real_token_in_every_row_and_one_full_row(model: str, g
 
 @pytest.mark.parametrize("model", MODELS)
 def test_a_quick_grid_is_about_ten_cases_and_computes_the_longest_text_once(model: str) -> None:
-    base, max_len, attention = MODELS[model]
-    found = cases(Grid.QUICK, base, max_len, **attention)
+    base, max_len, boundaries = MODELS[model]
+    found = cases(Grid.QUICK, base, max_len, boundaries=boundaries)
     assert len(found) <= 12
     assert {length for length in (1, 65, base + 1, max_len) if length <= max_len} <= {case.tokens for case in found}
     if max_len > 65:
@@ -56,15 +68,15 @@ def test_a_quick_grid_is_about_ten_cases_and_computes_the_longest_text_once(mode
 
 
 def test_a_quick_grid_surrounds_a_window_and_the_longest_dense_text() -> None:
-    windowed = cases(Grid.QUICK, 4096, 4096, windows=(256,))
+    windowed = cases(Grid.QUICK, 4096, 4096, boundaries=[around_windows(256)])
     assert Case(tokens=514, lengths=(514, 258, 257), padding="right") in windowed
-    blocks = cases(Grid.QUICK, 4096, 4096, blocks=BLOCKS)
+    blocks = cases(Grid.QUICK, 4096, 4096, boundaries=[BLOCKS])
     assert Case(tokens=705, lengths=(705,), padding="none") in blocks  # 704 tokens are attended to densely
     assert Case(tokens=769, lengths=(706, 769), padding="left") in blocks
 
 
 def test_the_grid_surrounds_every_window() -> None:
-    lengths = grid_lengths(4096, 4096, windows=(32, 256, 32))
+    lengths = grid_lengths(4096, 4096, boundaries=[around_windows(32, 256, 32)])
     assert {32, 33, 34, 65, 256, 257, 258, 513} <= set(lengths)
     assert lengths == sorted(set(lengths))
 

@@ -8,24 +8,12 @@ import onnx
 import pytest
 
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
+from support.sparse_operators import DESCRIPTIONS
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
-ATTRIBUTES = {
-    "BlockSparseAttention": {
-        "block_size": 16,
-        "first_global": 1,
-        "last_global": 1,
-        "window": 1,
-        "first_repeats": 3,
-        "dense_tokens": 100,
-        "ends_by_row": 0,
-        "scale": 0.5,
-    },
-    "DenseAttention": {"scale": 0.5},
-    "SlidingWindowAttention": {"left": 8, "right": 8, "dilation": (1, 2), "global_bound": 3, "scale": 0.5},
-}
-"""Attributes of a node of each operator."""
+ATTRIBUTES = {name: described.layers[0].node_attributes for name, described in DESCRIPTIONS.items()}
+ATTRIBUTES["DenseAttention"] = {"scale": 0.5}
 
 
 def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:

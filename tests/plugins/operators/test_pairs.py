@@ -15,42 +15,29 @@ from hypothesis.extra.numpy import arrays
 from hdplugins import OPERATORS, Operator
 from hdplugins.operators.block_sparse_attention.pairs import pairs as block_pairs
 from hdplugins.operators.sliding_window_attention.pairs import pairs as window_pairs
+from support.sparse_operators import Blocks, SparseLayer, Window
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
 HEADS = 4
 
 
-def _blocks(
-    block_size: int, first_global: int, last_global: int, window: int, first_repeats: int, dense_tokens: int
-) -> dict:
-    return {
-        "block_size": block_size,
-        "first_global": first_global,
-        "last_global": last_global,
-        "window": window,
-        "first_repeats": first_repeats,
-        "dense_tokens": dense_tokens,
-        "ends_by_row": 0,
-        "scale": 0.5,
-    }
-
-
-ATTRIBUTES: dict[str, list[dict]] = {
+NODES: dict[str, list[SparseLayer]] = {
     "BlockSparseAttention": [
-        _blocks(4, 1, 1, 1, 3, 20),
-        _blocks(5, 2, 0, 0, 0, 0),
-        _blocks(3, 0, 1, 2, 1, 0),
-        _blocks(1, 0, 0, -1, 2, 0),
+        Blocks(block=4, repeats=3, dense=20),
+        Blocks(block=5, first=2, last=0, window=0),
+        Blocks(block=3, first=0, window=2, repeats=1),
+        Blocks(block=1, first=0, last=0, window=-1, repeats=2),
     ],
-    "DenseAttention": [{"scale": 0.5}],
     "SlidingWindowAttention": [
-        {"left": 3, "right": 3, "dilation": (1,), "global_bound": 4, "scale": 0.5},
-        {"left": 0, "right": 5, "dilation": (2,), "global_bound": 4, "scale": 0.5},
-        {"left": 7, "right": 0, "dilation": (1, 1, 3, 2), "global_bound": 4, "scale": 0.5},
-        {"left": 500, "right": 500, "dilation": (1,), "global_bound": 4, "scale": 0.5},
+        Window(left=3, right=3, bound=4),
+        Window(left=0, right=5, dilation=(2,), bound=4),
+        Window(left=7, right=0, dilation=(1, 1, 3, 2), bound=4),
+        Window(left=500, right=500, bound=4),
     ],
 }
+ATTRIBUTES: dict[str, list[dict]] = {name: [node.node_attributes for node in nodes] for name, nodes in NODES.items()}
+ATTRIBUTES["DenseAttention"] = [{"scale": 0.5}]
 
 
 def looked_at(
@@ -128,8 +115,9 @@ def test_a_window_is_linear_in_tokens_once_it_is_full() -> None:
 def test_any_table_of_blocks_is_counted_as_the_reference_looks_at_it(
     tokens: int, first_global: int, numbers: tuple[int, int, int, int, int], table: npt.NDArray[np.int32]
 ) -> None:
-    block_size, last_global, window, first_repeats, dense_tokens = numbers
-    attributes = _blocks(block_size, first_global, last_global, window, first_repeats, dense_tokens)
+    block, last, window, repeats, dense = numbers
+    node = Blocks(block=block, first=first_global, last=last, window=window, repeats=repeats, dense=dense)
+    attributes = node.node_attributes
     counted = block_pairs(tokens=tokens, heads=HEADS, listed_blocks=table, **attributes)
     operator = OPERATORS["BlockSparseAttention"]
     assert counted == looked_at(operator, tokens, 0, attributes, torch.from_numpy(table))
@@ -137,14 +125,14 @@ def test_any_table_of_blocks_is_counted_as_the_reference_looks_at_it(
 
 def test_blocks_are_linear_in_tokens() -> None:
     """BigBird's: 5 blocks of keys a row of blocks, 4 at both ends' neighbours, and two rows that see all."""
-    attributes = _blocks(64, 1, 1, 1, 3, 704)
+    attributes = Blocks(block=64, repeats=3, dense=704).node_attributes
     by_hand = 64 * 64 * (60 * 5 + 2 * 4 + 2 * 64)
     assert block_pairs(tokens=4096, heads=12, **attributes) == 12 * by_hand
 
 
 def test_a_table_of_other_heads_is_not_counted() -> None:
     with pytest.raises(ValueError, match=r"listed_blocks is \[2, 3, 1\]; with 4 heads it is \[1 or 4, rows, listed\]"):
-        block_pairs(tokens=9, heads=4, listed_blocks=np.zeros((2, 3, 1)), **_blocks(2, 1, 1, 1, 0, 0))
+        block_pairs(tokens=9, heads=4, listed_blocks=np.zeros((2, 3, 1)), **Blocks(block=2).node_attributes)
 
 
 @pytest.mark.parametrize(

@@ -6,28 +6,31 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType, ModuleType
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
+from onnx import TensorProto, helper
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
-from fakes.simulated_gpu import SimulatedGpu, plugin_of, tensor_descriptions
+from fakes.simulated_gpu import plugin_answers, plugin_of, tensor_descriptions
 from hdplugins import OPERATORS, Operator
 from hdplugins.kernels.aot import KernelError, KernelSource
 from hdplugins.kernels.attention_tiles import Tiles, cubin_architecture
 from hdplugins.kernels.cuda_launch import Launch, LaunchError
 from hdplugins.operators.plugin_face import FieldType, face_of
-from hdplugins.operators.sliding_window_attention.geometry import kernel_sources, workspace_bytes
-from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import plugin_class
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
 from support.comparators import assert_close
-from support.interpreted_kernel import Texts
+from support.interpreted_kernel import Inputs, Interpreter
+from support.kernel_cases import inputs_of, right_answers
+from support.sparse_operators import Blocks, SparseLayer, Window
 
 provide_library_link()
 trt = pytest.importorskip(
@@ -35,12 +38,19 @@ trt = pytest.importorskip(
 )
 pytest.importorskip("triton", reason="the kernels are written in Triton, which has no wheel for this platform")
 
-SMALL = Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32)
-WINDOW = {"left": 16, "right": 16, "dilation": (1,), "global_bound": 5, "scale": 0.2}
+WINDOW_LAYER = Window(left=16, right=16, bound=5)
+WINDOW = WINDOW_LAYER.node_attributes
+BLOCKS = "BlockSparseAttention"
+BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
+BIGBIRD = BLOCK_LAYER.node_attributes
+TILES = {
+    "SlidingWindowAttention": Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
+    BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
+}
 SHAPE = (2, 2, 70, 32)
 STREAM, WORKSPACE = 0x570, 0x9000
 ADDRESSES = [0x1000, 0x2000, 0x3000, 0x4000]
-ATOL = {torch.float32: 2e-6, torch.float16: 2e-3}
+ATOL = {"float32": 2e-6, "float16": 2e-3}
 """Somewhat more than twice what was measured, for values of about 1: 7.6e-7 and 8.3e-4."""
 
 
@@ -58,29 +68,48 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> SimulatedDriver:
 
 
 @pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchedKernel]:
+    """What a driver in place of cuda-python's is told to start."""
+    launched: list[LaunchedKernel] = []
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimulatedDriver(run=launched.append))
+    return launched
+
+
+@pytest.fixture
 def kernels(tmp_path: Path) -> Path:
     """Kernels of float16 and heads of 32 and 64, for two generations of GPUs."""
-    folder = tmp_path / "kernels"
-    for head_dim in (32, 64):
-        sources = kernel_sources(head_dim=head_dim, dtype="float16", architectures=[80, 86, 120])
-        write_simulated_kernels(folder, "SlidingWindowAttention", sources)
-    return folder
+    return kernels_for(
+        tmp_path, *(shapes_of((1, 1, 1, head_dim)) for head_dim in (32, 64)), architectures=[80, 86, 120]
+    )
 
 
-def run(plugin: Any, shape: Sequence[int] = SHAPE, dtype: str = "float16", workspace: int = WORKSPACE) -> Any:
+def kernels_for(
+    folder: Path, *shapes: list[Sequence[int]], operator: str = "SlidingWindowAttention", architectures: Sequence[int]
+) -> Path:
+    for given in shapes:
+        attributes = BIGBIRD if operator == BLOCKS else WINDOW
+        face = face_of(OPERATORS[operator])
+        sources = face.kernel_sources(given, attributes, dtype="float16", architectures=architectures)
+        write_simulated_kernels(folder / "kernels", operator, sources)
+    return folder / "kernels"
+
+
+def shapes_of(query: Sequence[int], *tables: Sequence[int]) -> list[Sequence[int]]:
+    return [query, query, query, (query[0], query[2]), *tables]
+
+
+TABLE = (2, 14, 3)
+LISTED, UNLISTED = shapes_of((2, 2, 1000, 64), TABLE), shapes_of((2, 2, 1000, 64))
+
+
+def run(plugin: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> Any:
     """One call, as an execution context makes it, and what was attached to the context."""
     attached = plugin.attach_to_context(None)
-    described = tensor_descriptions(trt, shape, dtype)
+    described = tensor_descriptions(trt, shape, dtype, *tables)
     attached.on_shape_change(described, described[:1])
-    attached.enqueue(described, described[:1], ADDRESSES, [0x5000], workspace, STREAM)
+    addresses = ADDRESSES + [0x6000] * len(tables)
+    attached.enqueue(described, described[:1], addresses, [0x5000], WORKSPACE, STREAM)
     return attached
-
-
-def texts(token_kind: torch.Tensor, *, heads: int = 2, head_dim: int = 32, dtype: torch.dtype = torch.float32) -> Texts:
-    shape = (token_kind.shape[0], heads, token_kind.shape[1], head_dim)
-    generator = torch.Generator().manual_seed(shape[2])
-    query, key, value = (torch.randn(shape, generator=generator).to(dtype) for _ in range(3))
-    return Texts(query=query, key=key, value=value, token_kind=token_kind)
 
 
 def kinds(*rows: str) -> torch.Tensor:
@@ -88,55 +117,83 @@ def kinds(*rows: str) -> torch.Tensor:
     return torch.tensor([[".lG".index(letter) for letter in row] for row in rows], dtype=torch.int32)
 
 
-CASES: dict[str, tuple[list[torch.Tensor], dict[str, Any]]] = {
-    "one token": ([kinds("l")], {}),
-    "around the window": ([kinds("l" * tokens) for tokens in (15, 16, 17, 33)], {"global_bound": 0}),
-    "globals and padding": ([kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41)], {}),
-    "all global": ([kinds("G" * 5)], {}),
-    "nothing but padding": ([kinds("." * 37)], {}),
-    "another length, and back": ([kinds("Gl" * 2 + "l" * tokens) for tokens in (60, 9, 60)], {}),
-    "a dilation a head": ([kinds("G" + "l" * 50)], {"dilation": (1, 3), "left": 4, "right": 2}),
-    "one dilation": ([kinds("l" * 50)], {"dilation": (2,), "left": 5, "right": 9}),
-    "wider than the text": ([kinds("l" * 40)], {"left": 2**31 - 1, "right": 2**31 - 1}),
+def mask(tokens: int, *lengths: int) -> torch.Tensor:
+    return (torch.arange(tokens) < torch.tensor(lengths)[:, None]).int()
+
+
+CASES: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
+    "one token": (WINDOW_LAYER, [kinds("l")]),
+    "around the window": (replace(WINDOW_LAYER, bound=0), [kinds("l" * tokens) for tokens in (15, 16, 17, 33)]),
+    "globals and padding": (WINDOW_LAYER, [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41)]),
+    "all global": (WINDOW_LAYER, [kinds("G" * 5)]),
+    "nothing but padding": (WINDOW_LAYER, [kinds("." * 37)]),
+    "another length, and back": (WINDOW_LAYER, [kinds("Gl" * 2 + "l" * tokens) for tokens in (60, 9, 60)]),
+    "a dilation a head": (replace(WINDOW_LAYER, dilation=(1, 3), left=4, right=2), [kinds("G" + "l" * 50)]),
+    "one dilation": (replace(WINDOW_LAYER, dilation=(2,), left=5, right=9), [kinds("l" * 50)]),
+    "wider than the text": (replace(WINDOW_LAYER, left=2**31 - 1, right=2**31 - 1), [kinds("l" * 40)]),
 }
+PARTS = [mask(1, 1), mask(520, 520, 300), mask(1, 1)]
+"""Short, then long enough for parts and their sum, then short again."""
 
 
-def right_answer(call: Texts, attributes: dict[str, Any]) -> np.ndarray:
-    query, key, value = (tensor.double() for tensor in (call.query, call.key, call.value))
-    return sliding_window_attention(query, key, value, call.token_kind, **attributes).numpy()
-
-
-@pytest.mark.parametrize("dtype", ATOL, ids=str)
-@pytest.mark.parametrize(("token_kinds", "changes"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize(
+    ("layer", "calls"),
+    [
+        *(
+            pytest.param(replace(layer, dtype=dtype), calls, id=f"{name} {dtype}")
+            for name, (layer, calls) in CASES.items()
+            for dtype in ATOL
+        ),
+        pytest.param(replace(BLOCK_LAYER, heads=1, dtype="float16"), PARTS, id="blocks without a table"),
+        pytest.param(replace(BLOCK_LAYER, listed=(2, 3, 2)), PARTS, id="blocks with a table"),
+    ],
+)
 def test_a_plugin_gives_the_right_answers(
-    token_kinds: list[torch.Tensor], changes: dict[str, Any], dtype: torch.dtype, gpu: SimulatedGpu, tmp_path: Path
+    layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, tmp_path: Path
 ) -> None:
-    attributes = WINDOW | changes
-    calls = [texts(token_kind, dtype=dtype) for token_kind in token_kinds]
-    answers = gpu.attention(calls, tmp_path / "kernels", tiles=SMALL, attributes=attributes)
-    for call, answer in zip(calls, answers, strict=True):
-        assert_close(answer.numpy(), right_answer(call, attributes), atol=ATOL[dtype])
-        assert (answer.masked_select((call.token_kind == 0)[:, None, :, None]) == 0).all()
+    for inputs, answer in zip(*answers_of(layer, calls, interpreter, tmp_path), strict=True):
+        assert_close(answer.numpy(), right_answers(layer, inputs).numpy(), atol=ATOL[layer.dtype])
+        is_padding = inputs[layer.operator.inputs[3]] == 0
+        assert (answer.masked_select(is_padding[:, None, :, None]) == 0).all()
 
 
-@pytest.mark.parametrize("wrong", [{"left": 15}, {"right": 17}, {"dilation": (2,)}, {"scale": 0.201}], ids=str)
-def test_the_comparison_refuses_other_attributes(wrong: dict[str, Any], gpu: SimulatedGpu, tmp_path: Path) -> None:
-    call = texts(kinds("G" + "l" * 60), dtype=torch.float16)
-    (answer,) = gpu.attention([call], tmp_path / "kernels", tiles=SMALL, attributes=WINDOW | wrong)
+def answers_of(
+    layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, folder: Path, **changes: Any
+) -> tuple[list[Inputs], list[torch.Tensor]]:
+    name, given = layer.operator.name, [inputs_of(layer, kinds) for kinds in calls]
+    attributes = layer.node_attributes | changes
+    return given, interpreter.run(plugin_answers, name, given, folder / "kernels", TILES[name], attributes)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"left": 15}, {"right": 17}, {"dilation": (2,)}, {"scale": 1.005 * WINDOW["scale"]}], ids=str
+)
+def test_the_comparison_refuses_other_attributes(
+    wrong: dict[str, Any], interpreter: Interpreter, tmp_path: Path
+) -> None:
+    layer = replace(WINDOW_LAYER, dtype="float16")
+    (inputs,), (answer,) = answers_of(layer, [kinds("G" + "l" * 60)], interpreter, tmp_path, **wrong)
     with pytest.raises(AssertionError, match=">"):
-        assert_close(answer.numpy(), right_answer(call, WINDOW), atol=ATOL[torch.float16])
+        assert_close(answer.numpy(), right_answers(layer, inputs).numpy(), atol=ATOL["float16"])
 
 
-def test_an_engine_stores_all_that_makes_the_plugin() -> None:
-    attributes = {"left": 3, "right": 2**31 - 1, "dilation": (1, 2, 4), "global_bound": 0, "scale": 0.1}
-    plugin = plugin_of(trt, attributes, None)
+@pytest.mark.parametrize(
+    ("operator", "attributes"),
+    [
+        (
+            "SlidingWindowAttention",
+            {"left": 3, "right": 2**31 - 1, "dilation": (1, 2, 4), "global_bound": 0, "scale": 0.1},
+        ),
+        (BLOCKS, BIGBIRD | {"window": -1, "first_global": 2**31 - 1}),
+    ],
+)
+def test_an_engine_stores_all_that_makes_the_plugin(operator: str, attributes: dict[str, Any]) -> None:
+    plugin = plugin_of(trt, attributes, None, operator=operator)
+    kept = {**attributes, "scale": float(np.float32(attributes["scale"]))}
     stored = {field.name: tuple(field.data.tolist()) for field in plugin.get_fields_to_serialize()}
-    assert stored == {
-        "left": (3,), "right": (2**31 - 1,), "dilation": (1, 2, 4), "global_bound": (0,), "scale": (np.float32(0.1),),
-    }  # fmt: skip
-    again = plugin_of(trt, {name: value if name == "dilation" else value[0] for name, value in stored.items()}, None)
-    assert again.attributes == plugin.attributes == {**attributes, "scale": float(np.float32(0.1))}
-    assert again.clone().attributes == plugin.attributes
+    assert stored == {name: value if isinstance(value, tuple) else (value,) for name, value in kept.items()}
+    again = plugin_of(trt, kept, None, operator=operator)
+    assert again.attributes == plugin.attributes == again.clone().attributes == kept
 
 
 @pytest.mark.parametrize(
@@ -171,53 +228,93 @@ def test_query_key_value_and_result_are_of_one_type_and_kinds_are_int32() -> Non
         described(kind) for kind in (trt.DataType.HALF, trt.DataType.FLOAT, trt.DataType.BF16, trt.DataType.INT32)
     )
 
-    def fits(*tensors: Any) -> bool:
-        return all(plugin.supports_format_combination(place, tensors, 4) for place in range(5))
-
     for own in (half, single, bfloat):
-        assert fits(own, own, own, int32, own)
-    assert not fits(half, half, single, int32, half)
-    assert not fits(half, half, half, int32, single)
-    assert not fits(half, half, half, half, half)
-    assert not fits(int32, int32, int32, int32, int32)
-    assert not fits(half, half, half, described(trt.DataType.INT64), half)
+        assert fits(plugin, own, own, own, int32, own)
+    assert not fits(plugin, half, half, single, int32, half)
+    assert not fits(plugin, half, half, half, int32, single)
+    assert not fits(plugin, half, half, half, half, half)
+    assert not fits(plugin, int32, int32, int32, int32, int32)
+    assert not fits(plugin, half, half, half, described(trt.DataType.INT64), half)
     packed = described(trt.DataType.HALF, trt.TensorFormat.HWC8)
-    assert not fits(packed, half, half, int32, half)
+    assert not fits(plugin, packed, half, half, int32, half)
     assert plugin.get_output_data_types([trt.DataType.BF16] * 3 + [trt.DataType.INT32]) == [trt.DataType.BF16]
 
 
-def profiled(shape: Sequence[int]) -> list[Any]:
+def fits(plugin: Any, *tensors: Any) -> bool:
+    return all(plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors)))
+
+
+def test_the_types_of_the_inputs_that_a_node_has_are_checked() -> None:
+    plugin = plugin_of(trt, BIGBIRD, None, operator=BLOCKS)
+    half, whole = described(trt.DataType.HALF), described(trt.DataType.INT32)
+    assert fits(plugin, half, half, half, whole, half)
+    assert fits(plugin, half, half, half, whole, whole, half)
+    assert not fits(plugin, half, half, half, whole, whole)
+    assert not fits(plugin, half, half, half, whole, half, half)
+    assert not fits(plugin, half, half, half, whole, whole, whole)
+
+
+def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
     tensors = []
-    for dims in [tuple(shape)] * 3 + [(shape[0], shape[2])]:
+    for dims in shapes:
         tensor = trt.DynamicPluginTensorDesc()
-        tensor.max = trt.Dims(dims)
+        tensor.max = trt.Dims(tuple(dims))
         tensors.append(tensor)
     return tensors
 
 
-def test_the_workspace_suffices_for_the_largest_shape() -> None:
-    plugin = plugin_of(trt, WINDOW, None)
-    size = plugin.get_workspace_size(profiled((4, 2, 1000, 32)), [])
-    assert 0 <= size - workspace_bytes(4, 1000, WINDOW["global_bound"]) < 256
+@pytest.mark.parametrize(
+    ("operator", "attributes", "shapes"),
+    [
+        ("SlidingWindowAttention", WINDOW, shapes_of((4, 2, 1000, 32))),
+        (BLOCKS, BIGBIRD, shapes_of((4, 2, 1000, 64), (2, 14, 9))),
+    ],
+)
+def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
+    operator: str, attributes: dict[str, Any], shapes: list[Sequence[int]]
+) -> None:
+    plugin = plugin_of(trt, attributes, None, operator=operator)
+    needed = face_of(OPERATORS[operator]).workspace(shapes, attributes)
+    size = plugin.get_workspace_size(profiled(shapes), [])
+    assert 0 <= size - sum(needed.values()) < len(needed) * 256
+    if len(shapes) > 4:
+        assert plugin.get_workspace_size(profiled(shapes[:4]), []) < size
 
 
 @pytest.mark.parametrize(
-    ("shape", "changes", "message"),
+    ("operator", "shapes", "changes", "message"),
     [
-        ((1, 2, 64, 48), {}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
-        ((1, 2, 64, 32), {"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
-        ((1, 2, 64, 32), {"left": -1}, "left is -1; it is 0 or more"),
+        ("SlidingWindowAttention", shapes, changes, message)
+        for shapes, changes, message in (
+            (shapes_of((1, 2, 64, 48)), {}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
+            (shapes_of((1, 2, 64, 32)), {"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
+            (shapes_of((1, 2, 64, 32)), {"left": -1}, "left is -1; it is 0 or more"),
+        )
+    ]
+    + [
+        (BLOCKS, shapes, changes, message)
+        for shapes, changes, message in (
+            (shapes_of((1, 2, 9, 48)), {}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
+            (
+                shapes_of((2, 2, 1000, 64), (3, 14, 3)),
+                {},
+                r"listed_blocks is \[3, 14, 3\]; for 2 heads it is \[1 or 2, rows, listed\]",
+            ),
+            (LISTED, {"block_size": 4096}, "block_size is 4096; the kernel has blocks of 1 to 1024 tokens"),
+            ([*UNLISTED[:3], (2, 999)], {}, r"token_mask is \[2, 999\]"),
+        )
     ],
 )
-def test_a_build_without_a_kernel_for_it_stops(shape: Sequence[int], changes: dict[str, Any], message: str) -> None:
+def test_a_build_without_a_kernel_for_it_stops(
+    operator: str, shapes: list[Sequence[int]], changes: dict[str, Any], message: str
+) -> None:
+    plugin = plugin_of(trt, (BIGBIRD if operator == BLOCKS else WINDOW) | changes, None, operator=operator)
     with pytest.raises(ValueError, match=message):
-        plugin_of(trt, WINDOW | changes, None).configure_plugin(profiled(shape), [])
+        plugin.configure_plugin(profiled(shapes), [])
     assert len(take_plugin_errors()) == 1
 
 
-def test_launches_carry_addresses_sizes_and_the_stream(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[LaunchedKernel] = []
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimulatedDriver(run=launched.append))
+def test_launches_carry_addresses_sizes_and_the_stream(kernels: Path, launched: list[LaunchedKernel]) -> None:
     run(plugin_of(trt, WINDOW | {"dilation": (1, 2)}, kernels))
     assert [launch.source["function"] for launch in launched] == ["plan_keys", "attend", "attend"]
     assert {launch.stream for launch in launched} == {STREAM}
@@ -225,6 +322,43 @@ def test_launches_carry_addresses_sizes_and_the_stream(kernels: Path, monkeypatc
     pointers = {"query": 0x1000, "key": 0x2000, "value": 0x3000, "token_kind": 0x4000, "plan": WORKSPACE, "out": 0x5000}
     assert pointers.items() <= launched[1].arguments.items()
     assert [launch.arguments["dilation"] for launch in launched[1:]] == [1, 2]
+
+
+@pytest.mark.parametrize("shapes", [LISTED, UNLISTED], ids=["table", "no table"])
+def test_launches_carry_the_table_where_there_is_one(
+    shapes: list[Sequence[int]], launched: list[LaunchedKernel], tmp_path: Path
+) -> None:
+    folder = kernels_for(tmp_path, LISTED, UNLISTED, operator=BLOCKS, architectures=[86])
+    run(plugin_of(trt, BIGBIRD, folder, operator=BLOCKS), shapes[0], *shapes[4:])
+    face = face_of(OPERATORS[BLOCKS])
+    assert [launch.source["function"] for launch in launched] == list(face.KERNELS)
+    sizes = list(face.workspace(shapes, BIGBIRD).values())
+    partials = WORKSPACE + -(-sizes[0] // 256) * 256
+    _, lists, attend, combine = (launch.arguments for launch in launched)
+    has_table = len(shapes) > 4
+    assert {"listed_blocks": 0x6000}.items() <= lists.items() if has_table else "listed_blocks" not in lists
+    assert (lists["plan"], lists["table_listed"]) == (WORKSPACE, 3 if has_table else 0)
+    pointers = {"query": 0x1000, "key": 0x2000, "value": 0x3000, "token_mask": 0x4000, "out": 0x5000}
+    assert {**pointers, "plan": WORKSPACE, "partials": partials, "splits": 2}.items() <= attend.items()
+    assert (combine["partials"], combine["out"]) == (partials, 0x5000)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "changes", "function"),
+    [
+        (UNLISTED, {}, "list_blocks"),
+        (LISTED, {"block_size": 128}, "count_tokens"),
+        (shapes_of((1, 2, 9, 128), (1, 1, 1)), {}, "attend"),
+    ],
+    ids=["no table", "another block size", "another head_dim"],
+)
+def test_kernels_of_another_kind_are_not_launched(
+    shapes: list[Sequence[int]], changes: dict[str, Any], function: str, launched: list[LaunchedKernel], tmp_path: Path
+) -> None:
+    folder = kernels_for(tmp_path, LISTED, operator=BLOCKS, architectures=[86])
+    with pytest.raises(KernelError, match=f"the kernel {function} of these types and sizes is for none"):
+        run(plugin_of(trt, BIGBIRD | changes, folder, operator=BLOCKS), shapes[0], *shapes[4:])
+    assert launched == []
 
 
 def test_kernels_are_loaded_once_and_before_anything_is_enqueued(driver: SimulatedDriver, kernels: Path) -> None:
@@ -294,9 +428,7 @@ def test_a_call_whose_shapes_were_not_told_is_refused(driver: SimulatedDriver, k
         attached.clone().enqueue(longer, longer[:1], ADDRESSES, [0x5000], WORKSPACE, STREAM)
 
 
-def test_execution_contexts_have_shapes_of_their_own(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[LaunchedKernel] = []
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimulatedDriver(run=launched.append))
+def test_execution_contexts_have_shapes_of_their_own(kernels: Path, launched: list[LaunchedKernel]) -> None:
     plugin = plugin_of(trt, WINDOW, kernels)
     contexts = [(plugin.attach_to_context(None), tensor_descriptions(trt, (1, 2, n, 32), "float16")) for n in (70, 9)]
     for attached, described in contexts:
@@ -361,7 +493,7 @@ def test_a_type_or_size_that_was_not_compiled_is_refused(
     shape: Sequence[int], dtype: str, driver: SimulatedDriver, kernels: Path
 ) -> None:
     with pytest.raises(KernelError, match=r"the kernel attend of these types and sizes is for none"):
-        run(plugin_of(trt, WINDOW, kernels), shape, dtype)
+        run(plugin_of(trt, WINDOW, kernels), shape, dtype=dtype)
 
 
 @pytest.mark.parametrize(
@@ -496,9 +628,7 @@ def two_buffers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return plugin_class(trt, operator)({"factor": 0.5}, tmp_path / "kernels")
 
 
-def test_a_second_operator_needs_only_its_geometry(two_buffers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    launched: list[LaunchedKernel] = []
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimulatedDriver(run=launched.append))
+def test_a_second_operator_needs_only_its_geometry(two_buffers: Any, launched: list[LaunchedKernel]) -> None:
     tensor = trt.PluginTensorDesc()
     tensor.dims, tensor.type, tensor.format = trt.Dims((100,)), trt.DataType.FLOAT, trt.TensorFormat.LINEAR
     two_buffers.on_shape_change([tensor], [tensor])
@@ -543,3 +673,47 @@ print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 
 def test_an_operator_without_a_plugin_has_none() -> None:
     assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
+
+
+def plugin_graph() -> onnx.ModelProto:
+    """A node with a table, which is an initializer, and one without, as lowering leaves them."""
+    state = ["batch", 2, "tokens", 64]
+    own = {**BIGBIRD, "plugin_namespace": "hdexport", "plugin_version": "1"}
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, state) for name in ("query", "key", "value")]
+    inputs.append(helper.make_tensor_value_info("mask", TensorProto.INT32, ["batch", "tokens"]))
+    nodes = [
+        helper.make_node(BLOCKS, ["query", "key", "value", "mask", "table"], ["first"], domain="hdexport", **own),
+        helper.make_node(BLOCKS, ["first", "key", "value", "mask"], ["second"], domain="hdexport", **own),
+    ]
+    return helper.make_model(
+        helper.make_graph(
+            nodes, "blocks", inputs, [helper.make_tensor_value_info("second", TensorProto.FLOAT16, state)],
+            [onnx.numpy_helper.from_array(np.zeros((2, 3, 2), np.int32), "table")],
+        ),
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+        ir_version=10,
+    )  # fmt: skip
+
+
+def test_tensorrt_builds_nodes_with_and_without_a_table_for_several_lengths() -> None:
+    log = trt.Logger(trt.Logger.ERROR)
+    builder = trt.Builder(log)
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, log)
+    with plugins_with_kernels(trt, None):
+        assert parser.parse(plugin_graph().SerializeToString()), parser.get_error(0).desc()
+        layers = [network.get_layer(index) for index in range(network.num_layers)]
+        ours = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
+        assert [layer.num_inputs for layer in ours] == [5, 4]
+        config = builder.create_builder_config()
+        for opt, most in ((97, 500), (1001, 4096)):
+            profile = builder.create_optimization_profile()
+            for index in range(network.num_inputs):
+                tensor = network.get_input(index)
+                dims = [(1, 1), (1, opt), (2, most)]
+                profile.set_shape(tensor.name, *((b, 2, n, 64) if len(tensor.shape) == 4 else (b, n) for b, n in dims))
+            config.add_optimization_profile(profile)
+        engine = builder.build_serialized_network(network, config)
+    assert engine is not None, take_plugin_errors()
+    # The name of a field, which the engine must hold to make the plugin again.
+    assert b"first_repeats" in bytes(engine)

@@ -196,7 +196,8 @@ def test_a_missing_key_is_named(bundle_path: Path, key: str) -> None:
         ("labels", "a", 'manifest.labels should be `array`, not "a"'),
         ("labels", [1], r"manifest.labels\[0\] should be `str`, not 1"),
         ("outputs", [{"name": "x"}], r"manifest.outputs\[0\].dtype is missing"),
-        ("attention", {"Attention": "1"}, r"manifest.attention\['Attention'\] should be `int`, not \"1\""),
+        ("operators", {"Attention": "1"}, r"manifest.operators\['Attention'\] should be `int`, not \"1\""),
+        ("attention", {"Attention": 1}, r"manifest.attention should be `array`, not "),
         ("tokenizer", 5, "manifest.tokenizer should be `object | null`, not 5"),
         ("files", [], "manifest.files should be `object`, not \\[\\]"),
     ],
@@ -541,3 +542,19 @@ def test_what_the_runtime_leaves_in_a_bundle_is_no_part_of_it(bundle_path: Path)
     with staged_bundle(bundle_path, force=True) as directory:
         shutil.copytree(bundle_path, directory, dirs_exist_ok=True)
         seal(directory, before)
+
+
+WITHOUT_LOCKS = """
+import sys
+sys.modules["fcntl"] = None  # importing it raises
+import hdruntime
+with hdruntime.load(sys.argv[1], backend="onnxruntime") as session:
+    print(session(input_ids=[[2, 4, 3]])["last_hidden_state"].shape)
+"""
+
+
+def test_a_bundle_is_read_and_run_where_files_have_no_locks(bundle_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_LOCKS, bundle_path], capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.stderr) == ("(1, 3, 4)\n", "")

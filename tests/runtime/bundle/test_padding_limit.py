@@ -13,8 +13,8 @@ import pytest
 import hdruntime
 from hdruntime import Encoding, SentenceEncoder, Session
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-from hdruntime.bundle.manifest import BlockSparse
-from hdruntime.bundle.padding_limit import changes_with_padding, padding_limit
+from hdruntime.bundle.manifest import PaddingRule
+from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.inference.scheduling import PaddingCount
@@ -22,10 +22,7 @@ from support.comparators import assert_close
 from support.job_runs import embeddings, random_texts, read, run, write_rows
 
 HIDDEN = "last_hidden_state"
-BIGBIRD = BlockSparse(
-    kind="bigbird", block_size=4, mode="hf_eval", random_blocks=0, global_tokens=0, last_block="padded", dense_tokens=8
-)
-BY_ROW = dataclasses.replace(BIGBIRD, last_block="row")
+BIGBIRD = PaddingRule(multiple_of=4, free_up_to=8)
 
 Model = Callable[..., np.ndarray]
 BundleMaker = Callable[..., Path]
@@ -34,16 +31,18 @@ BundleMaker = Callable[..., Path]
 # The limit
 
 
-@pytest.mark.parametrize("block_sparse", [None, BY_ROW])
-def test_most_models_may_be_padded_without_end(block_sparse: BlockSparse | None) -> None:
-    assert padding_limit(block_sparse, 9) == sys.maxsize
-    assert not changes_with_padding(block_sparse)
+def test_most_models_may_be_padded_without_end() -> None:
+    assert padding_limit(None, 9) == sys.maxsize
 
 
 @pytest.mark.parametrize(("tokens", "limit"), [(1, 8), (4, 8), (8, 8), (9, 12), (12, 12), (13, 16), (4000, 4000)])
 def test_a_row_may_be_padded_to_the_end_of_its_last_block_or_of_the_dense_ones(tokens: int, limit: int) -> None:
-    assert changes_with_padding(BIGBIRD)
     assert padding_limit(BIGBIRD, tokens) == limit
+
+
+@pytest.mark.parametrize(("tokens", "limit"), [(1, 4), (4, 4), (5, 8)])
+def test_a_rule_may_have_no_exception_for_short_rows(tokens: int, limit: int) -> None:
+    assert padding_limit(PaddingRule(multiple_of=4), tokens) == limit
 
 
 @pytest.mark.parametrize(("random_blocks", "tokens"), [(0, 1), (0, 20), (0, 21), (1, 28), (1, 29), (1, 32), (1, 33)])
@@ -56,7 +55,7 @@ def test_up_to_the_limit_padding_changes_no_answer_of_the_operator_and_beyond_it
     from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
 
     dense_tokens = (5 + 2 * random_blocks) * 4
-    spec = dataclasses.replace(BIGBIRD, random_blocks=random_blocks, dense_tokens=dense_tokens)
+    rule = PaddingRule(multiple_of=4, free_up_to=dense_tokens)
 
     def attended(padded: int) -> np.ndarray:
         values = torch.randn(3, 1, 1, tokens, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -68,7 +67,7 @@ def test_up_to_the_limit_padding_changes_no_answer_of_the_operator_and_beyond_it
         )  # fmt: skip
         return result[0, 0, :tokens].numpy()
 
-    limit = padding_limit(spec, tokens)
+    limit = padding_limit(rule, tokens)
     np.testing.assert_allclose(attended(limit), attended(tokens), atol=1e-12)
     # A text of one token has just one thing to see, whatever is behind it.
     if tokens > 1:
@@ -80,7 +79,7 @@ def test_up_to_the_limit_padding_changes_no_answer_of_the_operator_and_beyond_it
 
 @pytest.fixture
 def session(new_bundle: BundleMaker) -> Iterator[Session]:
-    with hdruntime.load(new_bundle(blocks=BIGBIRD)) as session:
+    with hdruntime.load(new_bundle(padding=BIGBIRD)) as session:
         yield session
 
 
@@ -88,7 +87,7 @@ def session(new_bundle: BundleMaker) -> Iterator[Session]:
 def padding_session(new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
     """A session whose backend likes batches of all lengths, as engines do."""
     monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
-    with hdruntime.load(new_bundle(blocks=BIGBIRD)) as session:
+    with hdruntime.load(new_bundle(padding=BIGBIRD)) as session:
         yield session
 
 
@@ -99,7 +98,7 @@ def encodings(lengths: Sequence[int]) -> list[Encoding]:
 
 def assert_as_alone(given: Sequence[Encoding], results: Sequence[dict[str, np.ndarray]], model: Model) -> None:
     for encoding, result in zip(given, results, strict=True):
-        alone = model(np.array([encoding.input_ids]), blocks=BIGBIRD)[0]
+        alone = model(np.array([encoding.input_ids]), padding=BIGBIRD)[0]
         np.testing.assert_allclose(result[HIDDEN], alone, atol=1e-5)
 
 
@@ -118,14 +117,14 @@ def test_a_batch_is_answered_as_it_is_given(session: Session, model: Model, padd
 
 
 def test_where_padding_changes_nothing_it_is_still_cut_off(new_bundle: BundleMaker) -> None:
-    with hdruntime.load(new_bundle(blocks=BY_ROW)) as session:
+    with hdruntime.load(new_bundle()) as session:
         session(input_ids=[[4] * 9] * 2, attention_mask=[[1] * 9, [1] * 5 + [0] * 4])
         assert session.padding == PaddingCount(tokens=14, padded_tokens=0)
 
 
 def test_a_batch_that_is_cut_to_its_rows_would_be_noticed(new_bundle: BundleMaker, model: Model) -> None:
-    path = new_bundle(blocks=BIGBIRD)
-    seal(path, dataclasses.replace(open_bundle(path).manifest, block_sparse=BY_ROW))
+    path = new_bundle(padding=BIGBIRD)
+    seal(path, dataclasses.replace(open_bundle(path).manifest, padding=None))
     ids, mask = np.full((2, 13), 4), np.arange(13) < [[13], [9]]
     with hdruntime.load(path) as session:
         wrong = session(input_ids=ids, attention_mask=mask)[HIDDEN]
@@ -154,9 +153,9 @@ def test_texts_that_share_any_batch_would_be_noticed(
     new_bundle: BundleMaker, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
-    monkeypatch.setattr(hdruntime.session, "padding_limit", lambda block_sparse, tokens: sys.maxsize)
+    monkeypatch.setattr(hdruntime.session, "padding_limit", lambda rule, tokens: sys.maxsize)
     given = encodings([16, 9, 12, 5])
-    with hdruntime.load(new_bundle(blocks=BIGBIRD)) as session, pytest.raises(AssertionError):
+    with hdruntime.load(new_bundle(padding=BIGBIRD)) as session, pytest.raises(AssertionError):
         assert_as_alone(given, session.infer(given), model)
 
 

@@ -18,7 +18,7 @@ import pytest
 from onnx import TensorProto, helper
 
 import hdruntime
-from hdruntime.bundle.manifest import GlobalAttention, TensorSpec
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, TensorSpec
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
@@ -26,33 +26,39 @@ from hdruntime.session import Session
 
 PADDING, SEPARATOR = 0, 3
 BOUND = 4
-FIRST_TOKEN = GlobalAttention(default="first_token", bound=BOUND, separator_id=None)
-QUESTION = GlobalAttention(default="question", bound=BOUND, separator_id=SEPARATOR)
+FIRST_TOKEN = Default(fill=Fill.FIRST_TOKEN)
+QUESTION = Default(fill=Fill.UNTIL_TOKEN, token_id=SEPARATOR)
 OUTPUTS = {
     "feature-extraction": {"last_hidden_state": ("batch", "tokens", 1)},
     "question-answering": {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")},
 }
 
-Sessions = Callable[[GlobalAttention], Session]
+Sessions = Callable[[Default], Session]
 
 
 @pytest.fixture
-def marking_bundle(new_bundle: Callable[..., Path]) -> Callable[[GlobalAttention], Path]:
+def marking_bundle(new_bundle: Callable[..., Path]) -> Callable[[Default], Path]:
     """Make a bundle whose outputs are its `global_attention_mask` as float32; questions are for that task."""
 
-    def make(global_attention: GlobalAttention) -> Path:
-        task = "feature-extraction" if global_attention.separator_id is None else "question-answering"
+    def make(default: Default) -> Path:
+        task = "feature-extraction" if default is FIRST_TOKEN else "question-answering"
         path = new_bundle(task)
         plain = open_bundle(path).manifest
         write_echo(path / "model.onnx", OUTPUTS[task])
-        names = ("input_ids", "attention_mask", "global_attention_mask")
+        marks = InputSpec(
+            name="global_attention_mask",
+            dtype="int64",
+            shape=("batch", "tokens"),
+            role=Role.MARKS,
+            default=default,
+            bound=BOUND,
+        )
         manifest = dataclasses.replace(
             plain,
             hidden_size=1,
             task=task,
-            inputs=tuple(TensorSpec(name=name, dtype="int64", shape=("batch", "tokens")) for name in names),
+            inputs=(*plain.inputs, marks),
             outputs=tuple(TensorSpec(name=name, dtype="float32", shape=axes) for name, axes in OUTPUTS[task].items()),
-            global_attention=global_attention,
         )
         seal(path, manifest)
         return path
@@ -61,9 +67,9 @@ def marking_bundle(new_bundle: Callable[..., Path]) -> Callable[[GlobalAttention
 
 
 @pytest.fixture
-def marking(marking_bundle: Callable[[GlobalAttention], Path]) -> Sessions:
+def marking(marking_bundle: Callable[[Default], Path]) -> Sessions:
     """Load such a bundle."""
-    return lambda global_attention: hdruntime.load(marking_bundle(global_attention))
+    return lambda default: hdruntime.load(marking_bundle(default))
 
 
 def write_echo(path: Path, outputs: dict[str, tuple[str | int, ...]]) -> None:
@@ -136,15 +142,15 @@ def test_a_separator_in_the_padding_ends_no_question(marking: Sessions) -> None:
     assert marks_of(got) == [[0, 1, 1, 0, 0], [1, 1, 0, 0, 0], [0, 0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("global_attention", [FIRST_TOKEN, QUESTION], ids=["first token", "question"])
-def test_what_a_caller_marks_is_what_the_graph_gets(marking: Sessions, global_attention: GlobalAttention) -> None:
-    session = marking(global_attention)
+@pytest.mark.parametrize("default", [FIRST_TOKEN, QUESTION], ids=["first token", "question"])
+def test_what_a_caller_marks_is_what_the_graph_gets(marking: Sessions, default: Default) -> None:
+    session = marking(default)
     marks = [[0, 1, 1, 0, 1], [0, 0, 0, 0, 0]]
     for given in (marks, np.array(marks, np.int32), np.array(marks, bool)):
         # Without a separator: who marks tokens needs none.
         assert marks_of(session(input_ids=[[4] * 5] * 2, global_attention_mask=given)) == marks
-    default = session(input_ids=[[2, SEPARATOR, 4]], global_attention_mask=None)
-    assert marks_of(default) == [[1, 0, 0]]
+    left_out = session(input_ids=[[2, SEPARATOR, 4]], global_attention_mask=None)
+    assert marks_of(left_out) == [[1, 0, 0]]
 
 
 def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
@@ -233,7 +239,7 @@ def test_the_text_with_too_long_a_question_is_named_as_the_caller_numbers_it(mar
 
 
 def test_a_job_marks_questions_and_goes_on_after_one_that_is_too_long(
-    marking_bundle: Callable[[GlobalAttention], Path], tmp_path: Path
+    marking_bundle: Callable[[Default], Path], tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
     pairs = [("long", "documents are read"), ("read documents are whole", "long"), ("are", "whole documents")]

@@ -39,6 +39,7 @@ def texts(*lengths: int) -> Ids:
 def scheduler(runner: RecordingRunner) -> Scheduler:
     return Scheduler(
         runner,
+        mask="attention_mask",
         padding_limit=lambda tokens: sys.maxsize,
         non_finite_error=lambda name, rows: NonFiniteOutputError(f"{name} {list(rows)}"),
     )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-__all__ = ["block_sparse_node", "through_blocks"]
+__all__ = ["LISTED_BLOCKS", "BlockMask", "block_sparse_node", "through_blocks"]
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
+from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.symbolic import operator_node
 from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
-from hdruntime.bundle.manifest import BlockSparse
+
+LISTED_BLOCKS = "listed_blocks"
+"""Buffer of a layer's attention: the operator's table."""
 
 
 def block_sparse_node(
@@ -46,15 +50,28 @@ def block_sparse_node(
             attended.append(block_sparse_attention(*states, token_mask, table, **attributes))
         return torch.cat(attended, dim=1)
     tables = () if listed_blocks is None else (listed_blocks,)
-    node: torch.Tensor = torch.onnx.ops.symbolic(
-        f"{ONNX_DOMAIN}::BlockSparseAttention",
-        (query, key, value, token_mask, *tables),
-        attrs=attributes,
-        dtype=query.dtype,
-        shape=query.shape,
-        version=ONNX_DOMAIN_VERSION,
-    )
-    return node
+    return operator_node("BlockSparseAttention", (query, key, value, token_mask, *tables), attributes)
+
+
+@dataclass(frozen=True)
+class BlockMask:
+    """What block-sparse layers are given for a mask.
+
+    Attributes:
+        spec: what the attention is.
+        token_mask: [batch, tokens], int32, 0 for padding.
+    """
+
+    spec: BlockSparse
+    token_mask: torch.Tensor
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
+        listed = getattr(module, LISTED_BLOCKS, None)
+        sparse = block_sparse_node(query, key, value, self.token_mask, listed, spec=self.spec, scale=scale)
+        return sparse.transpose(1, 2).contiguous()
 
 
 def through_blocks(
@@ -73,10 +90,10 @@ def through_blocks(
         hidden_states: [batch, tokens, width]; the result has as many rows, in the order given.
         attention_mask: [batch, tokens], 0 for padding.
         layers: (hidden states, token mask as the operator wants it) -> hidden states, [batch, tokens, ...].
-        global_embeddings: [global tokens, width], of ``spec.kind`` ``etc``.
+        global_embeddings: [global tokens, width], of the pattern ``etc``.
     """
     token_mask = attention_mask.to(torch.int32)
-    order = None if spec.last_block == "padded" else _RealTokensFirst(token_mask)
+    order = None if spec.last_block is LastBlock.PADDED else _RealTokensFirst(token_mask)
     if order is not None:
         hidden_states, token_mask = order.apply(hidden_states), order.apply(token_mask)
     if global_embeddings is not None:
@@ -137,13 +154,13 @@ def _global_blocks(spec: BlockSparse) -> int:
 
 def _attributes(spec: BlockSparse) -> dict[str, int]:
     """The operator's attributes but its scale."""
-    is_bigbird = spec.kind == "bigbird"
+    is_bigbird = spec.pattern is Pattern.BIGBIRD
     return {
         "block_size": spec.block_size,
         "first_global": 1 if is_bigbird else _global_blocks(spec),
         "last_global": int(is_bigbird),
-        "window": -1 if spec.kind == "blocks" else 1,
-        "first_repeats": spec.random_blocks if spec.mode == "hf_eval" else 0,
+        "window": -1 if spec.pattern is Pattern.BLOCKS else 1,
+        "first_repeats": spec.random_blocks if spec.mode is Mode.HF_EVAL else 0,
         "dense_tokens": spec.dense_tokens,
-        "ends_by_row": int(spec.last_block == "row"),
+        "ends_by_row": int(spec.last_block is LastBlock.ROW),
     }

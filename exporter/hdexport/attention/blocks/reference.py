@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
-from hdexport.attention.pair_counts import use_pair_counts
-from hdruntime.bundle.manifest import BlockSparse
+from hdexport.attention.pair_counts import PairCounts, use_pair_counts
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -69,13 +69,13 @@ class _Text:
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class _Pairs(PairCounts):
     """How often queries see keys, for each text of a batch."""
 
     texts: Sequence[_Text]
 
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
-        """[batch, 1 or heads, queries, tokens]; see :class:`hdexport.attention.pair_counts.PairCounts`."""
+        """[batch, 1 or heads, queries, tokens]; see :class:`PairCounts`."""
         table = getattr(module, _TABLE)
         return torch.stack([text.of_queries(table, queries) for text in self.texts])
 
@@ -99,7 +99,7 @@ def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
         pairs = _Pairs([_text(setup.spec, real, extra) for real in attention_mask.bool()])
         return layers(hidden_states, pairs)[:, extra:]
 
-    use_pair_counts(model, "hdexport-block-masks", lambda attention_mask: attention_mask)
+    use_pair_counts(model)
     wrap_layers(model, around)
 
 
@@ -114,19 +114,19 @@ def _text(spec: BlockSparse, real: torch.Tensor, extra: int) -> _Text:
     tokens = len(real)
     places = real.nonzero().flatten().tolist() or [0]
     # Blocks count from the text's first token, and end with its last, or they are those of the batch.
-    start, end = (places[0], places[-1] + 1) if spec.last_block == "row" else (0, tokens)
+    start, end = (places[0], places[-1] + 1) if spec.last_block is LastBlock.ROW else (0, tokens)
     count = -(-(end - start) // spec.block_size)
     block_of_token = torch.full((extra + tokens,), count)
     block_of_token[extra + start : extra + end] = torch.arange(end - start) // spec.block_size
     times = torch.zeros(count + 1, count + 1)
     sees_all: Sequence[int] = ()
-    if spec.kind != "blocks":
+    if spec.pattern is not Pattern.BLOCKS:
         for block in range(count):
             times[block, max(block - 1, 0) : block + 2] = 1
-    if spec.kind == "bigbird":
+    if spec.pattern is Pattern.BIGBIRD:
         sees_all = range(count) if end - start <= spec.dense_tokens else (0, count - 1)
         times[:, [0, count - 1]] = 1
-        if spec.mode == "hf_eval":
+        if spec.mode is Mode.HF_EVAL:
             times[:, 0] += spec.random_blocks
         times[list(sees_all)] = 1
     times[count], times[:, count] = 0, 0
@@ -138,5 +138,5 @@ def _text(spec: BlockSparse, real: torch.Tensor, extra: int) -> _Text:
         block_of_token=block_of_token,
         real=torch.cat([real.new_ones(extra), real]),
         in_front=extra,
-        first_row=int(spec.kind == "bigbird"),
+        first_row=int(spec.pattern is Pattern.BIGBIRD),
     )

@@ -1,4 +1,4 @@
-"""From what was asked for to the block-sparse attention of a model: its description, tables and global tokens."""
+"""Block-sparse attention of a model, and what it needs beside its description: tables of blocks, global embeddings."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ __all__ = [
     "BlockSetup",
     "bigbird",
     "block_setup",
-    "checked_last_block",
     "read_setup",
-    "write_setup",
 ]
 
 import dataclasses
@@ -18,16 +16,17 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
-from hdexport.attention.spec import DEFAULT_BLOCK_SIZE, DEFAULT_RANDOM_BLOCKS, BlockRequest, check_convertible
-from hdexport.families import Family
+from hdexport.attention.blocks.record import BlockRequest, BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
+from hdexport.model.family import Family
 from hdexport.support.array_files import load_arrays, reading
-from hdruntime.bundle.manifest import BlockMode, BlockSparse, LastBlock
+from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError, InputError, ModelError
 
@@ -40,11 +39,15 @@ logger = logging.getLogger(__name__)
 LISTED_BLOCKS_FILE = "listed_blocks.npy"
 GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
 
-LAST_BLOCKS: tuple[LastBlock, ...] = get_args(LastBlock)
+_DEFAULT_BLOCK_SIZE = 64
+"""BigBird's, in tokens."""
+
+_DEFAULT_RANDOM_BLOCKS = 3
+"""BigBird's."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockSetup:
+class BlockSetup(Setup):
     """Block-sparse attention with all that it needs.
 
     Attributes:
@@ -74,37 +77,38 @@ class BlockSetup:
             )
         return [torch.from_numpy(table) for table in self.listed_blocks]
 
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """The family's own, or blocks around the layers."""
+        if self.is_own:
+            assert family.own is not None
+            family.own.adapt(model, self)
+        else:
+            _wrap_in_blocks(model, self)
 
-def block_setup(
-    request: BlockRequest | None,
-    model: PreTrainedModel,
-    family: Family,
-    *,
-    max_len: int,
-    last_block: LastBlock | None = None,
-    global_embeddings: Path | None = None,
-    first_special_id: Callable[[], int | None] = lambda: None,
-) -> BlockSetup | None:
+    def write(self, directory: Path) -> None:
+        """Write the tables and embeddings beside the graphs, for whoever compares the bundle with PyTorch."""
+        if self.listed_blocks is not None:
+            np.save(directory / LISTED_BLOCKS_FILE, self.listed_blocks, allow_pickle=False)
+        if self.global_embeddings is not None:
+            np.save(directory / GLOBAL_EMBEDDINGS_FILE, self.global_embeddings, allow_pickle=False)
+
+
+def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | None:
     """The block-sparse attention that a model has, or gets; None where it has none and none was asked for.
-
-    Args:
-        request: what was asked for, if anything was.
-        model: with `max_len` positions, in float32.
-        family: of the model.
-        max_len: the longest input, in tokens.
-        last_block: ``padded`` or ``row``, for BigBird; None for ``padded``.
-        global_embeddings: a .npy file for ETC; None computes them from ids.
-        first_special_id: the id that a text begins with; None where it is unknown.
 
     Raises:
         ModelError: the model cannot be given it.
         InputError: an option does not fit the others, the model, or the file it names.
     """
-    own = family.block_sparse(model.config) if family.block_sparse is not None else None
-    if request is not None:
-        _check_model(request, own, model, family)
-    spec = _spec(request, own, last_block)
-    _check_options(spec, last_block, global_embeddings)
+    request, model, max_len = request or BlockRequest(), subject.model, subject.max_len
+    own = subject.family.own_attention("blocks", model.config)
+    if request.pattern is not None:
+        if subject.family.own is not None and subject.family.own.kind == "blocks":
+            _check_own(request, own, model.config.model_type)
+        else:
+            subject.check_convertible(to="block-sparse")
+    spec = _spec(request, own)
+    _check_options(spec, request)
     if spec is None:
         return None
     if spec.dense_tokens >= max_len:
@@ -114,18 +118,42 @@ def block_setup(
     heads = int(model.config.num_attention_heads)
     tables = _tables(request, spec, heads=heads, layers=_layers(model, own), max_len=max_len)
     embeddings = None
-    if request is not None and spec.kind == "etc":
+    if spec.pattern is Pattern.ETC:
         if spec.global_tokens > max_len:
             raise InputError(
                 f"--attention asks for {spec.global_tokens} global tokens; there are {max_len} positions for them.\n"
                 f"Ask for {max_len} or fewer, or build with a larger --max-len."
             )
-        embeddings = _global_embeddings(request, model, global_embeddings, first_special_id)
-    return BlockSetup(spec=spec, listed_blocks=tables, global_embeddings=embeddings)
+        embeddings = _global_embeddings(request, model, subject.first_special_id)
+    return _setup(spec, tables, embeddings)
+
+
+def _setup(
+    spec: BlockSparse, tables: npt.NDArray[np.int32] | None, embeddings: npt.NDArray[np.float32] | None
+) -> BlockSetup:
+    padding = remark = None
+    if spec.last_block is LastBlock.PADDED:
+        # The end of a text's last block stays the last; in a dense text that block is as any other.
+        padding = PaddingRule(multiple_of=spec.block_size, free_up_to=spec.dense_tokens)
+    if spec.converted:
+        remark = f"Attention is cut to blocks of {spec.block_size} tokens, {NOT_TRAINED.format('blocks')}"
+    return BlockSetup(
+        is_own=not spec.converted,
+        padding=padding,
+        remark=remark,
+        spec=spec,
+        listed_blocks=tables,
+        global_embeddings=embeddings,
+    )
 
 
 def bigbird(
-    *, block_size: int, random_blocks: int, mode: BlockMode = "hf_eval", last_block: LastBlock = "padded"
+    *,
+    block_size: int,
+    random_blocks: int,
+    mode: Mode = Mode.HF_EVAL,
+    last_block: LastBlock = LastBlock.PADDED,
+    converted: bool = False,
 ) -> BlockSparse:
     """BigBird's attention, by default as Hugging Face evaluates it.
 
@@ -136,54 +164,34 @@ def bigbird(
         block_size: tokens of a block.
         random_blocks: random blocks of each row of blocks.
         mode: ``hf_eval`` or ``table``.
-        last_block: ``padded`` or ``row``.
+        last_block: where the last block ends.
+        converted: whether it takes the place of dense attention.
     """
     return BlockSparse(
-        kind="bigbird",
+        pattern=Pattern.BIGBIRD,
         block_size=block_size,
         mode=mode,
         random_blocks=random_blocks,
         global_tokens=0,
         last_block=last_block,
         dense_tokens=(5 + 2 * random_blocks) * block_size,
+        converted=converted,
     )
 
 
-def checked_last_block(policy: str | None) -> LastBlock | None:
-    """The value of ``--bigbird-last-block``, if it was given.
-
-    Raises:
-        InputError: it is none.
-    """
-    known = next((known for known in LAST_BLOCKS if known == policy), None)
-    if known != policy:
-        raise InputError(f"--bigbird-last-block {policy} is unknown.\nChoose one of: {', '.join(LAST_BLOCKS)}.")
-    return known
-
-
-def write_setup(setup: BlockSetup, directory: Path) -> None:
-    """Write the tables and embeddings beside the graphs, for whoever compares the bundle with PyTorch."""
-    if setup.listed_blocks is not None:
-        np.save(directory / LISTED_BLOCKS_FILE, setup.listed_blocks, allow_pickle=False)
-    if setup.global_embeddings is not None:
-        np.save(directory / GLOBAL_EMBEDDINGS_FILE, setup.global_embeddings, allow_pickle=False)
-
-
-def read_setup(bundle: Bundle) -> BlockSetup | None:
-    """The block-sparse attention of a bundle; None where it has none.
+def read_setup(spec: BlockSparse, bundle: Bundle) -> BlockSetup:
+    """The block-sparse attention of a bundle.
 
     Raises:
         BundleCorruptError: a file that it needs is missing or damaged, or holds something else than the manifest says.
     """
-    spec, manifest = bundle.manifest.block_sparse, bundle.manifest
-    if spec is None:
-        return None
+    manifest = bundle.manifest
     tables = embeddings = None
-    if spec.mode in ("table", "lists"):
+    if spec.mode in (Mode.TABLE, Mode.LISTS):
         tables = _array_of_bundle(bundle, LISTED_BLOCKS_FILE, "int32", axes=4)
         blocks = -(-manifest.max_len // spec.block_size)
         # BigBird's first and last block see all, and have no row.
-        rows = blocks - 2 if spec.kind == "bigbird" else blocks
+        rows = blocks - 2 if spec.pattern is Pattern.BIGBIRD else blocks
         heads = tables.shape[1]
         if (
             heads not in (1, manifest.num_heads)
@@ -197,12 +205,37 @@ def read_setup(bundle: Bundle) -> BlockSetup | None:
                 f"{list(tables.shape)} of blocks {tables.min()} to {tables.max()}",
                 f"[layers, 1 or {manifest.num_heads}, {rows}, listed] of blocks -1 to {blocks - 1}",
             )
-    if spec.kind == "etc":
+    if spec.pattern is Pattern.ETC:
         embeddings = _array_of_bundle(bundle, GLOBAL_EMBEDDINGS_FILE, "float32", axes=2)
         if len(embeddings) != spec.global_tokens or not np.isfinite(embeddings).all():
             found = f"{len(embeddings)} rows" if np.isfinite(embeddings).all() else "NaN or infinity"
             raise _contradicts(bundle, GLOBAL_EMBEDDINGS_FILE, found, f"{spec.global_tokens} finite rows")
-    return BlockSetup(spec=spec, listed_blocks=tables, global_embeddings=embeddings)
+    return _setup(spec, tables, embeddings)
+
+
+def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
+    """Give each attention its table, and the stack of layers the order of tokens that blocks count."""
+    import torch
+
+    from hdexport.attention.blocks.node import LISTED_BLOCKS, BlockMask, through_blocks
+    from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
+
+    if setup.listed_blocks is not None:
+        for module, table in zip(attention_modules(model), setup.listed_blocks, strict=True):
+            module.register_buffer(LISTED_BLOCKS, torch.from_numpy(table), persistent=False)
+    spec, global_embeddings = setup.spec, None
+    if setup.global_embeddings is not None:
+        # A parameter of the model, so that it is a weight of the graph.
+        global_embeddings = torch.nn.Parameter(torch.from_numpy(setup.global_embeddings).to(model.dtype))
+        model.register_parameter("global_embeddings", global_embeddings)
+
+    def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
+        def masked(states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
+            return layers(states, BlockMask(spec, token_mask))
+
+        return through_blocks(spec, hidden_states, attention_mask, masked, global_embeddings)
+
+    wrap_layers(model, around)
 
 
 def _array_of_bundle(bundle: Bundle, name: str, dtype: str, *, axes: int) -> npt.NDArray[Any]:
@@ -226,17 +259,14 @@ def _contradicts(bundle: Bundle, name: str, found: str, expected: str) -> Bundle
     )
 
 
-def _check_model(request: BlockRequest, own: BlockSparse | None, model: PreTrainedModel, family: Family) -> None:
-    model_type = model.config.model_type
-    if family.block_sparse is None:
-        check_convertible(family, model_type=model_type, to="block-sparse")
-        return
+def _check_own(request: BlockRequest, own: BlockSparse | None, model_type: str) -> None:
+    """Refuse what a BigBird's own attention cannot be made; `own` is None where this checkpoint is dense."""
     if own is None:
         raise ModelError(
             f"The checkpoint's attention_type is original_full: {model_type} trained densely.\n"
             'Leave out --attention, or set "attention_type": "block_sparse" in config.json.'
         )
-    if request.kind != "bigbird":
+    if request.pattern is not Pattern.BIGBIRD:
         raise ModelError(
             f"{model_type} has block-sparse attention of its own.\n"
             "Leave out --attention, or choose its random blocks: --attention bigbird:mode=table"
@@ -249,41 +279,43 @@ def _check_model(request: BlockRequest, own: BlockSparse | None, model: PreTrain
             raise InputError(f"--attention asks for {name}={asked}, and the checkpoint has {has}.\nLeave it out.")
 
 
-def _spec(request: BlockRequest | None, own: BlockSparse | None, last_block: LastBlock | None) -> BlockSparse | None:
-    last_block = last_block or LAST_BLOCKS[0]
+def _spec(request: BlockRequest, own: BlockSparse | None) -> BlockSparse | None:
+    last_block = request.last_block or LastBlock.PADDED
     if own is not None:
-        mode = request.mode if request is not None else None
-        return dataclasses.replace(own, mode=mode or own.mode, last_block=last_block)
-    if request is None:
+        return dataclasses.replace(own, mode=request.mode or own.mode, last_block=last_block)
+    if request.pattern is None:
         return None
-    block_size = request.block_size or DEFAULT_BLOCK_SIZE
-    if request.kind == "bigbird":
+    block_size = request.block_size or _DEFAULT_BLOCK_SIZE
+    if request.pattern is Pattern.BIGBIRD:
         return bigbird(
             block_size=block_size,
-            random_blocks=DEFAULT_RANDOM_BLOCKS if request.random_blocks is None else request.random_blocks,
-            mode=request.mode or "hf_eval",
+            random_blocks=_DEFAULT_RANDOM_BLOCKS if request.random_blocks is None else request.random_blocks,
+            mode=request.mode or Mode.HF_EVAL,
             last_block=last_block,
+            converted=True,
         )
     return BlockSparse(
-        kind=request.kind,
+        pattern=request.pattern,
         block_size=block_size,
-        mode="lists" if request.kind == "blocks" else "none",
+        mode=Mode.LISTS if request.pattern is Pattern.BLOCKS else Mode.NONE,
         random_blocks=0,
         global_tokens=request.global_tokens,
         # No block of these depends on where a text ends, only on where it begins.
-        last_block="row",
+        last_block=LastBlock.ROW,
         dense_tokens=0,
+        converted=True,
     )
 
 
-def _check_options(spec: BlockSparse | None, last_block: str | None, global_embeddings: Path | None) -> None:
-    if last_block is not None and (spec is None or spec.kind != "bigbird"):
+def _check_options(spec: BlockSparse | None, request: BlockRequest) -> None:
+    if request.last_block is not None and (spec is None or spec.pattern is not Pattern.BIGBIRD):
         raise InputError(
-            f"--bigbird-last-block {last_block} is for BigBird's attention, which this model has not.\nLeave it out."
+            f"--bigbird-last-block {request.last_block.value} is for BigBird's attention, which this model has not.\n"
+            "Leave it out."
         )
-    if global_embeddings is not None and (spec is None or spec.kind != "etc"):
+    if request.global_embeddings is not None and (spec is None or spec.pattern is not Pattern.ETC):
         raise InputError(
-            f"--global-embeddings {global_embeddings} is for the global tokens of --attention etc:global=G.\n"
+            f"--global-embeddings {request.global_embeddings} is for the global tokens of --attention etc:global=G.\n"
             "Leave it out, or add that."
         )
 
@@ -296,12 +328,12 @@ def _layers(model: PreTrainedModel, own: BlockSparse | None) -> int:
 
 
 def _tables(
-    request: BlockRequest | None, spec: BlockSparse, *, heads: int, layers: int, max_len: int
+    request: BlockRequest, spec: BlockSparse, *, heads: int, layers: int, max_len: int
 ) -> npt.NDArray[np.int32] | None:
-    if request is None or spec.mode not in ("table", "lists"):
+    if spec.mode not in (Mode.TABLE, Mode.LISTS):
         return None
     sizes = {"heads": heads, "max_tokens": max_len, "block_size": spec.block_size}
-    if spec.mode == "lists":
+    if spec.mode is Mode.LISTS:
         assert request.file is not None
         return np.stack([read_block_lists(request.file, **sizes)] * layers)
     if request.file is not None:
@@ -318,14 +350,14 @@ def _tables(
 
 
 def _global_embeddings(
-    request: BlockRequest, model: PreTrainedModel, file: Path | None, first_special_id: Callable[[], int | None]
+    request: BlockRequest, model: PreTrainedModel, first_special_id: Callable[[], int | None]
 ) -> npt.NDArray[np.float32]:
     """[global tokens, width]: those of a file, or what the model's own embeddings give ids at positions 0, 1, ..."""
     import torch
 
     from hdexport.attention.model_parts import states_before_layers
 
-    count = request.global_tokens
+    count, file = request.global_tokens, request.global_embeddings
     if file is not None:
         width = states_before_layers(model, torch.zeros(1, dtype=torch.int64)).shape[1]
         return _read_embeddings(file, (count, width))

@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hdexport.attention.pair_counts import use_pair_counts
-from hdruntime.bundle.manifest import Window
+from hdexport.attention.model_parts import wrap_layers
+from hdexport.attention.pair_counts import PairCounts, use_pair_counts
+from hdexport.attention.window.record import Window
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True)
-class _Pairs:
+class _Pairs(PairCounts):
     """Which queries see which keys.
 
     Attributes:
@@ -50,4 +51,5 @@ def use_window_masks(model: PreTrainedModel, window: Window) -> None:
         real = attention_mask.bool()
         return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens))
 
-    use_pair_counts(model, "hdexport-window-masks", pairs)
+    use_pair_counts(model)
+    wrap_layers(model, lambda states, mask, layers: layers(states, pairs(mask)))

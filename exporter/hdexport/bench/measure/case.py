@@ -18,7 +18,7 @@ class CaseSpec:
         bundle: the bundle that is run, or whose model a peer runs.
         artefact: what the peer's preparation made: a folder or an ONNX file; None for backends and peers without one.
         inputs: an ``.npz`` of the inputs of the bundle's manifest, int64 [batch, tokens] each.
-        expected: an ``.npz`` of PyTorch's outputs in float32; None measures without comparing.
+        expected: a folder of PyTorch's outputs in float32, a ``.npy`` file each; None measures without comparing.
         device: ``cpu`` or ``cuda``.
         threads: CPU threads.
         least_runs: timed at least.

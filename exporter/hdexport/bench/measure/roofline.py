@@ -16,11 +16,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hdexport.attention.kinds import attention_of
 from hdexport.bench.results.result import Ceilings, Roofline
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
 from hdplugins import OPERATORS
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import PORTABLE_LOWERING
 from hdruntime.errors import BundleCorruptError, ExportError, InputError
@@ -147,9 +148,8 @@ def _decisive(node: onnx_ir.Node) -> dict[str, Any]:
 
 
 def _default_global_tokens(manifest: Manifest) -> int:
-    if manifest.window is not None:
-        return manifest.window.global_tokens
-    return int(manifest.global_attention is not None)
+    leading = [item.kind.leading_global_tokens(item.record) for item in attention_of(manifest)]
+    return max([int(manifest.input_of(Role.MARKS) is not None), *leading])
 
 
 def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
@@ -162,7 +162,9 @@ def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
     from onnxscript.optimizer import fold_constants
 
     for value in model.graph.inputs:
-        value.shape = ir.Shape([batch, tokens])
+        assert value.shape is not None
+        sizes = {"batch": batch, "tokens": tokens}
+        value.shape = ir.Shape([axis if isinstance(axis, int) else sizes[str(axis)] for axis in value.shape])
     for node in operator_nodes(model):
         node.op_type, node.domain = "Identity", ""
         node.attributes.clear()

@@ -16,8 +16,8 @@ from hdexport.bench.page.axes import lengths_domain
 from hdexport.bench.page.chart_rows import ChartRows, chart_rows
 from hdexport.bench.page.figures import FIGURES, Figure
 from hdexport.bench.page.palette import LIGHT_COLOURS, SeriesStyle
-from hdexport.bench.results.json_file import write_whole
 from hdexport.bench.results.result import BenchResult
+from hdruntime.whole_files import write_whole
 
 _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _POINT_AREA = 64
@@ -84,7 +84,7 @@ def write_pngs(folder: Path, result: BenchResult) -> list[Path]:
         The files, in the order of the page.
 
     Raises:
-        HdexportError: a file cannot be written.
+        OSError: a file cannot be written.
     """
     paths = []
     for batch in result.batches:

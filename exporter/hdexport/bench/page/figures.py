@@ -6,9 +6,11 @@ __all__ = ["FIGURES", "Figure", "describe"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from hdexport.bench.results.figure_text import bytes_text, case_state, error_text, fraction_text, ms_text, number_text
-from hdexport.bench.results.result import BenchResult, CaseResult, Status
+from hdexport.bench.results.columns import columns_of
+from hdexport.bench.results.figure_text import bytes_text, case_state
+from hdexport.bench.results.result import BenchResult, CaseResult, Latency, OutputError, PeakMemory, Roofline, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,17 +57,14 @@ def _described(result: BenchResult, figure: Figure, batch: int, series: str) -> 
     return f"{series}: {said}" if said else ""
 
 
-def _p50_ms(case: CaseResult) -> float | None:
-    return None if case.latency is None else case.latency.p50_ms
+def _figure(part: str, field: str, *, unit: float = 1.0) -> Callable[[CaseResult], float | None]:
+    """A field of a part of a case, in units of the axis."""
 
+    def value(case: CaseResult) -> float | None:
+        found = getattr(getattr(case, part), field, None)
+        return None if found is None else found / unit
 
-def _p95_ms(case: CaseResult) -> float | None:
-    return None if case.latency is None else case.latency.p95_ms
-
-
-def _peak_mb(case: CaseResult) -> float | None:
-    peak_bytes = None if case.memory is None else case.memory.peak_bytes
-    return None if peak_bytes is None else peak_bytes / 1e6
+    return value
 
 
 def _growth_mb(case: CaseResult) -> float | None:
@@ -81,14 +80,12 @@ def _max_abs_error(case: CaseResult) -> float | None:
     return float("inf") if case.error.max_abs_error is None else case.error.max_abs_error
 
 
-def _fraction(case: CaseResult) -> float | None:
-    return None if case.roofline is None else case.roofline.fraction
+def _details(part: str, texts: Callable[[Any], dict[str, str]]) -> Callable[[CaseResult], dict[str, str]]:
+    """The texts of a part of a case that has it."""
+    return lambda case: {} if getattr(case, part) is None else texts(getattr(case, part))
 
 
-def _latency_details(case: CaseResult) -> dict[str, str]:
-    latency = case.latency
-    if latency is None:
-        return {}
+def _latency_texts(latency: Latency) -> dict[str, str]:
     return {
         "p50": f"{latency.p50_ms:.6g} ms",
         "p95": f"{latency.p95_ms:.6g} ms",
@@ -98,10 +95,7 @@ def _latency_details(case: CaseResult) -> dict[str, str]:
     }
 
 
-def _memory_details(case: CaseResult) -> dict[str, str]:
-    memory = case.memory
-    if memory is None:
-        return {}
+def _memory_texts(memory: PeakMemory) -> dict[str, str]:
     figures = {
         "GPU memory": memory.vram_bytes,
         "torch's allocator": memory.allocator_bytes,
@@ -112,18 +106,12 @@ def _memory_details(case: CaseResult) -> dict[str, str]:
     return {name: f"{value / 1e6:,.1f} MB" for name, value in figures.items() if value is not None}
 
 
-def _error_details(case: CaseResult) -> dict[str, str]:
-    error = case.error
-    if error is None:
-        return {}
+def _error_texts(error: OutputError) -> dict[str, str]:
     largest = "not finite" if error.max_abs_error is None else f"{error.max_abs_error:.6g}"
     return {"max abs error": largest, "least cosine": f"{error.min_cosine:.9g}", "tolerance": error.tolerance}
 
 
-def _roofline_details(case: CaseResult) -> dict[str, str]:
-    roofline = case.roofline
-    if roofline is None:
-        return {}
+def _roofline_texts(roofline: Roofline) -> dict[str, str]:
     return {
         "reached": f"{roofline.fraction:.2%}",
         "bound": f"{roofline.bound_ms:.6g} ms",
@@ -132,23 +120,25 @@ def _roofline_details(case: CaseResult) -> dict[str, str]:
     }
 
 
+_CELLS = columns_of()
+
 FIGURES = (
     Figure(
         key="latency",
         title="Latency: median, whisker to p95",
         axis="milliseconds a batch",
-        value=_p50_ms,
-        high=_p95_ms,
-        text=lambda case: ms_text(_p50_ms(case) or 0.0),
-        details=_latency_details,
+        value=_figure("latency", "p50_ms"),
+        high=_figure("latency", "p95_ms"),
+        text=lambda case: f"{_CELLS['p50'].text(case)} ms",
+        details=_details("latency", _latency_texts),
     ),
     Figure(
         key="throughput",
         title="Tokens per second",
         axis="tokens/s",
         value=lambda case: case.tokens_per_s,
-        text=lambda case: f"{number_text(case.tokens_per_s or 0.0)} tokens/s",
-        details=lambda case: {"tokens/s": f"{case.tokens_per_s or 0.0:,.1f}"},
+        text=lambda case: f"{_CELLS['tokens/s'].text(case)} tokens/s",
+        details=_details("tokens_per_s", lambda tokens_per_s: {"tokens/s": f"{tokens_per_s:,.1f}"}),
         fails_high=False,
         tick_format="~s",
     ),
@@ -156,9 +146,9 @@ FIGURES = (
         key="memory",
         title="Peak memory of the process",
         axis="MB",
-        value=_peak_mb,
-        text=lambda case: bytes_text(round((_peak_mb(case) or 0.0) * 1e6)),
-        details=_memory_details,
+        value=_figure("memory", "peak_bytes", unit=1e6),
+        text=_CELLS["memory"].text,
+        details=_details("memory", _memory_texts),
     ),
     Figure(
         key="growth",
@@ -166,24 +156,24 @@ FIGURES = (
         axis="MB",
         value=_growth_mb,
         text=lambda case: bytes_text(round((_growth_mb(case) or 0.0) * 1e6)),
-        details=_memory_details,
+        details=_details("memory", _memory_texts),
     ),
     Figure(
         key="error",
         title="Largest error against PyTorch in float32",
         axis="max abs error",
         value=_max_abs_error,
-        text=lambda case: error_text(case.error),
-        details=_error_details,
+        text=_CELLS["error"].text,
+        details=_details("error", _error_texts),
         tick_format=".0e",
     ),
     Figure(
         key="roofline",
         title="Fraction of the roofline reached",
         axis="of the machine's measured limit",
-        value=_fraction,
-        text=lambda case: fraction_text(_fraction(case) or 0.0),
-        details=_roofline_details,
+        value=_figure("roofline", "fraction"),
+        text=_CELLS["roofline"].text,
+        details=_details("roofline", _roofline_texts),
         is_log=False,
         fails_high=False,
         tick_format=".0%",

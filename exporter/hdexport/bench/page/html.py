@@ -20,8 +20,8 @@ from hdexport.bench.page.figures import FIGURES, Figure, describe
 from hdexport.bench.page.page_tables import cases_table, glance, largest_batches_table
 from hdexport.bench.page.palette import DARK_COLOURS, LIGHT_COLOURS, SeriesStyle
 from hdexport.bench.results.findings import findings
-from hdexport.bench.results.json_file import write_whole
 from hdexport.bench.results.result import BenchResult
+from hdruntime.whole_files import write_whole
 
 PAGE_FILE = "bench.html"
 
@@ -53,7 +53,7 @@ def write_page(path: Path, result: BenchResult) -> None:
     """Write the page; about one megabyte, most of it the library that draws the charts.
 
     Raises:
-        HdexportError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     write_whole(path, _page(result))
 

@@ -5,20 +5,12 @@ from __future__ import annotations
 __all__ = ["Cell", "Glance", "Row", "Table", "cases_table", "glance", "largest_batches_table"]
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from hdexport.bench.results.figure_text import (
-    bytes_text,
-    case_state,
-    cosine_text,
-    error_text,
-    fraction_text,
-    number_text,
-    range_text,
-    ratio_text,
-)
-from hdexport.bench.results.result import BenchResult, CaseResult, LargestBatch, Latency, PeakMemory, Status
+from hdexport.bench.results.columns import Column, columns_of
+from hdexport.bench.results.figure_text import bytes_text, case_state, ms_text, range_text, ratio_text
+from hdexport.bench.results.result import BenchResult, CaseResult, LargestBatch, Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +73,9 @@ class Glance:
 def cases_table(result: BenchResult, batch: int) -> Table:
     """All cases of a batch size; figures that none of them has have no column."""
     cases = [case for case in result.cases if case.batch == batch]
-    columns = [column for column in _COLUMNS if any(column.text(result, case) for case in cases)]
+    # On the page each kind of memory has its own column.
+    known = [column for name, column in columns_of(result).items() if name != "memory"]
+    columns = [column for column in known if any(map(column.text, cases))]
     names = [series.name for series in result.series]
     groups: dict[int, list[Row]] = {}
     for tokens in sorted({case.tokens for case in cases}):
@@ -117,69 +111,19 @@ def glance(result: BenchResult) -> tuple[int, int, list[Glance]] | None:
     return first.tokens, first.batch, bars
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Column:
-    name: str
-    unit: str
-    text: Callable[[BenchResult, CaseResult], str]
-    small: Callable[[BenchResult, CaseResult], str] = lambda result, case: ""
-
-
-def _latency(value: Callable[[Latency], float]) -> Callable[[BenchResult, CaseResult], str]:
-    return lambda result, case: "" if case.latency is None else number_text(value(case.latency))
-
-
-def _memory(value: Callable[[PeakMemory], int | None]) -> Callable[[BenchResult, CaseResult], str]:
-    def text(result: BenchResult, case: CaseResult) -> str:
-        size_bytes = None if case.memory is None else value(case.memory)
-        return "" if size_bytes is None else number_text(size_bytes / 1e6)
-
-    return text
-
-
-_COLUMNS = (
-    _Column(name="p50", unit="ms", text=_latency(lambda latency: latency.p50_ms)),
-    _Column(name="p95", unit="ms", text=_latency(lambda latency: latency.p95_ms)),
-    _Column(name="p99", unit="ms", text=_latency(lambda latency: latency.p99_ms)),
-    _Column(name="mean", unit="ms", text=_latency(lambda latency: latency.mean_ms)),
-    _Column(name="sd", unit="ms", text=_latency(lambda latency: latency.sd_ms)),
-    _Column(
-        name="ratio",
-        unit="to first",
-        text=lambda result, case: ratio_text(result.ratio_to_first(case)),
-        small=lambda result, case: (
-            "" if case.series == result.first_series else range_text(result.ratio_to_first(case))
-        ),
-    ),
-    _Column(
-        name="tokens/s",
-        unit="",
-        text=lambda result, case: "" if case.tokens_per_s is None else number_text(case.tokens_per_s),
-    ),
-    _Column(name="GPU", unit="MB", text=_memory(lambda memory: memory.vram_bytes)),
-    _Column(name="allocator", unit="MB", text=_memory(lambda memory: memory.allocator_bytes)),
-    _Column(name="TensorRT", unit="MB", text=_memory(lambda memory: memory.engine_bytes)),
-    _Column(name="resident", unit="MB", text=_memory(lambda memory: memory.rss_bytes)),
-    _Column(name="added", unit="MB", text=_memory(lambda memory: memory.growth_bytes)),
-    _Column(name="error", unit="max abs", text=lambda result, case: error_text(case.error)),
-    _Column(name="cosine", unit="least", text=lambda result, case: cosine_text(case.error)),
-    _Column(
-        name="roofline",
-        unit="",
-        text=lambda result, case: "" if case.roofline is None else fraction_text(case.roofline.fraction),
-    ),
-)
-
-
-def _cells(result: BenchResult, case: CaseResult, columns: list[_Column], *, is_best: bool) -> Iterator[Cell]:
+def _cells(result: BenchResult, case: CaseResult, columns: list[Column], *, is_best: bool) -> Iterator[Cell]:
     if case.status is not Status.OK:
         yield Cell(text=case.status.value, small=case.reason or "", kind="failed", span=len(columns))
         return
     for column in columns:
-        is_wrong = column.name == "error" and case_state(case) == "wrong"
-        small = "wrong" if is_wrong else column.small(result, case)
-        kind = "wrong" if is_wrong else "best" if is_best and column.name == "p50" else "number"
-        yield Cell(text=column.text(result, case), small=small, kind=kind)
+        small, kind = "", "number"
+        if column.name == "p50" and is_best:
+            kind = "best"
+        elif column.name == "error" and case_state(case) == "wrong":
+            small = kind = "wrong"
+        elif column.name == "ratio" and case.series != result.first_series:
+            small = range_text(result.ratio_to_first(case))
+        yield Cell(text=column.text(case), small=small, kind=kind)
 
 
 def _fastest_right(cases: list[CaseResult]) -> CaseResult | None:
@@ -205,7 +149,7 @@ def _glance(result: BenchResult, case: CaseResult, longest_ms: float) -> Glance:
         index=[series.name for series in result.series].index(case.series),
         series=case.series,
         percent=0.0 if case.latency is None else 100 * case.latency.p50_ms / longest_ms,
-        latency="" if case.latency is None else f"{number_text(case.latency.p50_ms)} ms",
+        latency="" if case.latency is None else ms_text(case.latency.p50_ms),
         ratio=ratio_text(result.ratio_to_first(case)),
         memory="" if peak is None else bytes_text(peak),
         state=case_state(case),

@@ -8,11 +8,12 @@ import functools
 import logging
 from dataclasses import dataclass
 from pydoc_data.topics import topics
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle.manifest import TokenizerInfo
+from hdruntime.bundle.manifest import Fill, Role, TokenizerInfo
 from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.text.tokenization import Overflow, TextTokenizer
@@ -62,7 +63,7 @@ class Texts:
     def __init__(self, bundle: Bundle) -> None:
         self._bundle = bundle
 
-    def batch(self, batch: int, tokens: int) -> dict[str, IntArray]:
+    def batch(self, batch: int, tokens: int) -> dict[str, npt.NDArray[Any]]:
         """Every input of the bundle's manifest: name -> [batch, tokens].
 
         Args:
@@ -75,7 +76,8 @@ class Texts:
         """
         rows = [self._text(row, tokens) for row in range(batch)]
         # What is left out the runtime fills in: masks of ones, token types of zeros, its default of global tokens.
-        return checked_inputs({"input_ids": np.stack(rows)}, self._bundle.manifest)
+        manifest = self._bundle.manifest
+        return checked_inputs({manifest.ids: np.stack(rows)}, manifest)
 
     def _text(self, row: int, tokens: int) -> IntArray:
         frame = self._frame
@@ -110,9 +112,10 @@ class Texts:
         inside = np.flatnonzero(own == int(is_pair))
         first, last = (inside[0], inside[-1]) if len(inside) else (len(ids), len(ids))
         before = ids[:first]
-        if is_pair and manifest.global_attention is not None:
+        marks = manifest.input_of(Role.MARKS)
+        if is_pair and marks is not None and marks.bound is not None:
             question = np.flatnonzero(own[:first] == 0)
-            too_many = max(0, int(question[-1] + 1 - manifest.global_attention.bound)) if len(question) else 0
+            too_many = max(0, int(question[-1] + 1 - marks.bound)) if len(question) else 0
             before = np.delete(before, question[len(question) - too_many :])
         return _Frame(before, ids[inside], ids[last + 1 :])
 
@@ -123,11 +126,11 @@ class Texts:
         return ordinary[generator.integers(0, len(ordinary), _RANDOM_IDS)]
 
     def _random_question(self) -> IntArray:
-        global_attention = self._bundle.manifest.global_attention
-        if global_attention is None or global_attention.separator_id is None:
+        marks = self._bundle.manifest.input_of(Role.MARKS)
+        if marks is None or marks.default.fill is not Fill.UNTIL_TOKEN or marks.default.token_id is None:
             return np.empty(0, np.int64)
-        question = self._random_ids()[-min(_RANDOM_QUESTION, global_attention.bound) :]
-        return np.append(question, global_attention.separator_id)
+        question = self._random_ids()[-min(_RANDOM_QUESTION, marks.bound or _RANDOM_QUESTION) :]
+        return np.append(question, marks.default.token_id)
 
     def _special_ids(self) -> set[int]:
         manifest = self._bundle.manifest

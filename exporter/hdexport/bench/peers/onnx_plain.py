@@ -6,7 +6,7 @@ __all__ = ["OnnxPlain", "export_plainly"]
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,8 +96,10 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
     """
     import torch
 
+    from hdexport.model.graph_module import named_arguments
+
     tensors = {name: torch.from_numpy(ids) for name, ids in example.items()}
-    with torch.inference_mode(), warnings.catch_warnings():
+    with torch.inference_mode(), warnings.catch_warnings(), named_arguments(module):
         warnings.simplefilter("ignore")
         try:
             _export_program(module, path, tensors)
@@ -119,13 +121,12 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
 def _export_program(module: GraphModule, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     import torch
 
-    axes = {0: "batch", 1: "tokens"}
     program = torch.onnx.export(
         module,
         kwargs=dict(tensors),
         input_names=list(tensors),
         output_names=list(_output_axes(module)),
-        dynamic_shapes=dict.fromkeys(tensors, axes),
+        dynamic_shapes=_input_axes(module),
         dynamo=True,
         verbose=False,
     )
@@ -136,7 +137,6 @@ def _export_program(module: GraphModule, path: Path, tensors: Mapping[str, torch
 def _export_script(module: GraphModule, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     import torch
 
-    axes = {name: {0: "batch", 1: "tokens"} for name in tensors}
     torch.onnx.export(
         module,
         args=(),
@@ -144,17 +144,21 @@ def _export_script(module: GraphModule, path: Path, tensors: Mapping[str, torch.
         kwargs=dict(tensors),
         input_names=list(tensors),
         output_names=list(_output_axes(module)),
-        dynamic_axes=axes | _output_axes(module),
+        dynamic_axes=_input_axes(module) | _output_axes(module),
         dynamo=False,
         verbose=False,
     )
 
 
+def _input_axes(module: GraphModule) -> dict[str, dict[int, str]]:
+    """Name of each input -> its dynamic axes."""
+    return {spec.name: _dynamic(spec.shape) for spec in module.inputs}
+
+
 def _output_axes(module: GraphModule) -> dict[str, dict[int, str]]:
     """Name of each output -> its dynamic axes."""
-    from hdexport.model.graph_module import OUTPUTS_OF_TASK
+    return {name: _dynamic(axes) for name, axes in module.outputs.items()}
 
-    return {
-        name: {index: axis for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
-        for name, axes in OUTPUTS_OF_TASK[module.task].items()
-    }
+
+def _dynamic(axes: Sequence[str | int]) -> dict[int, str]:
+    return {index: str(axis) for index, axis in enumerate(axes) if axis in ("batch", "tokens")}

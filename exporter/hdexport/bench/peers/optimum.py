@@ -13,7 +13,7 @@ from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
 from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, export_remark, not_installed, runs_in_half
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError, MissingDependencyError
 
@@ -89,8 +89,9 @@ def _remark(path: Path, manifest: Manifest) -> str | None:
     import onnx
 
     graph = onnx.load(path, load_external_data=False).graph
-    if manifest.global_attention is not None and "global_attention_mask" not in [value.name for value in graph.input]:
-        return "takes no global_attention_mask: which tokens are global was fixed at the export"
+    marks = manifest.input_of(Role.MARKS)
+    if marks is not None and marks.name not in [value.name for value in graph.input]:
+        return f"takes no {marks.name}: which tokens are global was fixed at the export"
     if manifest.task == "sentence-similarity" and "sentence_embedding" not in [value.name for value in graph.output]:
         return (
             "gives the tokens' vectors and no sentence_embedding, for its environment lacks sentence-transformers: "

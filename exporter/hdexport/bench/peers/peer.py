@@ -18,19 +18,17 @@ import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.attention.kinds import attention_of
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.measure.subject import Subject
 from hdruntime.bundle.manifest import Manifest
 
-_BLOCK_SPARSE_MODELS = ("big_bird", "bigbird_pegasus")
-"""Model types whose attention is block-sparse in PyTorch, too. Their families know it, and want PyTorch to be asked."""
-
-Inputs = Mapping[str, npt.NDArray[np.int64]]
+Inputs = Mapping[str, npt.NDArray[Any]]
 
 
 class Call(Protocol):
@@ -116,25 +114,14 @@ class Peer(Protocol):
 
 def attention_remark(manifest: Manifest) -> str | None:
     """The remark on those who know the model, and not what ``--attention`` made of it; None where nothing was made."""
-    blocks = manifest.block_sparse
-    if blocks is not None and manifest.model_type in _BLOCK_SPARSE_MODELS:
-        is_as_trained = blocks.mode == "hf_eval"
-        return None if is_as_trained else "knows no table of random blocks: all of its random blocks are block 0"
-    if manifest.window is None and blocks is None:
-        return None
-    unknown = "windows" if blocks is None else "block-sparse attention"
-    return f"knows no {unknown}: its attention is dense, and its answers are those of the model before --attention"
+    remarks = (item.kind.peer_remark(item.record) for item in attention_of(manifest))
+    return next((remark for remark in remarks if remark is not None), None)
 
 
 def export_remark(manifest: Manifest, tokens: int) -> str | None:
-    """The remark on those who export the model with a text of so many tokens, which are few; else None.
-
-    BigBird's code in PyTorch chooses the dense attention for short texts, and an exporter sees what it chose.
-    """
-    remark, blocks = attention_remark(manifest), manifest.block_sparse
-    if remark is not None or blocks is None or tokens > blocks.dense_tokens:
-        return remark
-    return f"attends densely at every length, as the model does up to {blocks.dense_tokens} tokens: it was exported so"
+    """The remark on those who export the model with a text of so many tokens, which are few; else None."""
+    remarks = (item.kind.export_remark(item.record, tokens) for item in attention_of(manifest))
+    return attention_remark(manifest) or next((remark for remark in remarks if remark is not None), None)
 
 
 def runs_in_half(device: str, manifest: Manifest) -> bool:

@@ -50,10 +50,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     return GraphModule(
         model,
         task,
-        has_token_types=any(spec.name == "token_type_ids" for spec in manifest.inputs),
-        folded_token_types=False,
-        folded_positions=False,
-        has_global_attention=manifest.global_attention is not None,
+        inputs=manifest.inputs,
         pooling=sentence_pooling(folder, hidden_size=model.config.hidden_size)
         if task is Task.SENTENCE_SIMILARITY
         else None,

@@ -8,8 +8,8 @@ import csv
 import io
 from pathlib import Path
 
-from hdexport.bench.results.json_file import write_whole
 from hdexport.bench.results.result import BenchResult, CaseResult, Series
+from hdruntime.whole_files import write_whole
 
 CSV_FILE = "bench.csv"
 
@@ -36,7 +36,7 @@ def write_csv(path: Path, result: BenchResult) -> None:
     """Write a row a case and one a series that could not run, in the order of the series; the file appears whole.
 
     Raises:
-        HdexportError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     text = io.StringIO()
     table = csv.DictWriter(text, COLUMNS, lineterminator="\n")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["JSON_FILE", "read_result", "write_result", "write_whole"]
+__all__ = ["JSON_FILE", "read_result", "write_result"]
 
-import errno
-import os
-import secrets
 from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult
 from hdruntime.bundle.checked_json import JsonMismatchError, from_json, json_from_dataclass
-from hdruntime.errors import HdexportError, InputError
+from hdruntime.errors import InputError
+from hdruntime.whole_files import write_whole
 
 JSON_FILE = "bench.json"
 
@@ -22,7 +20,7 @@ def write_result(path: Path, result: BenchResult) -> None:
 
     Raises:
         ValueError: a figure is NaN or infinite, which JSON cannot hold.
-        HdexportError: the file cannot be written.
+        OSError: the file cannot be written.
     """
     write_whole(path, json_from_dataclass(result))
 
@@ -54,29 +52,6 @@ def read_result(path: Path) -> BenchResult:
         raise InputError(f"{path}: {error}.\nCopy the file again, or {_MEASURE_AGAIN}") from None
     _require_known_series(path, result)
     return result
-
-
-def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file that is the old one or the new one, whenever the process stops.
-
-    Args:
-        path: the file; its folder has to be there.
-        content: text is written as UTF-8.
-
-    Raises:
-        HdexportError: it cannot be written; what was there stays.
-    """
-    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
-    try:
-        with partial.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    except OSError as error:
-        raise HdexportError(f"{path} cannot be written: {error.strerror}.\n{_advice(error)}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 _MEASURE_AGAIN = "measure again with: hdexport bench BUNDLE -o DIR"
@@ -113,9 +88,3 @@ def _require_known_series(path: Path, result: BenchResult) -> None:
                 f"{path}: bench.cases[{index}].series is {case.series!r}, which bench.series does not list.\n"
                 f"Copy the file again, or {_MEASURE_AGAIN}"
             )
-
-
-def _advice(error: OSError) -> str:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "Free some space there, or choose another folder with -o."
-    return "Check that the folder is there and who may write to it, or choose another with -o."

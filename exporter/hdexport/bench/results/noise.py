@@ -5,11 +5,11 @@ from __future__ import annotations
 __all__ = ["ASSUMED_SPREAD", "FALSE_ALARMS", "Noise", "noise_of", "threshold"]
 
 import math
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hdexport.bench.results.result import BenchResult, CaseResult
+from hdruntime.optional import require
 
 ASSUMED_SPREAD = 0.03
 """Of one round, relative, where no case has two: what a quiet machine of two shared cores showed."""
@@ -58,20 +58,17 @@ def noise_of(result: BenchResult) -> Noise:
 def threshold(comparisons: int, degrees: int) -> float:
     """Standard errors that a difference has to exceed, so that all together rarely give a false alarm.
 
-    Bonferroni's correction of Student's t, whose quantile is that of the normal distribution expanded in 1/degrees
-    (Abramowitz and Stegun 26.7.5).
+    Bonferroni's correction of Student's t.
 
     Args:
         comparisons: how many differences are looked at.
         degrees: of freedom of the noise; 0 where it is assumed, and the normal distribution is used.
+
+    Raises:
+        MissingDependencyError: SciPy is not installed.
     """
-    z = statistics.NormalDist().inv_cdf(1 - FALSE_ALARMS / (2 * max(comparisons, 1)))
-    if degrees == 0:
-        return z
-    first = (z**3 + z) / 4
-    second = (5 * z**5 + 16 * z**3 + 3 * z) / 96
-    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
-    return z + first / degrees + second / degrees**2 + third / degrees**3
+    quantile = require("scipy.stats").t.isf(FALSE_ALARMS / (2 * max(comparisons, 1)), degrees or math.inf)
+    return float(quantile)
 
 
 def _logs(case: CaseResult) -> list[float]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 __all__ = ["BenchOptions", "Plan", "PlannedSeries", "plan"]
 
+import json
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdexport.attention.blocks.setup import GLOBAL_EMBEDDINGS_FILE, LISTED_BLOCKS_FILE
+from hdexport.attention.kinds import attention_of
 from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
@@ -160,8 +161,8 @@ def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
         source = manifest.made_by.get("source")
         checkpoint = model or (source, path_of_source(source, bundle.path))
         key = (
-            checkpoint, manifest.task, manifest.window, manifest.block_sparse,
-            *(manifest.files.get(name) for name in (LISTED_BLOCKS_FILE, GLOBAL_EMBEDDINGS_FILE)),
+            checkpoint, manifest.task, json.dumps(manifest.attention, sort_keys=True),
+            *(manifest.files.get(name) for item in attention_of(manifest) for name in item.kind.files(item.record)),
             positions.scheme, positions.alpha, positions.base,
         )  # fmt: skip
         groups.setdefault(key, []).append(bundle)

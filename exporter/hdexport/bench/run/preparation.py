@@ -27,6 +27,7 @@ from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.run.expected import write_rows
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import HdexportError
+from hdruntime.whole_files import whole_file
 
 if TYPE_CHECKING:
     from hdexport.verify.pytorch_reference import Reference
@@ -56,8 +57,8 @@ def inputs_path(folder: Path, batch: int, tokens: int) -> Path:
 
 
 def expected_path(folder: Path, batch: int, tokens: int) -> Path:
-    """Where PyTorch's outputs for that batch are: an ``.npz`` of float32 arrays."""
-    return folder / f"expected-{batch}x{tokens}.npz"
+    """Where PyTorch's outputs for that batch are: a folder of float32 arrays, a ``.npy`` file each."""
+    return folder / f"expected-{batch}x{tokens}"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,10 +99,9 @@ def _write_inputs(subject: Subject, folder: Path, lengths: Sequence[int], batche
         for tokens in lengths:
             path = inputs_path(folder, batch, tokens)
             if not path.exists():
-                partial = path.with_name(f".{path.name}")
-                # Its type stub takes the names of arrays for its own options.
-                np.savez(partial, **texts.batch(batch, tokens))  # type: ignore[arg-type]
-                partial.replace(path)
+                with whole_file(path) as file:
+                    # Its type stub takes the names of arrays for its own options.
+                    np.savez(file, **texts.batch(batch, tokens))  # type: ignore[arg-type]
 
 
 def _write_expected(subject: Subject, folder: Path, shapes: Sequence[Sequence[int]]) -> None:

@@ -104,13 +104,11 @@ class Preparation:
 
     def artefact(self, planned: PlannedSeries) -> str | None:
         """What a peer runs; None where it needs nothing."""
-        outcome = self._artefacts.get(planned.series.name)
-        return outcome.output["artefact"] if outcome is not None and outcome.output else None
+        return self._told(planned).get("artefact")
 
     def remark(self, planned: PlannedSeries) -> str | None:
         """What came out while a peer's artefact was made."""
-        outcome = self._artefacts.get(planned.series.name)
-        return outcome.output["remark"] if outcome is not None and outcome.output else None
+        return self._told(planned).get("remark")
 
     def failure(self, planned: PlannedSeries) -> str | None:
         """Why a peer has nothing to run; None where it has."""
@@ -118,6 +116,10 @@ class Preparation:
         if outcome is None or outcome.status is Status.OK:
             return None
         return f"It could not be prepared ({outcome.status.value}): {outcome.reason}"
+
+    def _told(self, planned: PlannedSeries) -> dict[str, Any]:
+        outcome = self._artefacts.get(planned.series.name)
+        return {} if outcome is None else outcome.output or {}
 
     def _folder_of(self, subject: Subject) -> Path:
         return self._folder / f"model-{self._subjects.index(subject)}"

@@ -12,7 +12,6 @@ import math
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.case import CaseSpec
@@ -66,9 +65,7 @@ class Bench:
         self._scratch.mkdir()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._scratch)
 
     @property

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hdplugins.kernels.aot import Constant, KernelSource
+from hdplugins.kernels.attention_sources import attention_source
 from hdplugins.kernels.attention_tiles import (
-    INNER_LOOP,
     LOG2_E,
     TRITON_TYPE,
     Tiles,
@@ -183,23 +183,10 @@ def kernel_sources(
         of_gpu = tiles or tiles_for_blocks(architecture, head_dim, dtype, block_size)
         constants = constants_of(of_gpu, head_dim=head_dim, block_size=block_size)
         for function in KERNELS:
-            is_attend = function == "attend"
-            signature = _signature(function, dtype, has_table)
             no_table = {"listed_blocks": None} if function == "list_blocks" and not has_table else {}
-            sources.append(
-                KernelSource(
-                    module=_MODULE,
-                    called_modules=(INNER_LOOP,),
-                    function=function,
-                    architecture=architecture,
-                    signature=signature,
-                    constants={**no_table, **constants[function]},
-                    # Every head_dim is a multiple of 16, and so are the strides that it divides.
-                    aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" or name[:6] == "stride"),
-                    num_warps=of_gpu.num_warps if is_attend else 4,
-                    num_stages=of_gpu.num_stages if is_attend else 1,
-                )
-            )
+            own = {**no_table, **constants[function]}
+            signature = _signature(function, dtype, has_table)
+            sources.append(attention_source(_MODULE, function, architecture, signature, own, of_gpu))
     return tuple(sources)
 
 

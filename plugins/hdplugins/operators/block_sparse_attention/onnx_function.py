@@ -27,24 +27,15 @@ import onnx
 import onnx.helper
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
+from hdplugins.operators.block_sparse_attention import OPERATOR
 from hdplugins.operators.block_sparse_attention.onnx_parallel import parallel
 from hdplugins.operators.block_sparse_attention.onnx_parts import Parts
 from hdplugins.operators.block_sparse_attention.onnx_sequential import sequential
 from hdplugins.operators.block_sparse_attention.onnx_tables import tables
 from hdplugins.operators.onnx_text import BlockOrder, nodes_of
 
-_NAME = "BlockSparseAttention"
-_INPUTS = ("query", "key", "value", "token_mask", "listed_blocks")
-_ATTRIBUTES = (
-    "block_size",
-    "first_global",
-    "last_global",
-    "window",
-    "first_repeats",
-    "dense_tokens",
-    "ends_by_row",
-    "scale",
-)
+_NAME = OPERATOR.name
+_INPUTS = OPERATOR.inputs
 
 
 def function_name(*, attributes: Mapping[str, Any], listed: bool) -> str:
@@ -90,9 +81,9 @@ def function_for(
         _NAME + parts.suffix + ("_tokensfirst" if tokens_first else ""),
         inputs,
         ["attended"],
-        nodes_of(text, inputs=inputs, attributes=_ATTRIBUTES),
+        nodes_of(text, inputs=inputs, attributes=OPERATOR.attributes),
         [onnx.helper.make_opsetid("", ONNX_OPSET)],
-        _ATTRIBUTES,
+        OPERATOR.attributes,
     )
 
 

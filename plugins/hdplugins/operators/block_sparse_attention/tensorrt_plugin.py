@@ -21,19 +21,10 @@ from typing import Any
 from hdplugins.kernels.aot import CompiledKernel, KernelSource
 from hdplugins.kernels.attention_tiles import TRITON_TYPE, Tiles, cubin_architecture
 from hdplugins.kernels.cuda_launch import Launch
-from hdplugins.operators.block_sparse_attention import geometry
+from hdplugins.operators.block_sparse_attention import OPERATOR, geometry
 from hdplugins.operators.plugin_face import Attributes, FieldType, Shapes
 
-FIELDS = {
-    "block_size": FieldType.INT,
-    "first_global": FieldType.INT,
-    "last_global": FieldType.INT,
-    "window": FieldType.INT,
-    "first_repeats": FieldType.INT,
-    "dense_tokens": FieldType.INT,
-    "ends_by_row": FieldType.INT,
-    "scale": FieldType.FLOAT,
-}
+FIELDS = {**dict.fromkeys(OPERATOR.attributes, FieldType.INT), "scale": FieldType.FLOAT}
 DTYPES = ("float16", "bfloat16", "float32")
 INPUT_DTYPES = (None, None, None, "int32", "int32")
 OUTPUT = "out"

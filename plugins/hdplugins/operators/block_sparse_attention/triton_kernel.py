@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import triton
 import triton.language as tl
 
+from hdplugins.kernels.attention_sources import start_kernels
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.kernels.kernel_tensors import check_states, check_token_mask
 from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
@@ -92,13 +93,8 @@ def launch(
         "plan": plan.view(torch.int32), "partials": partials.view(torch.float32), "out": out,
     }  # fmt: skip
     constants = geometry.constants_of(tiles, head_dim=query.shape[3], block_size=attributes["block_size"])
-    for step in geometry.launches(shape, table, constants=constants, **attributes):
-        kernel = {"count_tokens": count_tokens, "list_blocks": list_blocks, "attend": attend, "combine": combine}[
-            step.kernel
-        ]
-        warps = {"num_warps": tiles.num_warps, "num_stages": tiles.num_stages} if kernel is attend else {}
-        given_to = {name: tensor for name, tensor in pointers.items() if name in kernel.arg_names}
-        kernel[step.grid](**given_to, **step.scalars, **constants[step.kernel], **warps)
+    steps = geometry.launches(shape, table, constants=constants, **attributes)
+    start_kernels((count_tokens, list_blocks, attend, combine), steps, pointers, constants, tiles)
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)

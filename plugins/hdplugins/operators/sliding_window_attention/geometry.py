@@ -5,13 +5,22 @@ Nothing here needs Triton or PyTorch: a machine that runs compiled kernels has n
 
 from __future__ import annotations
 
-__all__ = ["BLOCK_GLOBALS", "PLAN_CHUNK", "SUMMARY_INTS", "kernel_sources", "launches", "workspace_bytes"]
+__all__ = [
+    "BLOCK_GLOBALS",
+    "PLAN_CHUNK",
+    "SUMMARY_INTS",
+    "constants_of",
+    "kernel_sources",
+    "launches",
+    "workspace_bytes",
+]
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from hdplugins.kernels.aot import KernelSource
-from hdplugins.kernels.attention_tiles import INNER_LOOP, LOG2_E, TRITON_TYPE, Tiles, ceil_div, check_sizes, tiles_for
+from hdplugins.kernels.aot import Constant, KernelSource
+from hdplugins.kernels.attention_sources import attention_source
+from hdplugins.kernels.attention_tiles import LOG2_E, TRITON_TYPE, Tiles, ceil_div, check_sizes, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
 
 SUMMARY_INTS = 4
@@ -43,8 +52,25 @@ def kernel_sources(
     sources: list[KernelSource] = []
     for architecture in architectures:
         of_gpu = tiles or tiles_for(architecture, head_dim, dtype)
-        sources += [_plan_source(architecture), _attend_source(architecture, head_dim, dtype, of_gpu)]
+        for function, constants in constants_of(of_gpu, head_dim=head_dim, dtype=dtype).items():
+            source = attention_source(_MODULE, function, architecture, _signature(function, dtype), constants, of_gpu)
+            sources.append(source)
     return tuple(sources)
+
+
+def constants_of(tiles: Tiles, *, head_dim: int, dtype: str) -> Mapping[str, Mapping[str, Constant]]:
+    """The constants of each kernel."""
+    return {
+        "plan_keys": {"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
+        "attend": {
+            "summary_ints": SUMMARY_INTS,
+            "head": tiles.head,
+            "tail": head_dim - tiles.head,
+            "block_queries": tiles.block_queries,
+            "block_keys": tiles.block_keys,
+            "block_globals": BLOCK_GLOBALS[dtype],
+        },
+    }
 
 
 def workspace_bytes(batch: int, tokens: int, global_bound: int) -> int:
@@ -133,44 +159,14 @@ def _runs(values: Sequence[int]) -> Iterator[tuple[int, int, int]]:
         start += length
 
 
-def _plan_source(architecture: int) -> KernelSource:
-    return KernelSource(
-        module=_MODULE,
-        function="plan_keys",
-        architecture=architecture,
-        signature={"token_kind": "*i32", "plan": "*i32", "tokens": "i32", "global_bound": "i32"},
-        constants={"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
-        aligned=("token_kind", "plan"),
-        num_warps=4,
-        num_stages=1,
-    )
-
-
-def _attend_source(architecture: int, head_dim: int, dtype: str, tiles: Tiles) -> KernelSource:
-    tensor = "*" + TRITON_TYPE[dtype]
-    whole = ("tokens", "left", "right", "first_head", "dilation", "global_bound")
-    return KernelSource(
-        module=_MODULE,
-        function="attend",
-        called_modules=(INNER_LOOP,),
-        architecture=architecture,
-        signature={
-            **dict.fromkeys(("query", "key", "value"), tensor),
-            **dict.fromkeys(("token_kind", "plan"), "*i32"),
-            "out": tensor,
-            **dict.fromkeys(("stride_batch", "stride_head", "stride_token", *whole), "i32"),
-            "scale": "fp32",
-        },
-        constants={
-            "summary_ints": SUMMARY_INTS,
-            "head": tiles.head,
-            "tail": head_dim - tiles.head,
-            "block_queries": tiles.block_queries,
-            "block_keys": tiles.block_keys,
-            "block_globals": BLOCK_GLOBALS[dtype],
-        },
-        # Every head_dim is a multiple of 16, and so are the strides that it divides.
-        aligned=("query", "key", "value", "token_kind", "plan", "out", "stride_batch", "stride_head", "stride_token"),
-        num_warps=tiles.num_warps,
-        num_stages=tiles.num_stages,
-    )
+def _signature(function: str, dtype: str) -> dict[str, str]:
+    if function == "plan_keys":
+        return {"token_kind": "*i32", "plan": "*i32", "tokens": "i32", "global_bound": "i32"}
+    tensor, strides = "*" + TRITON_TYPE[dtype], ("stride_batch", "stride_head", "stride_token")
+    return {
+        **dict.fromkeys(("query", "key", "value"), tensor),
+        **dict.fromkeys(("token_kind", "plan"), "*i32"),
+        "out": tensor,
+        **dict.fromkeys((*strides, "tokens", "left", "right", "first_head", "dilation", "global_bound"), "i32"),
+        "scale": "fp32",
+    }

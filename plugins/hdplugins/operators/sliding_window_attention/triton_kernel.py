@@ -27,16 +27,11 @@ from typing import TYPE_CHECKING
 import triton
 import triton.language as tl
 
+from hdplugins.kernels.attention_sources import start_kernels
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.kernels.kernel_tensors import check_states, check_token_mask
 from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
-from hdplugins.operators.sliding_window_attention.geometry import (
-    BLOCK_GLOBALS,
-    PLAN_CHUNK,
-    SUMMARY_INTS,
-    launches,
-    workspace_bytes,
-)
+from hdplugins.operators.sliding_window_attention.geometry import constants_of, launches, workspace_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -87,11 +82,12 @@ def launch(
     batch, heads, tokens, head_dim = query.shape
     check_states(query, key=key, value=value, out=out)
     check_token_mask("token_kind", token_kind, query)
-    if workspace.dtype != torch.uint8 or workspace.numel() < workspace_bytes(batch, tokens, global_bound):
-        needed = workspace_bytes(batch, tokens, global_bound)
+    needed = workspace_bytes(batch, tokens, global_bound)
+    if workspace.dtype != torch.uint8 or workspace.numel() < needed:
         raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}, not {needed} or more of torch.uint8.")
-    plan = workspace.view(torch.int32)
-    for step in launches(
+    tensors = {"query": query, "key": key, "value": value, "token_kind": token_kind, "out": out}
+    constants = constants_of(tiles, head_dim=head_dim, dtype=str(query.dtype).removeprefix("torch."))
+    steps = launches(
         batch=batch,
         heads=heads,
         tokens=tokens,
@@ -102,27 +98,8 @@ def launch(
         scale=scale,
         global_bound=global_bound,
         block_queries=tiles.block_queries,
-    ):
-        if step.kernel == "plan_keys":
-            plan_keys[step.grid](token_kind, plan, **step.scalars, summary_ints=SUMMARY_INTS, chunk=PLAN_CHUNK)
-            continue
-        attend[step.grid](
-            query,
-            key,
-            value,
-            token_kind,
-            plan,
-            out,
-            **step.scalars,
-            summary_ints=SUMMARY_INTS,
-            head=tiles.head,
-            tail=head_dim - tiles.head,
-            block_queries=tiles.block_queries,
-            block_keys=tiles.block_keys,
-            block_globals=BLOCK_GLOBALS[str(query.dtype).removeprefix("torch.")],
-            num_warps=tiles.num_warps,
-            num_stages=tiles.num_stages,
-        )
+    )
+    start_kernels((plan_keys, attend), steps, {**tensors, "plan": workspace.view(torch.int32)}, constants, tiles)
 
 
 @triton.jit

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["MASK", "Batches"]
+__all__ = ["Batches"]
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +20,6 @@ from hdruntime.backends.tensorrt.slots import FloatArrays, Slot
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.device_arrays import DeviceArray
 
-MASK = "attention_mask"
-
 
 class Batches:
     """Starts batches of one engine, and collects their results.
@@ -30,20 +29,28 @@ class Batches:
         loaded: the engine.
         machine: what computes.
         policy: is told what batches took.
-        pad_token_id: what ``input_ids`` are padded with; other inputs are with 0.
+        mask: name of the input that tells real tokens from padding.
+        fill: name of an input -> what it is padded with; others are with 0.
     """
 
     def __init__(
-        self, device: Device, loaded: LoadedEngine, machine: Machine, policy: GraphPolicy, *, pad_token_id: int
+        self,
+        device: Device,
+        loaded: LoadedEngine,
+        machine: Machine,
+        policy: GraphPolicy,
+        *,
+        mask: str,
+        fill: Mapping[str, int],
     ) -> None:
         self._device, self._loaded, self._machine, self._policy = device, loaded, machine, policy
-        self._fill = {"input_ids": pad_token_id}
+        self._mask, self._fill = mask, fill
 
     def start(
         self,
         slot: Slot,
         choice: Choice,
-        inputs: Mapping[str, npt.NDArray[np.int64]],
+        inputs: Mapping[str, npt.NDArray[Any]],
         outputs: list[str],
     ) -> Callable[[], FloatArrays]:
         """Begin a batch.
@@ -51,7 +58,7 @@ class Batches:
         Args:
             slot: free.
             choice: profile and shape that the batch is padded to.
-            inputs: int64 [batch, tokens].
+            inputs: of the types and shapes of the manifest.
             outputs: names of the outputs wanted.
 
         Returns:
@@ -81,7 +88,7 @@ class Batches:
             staged, computed = slot.staged_outputs.address + place.offset, slot.outputs.address + place.offset
             call("cuMemcpyDtoHAsync", staged, computed, place.size, self._machine.copying_out)
         call("cuEventRecord", slot.copied_out, self._machine.copying_out)
-        padding = inputs[MASK] == 0
+        padding = inputs[self._mask] == 0
         return lambda: self._collected(slot, choice, layouts[1], outputs, padding, enqueue_ms)
 
     def start_on_device(
@@ -157,13 +164,13 @@ class Batches:
         for name, place in layout.places.items():
             copy_to_device(self._device, inputs[name], slot.inputs.address + place.offset, place, stream)
         # Where the mask is 0, results will be: it is the one input that is looked at.
-        place = layout.places[MASK]
+        place = layout.places[self._mask]
         staged = slot.staged_inputs.address + place.offset
         call("cuMemcpyDtoHAsync", staged, slot.inputs.address + place.offset, place.size, stream)
         call("cuEventRecord", slot.copied_in, stream)
         call("cuEventSynchronize", slot.copied_in)
-        rows, tokens = inputs[MASK].shape
-        return slot.staged_inputs.arrays(layout)[MASK][:rows, :tokens].astype(np.int64)
+        rows, tokens = inputs[self._mask].shape
+        return slot.staged_inputs.arrays(layout)[self._mask][:rows, :tokens].astype(np.int64)
 
     def _zero_padding(self, result: DeviceArray, layout: Layout, name: str, mask: npt.NDArray[np.int64]) -> None:
         place = layout.places[name]
@@ -174,17 +181,17 @@ class Batches:
                 address = result.address + (row * tokens + first) * size
                 self._device.call("cuMemsetD8Async", address, 0, (end - first) * size, self._machine.computing)
 
-    def _stage(self, slot: Slot, layout: Layout, inputs: Mapping[str, npt.NDArray[np.int64]]) -> None:
+    def _stage(self, slot: Slot, layout: Layout, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write inputs, padded to the shape of the layout, to the slot's staging memory."""
         for name, staged in slot.staged_inputs.arrays(layout).items():
             staged.fill(self._fill.get(name, 0))
             if name in inputs:
-                rows, tokens = inputs[name].shape
-                staged[:rows, :tokens] = inputs[name]
+                # Smaller in rows, and where there are any in tokens.
+                staged[tuple(slice(size) for size in inputs[name].shape)] = inputs[name]
 
     def _layouts(self, choice: Choice) -> tuple[Layout, Layout]:
         return layout_of(self._loaded.inputs, choice.shape), layout_of(self._loaded.outputs, choice.shape)
 
     def _has_tokens_axis(self, name: str) -> bool:
         spec, _ = self._loaded.outputs[name]
-        return spec.shape[1:2] == ("tokens",)
+        return spec.has_tokens_axis

@@ -48,8 +48,8 @@ class ExecutionContext:
         if self._prepared == (choice, self._arena.moves):
             return
         self._prepared = None
-        for name in self._loaded.inputs:
-            if not self._context.set_input_shape(name, tuple(choice.shape)):
+        for name, place in layout_of(self._loaded.inputs, choice.shape).places.items():
+            if not self._context.set_input_shape(name, place.shape):
                 raise self._loaded.error(f"TensorRT refuses a batch of {_named(choice)}")
         self._check_outputs(choice)
         # Always after the shapes are told: the memory is divided up for them.

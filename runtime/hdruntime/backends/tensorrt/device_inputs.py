@@ -5,23 +5,26 @@ from __future__ import annotations
 __all__ = ["DeviceInput", "copy_to_device", "device_inputs"]
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from hdruntime.backends.tensorrt.layout import Place
+from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import BackendError, InputError
 from hdruntime.gpu.cuda import Device
 from hdruntime.gpu.dlpack import CUDA, DlTensor, open_capsule
 
-_TYPES = (np.dtype(np.int64), np.dtype(np.int32))
+_TYPES = {"int64": (np.dtype(np.int64), np.dtype(np.int32)), "float32": (np.dtype(np.float32),)}
+"""Type in the manifest -> those that an array may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceInput:
-    """A contiguous array [batch, tokens] of int64 or int32 on the GPU."""
+    """A contiguous array [batch, tokens] on the GPU, or one [batch, ...] whose other axes are taken as one."""
 
     address: int
     shape: tuple[int, int]
@@ -30,25 +33,26 @@ class DeviceInput:
 
 @contextlib.contextmanager
 def device_inputs(
-    given: Mapping[str, object], names: Sequence[str], device: Device, stream: Any
+    given: Mapping[str, object], specs: Mapping[str, TensorSpec], device: Device, stream: Any
 ) -> Iterator[dict[str, DeviceInput]]:
     """Read arrays by DLPack, or else by ``__cuda_array_interface__``; a stream waits for whatever makes their values.
 
     Args:
         given: name -> array.
-        names: the inputs of the engine, each of which has to be there.
+        specs: name -> the engine's input, each of which has to be there.
         device: the GPU; its context is current.
         stream: on which the arrays will be read, all of it before the block ends.
 
     Raises:
         InputError: an array is missing, elsewhere, or of another type, shape or order.
     """
-    if set(given) != set(names):
-        raise InputError(f"There are the inputs {sorted(given)}; this engine wants all of {', '.join(names)}.")
+    if set(given) != set(specs):
+        raise InputError(f"There are the inputs {sorted(given)}; this engine wants all of {', '.join(specs)}.")
     with contextlib.ExitStack() as stack:
-        found = {name: _read(name, given[name], device, stream, stack) for name in names}
-        shapes = {name: array.shape for name, array in found.items()}
-        if len(set(shapes.values())) != 1:
+        found = {name: _read(spec, given[name], device, stream, stack) for name, spec in specs.items()}
+        shapes = {name: array.shape for name, array in found.items() if specs[name].has_tokens_axis}
+        if len(set(shapes.values())) != 1 or len({array.shape[0] for array in found.values()}) != 1:
+            shapes = {name: array.shape for name, array in found.items()}
             raise InputError(f"The inputs have the shapes {shapes}; they must be equal.")
         try:
             yield found
@@ -66,11 +70,11 @@ def copy_to_device(device: Device, source: DeviceInput, target: int, place: Plac
         device: the GPU.
         source: holds 0 or more; where it is narrower than the target, the target's upper halves are 0.
         target: address.
-        place: shape [batch, tokens] and type of the target.
+        place: shape [batch, ...] and type of the target.
         stream: what the copy is enqueued on.
     """
     rows, tokens = source.shape
-    pitch, wanted = tokens * source.dtype.itemsize, place.shape[1] * place.dtype.itemsize
+    pitch, wanted = tokens * source.dtype.itemsize, math.prod(place.shape[1:]) * place.dtype.itemsize
     if source.dtype == place.dtype:
         _copy_2d(device, source.address, pitch, target, wanted, width=pitch, height=rows, stream=stream)
         return
@@ -92,19 +96,20 @@ def _copy_2d(
     device.call("cuMemcpy2DAsync", copy, stream)
 
 
-def _read(name: str, value: Any, device: Device, stream: Any, stack: contextlib.ExitStack) -> DeviceInput:
+def _read(spec: TensorSpec, value: Any, device: Device, stream: Any, stack: contextlib.ExitStack) -> DeviceInput:
+    name = spec.name
     # DLPack first: it says which stream has to wait, and PyTorch's other interface does not.
     if hasattr(value, "__dlpack__"):
         kind, ordinal = value.__dlpack_device__()
         _check_device(name, "on the GPU" if kind == CUDA else "not in the memory of a GPU", ordinal, kind, device)
-        return _checked(name, stack.enter_context(open_capsule(value.__dlpack__(stream=int(stream)))))
+        return _checked(spec, stack.enter_context(open_capsule(value.__dlpack__(stream=int(stream)))))
     interface = getattr(value, "__cuda_array_interface__", None)
     if interface is None:
         raise InputError(
             f"{name} is a {type(value).__name__}; it must be an array on the GPU, with __dlpack__ or "
             "__cuda_array_interface__."
         )
-    return _checked(name, _from_interface(name, interface, device, stream))
+    return _checked(spec, _from_interface(name, interface, device, stream))
 
 
 def _from_interface(name: str, interface: Mapping[str, Any], device: Device, stream: Any) -> DlTensor:
@@ -133,17 +138,21 @@ def _from_interface(name: str, interface: Mapping[str, Any], device: Device, str
     )
 
 
-def _checked(name: str, tensor: DlTensor) -> DeviceInput:
-    if len(tensor.shape) != 2 or 0 in tensor.shape:
-        raise InputError(f"{name} has shape {list(tensor.shape)}; it must be [batch, tokens], at least one of each.")
-    if tensor.dtype not in _TYPES:
-        raise InputError(f"{name} is of type {tensor.dtype or 'unknown'}; on the GPU it must be int64 or int32.")
-    rows, tokens = tensor.shape
+def _checked(spec: TensorSpec, tensor: DlTensor) -> DeviceInput:
+    name, sizes, types = spec.name, spec.shape, _TYPES[spec.dtype]
+    fits = len(tensor.shape) == len(sizes) and 0 not in tensor.shape
+    if not fits or any(isinstance(size, int) and size != own for size, own in zip(sizes, tensor.shape, strict=True)):
+        wanted = ", ".join(map(str, sizes))
+        raise InputError(f"{name} has shape {list(tensor.shape)}; it must be [{wanted}], at least one of each.")
+    if tensor.dtype not in types:
+        wanted = " or ".join(map(str, types))
+        raise InputError(f"{name} is of type {tensor.dtype or 'unknown'}; on the GPU it must be {wanted}.")
     # Strides of an axis with one element mean nothing.
-    if (tokens > 1 and tensor.strides[1] != 1) or (rows > 1 and tensor.strides[0] != tokens):
+    contiguous = _contiguous(tensor.shape, 1)
+    if any(n > 1 and own != right for n, own, right in zip(tensor.shape, tensor.strides, contiguous, strict=True)):
         raise InputError(f"{name} is not contiguous (strides {list(tensor.strides)}); copy it: .contiguous()")
     assert tensor.dtype is not None
-    return DeviceInput(address=tensor.address, shape=(rows, tokens), dtype=tensor.dtype)
+    return DeviceInput(address=tensor.address, shape=(tensor.shape[0], math.prod(tensor.shape[1:])), dtype=tensor.dtype)
 
 
 def _check_device(name: str, where: str, ordinal: int, kind: int, device: Device) -> None:

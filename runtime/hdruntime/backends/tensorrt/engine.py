@@ -6,7 +6,7 @@ __all__ = ["KernelSpecialization", "LoadedEngine", "error_of", "load_engine"]
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from types import ModuleType
@@ -17,7 +17,7 @@ import numpy as np
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugins import plugins_with_kernels, take_plugin_errors
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
-from hdruntime.bundle.manifest import Backend, EngineFile, TensorSpec
+from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, HdexportError, OutOfMemoryError
@@ -30,6 +30,9 @@ _OUT_OF_MEMORY = re.compile(r"out ?of ?memory|memoryallocation|bad_alloc", re.IG
 
 _DTYPES: dict[str, np.dtype] = {"INT64": np.dtype(np.int64), "INT32": np.dtype(np.int32), "FLOAT": np.dtype(np.float32)}
 """TensorRT's name of a type that inputs and outputs may have -> NumPy's."""
+
+_TYPES = {"int64": ("INT64", "INT32"), "float32": ("FLOAT",)}
+"""Type in the manifest -> those that an engine may have it in."""
 
 
 class KernelSpecialization(str, Enum):
@@ -119,15 +122,17 @@ def load_engine(
         engine = runtime.deserialize_cuda_engine(bundle.file(file.file).read_bytes())
     if engine is None:
         raise error_of(log, doing)
-    _check_profiles(bundle, file, engine, [spec.name for spec in bundle.manifest.inputs])
+    inputs = _tensors(bundle, engine, trt.TensorIOMode.INPUT, bundle.manifest.inputs)
+    outputs = _tensors(bundle, engine, trt.TensorIOMode.OUTPUT, bundle.manifest.outputs)
+    _check_profiles(bundle, file, engine)
     config, cache = _runtime_config(trt, engine, backend, specialization, cached)
     return LoadedEngine(
         trt=trt,
         engine=engine,
         config=config,
         cache=cache,
-        inputs=_tensors(bundle, engine, trt.TensorIOMode.INPUT, bundle.manifest.inputs, ("INT64", "INT32")),
-        outputs=_tensors(bundle, engine, trt.TensorIOMode.OUTPUT, bundle.manifest.outputs, ("FLOAT",)),
+        inputs=inputs,
+        outputs=outputs,
         log=log,
         keep=(runtime, trt_logger),
     )
@@ -177,24 +182,32 @@ def _runtime_config(
 
 
 def _tensors(
-    bundle: Bundle, engine: Any, mode: Any, specs: tuple[TensorSpec, ...], types: tuple[str, ...]
+    bundle: Bundle, engine: Any, mode: Any, specs: Sequence[TensorSpec]
 ) -> dict[str, tuple[TensorSpec, np.dtype]]:
     names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
     found = {name: engine.get_tensor_dtype(name).name for name in names if engine.get_tensor_mode(name) == mode}
-    if set(found) != {spec.name for spec in specs} or not set(found.values()) <= set(types):
-        raise _differs(bundle, f"tensors {found}", f"{[spec.name for spec in specs]} of {' or '.join(types)}")
+    if set(found) != {spec.name for spec in specs} or any(found[spec.name] not in _TYPES[spec.dtype] for spec in specs):
+        wanted = ", ".join(f"{spec.name} of {' or '.join(_TYPES[spec.dtype])}" for spec in specs)
+        raise _differs(bundle, f"tensors {found}", wanted)
     return {spec.name: (spec, _DTYPES[found[spec.name]]) for spec in specs}
 
 
-def _check_profiles(bundle: Bundle, file: EngineFile, engine: Any, inputs: list[str]) -> None:
-    wanted = [tuple(zip(profile.batch, profile.tokens, strict=True)) for profile in file.profiles]
-    for name in inputs:
+def _check_profiles(bundle: Bundle, file: EngineFile, engine: Any) -> None:
+    for spec in bundle.manifest.inputs:
+        name, wanted = spec.name, [_shapes(spec, profile) for profile in file.profiles]
         found = [
             tuple(tuple(shape) for shape in engine.get_tensor_profile_shape(name, index))
             for index in range(engine.num_optimization_profiles)
         ]
         if found != wanted:
             raise _differs(bundle, f"the profiles {found} of {name}", str(wanted))
+
+
+def _shapes(spec: TensorSpec, profile: ProfileShape) -> tuple[tuple[int, ...], ...]:
+    """Smallest, best and largest shape of an input."""
+    named = {"batch": profile.batch, "tokens": profile.tokens}
+    axes = [named[axis] if isinstance(axis, str) else (axis,) * 3 for axis in spec.shape]
+    return tuple(zip(*axes, strict=True))
 
 
 def _differs(bundle: Bundle, found: str, listed: str) -> BundleCorruptError:

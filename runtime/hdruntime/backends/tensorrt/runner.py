@@ -10,12 +10,12 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends.tensorrt.batches import MASK, Batches
+from hdruntime.backends.tensorrt.batches import Batches
 from hdruntime.backends.tensorrt.device_inputs import device_inputs
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
@@ -86,7 +86,7 @@ class TensorRtRunner:
         mode, specialization = checked_options(self.backend, graphs, most_graphs, kernel_specialization)
         self.max_len = min(bundle.manifest.max_len, longest(engine.profiles))
         self._profiles = engine.profiles
-        self._limit = functools.partial(padding_limit, bundle.manifest.block_sparse)
+        self._limit = functools.partial(padding_limit, bundle.manifest.padding)
         check_limits(self._profiles, self._limit)
         self._lock = threading.Lock()
         self._turn = 0
@@ -98,9 +98,9 @@ class TensorRtRunner:
             self._loaded = load_engine(bundle, engine, self.backend, specialization=specialization, cached=cached)
             policy = GraphPolicy(mode)
             machine = Machine(self._device, self._loaded, policy, most_graphs=most_graphs)
-        tokenizer = bundle.manifest.tokenizer
-        pad_token_id = tokenizer.pad_token_id if tokenizer else 0
-        self._batches = Batches(self._device, self._loaded, machine, policy, pad_token_id=pad_token_id)
+        tokenizer, self._mask = bundle.manifest.tokenizer, bundle.manifest.mask
+        fill = {bundle.manifest.ids: tokenizer.pad_token_id} if tokenizer else {}
+        self._batches = Batches(self._device, self._loaded, machine, policy, mask=self._mask, fill=fill)
         self._machine: Machine | None = machine
         self._shapes_unsaved = False
         self._shapes: set[Choice] = set()
@@ -125,14 +125,14 @@ class TensorRtRunner:
         return shape.batch * shape.tokens
 
     def start(
-        self, inputs: Mapping[str, npt.NDArray[np.int64]], outputs: Sequence[str]
+        self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
     ) -> Callable[[], dict[str, npt.NDArray[np.float32]]]:
         """Begin a batch; see :class:`hdruntime.backends.Runner`.
 
         Raises:
             InputError: no profile takes so many rows or tokens.
         """
-        choice = self._choice(*inputs[MASK].shape)
+        choice = self._choice(*inputs[self._mask].shape)
         with self._slot() as (machine, slot):
             collect = self._with_memory(machine, lambda: self._batches.start(slot, choice, inputs, list(outputs)))
             slot.pending = pending = Pending(collect)
@@ -146,8 +146,9 @@ class TensorRtRunner:
         only values tell is not checked: ids outside of the vocabulary, NaN in results.
 
         Args:
-            inputs: every input of the manifest, [batch, tokens], contiguous int64 or int32 with ``__dlpack__`` or
-                ``__cuda_array_interface__``, on the engine's GPU. They have been read when this returns.
+            inputs: every input of the manifest, contiguous, of its shape, int64 or int32 or, of a memory, float32, with
+                ``__dlpack__`` or ``__cuda_array_interface__``, on the engine's GPU. They have been read when this
+                returns.
             outputs: names of the outputs wanted.
 
         Returns:
@@ -159,9 +160,9 @@ class TensorRtRunner:
             OutOfMemoryError: memory was short, and a smaller batch may fit.
         """
         with self._slot() as (machine, slot):
-            names = list(self._loaded.inputs)
-            with device_inputs(inputs, names, self._device, machine.copying_in) as arrays:
-                choice = self._choice(*arrays[MASK].shape)
+            specs = {name: spec for name, (spec, _) in self._loaded.inputs.items()}
+            with device_inputs(inputs, specs, self._device, machine.copying_in) as arrays:
+                choice = self._choice(*arrays[self._mask].shape)
                 results, wait = self._with_memory(
                     machine, lambda: self._batches.start_on_device(slot, choice, arrays, list(outputs))
                 )

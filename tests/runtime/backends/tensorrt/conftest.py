@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fakes.arrays_on_gpu import OnGpu, current
 from fakes.simulated_device import SimulatedDevice
 from fakes.simulated_tensorrt import SimulatedTensorRt, add_engine
 from hdruntime.backends.tensorrt import TensorRtRunner
-from hdruntime.bundle.manifest import BlockSparse, ProfileShape
+from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.bundle.reader import Bundle
 from support.comparators import assert_close
+from support.recurrent_bundle import make_recurrent_bundle
 
 SHORT = ProfileShape(batch=(1, 1, 8), tokens=(1, 32, 32))
 LONG = ProfileShape(batch=(2, 2, 4), tokens=(48, 128, 200))
@@ -51,8 +53,8 @@ class Machine:
 
     def expected(self, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
         """Hidden states, 0 where there is padding."""
-        mask, blocks = inputs["attention_mask"], self.bundle.manifest.block_sparse
-        return np.where(mask[..., np.newaxis] == 1, self.model(inputs["input_ids"], mask, blocks), 0)
+        mask, padding = inputs["attention_mask"], self.bundle.manifest.padding
+        return np.where(mask[..., np.newaxis] == 1, self.model(inputs["input_ids"], mask, padding), 0)
 
     def check(self, inputs: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) -> None:
         """Assert that results are the model's, and float32."""
@@ -69,7 +71,10 @@ MachineMaker = Callable[..., Machine]
 
 @pytest.fixture
 def new_machine(
-    new_bundle: Callable[..., Path], model: Callable[..., np.ndarray], monkeypatch: pytest.MonkeyPatch
+    new_bundle: Callable[..., Path],
+    model: Callable[..., np.ndarray],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> Any:
     """Make a machine: (seed=0, profiles=..., flavour=..., backend module=..., **bundle's and engine's options)."""
     if importlib.util.find_spec("tensorrt_rtx") is None:
@@ -86,14 +91,19 @@ def new_machine(
         eagerness: float | None = None,
         task: str = "feature-extraction",
         token_types: bool = False,
-        blocks: BlockSparse | None = None,
+        padding: PaddingRule | None = None,
+        recurrent: bool = False,
         **options: Any,
     ) -> Machine:
         device = SimulatedDevice(seed, eagerness=eagerness)
         trt = SimulatedTensorRt(device, module or flavour)
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", device)  # type: ignore[misc]
         monkeypatch.setitem(sys.modules, module or flavour, trt)
-        path = new_bundle(f"bundle-{len(machines)}", task=task, token_types=token_types, blocks=blocks)
+        name = f"bundle-{len(machines)}"
+        if recurrent:
+            path = make_recurrent_bundle(tmp_path / name)
+        else:
+            path = new_bundle(name, task=task, token_types=token_types, padding=padding)
         machines.append(Machine(add_engine(path, profiles, flavour=flavour, **options), device, trt, model))
         return machines[-1]
 
@@ -134,3 +144,23 @@ def new_batch() -> Callable[..., dict[str, np.ndarray]]:
         return {"input_ids": ids, "attention_mask": _mask(padding, batch, tokens, generator)}
 
     return make
+
+
+@pytest.fixture
+def on_gpu() -> Any:
+    """Put a batch on the GPU: (machine, batch, kind, dtype of integers)."""
+    made: list[OnGpu] = []
+
+    def put(machine: Any, batch: dict[str, np.ndarray], kind: type[OnGpu], dtype: type = np.int64) -> dict[str, Any]:
+        arrays = {
+            name: kind(machine, np.ascontiguousarray(values, dtype if values.dtype.kind == "i" else values.dtype))
+            for name, values in batch.items()
+        }
+        made.extend(arrays.values())
+        return arrays
+
+    yield put
+    for array in made:
+        with current(array.device):
+            array.device.cuCtxSynchronize()
+            array.free()

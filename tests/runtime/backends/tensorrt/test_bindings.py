@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import enum
 import inspect
 import re
 from pathlib import Path
@@ -123,21 +122,6 @@ def test_tensorrt_rtx_has_every_method_with_the_same_arguments(name: str) -> Non
 def test_documented_arguments_are_read() -> None:
     assert documented_arguments(trt.IExecutionContext.set_tensor_address) == [["name", "memory"]]
     assert ["runtime_config"] in documented_arguments(trt.ICudaEngine.create_execution_context)
-
-
-@pytest.mark.parametrize(
-    "kind",
-    [
-        simulated_tensorrt.DataType,
-        simulated_tensorrt.TensorIOMode,
-        simulated_tensorrt.ExecutionContextAllocationStrategy,
-        simulated_tensorrt.CudaGraphStrategy,
-        simulated_tensorrt.DynamicShapesKernelSpecializationStrategy,
-    ],
-)
-def test_tensorrt_rtx_has_every_member(kind: type[enum.Enum]) -> None:
-    for member in kind:
-        assert int(getattr(trt, kind.__name__).__members__[member.name]) == member.value
 
 
 def test_every_specialization_is_one_of_tensorrt_rtx() -> None:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.arrays_on_gpu import ByDlpack, ByInterface, current
 from fakes.simulated_device import Code
-from hdruntime.bundle.manifest import BlockSparse, ProfileShape
+from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, open_capsule
 from hdruntime.session import Session
@@ -21,91 +21,7 @@ HIDDEN = "last_hidden_state"
 Batches = Callable[..., dict[str, np.ndarray]]
 
 
-class OnGpu:
-    """An array that another library computes on a stream of its own, some time later.
-
-    Args:
-        machine: with the GPU.
-        values: what it will hold.
-    """
-
-    def __init__(self, machine: Any, values: np.ndarray) -> None:
-        self.device, self.values = machine.device, values
-        self.address = self.device.upload(np.full_like(values, 99))
-        self.stream = self.device.new_stream()
-        self.device.later(self.stream, self._write)
-
-    def _write(self) -> None:
-        raw = np.frombuffer(self.values.tobytes(), np.uint8)
-        self.device.bytes_at(self.address, raw.size)[:] = raw
-
-    def free(self) -> None:
-        self.device.forget(self.address)
-        self.device.cuStreamDestroy(self.stream)
-
-
-class ByDlpack(OnGpu):
-    place = (CUDA, 0)
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self.place
-
-    def __dlpack__(self, *, stream: int) -> Any:
-        event = self.device.cuEventCreate(2)[1]
-        self.device.cuEventRecord(event, self.stream)
-        self.device.cuStreamWaitEvent(stream, event, 0)
-        self.device.cuEventDestroy(event)
-        strides = tuple(stride // self.values.itemsize for stride in self.values.strides)
-        return capsule_of(
-            DlTensor(
-                address=self.address,
-                shape=self.values.shape,
-                strides=strides,
-                dtype=self.values.dtype,
-                device=self.place,
-            ),
-            self,
-        )
-
-
-class ByInterface(OnGpu):
-    @property
-    def __cuda_array_interface__(self) -> dict[str, Any]:
-        return {
-            "shape": self.values.shape,
-            "typestr": self.values.dtype.str,
-            "data": (self.address, True),
-            "version": 3,
-            "stream": int(self.stream),
-        }
-
-
-@contextlib.contextmanager
-def current(device: Any) -> Iterator[None]:
-    """The GPU is current, for whatever stands for another library."""
-    device.cuCtxPushCurrent(0xC0)
-    yield
-    device.cuCtxPopCurrent()
-
-
 Arrays = Callable[..., dict[str, Any]]
-
-
-@pytest.fixture
-def on_gpu() -> Any:
-    """Put a batch on the GPU: (machine, batch, kind, dtype)."""
-    made: list[OnGpu] = []
-
-    def put(machine: Any, batch: dict[str, np.ndarray], kind: type[OnGpu], dtype: type = np.int64) -> dict[str, Any]:
-        arrays = {name: kind(machine, np.ascontiguousarray(values, dtype)) for name, values in batch.items()}
-        made.extend(arrays.values())
-        return arrays
-
-    yield put
-    for array in made:
-        with current(array.device):
-            array.device.cuCtxSynchronize()
-            array.free()
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -131,11 +47,8 @@ def test_arrays_on_the_gpu_give_the_models_answers_there(
 def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_it_is_given(
     padding: str, new_machine: Any, new_batch: Batches, on_gpu: Arrays
 ) -> None:
-    bigbird = BlockSparse(
-        kind="bigbird", block_size=20, mode="hf_eval", random_blocks=0, global_tokens=0, last_block="padded",
-        dense_tokens=40,
-    )  # fmt: skip
-    machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)),), blocks=bigbird)
+    rule = PaddingRule(multiple_of=20, free_up_to=40)
+    machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)),), padding=rule)
     session = Session(machine.bundle, machine.runner())
     for tokens in (17, 41, 60, 61):
         batch = new_batch(3, tokens, padding)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hdruntime.bundle.manifest import BlockSparse, ProfileShape
+from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.scheduling import PaddingCount
@@ -18,15 +18,7 @@ from support.comparators import assert_close
 
 HIDDEN = "last_hidden_state"
 PROFILES = (ProfileShape(batch=(1, 1, 8), tokens=(1, 32, 32)), ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)))
-BIGBIRD = BlockSparse(
-    kind="bigbird",
-    block_size=20,
-    mode="hf_eval",
-    random_blocks=0,
-    global_tokens=0,
-    last_block="padded",
-    dense_tokens=40,
-)
+BIGBIRD = PaddingRule(multiple_of=20, free_up_to=40)
 
 
 def encodings(lengths: Sequence[int], seed: int = 0) -> list[Encoding]:
@@ -45,7 +37,7 @@ def encodings(lengths: Sequence[int], seed: int = 0) -> list[Encoding]:
 def check(machine: Any, given: Sequence[Encoding], results: Sequence[dict[str, np.ndarray]]) -> None:
     assert len(given) == len(results)
     for encoding, result in zip(given, results, strict=True):
-        expected = machine.model(np.array([encoding.input_ids]), blocks=machine.bundle.manifest.block_sparse)[0]
+        expected = machine.model(np.array([encoding.input_ids]), padding=machine.bundle.manifest.padding)[0]
         assert_close(result[HIDDEN], expected, atol=1e-5)
 
 
@@ -108,7 +100,7 @@ def test_padding_to_the_steps_of_an_engine_is_counted(machine: Any) -> None:
 
 @pytest.mark.parametrize("graphs", ["on", "off"])
 def test_where_padding_changes_answers_texts_answer_as_they_do_alone(graphs: str, new_machine: Any) -> None:
-    machine = new_machine(profiles=PROFILES, blocks=BIGBIRD)
+    machine = new_machine(profiles=PROFILES, padding=BIGBIRD)
     session = Session(machine.bundle, machine.runner(graphs=graphs))
     given = encodings([*range(1, 201, 3), *range(195, 201), *range(36, 45)])
     check(machine, given, session.infer(given))
@@ -122,7 +114,7 @@ def test_where_padding_changes_answers_texts_answer_as_they_do_alone(graphs: str
 def test_where_padding_changes_answers_a_batch_is_answered_as_it_is_given(
     padding: str, new_machine: Any, new_batch: Any
 ) -> None:
-    machine = new_machine(profiles=PROFILES, blocks=BIGBIRD)
+    machine = new_machine(profiles=PROFILES, padding=BIGBIRD)
     session = Session(machine.bundle, machine.runner())
     for tokens in (20, 32, 33, 40, 41, 60, 61, 181, 200):
         # Five rows of more than 32 tokens run in parts, which are no narrower.
@@ -132,8 +124,8 @@ def test_where_padding_changes_answers_a_batch_is_answered_as_it_is_given(
 
 
 def test_padding_to_the_steps_of_an_engine_would_be_noticed(new_machine: Any, new_batch: Any) -> None:
-    machine = new_machine(profiles=PROFILES, blocks=BIGBIRD)
-    by_row = dataclasses.replace(machine.bundle.manifest, block_sparse=dataclasses.replace(BIGBIRD, last_block="row"))
+    machine = new_machine(profiles=PROFILES, padding=BIGBIRD)
+    by_row = dataclasses.replace(machine.bundle.manifest, padding=None)
     bundle, machine.bundle = machine.bundle, Bundle(machine.bundle.path, by_row)
     session = Session(machine.bundle, machine.runner())
     machine.bundle = bundle
@@ -143,6 +135,6 @@ def test_padding_to_the_steps_of_an_engine_would_be_noticed(new_machine: Any, ne
 
 
 def test_an_engine_that_pads_too_far_is_refused(new_machine: Any) -> None:
-    machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 8), tokens=(64, 128, 200)),), blocks=BIGBIRD)
+    machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 8), tokens=(64, 128, 200)),), padding=BIGBIRD)
     with pytest.raises(BackendUnavailableError, match=r"(?s)40 tokens only with .* --bigbird-last-block row"):
         machine.runner()

@@ -1,0 +1,115 @@
+"""Dense attention on a CPU: the bundle's lowering against PyTorch SDPA and a plain export, at one length.
+
+Usage: python -m benchmarks.cpu.dense [--tokens 4096] [--rounds 5] [--output FILE]
+
+Every case runs in a process of its own, all cases once a round; ratios are taken within a round, and their median is
+printed with the smallest and largest. Every case must give PyTorch's answer. The input is text: the topics of Python's
+own help. Exits with 1 where a target is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cpu.models import run_of_torch
+from benchmarks.cpu.targets import Figure, Run, Target, figures_of, run_cases
+from hdexport.bench.peers.inputs import Texts
+from hdruntime.bundle.reader import open_bundle
+
+CASES = ("torch-sdpa", "plain-export", "bundle-float32", "bundle-float16")
+TARGETS = (
+    Target("bundle-float32", "torch-sdpa", Figure.LATENCY, 0.9),
+    Target("bundle-float32", "plain-export", Figure.LATENCY, 0.3),
+    Target("bundle-float32", "plain-export", Figure.MEMORY, 0.03),
+    Target("bundle-float16", "bundle-float32", Figure.LATENCY, 1.15),
+)
+SAME_ANSWERS = {
+    "plain-export": ("torch-sdpa", 1e-3),
+    "bundle-float32": ("torch-sdpa", 1e-3),
+    "bundle-float16": ("torch-sdpa", 2e-2),
+}
+
+
+def main() -> int:
+    """Run all cases, or the one that a child process is for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=4096)
+    return run_cases("benchmarks.cpu.dense", parser, _case_figures, _comparison)
+
+
+def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
+    texts = Texts(open_bundle(options.models / "bundle-float32"))
+    run = _load(options.case, options.models, options.tokens)
+    return figures_of(run, texts.batch(1, options.tokens)["input_ids"])
+
+
+def _comparison(options: argparse.Namespace) -> dict[str, Any]:
+    _make_models(options.models, options.tokens)
+    return {"cases": CASES, "targets": TARGETS, "same_answers": SAME_ANSWERS, "tokens": options.tokens}
+
+
+def _make_models(models: Path, tokens: int) -> None:
+    from hdexport.build import BuildOptions, build
+    from hdexport.checkpoint import default_model
+
+    source, _ = default_model()
+    for precision in ("float32", "float16"):
+        build(
+            BuildOptions(
+                model=source, output=models / f"bundle-{precision}", max_len=tokens, precision=precision, verify=None
+            )
+        )
+    _export_plainly(models / "plain.onnx", tokens)
+
+
+def _export_plainly(path: Path, tokens: int) -> None:
+    from hdexport.bench.peers.onnx_plain import export_plainly
+    from hdexport.model.graph_module import GraphModule, graph_inputs
+    from hdexport.model.tasks import Task
+
+    module = GraphModule(
+        _torch_model(tokens),
+        Task.FEATURE_EXTRACTION,
+        inputs=graph_inputs(has_token_types=False),
+    ).eval()
+    ids = np.ones((2, 37), np.int64)
+    export_plainly(module, path, {"input_ids": ids, "attention_mask": ids.copy()})
+
+
+def _torch_model(tokens: int) -> Any:
+    from hdexport.checkpoint import default_model, find_checkpoint
+    from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+    from hdexport.model.surgery import extend_positions
+    from hdexport.model.tasks import Task
+
+    checkpoint = find_checkpoint(default_model()[0])
+    model = checkpoint.load(Task.FEATURE_EXTRACTION)
+    extend_positions(model, checkpoint.family, max_len=tokens, scheme=Scheme.HIERARCHICAL, alpha=DEFAULT_ALPHA)
+    return model
+
+
+def _load(case: str, models: Path, tokens: int) -> Run:
+    if case == "torch-sdpa":
+        return run_of_torch(_torch_model(tokens))
+    if case == "plain-export":
+        return _load_plain(models / "plain.onnx")
+    import hdruntime
+
+    session = hdruntime.load(models / case, backend="onnxruntime")
+    return lambda ids: session(input_ids=ids)["token_embeddings"]
+
+
+def _load_plain(path: Path) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    return lambda ids: session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(ids)})[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

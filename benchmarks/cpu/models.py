@@ -1,0 +1,100 @@
+"""Random models of a long-document architecture in base shape, and ways to run them: what windows and blocks share."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BUNDLE",
+    "DENSE",
+    "HUGGING_FACE",
+    "VOCAB_SIZE",
+    "add_shape_arguments",
+    "load",
+    "run_of_torch",
+    "save_models",
+]
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.targets import Ids, Run
+
+BUNDLE, HUGGING_FACE, DENSE = "bundle", "hugging-face", "dense-sdpa"
+"""Ours, the library's own model, and a BERT of that shape in PyTorch."""
+
+VOCAB_SIZE = 1000
+_HEAD_DIM = 64
+
+
+def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
+    """What all three models have."""
+    parser.add_argument("--hidden-size", type=int, default=768, help="of heads of 64")
+    parser.add_argument("--layers", type=int, default=4)
+
+
+def save_models(
+    models: Path, config_of: Callable[..., Any], *, hidden_size: int, layers: int, longest: int, rows: int | None = None
+) -> None:
+    """Save all three.
+
+    Args:
+        models: a folder for each.
+        config_of: makes the architecture's configuration.
+        hidden_size: of heads of 64.
+        layers: of each model.
+        longest: tokens.
+        rows: of the architecture's table of positions; None for `longest`.
+    """
+    import torch
+    import transformers
+
+    from hdexport.build import BuildOptions, build
+
+    transformers.utils.logging.disable_progress_bar()
+    sizes = {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": hidden_size,
+        "num_hidden_layers": layers,
+        "num_attention_heads": hidden_size // _HEAD_DIM,
+        "intermediate_size": 4 * hidden_size,
+    }
+    torch.manual_seed(0)
+    for name, config in (
+        (HUGGING_FACE, config_of(**sizes, max_position_embeddings=rows or longest)),
+        (DENSE, transformers.BertConfig(**sizes, max_position_embeddings=longest)),
+    ):
+        transformers.AutoModel.from_config(config).save_pretrained(models / name)
+    build(BuildOptions(model=models / HUGGING_FACE, output=models / BUNDLE, max_len=longest, verify=None))
+
+
+def load(model: str, models: Path) -> Run:
+    """One of the three, from what `save_models` saved."""
+    if model == BUNDLE:
+        import hdruntime
+
+        session = hdruntime.load(models / BUNDLE, backend="onnxruntime")
+        return lambda ids: session(input_ids=ids)["last_hidden_state"]
+    import transformers
+
+    transformers.utils.logging.disable_progress_bar()
+    options = {"attn_implementation": "sdpa"} if model == DENSE else {}
+    return run_of_torch(transformers.AutoModel.from_pretrained(models / model, **options))
+
+
+def run_of_torch(model: Any) -> Run:
+    """A model of Hugging Face; the first token of a Longformer is global, as it is of its bundle."""
+    import torch
+
+    model.eval()
+
+    def run(ids: Ids) -> Any:
+        with torch.inference_mode():
+            input_ids = torch.from_numpy(ids)
+            masks = {"attention_mask": torch.ones_like(input_ids)}
+            if model.config.model_type == "longformer":
+                masks["global_attention_mask"] = torch.zeros_like(input_ids)
+                masks["global_attention_mask"][:, 0] = 1
+            return model(input_ids=input_ids, **masks).last_hidden_state.numpy()
+
+    return run

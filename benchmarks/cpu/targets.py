@@ -1,0 +1,266 @@
+"""What the CPU benchmarks share: a process for every case, ratios within a round, and targets for the ratios.
+
+A script that calls `run_cases` is also what its child processes run, with ``--case NAME``; such a process prints what
+`figures_of` returns.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "TARGET_MISSED",
+    "Figure",
+    "Run",
+    "Target",
+    "check_answers",
+    "child_arguments",
+    "compare",
+    "figures_of",
+    "output_of",
+    "random_ids",
+    "report",
+    "run_cases",
+]
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.record import append, command_line, now
+from hdexport.bench.measure.calls import environment, timed, with_growth
+from hdexport.bench.measure.processes import run_process
+from hdexport.bench.results.result import Status
+
+TARGET_MISSED = 1
+"""Exit status."""
+
+_TIME_LIMIT_S = 3600.0
+"""Of a case."""
+
+_TIMED_RUNS = 3
+_VALUES_COMPARED = 16
+"""Tokens of each answer that are compared, spread over the text."""
+
+_PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime")
+
+Ids = npt.NDArray[np.int64]
+Run = Callable[[Ids], npt.NDArray[np.float32]]
+"""From ids, [1, tokens], to vectors, [1, tokens, hidden]."""
+
+
+class Figure(str, Enum):
+    """What is measured of a case."""
+
+    LATENCY = "latency"
+    CPU_TIME = "CPU time"
+    MEMORY = "memory growth"
+    OVERHEAD = "overhead"
+    """A ratio that a case takes itself, of calls that take turns: processes differ by more than it."""
+
+
+_KEYS = {
+    Figure.LATENCY: "latency_ms",
+    Figure.CPU_TIME: "cpu_ms",
+    Figure.MEMORY: "growth_bytes",
+    Figure.OVERHEAD: "overhead",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """A ratio of two cases, or a figure of one, and the largest that it may be.
+
+    Attributes:
+        case: whose figure is divided.
+        against: by whose; None where the figure itself is the target's.
+        figure: which one.
+        at_most: the target.
+    """
+
+    case: str
+    against: str | None
+    figure: Figure
+    at_most: float
+
+
+def run_cases(
+    module: str,
+    parser: argparse.ArgumentParser,
+    case_figures: Callable[[argparse.Namespace], Mapping[str, Any]],
+    comparison: Callable[[argparse.Namespace], Mapping[str, Any]],
+) -> int:
+    """Compare all cases and report, or, in a child process, measure one; the result is the exit status.
+
+    Args:
+        module: what this process runs, ``benchmarks.cpu.dense``.
+        parser: has the benchmark's own options.
+        case_figures: from the options, among which `case` and `models`, what the process of one case prints.
+        comparison: from the options, what `compare` is given besides; it saves what all cases read in the empty folder
+            `models`.
+    """
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="append the result to this file, as a JSON line")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--models", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(case_figures(options)))
+        return 0
+    with tempfile.TemporaryDirectory() as folder:
+        options.models = Path(folder)
+        given = {"arguments": child_arguments(options), "same_answers": {}} | comparison(options)
+        result = compare(module, rounds=options.rounds, **given)
+    return report(result, options.output)
+
+
+def child_arguments(options: argparse.Namespace) -> list[str]:
+    """What a child process is told: all that this one was, and where the models are."""
+    return [*sys.argv[1:], "--models", str(options.models)]
+
+
+def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any]:
+    """Latency, CPU time and growth of peak memory of a run, and values of its answer.
+
+    Args:
+        run: the case.
+        ids: [1, tokens], the text.
+        warm_up_tokens: length of the pieces of the text that are run first, so that what grows afterwards is the long
+            text's and not the weights'.
+    """
+    for start in range(0, ids.shape[1], warm_up_tokens):
+        run(ids[:, start : start + warm_up_tokens])
+    answer, growth_bytes = with_growth(lambda: run(ids))  # also warms up: the first run pays for every page it touches
+    runs = [timed(lambda: run(ids)) for _ in range(_TIMED_RUNS)]
+    return {
+        "latency_ms": statistics.median(latency_ms for _, latency_ms, _ in runs),
+        "cpu_ms": statistics.median(cpu_ms for _, _, cpu_ms in runs),
+        "growth_bytes": growth_bytes,
+        "answer": answer[0, :: max(1, ids.shape[1] // _VALUES_COMPARED)].ravel().tolist(),
+    }
+
+
+def output_of(arguments: Sequence[str]) -> dict[str, Any]:
+    """The JSON object in the last line that a Python process prints; exit where it ends badly.
+
+    Args:
+        arguments: what follows ``python`` on the command line.
+    """
+    outcome = run_process(arguments, time_limit_s=_TIME_LIMIT_S)
+    if outcome.status is not Status.OK or outcome.output is None:
+        sys.exit(f"python {' '.join(arguments)}: {outcome.status.value}: {outcome.reason}")
+    return outcome.output
+
+
+def compare(
+    module: str,
+    *,
+    cases: Sequence[str],
+    targets: Sequence[Target],
+    rounds: int,
+    arguments: Sequence[str],
+    same_answers: Mapping[str, tuple[str, float]],
+    **about: Any,
+) -> dict[str, Any]:
+    """Measure all cases, each once a round, so that drift of a shared machine hits them alike.
+
+    Args:
+        module: runs one case when called with ``--case``.
+        cases: their names.
+        targets: ratios to take within each round, and figures.
+        rounds: how often.
+        arguments: of the script's child processes besides the case.
+        same_answers: case -> (the case whose answer it must give, the largest difference of a value); asked in the
+            first round.
+        about: what else the result says.
+
+    Returns:
+        What is written as JSON.
+    """
+    if with_growth(lambda: None)[1] is None:
+        sys.exit("This system does not tell how far a process's memory grows. Run it on Linux.")
+    measured: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
+    for number in range(rounds):
+        for case in cases:
+            measured[case].append(output_of(["-m", module, "--case", case, *arguments]))
+            print(f"round {number + 1}/{rounds}: {case}", file=sys.stderr)
+        if number == 0:
+            answers = {case: runs[0]["answer"] for case, runs in measured.items() if "answer" in runs[0]}
+            check_answers(answers, same_answers)
+    machine = environment()
+    return {
+        "benchmark": module.removeprefix("benchmarks."),
+        "date": now(),
+        "command": command_line(module),
+        "cpu": machine["cpu"],
+        "commit": machine.get("commit"),
+        "rounds": rounds,
+        **about,
+        "versions": {name: machine[name] for name in _PACKAGES},
+        "cases": {case: _medians(runs) for case, runs in measured.items()},
+        "ratios": [_ratio(measured, target) for target in targets],
+    }
+
+
+def check_answers(answers: Mapping[str, Sequence[float]], same_answers: Mapping[str, tuple[str, float]]) -> None:
+    """Exit, naming the case, where an answer differs from the one that it must equal."""
+    for case, (other, tolerance) in same_answers.items():
+        difference = float(np.abs(np.array(answers[case]) - np.array(answers[other])).max())
+        if not difference <= tolerance:
+            sys.exit(f"{case} gives a wrong answer: it differs from {other} by {difference:.3g}.")
+
+
+def report(result: Mapping[str, Any], output: Path | None) -> int:
+    """Print a result, and append it to a file; the exit status says whether every target was met."""
+    print(f"{result['command']}: {result['cpu']}, median of {result['rounds']} rounds")
+    for case, figures in result["cases"].items():
+        print(
+            f"  {case:<20} {figures['latency_ms']:8.0f} ms  {figures['cpu_ms']:8.0f} ms of CPU time  "
+            f"{figures['growth_bytes'] / 1e6:8.0f} MB more at peak"
+        )
+    for ratio in result["ratios"]:
+        verdict = "met" if _is_met(ratio) else "MISSED"
+        compared = f"{ratio['case']} / {ratio['against']}" if ratio["against"] else ratio["case"]
+        print(
+            f"  {compared}, {ratio['figure']}: {ratio['median']:.3f} "
+            f"({ratio['min']:.3f} to {ratio['max']:.3f}), target {ratio['target']:.4g}: {verdict}"
+        )
+    append(output, result)
+    return 0 if all(map(_is_met, result["ratios"])) else TARGET_MISSED
+
+
+def random_ids(tokens: int, vocab_size: int) -> Ids:
+    """[1, tokens]; the ids below 5, special tokens of most models, are left out."""
+    return np.random.default_rng(0).integers(5, vocab_size, (1, tokens))
+
+
+def _is_met(ratio: Mapping[str, Any]) -> bool:
+    return bool(ratio["median"] <= ratio["target"])
+
+
+def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    return {key: statistics.median(run[key] for run in runs) for key in _KEYS.values() if key in runs[0]}
+
+
+def _ratio(measured: Mapping[str, Sequence[Mapping[str, Any]]], target: Target) -> dict[str, Any]:
+    key = _KEYS[target.figure]
+    ratios = [run[key] for run in measured[target.case]]
+    if target.against is not None:
+        ratios = [ours / theirs[key] for ours, theirs in zip(ratios, measured[target.against], strict=True)]
+    return {
+        "case": target.case,
+        "against": target.against,
+        "figure": target.figure.value,
+        "median": statistics.median(ratios),
+        "min": min(ratios),
+        "max": max(ratios),
+        "target": target.at_most,
+    }

@@ -1,0 +1,172 @@
+"""The steps that run a bundle: by a TensorRT engine, and by ONNX Runtime on the GPU."""
+
+from __future__ import annotations
+
+__all__ = ["run_engine", "run_onnxruntime"]
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.job import Job, SkippedError, StepFailedError
+from hdexport.bench.measure.calls import latency_of, time_runs, warm_up
+from hdexport.bench.peers.inputs import Texts
+from hdexport.checkpoint.checkpoint import sample_path
+from hdexport.verify.comparison import compare
+from hdruntime.backends.choice import why_unavailable
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import HdexportError, MissingDependencyError
+
+_LENGTHS = (512, 2048, 4096, 128, 1024, 8192, 16384)
+"""Those that the bundle takes are run."""
+
+_MAX_LEN = 4096
+_WINDOW = "window:256"
+_LEAST_RUNS = 10
+_LEAST_SECONDS = 0.3
+_TINY = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 96}
+_MINILM = {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536}
+_REHEARSED_TOKENS = 128
+
+
+def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
+    """Load an engine, built here unless the bundle that was given has one, and run it against the CPU's answers.
+
+    That a flavour refuses this GPU is a result, word by word.
+
+    Args:
+        job: the step.
+        flavour: of TensorRT.
+        is_windowed: windowed attention, which is our plugin, instead of the model's.
+    """
+    import hdruntime
+    from hdexport.engines.tensorrt_packages import load_flavour
+
+    backend = Backend(flavour)
+    about = {"flavour": flavour, "windowed": is_windowed}
+    _require(lambda: load_flavour(backend), about, job)
+    with _bundle(job, flavour=backend, is_windowed=is_windowed) as bundle:
+        about["model"] = bundle.manifest.name
+        try:
+            session = hdruntime.load(bundle, backend=backend)
+        except HdexportError as error:
+            job.write(case="engine", **about, status="refused", reason=str(error))
+            return
+        with session:
+            _run_lengths(job, bundle, session, {"case": "engine", **about})
+
+
+def run_onnxruntime(job: Job) -> None:
+    """ONNX Runtime's graph for a GPU by its CUDA provider, against the CPU's answers; in a rehearsal by the CPU's."""
+    import hdruntime
+
+    backend = Backend.ONNXRUNTIME if job.rehearsal else Backend.ONNXRUNTIME_CUDA
+    with _bundle(job, flavour=None, is_windowed=False) as bundle:
+        refusal = why_unavailable(bundle, backend)
+        if refusal is not None:
+            raise SkippedError(refusal.partition("\n")[0])
+        about = {"case": "onnxruntime", "provider": backend.value, "model": bundle.manifest.name}
+        with hdruntime.load(bundle, backend=backend) as session:
+            _run_lengths(job, bundle, session, about)
+
+
+def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) -> None:
+    """A row a length; raises at the end if any answer was wrong."""
+    import hdruntime
+
+    wrong, texts = [], Texts(bundle)
+    with hdruntime.load(bundle, backend="onnxruntime") as right:
+        for tokens in (_REHEARSED_TOKENS,) if job.rehearsal else _LENGTHS:
+            if tokens > bundle.manifest.max_len:
+                continue
+            feeds = texts.batch(1, tokens)
+            outputs, expected = session(**feeds), right(**feeds)
+            # Float32 engines may multiply in TF32, so that half precision's tolerance is what can be asked for.
+            found = [compare(outputs[name], expected[name], half_precision=True) for name in expected]
+            if not all(one.passed for one in found):
+                wrong.append(tokens)
+            call = functools.partial(session, **feeds)
+            is_stable = True if job.rehearsal else warm_up(call).is_stable
+            times = time_runs(call, least_runs=_LEAST_RUNS, least_seconds=_LEAST_SECONDS)
+            latency = latency_of([times], is_stable=is_stable)
+            job.write(
+                **about,
+                status="ok",
+                batch=1,
+                tokens=tokens,
+                p50_ms=latency.p50_ms,
+                p95_ms=latency.p95_ms,
+                min_cosine=min(one.min_cosine for one in found),
+                max_abs_error=max(one.max_abs_error for one in found),
+                passed=all(one.passed for one in found),
+            )
+    if wrong:
+        raise StepFailedError(f"wrong answers at {', '.join(map(str, wrong))} tokens")
+
+
+def _require(load: Callable[[], object], about: dict[str, Any], job: Job) -> None:
+    """A package that is missing skips the step; one that refuses to load or to build here is a result."""
+    try:
+        load()
+    except MissingDependencyError as error:
+        raise SkippedError(str(error).partition("\n")[0]) from None
+    except HdexportError as error:
+        job.write(case="engine", **about, status="refused", reason=str(error))
+        raise SkippedError(str(error).partition("\n")[0]) from None
+
+
+@contextmanager
+def _bundle(job: Job, *, flavour: Backend | None, is_windowed: bool) -> Iterator[Bundle]:
+    """The bundle that was given, if it has what is asked for, or one that is built for the block."""
+    if job.bundle is not None:
+        given = open_bundle(job.bundle)
+        has_engine = flavour is None or any(engine.flavour == flavour.value for engine in given.manifest.engines)
+        if has_engine and ("window" in {record["kind"] for record in given.manifest.attention}) == is_windowed:
+            yield given
+            return
+    with tempfile.TemporaryDirectory() as folder:
+        yield _built(Path(folder), job, flavour=flavour, is_windowed=is_windowed)
+
+
+def _built(folder: Path, job: Job, *, flavour: Backend | None, is_windowed: bool) -> Bundle:
+    from hdexport.attention.kinds import attention_from_spec
+    from hdexport.build import BuildOptions, build
+    from hdexport.engines.build import EngineOptions
+    from hdexport.engines.profiles import profiles_from_options
+
+    max_len = _REHEARSED_TOKENS if job.rehearsal else _MAX_LEN
+    options = EngineOptions()
+    if flavour is not None:
+        profiles = profiles_from_options(max_len, batch="1", one_profile=job.rehearsal)
+        options = EngineOptions(flavours=(flavour,), profiles=profiles)
+    build(
+        BuildOptions(
+            model=_checkpoint(folder / "checkpoint", job),
+            output=folder / "bundle",
+            max_len=max_len,
+            precision="float16",
+            attention=attention_from_spec(("window:16" if job.rehearsal else _WINDOW) if is_windowed else None),
+            engines=options,
+            verify=None,
+        )
+    )
+    return open_bundle(folder / "bundle")
+
+
+def _checkpoint(folder: Path, job: Job) -> Path:
+    """The sample model where it is installed; else, and in a rehearsal, random weights of its shape."""
+    import torch
+    import transformers
+
+    sample = None if job.rehearsal else sample_path()
+    if sample is not None:
+        return sample
+    torch.manual_seed(0)
+    sizes = _TINY if job.rehearsal else _MINILM
+    config = transformers.BertConfig(**sizes, vocab_size=1000, max_position_embeddings=128, initializer_range=0.06)
+    transformers.BertModel(config).save_pretrained(folder)
+    return folder

@@ -1,0 +1,157 @@
+"""The steps that run whole models at every length: checked first, then latency and peak GPU memory."""
+
+from __future__ import annotations
+
+__all__ = ["measure"]
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from typing import Any
+
+from benchmarks.gpu.job import Job, StepFailedError
+from benchmarks.gpu.kernels import LENGTHS
+from benchmarks.gpu.models import Model, Sizes, expected, prepare, sizes_of
+from hdexport.bench.measure.calls import latency_of, time_runs
+from hdexport.bench.measure.ceilings import times_ms
+from hdexport.support.gpu_memory import GpuMemoryWatch
+from hdexport.support.memory import says_out_of_memory
+from hdexport.verify.comparison import Comparison, compare
+
+_BATCHES = (1, 8)
+_CHECKED_TOKENS = 700
+"""More than a window, and no multiple of a block."""
+
+_REHEARSED_TOKENS = 21
+_WARM_UP_RUNS = 3
+_LEAST_RUNS = 5
+_LEAST_SECONDS = 0.3
+"""Of timed runs together; a rehearsal, which times nothing, makes one run of each kind."""
+
+
+def measure(job: Job, model: str, variant: str) -> None:
+    """Check one way to run a model, then run it at every length and batch: once as it is, then as a CUDA graph.
+
+    A row tells the latency with all that Python and PyTorch do to start the kernels; the row of the graph tells what
+    the GPU alone takes. Running out of memory is a result. What cannot be captured ends the graphs, not the step.
+    """
+    import torch
+
+    sizes = sizes_of(rehearsal=job.rehearsal)
+    about = {"model": model, "variant": variant}
+    with torch.inference_mode():
+        found = _checked(job, model, variant, sizes)
+        job.write(case="answers", **about, **asdict(found))
+        if not found.passed:
+            raise StepFailedError(f"a wrong answer: cosine {found.min_cosine:.4f}; {found.tolerance}")
+        prepared = prepare(model, variant, sizes=sizes, device=job.device)
+        for batch, tokens in _shapes(job):
+            job.write(case="latency", **about, batch=batch, tokens=tokens, **_latency(prepared, batch, tokens, job))
+        for batch, tokens in _shapes(job):
+            row = _graph_latency(prepared, batch, tokens, job)
+            job.write(case="graph", **about, batch=batch, tokens=tokens, **row)
+            if row["status"] == "failed":
+                return
+
+
+def _checked(job: Job, model: str, variant: str, sizes: Sizes) -> Comparison:
+    """A single layer's answers: after many random ones all tokens are alike, whatever each of them saw."""
+    one_layer = dataclasses.replace(sizes, layers=1)
+    ids = _ids(2, _REHEARSED_TOKENS if job.rehearsal else _CHECKED_TOKENS, sizes.vocab_size, job.device)
+    # Before the variant replaces the attention of this process.
+    right = expected(model, variant, ids, sizes=one_layer, device=job.device)
+    found = prepare(model, variant, sizes=one_layer, device=job.device).call(ids)
+    return compare(found.float().cpu().numpy(), right.cpu().numpy(), half_precision=True)
+
+
+def _shapes(job: Job) -> Iterator[tuple[int, int]]:
+    if job.rehearsal:
+        yield 1, _REHEARSED_TOKENS
+        return
+    for tokens, batch in itertools.product(LENGTHS, _BATCHES):
+        yield batch, tokens
+
+
+def _latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
+    call = _finished(model, batch, tokens, job.device)
+    return _or_out_of_memory(lambda: _timed(call, GpuMemoryWatch(), job), job.device)
+
+
+def _timed(call: Callable[[], object], watch: GpuMemoryWatch, job: Job) -> dict[str, Any]:
+    warm_up_runs, least_runs, least_s = (1, 1, 0.0) if job.rehearsal else (_WARM_UP_RUNS, _LEAST_RUNS, _LEAST_SECONDS)
+    for _ in range(warm_up_runs):
+        call()
+    with watch:
+        peaks = _peaks(call, job.device)
+        times = time_runs(call, least_runs=least_runs, least_seconds=least_s)
+        watch.look()
+    latency = latency_of([times], is_stable=True)
+    figures = {"p50_ms": latency.p50_ms, "p95_ms": latency.p95_ms, "min_ms": latency.min_ms, "runs": latency.runs}
+    return {"status": "ok", **figures, **peaks, "vram_bytes": watch.peak_bytes}
+
+
+def _graph_latency(model: Model, batch: int, tokens: int, job: Job) -> dict[str, Any]:
+    ids = _ids(batch, tokens, model.sizes.vocab_size, job.device)
+    some = {"least_s": 0.0} if job.rehearsal else {}
+
+    def replayed() -> dict[str, Any]:
+        latency = latency_of([times_ms(lambda: model.call(ids), device=job.device, **some)], is_stable=True)
+        return {"status": "ok", "p50_ms": latency.p50_ms, "min_ms": latency.min_ms, "runs": latency.runs}
+
+    try:
+        return _or_out_of_memory(replayed, job.device)
+    except RuntimeError as error:
+        return {"status": "failed", "reason": str(error)[:500]}
+
+
+def _or_out_of_memory(measured: Callable[[], dict[str, Any]], device: str) -> dict[str, Any]:
+    import torch
+
+    try:
+        return measured()
+    except RuntimeError as error:
+        if not says_out_of_memory(str(error)):
+            raise
+        return {"status": "OOM", "reason": str(error)[:300]}
+    finally:
+        if device == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _peaks(call: Callable[[], object], device: str) -> dict[str, int | None]:
+    """Peaks of PyTorch's allocator, in use and taken from the driver."""
+    import torch
+
+    if device == "cpu":
+        call()
+        return {"allocated_bytes": None, "reserved_bytes": None}
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    return {
+        "allocated_bytes": torch.cuda.max_memory_allocated(),
+        "reserved_bytes": torch.cuda.max_memory_reserved(),
+    }
+
+
+def _finished(model: Model, batch: int, tokens: int, device: str) -> Callable[[], object]:
+    """A call that returns when the GPU is done."""
+    import torch
+
+    ids = _ids(batch, tokens, model.sizes.vocab_size, device)
+
+    def call() -> object:
+        outputs = model.call(ids)
+        if device == "cuda":
+            torch.cuda.synchronize()
+        return outputs
+
+    return call
+
+
+def _ids(batch: int, tokens: int, vocab_size: int, device: str) -> Any:
+    import torch
+
+    generator = torch.Generator().manual_seed(tokens)
+    return torch.randint(5, vocab_size, (batch, tokens), generator=generator).to(device)

@@ -1,0 +1,46 @@
+"""What the process of a step is told, and how it tells what it found."""
+
+from __future__ import annotations
+
+__all__ = ["Job", "SkippedError", "StepFailedError"]
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import append, now
+
+
+class SkippedError(Exception):
+    """The step cannot run here, for a reason that is no fault: a package or a file is missing."""
+
+
+class StepFailedError(Exception):
+    """The step ran and found something wrong."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """One step's task.
+
+    Attributes:
+        step: its name.
+        output: JSON lines are appended to it; None keeps nothing.
+        rehearsal: run on the CPU, with tiny shapes; rows are marked as such.
+        bundle: a bundle to run instead of one that the step builds itself; None for none.
+    """
+
+    step: str
+    output: Path | None
+    rehearsal: bool
+    bundle: Path | None = None
+
+    @property
+    def device(self) -> str:
+        """``cuda``, or ``cpu`` in a rehearsal."""
+        return "cpu" if self.rehearsal else "cuda"
+
+    def write(self, **row: Any) -> None:
+        """Append a row at once: what comes later may end this process."""
+        about = {"benchmark": "gpu_suite", "step": self.step, "rehearsal": self.rehearsal, "date": now()}
+        append(self.output, about | row)

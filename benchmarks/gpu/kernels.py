@@ -1,0 +1,374 @@
+"""The steps about the attention kernels: their answers, their speed, and what the compiler made of them.
+
+A call is captured in a CUDA graph and replayed, so that launching from Python is not what is measured; each replay
+starts with a cold L2 cache. Rates count the work that is asked for only: 4 * head_dim floating-point operations for
+each query and key that it sees. The roofline takes the rate of a large matrix product and the bandwidth of a large
+copy, both measured in the same run. The batch is such that every case has the same number of tokens.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ARCHITECTURES",
+    "LENGTHS",
+    "TOTAL_TOKENS",
+    "WINDOW",
+    "architecture_of",
+    "attention_call",
+    "check",
+    "check_shipped",
+    "compare",
+    "count_registers",
+    "time_kernels",
+    "why_no_gpu",
+]
+
+import functools
+import itertools
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cases import DTYPES, FAMILIES, HIDDEN_SIZE, Case, flex_attention_on
+from benchmarks.gpu.job import Job, StepFailedError
+from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
+from hdexport.bench.results.result import Ceilings
+from hdplugins import Operator
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, cubin_architecture, tiles_for
+from hdplugins.kernels.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
+from hdplugins.operators.block_sparse_attention.geometry import tiles_for_blocks
+from hdplugins.operators.plugin_face import face_of
+
+ARCHITECTURES = (80, 86, 89, 90, 100, 120)
+LENGTHS = (4096, 512, 16384, 1024, 2048, 8192)
+"""In order of what a cut should lose last."""
+
+TOTAL_TOKENS = 65536
+WINDOW = 256
+
+_REHEARSED_WINDOW = 8
+_REHEARSED_TILES = 2
+"""Of those that are tuned."""
+
+_NO_CEILINGS = Ceilings(device="cpu", dtype="float16", matmul_flops_per_s=1.0, copy_bytes_per_s=1.0)
+"""Of a rehearsal, which claims nothing about time."""
+
+_INTERPRETED_ARCHITECTURE = 80
+"""Whose tiles Triton's interpreter uses."""
+
+_MOST_INTERPRETED_TOKENS = 333
+_REPEAT_SECONDS = 0.2
+
+
+def why_no_gpu() -> str | None:
+    """Why nothing can be run on a GPU here; None where it can."""
+    try:
+        import torch
+        import triton  # noqa: F401
+    except ModuleNotFoundError as error:
+        return f"the package {error.name!r} is not installed, without which none can be used"
+    return None if torch.cuda.is_available() else "PyTorch finds none"
+
+
+@functools.cache
+def architecture_of(device: str) -> int:
+    """Compute capability as in sm_90: 90; of the CPU, the one whose tiles a rehearsal uses."""
+    import torch
+
+    if device == "cpu":
+        return _INTERPRETED_ARCHITECTURE
+    major, minor = torch.cuda.get_device_capability()
+    return 10 * int(major) + int(minor)
+
+
+def check(job: Job, family: str, head_dims: Sequence[int] = HEAD_DIMS, dtypes: Sequence[str] = DTYPES) -> None:
+    """The kernels' answers, against the operator's definition in float64; fails if any is wrong.
+
+    Args:
+        job: of the step.
+        family: a key of `FAMILIES`.
+        head_dims: the sizes of a head to check; a rehearsal has one of its own.
+        dtypes: to check.
+    """
+    cases = FAMILIES[family]
+    tiles = cases.REHEARSED_TILES if job.rehearsal else None
+    for head_dim in (32,) if job.rehearsal else head_dims:
+        asked = itertools.chain.from_iterable(cases.checked(head_dim, dtype) for dtype in dtypes)
+        problems = [found for case in asked if (found := _problem(case, job.device, tiles))]
+        job.write(case="answers", head_dim=head_dim, problems=problems)
+        if problems:
+            raise StepFailedError(f"{len(problems)} wrong answers, the first: {problems[0]}")
+
+
+def time_kernels(
+    job: Job,
+    family: str,
+    head_dims: Sequence[int],
+    dtype: str = "float16",
+    *,
+    lengths: Sequence[int] = LENGTHS,
+    window: int = WINDOW,
+    total_tokens: int = TOTAL_TOKENS,
+    is_tuned: bool = False,
+) -> None:
+    """The kernels against SDPA and FlexAttention, at every length.
+
+    Args:
+        job: of the step; a rehearsal has a shape of its own.
+        family: a key of `FAMILIES`.
+        head_dims: the sizes of a head.
+        dtype: of query, key and value.
+        lengths: tokens of a text.
+        window: tokens on each side of a query.
+        total_tokens: batch x tokens.
+        is_tuned: the kernels alone, at the longest length, with other tiles than the table's too.
+    """
+    cases = FAMILIES[family]
+    ceilings = _NO_CEILINGS if job.rehearsal else measured_ceilings("cuda", dtype)
+    if job.rehearsal:
+        head_dims, lengths, window, total_tokens = (128,), (cases.REHEARSED_TOKENS,), _REHEARSED_WINDOW, 0
+    for head_dim, tokens in itertools.product(head_dims, [max(lengths)] if is_tuned else lengths):
+        batch, heads = max(1, total_tokens // tokens), HIDDEN_SIZE // head_dim
+        shape = {"batch": batch, "heads": heads, "tokens": tokens, "head_dim": head_dim, "dtype": ceilings.dtype}
+        timed = list(cases.timed(window, **shape))
+        if is_tuned:
+            # The one with globals, or with a table.
+            _time_tiles(job, [case for _, case, computed_by in timed if computed_by == "kernel"][1], ceilings)
+            continue
+        for name, case, computed_by in timed:
+            job.write(**timed_row(name, case, _call(case, job.device, computed_by), ceilings))
+
+
+def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) -> None:
+    """Registers and spills of `attend`, compiled ahead of time as a build does; no GPU is needed.
+
+    Args:
+        job: of the step; a rehearsal compiles one kernel.
+        family: a key of `FAMILIES`.
+        architectures: to compile for; () for this GPU's.
+    """
+    from hdplugins.kernels.aot import compile_kernels
+
+    cases = FAMILIES[family]
+    asked = itertools.product(cases.COMPILED, DTYPES, HEAD_DIMS)
+    if job.rehearsal:
+        asked = itertools.product([cases.COMPILED[len(cases.COMPILED) // 2]], ("float16",), (32,))
+    for compiled, dtype, head_dim in asked:
+        sources = cases.OPERATOR.face("geometry").kernel_sources(
+            **compiled, dtype=dtype, head_dim=head_dim, architectures=architectures or (architecture_of(job.device),)
+        )
+        start = time.perf_counter()
+        kernels = compile_kernels(sources)
+        seconds = time.perf_counter() - start
+        for kernel in kernels:
+            if kernel.function == "attend":
+                job.write(
+                    case="compile", dtype=dtype, head_dim=head_dim, architecture=kernel.architecture,
+                    registers=kernel.registers, spilled_bytes=kernel.spilled_bytes, shared_bytes=kernel.shared_bytes,
+                    seconds_of_all_architectures=seconds, block_size=kernel.constants.get("block_size"),
+                )  # fmt: skip
+
+
+def check_shipped(job: Job, family: str) -> None:
+    """Kernels as a bundle has them: compiled ahead of time, loaded and launched through the driver, and right.
+
+    It is the plugin's way but for TensorRT around it. A rehearsal does all but load and start them.
+    """
+    import torch
+
+    from hdplugins.kernels.aot import compile_kernels
+
+    case = FAMILIES[family].shipped()
+    face, operator = face_of(case.OPERATOR), case.OPERATOR
+    architecture = architecture_of(job.device)
+    tensors = [tensor for tensor in case.tensors(job.device, is_ragged=True) if tensor is not None]
+    shapes = [tuple(tensor.shape) for tensor in tensors]
+    with tempfile.TemporaryDirectory() as folder:
+        compiled_for = [cubin_architecture(architecture)]
+        sources = face.kernel_sources(shapes, case.attributes, dtype=case.dtype, architectures=compiled_for)
+        for kernel in compile_kernels(sources):
+            for file in (kernel.cubin, kernel.metadata):
+                shutil.copyfile(file, Path(folder) / f"{operator.name}-{file.name}")
+        kernels = _loaded(job, Path(folder), case, architecture, shapes)
+    out, scratch = _buffers(operator, tensors, case.attributes)
+    places = dict(zip(operator.inputs, tensors, strict=False)) | {face.OUTPUT: out} | scratch
+    constants = {name: kernel.compiled.constants for name, kernel in kernels.items()}
+    launches = [
+        PreparedLaunch(kernels[launch.kernel], launch, {name: place for place, name in enumerate(places)})
+        for launch in face.launches(shapes, case.attributes, constants=constants)
+    ]
+    problem = None
+    if not job.rehearsal:
+        for launch in launches:
+            launch.start([tensor.data_ptr() for tensor in places.values()], kernels["attend"].driver.CUstream(0))
+        torch.cuda.synchronize()
+        problem = _difference(case, tensors, out)
+    job.write(case="shipped kernels", architecture=architecture, problem=problem)
+    if problem:
+        raise StepFailedError(problem)
+
+
+def attention_call(
+    operator: Operator,
+    tensors: Sequence[Any],
+    attributes: Mapping[str, Any],
+    *,
+    tiles: Tiles | None = None,
+    is_filled: bool = True,
+) -> Callable[[], Any]:
+    """A call of an operator's kernels that allocates nothing.
+
+    Args:
+        operator: whose kernels.
+        tensors: its inputs, contiguous, on a GPU, or on the CPU where Triton interprets; None for one that is left out.
+        attributes: all of the operator's.
+        tiles: instead of the table's.
+        is_filled: output and workspace hold NaN before the first call.
+    """
+    launch = operator.face("triton_kernel").launch
+    dtype, head_dim = str(tensors[0].dtype).removeprefix("torch."), tensors[0].shape[3]
+    of_gpu = tiles or _tiles_of(attributes, architecture_of(tensors[0].device.type), head_dim, dtype)
+    out, scratch = _buffers(operator, tensors, attributes, is_filled=is_filled)
+
+    def call() -> Any:
+        launch(*tensors, out, *scratch.values(), tiles=of_gpu, **attributes)
+        return out
+
+    return call
+
+
+def compare(actual: Any, right: Any, pytorch: Any) -> str | None:
+    """What is wrong with `actual`, or None: its error may be twice that of PyTorch in its dtype, and a rounding."""
+    import torch
+
+    if not torch.isfinite(actual).all():
+        return f"{int((~torch.isfinite(actual)).sum())} values are not finite"
+    if (actual[(right == 0).all(-1)] != 0).any():
+        return "a row that sees no key is not 0"
+    allowed = 2 * float((pytorch.double() - right).abs().max())
+    allowed += torch.finfo(actual.dtype).eps * float(right.abs().max())
+    error = float((actual.double() - right).abs().max())
+    return None if error <= allowed else f"error {error:.3g} > {allowed:.3g}"
+
+
+def timed_row(name: str, case: Case, call: Callable[[], Any], ceilings: Ceilings) -> dict[str, Any]:
+    """How long a call takes, beside the roofline.
+
+    Args:
+        name: what is called.
+        case: what it computes.
+        call: computes it.
+        ceilings: of the device, in the dtype.
+    """
+    flops = 4 * case.head_dim * case.batch * case.pairs()
+    element_bytes = 4 if case.dtype == "float32" else 2
+    moved_bytes = 4 * case.batch * case.heads * case.tokens * case.head_dim * element_bytes
+    times = times_ms(call, device=ceilings.device, least_s=_REPEAT_SECONDS)
+    p20_ms, _, _, p80_ms = statistics.quantiles(times, n=5)
+    median_ms = statistics.median(times)
+    return {
+        "case": name,
+        **case.row,
+        "median_ms": median_ms,
+        "p20_ms": p20_ms,
+        "p80_ms": p80_ms,
+        "tflops": flops / median_ms / 1e9,
+        "roofline_ms": max(flops / ceilings.matmul_flops_per_s, moved_bytes / ceilings.copy_bytes_per_s) * 1e3,
+    }
+
+
+def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
+    """What is wrong with the kernels' answer, as a sentence; None also where it is not asked for.
+
+    Triton's interpreter multiplies the bit patterns of bfloat16 as integers, and takes long for a long text.
+    """
+    if device == "cpu" and (case.dtype == "bfloat16" or case.tokens > _MOST_INTERPRETED_TOKENS):
+        return None
+    tensors = case.tensors(device, is_ragged=True)
+    found = _difference(case, tensors, attention_call(case.OPERATOR, tensors, case.attributes, tiles=tiles)())
+    shape = [case.batch, case.heads, case.tokens, case.head_dim]
+    return f"{case.dtype} {shape}, {case.attributes}: {found}" if found else None
+
+
+def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
+    package = case.OPERATOR.package.rpartition(".")[2]
+    reference = functools.partial(getattr(case.OPERATOR.face("reference"), package), **case.attributes)
+    inputs = [None if tensor is None else tensor.cpu() for tensor in tensors]
+    right = reference(*(tensor.double() for tensor in inputs[:3]), *inputs[3:])
+    return compare(actual.cpu(), right, reference(*inputs))
+
+
+def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
+    """The table's tiles first, then others; those that do not fit are told."""
+    from triton.runtime.errors import OutOfResources
+
+    table = _tiles_of(case.attributes, architecture_of(job.device), case.head_dim, case.dtype)
+    heads = {table.head, 1 << (case.head_dim.bit_length() - 1)}
+    others = itertools.starmap(Tiles, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads))
+    candidates = dict.fromkeys([table, *others])
+    for tiles in itertools.islice(candidates, _REHEARSED_TILES if job.rehearsal else None):
+        try:
+            call = attention_call(case.OPERATOR, case.tensors(job.device), case.attributes, tiles=tiles)
+            job.write(**timed_row("tiles", case, call, ceilings), tiles=asdict(tiles))
+        except OutOfResources as error:
+            print(f"{tiles} does not fit: {error}", file=sys.stderr)
+
+
+def _call(case: Case, device: str, computed_by: str) -> Callable[[], Any]:
+    from torch.nn.functional import scaled_dot_product_attention
+
+    tensors = case.tensors(device)
+    if computed_by == "kernel":
+        return attention_call(case.OPERATOR, tensors, case.attributes)
+    if computed_by == "sdpa":
+        return functools.partial(scaled_dot_product_attention, *tensors[:3])
+    return functools.partial(flex_attention_on(device), *tensors[:3], block_mask=case.flex_mask(device))
+
+
+def _tiles_of(attributes: Mapping[str, Any], architecture: int, head_dim: int, dtype: str) -> Tiles:
+    """The table's."""
+    if "block_size" in attributes:
+        return tiles_for_blocks(architecture, head_dim, dtype, attributes["block_size"])
+    return tiles_for(architecture, head_dim, dtype)
+
+
+def _buffers(
+    operator: Operator, tensors: Sequence[Any], attributes: Mapping[str, Any], *, is_filled: bool = True
+) -> tuple[Any, dict[str, Any]]:
+    """The output, and the scratch buffers by name."""
+    import torch
+
+    shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
+    scratch = {
+        name: torch.empty(size, dtype=torch.uint8, device=tensors[0].device)
+        for name, size in face_of(operator).workspace(shapes, attributes).items()
+    }
+    out = torch.empty_like(tensors[0])
+    if is_filled:
+        out.fill_(torch.nan)
+        for buffer in scratch.values():
+            buffer.fill_(0xFF)
+    return out, scratch
+
+
+def _loaded(
+    job: Job, folder: Path, case: Case, architecture: int, shapes: Sequence[tuple[int, ...]]
+) -> dict[str, LoadedKernel]:
+    import torch
+
+    face, prefix = face_of(case.OPERATOR), f"{case.OPERATOR.name}-"
+
+    def serves(kernel: Any) -> bool:
+        return face.serves(kernel, shapes, case.attributes, dtype=case.dtype)
+
+    if job.rehearsal:
+        found = find_kernels(folder, prefix, face.KERNELS, architecture=architecture, serves=serves)
+        return {name: LoadedKernel(compiled=kernel, function=None, driver=None) for name, kernel in found.items()}
+    torch.cuda.init()
+    return load_kernels(folder, prefix, face.KERNELS, serves=serves)

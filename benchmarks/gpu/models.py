@@ -1,0 +1,197 @@
+"""Models of BERT-base's and Longformer-base's shape with random weights, and the ways to run their attention."""
+
+from __future__ import annotations
+
+__all__ = ["Model", "Sizes", "expected", "prepare", "sizes_of"]
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.gpu.cases import WindowCase, flex_attention_on
+from benchmarks.gpu.kernels import attention_call
+from hdplugins import OPERATORS
+
+_MAX_GLOBAL = 16
+"""Global tokens that a Longformer's graph has place for, as in a bundle; the first token is one."""
+
+_GAIN = 2.0
+"""Of a random weight matrix: numbers of spread 1 become numbers of that spread, several times what BERT begins with.
+Attention is then far from uniform, and a window that is wrong by one token shows."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of a model; `window` counts tokens on each side."""
+
+    hidden_size: int
+    layers: int
+    heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_len: int
+    window: int
+
+
+@dataclass(frozen=True)
+class Model:
+    """What runs: ids [batch, tokens] in, hidden states [batch, tokens, hidden_size] out."""
+
+    call: Callable[[Any], Any]
+    sizes: Sizes
+
+
+_BASE = Sizes(hidden_size=768, layers=12, heads=12, intermediate_size=3072, vocab_size=30522, max_len=16384, window=256)
+_TINY = Sizes(hidden_size=64, layers=1, heads=2, intermediate_size=96, vocab_size=100, max_len=128, window=8)
+
+
+def sizes_of(*, rehearsal: bool) -> Sizes:
+    """Of both models: base, or tiny in a rehearsal."""
+    return _TINY if rehearsal else _BASE
+
+
+def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Model:
+    """Make a model in float16 that runs as the variant says.
+
+    Args:
+        model: ``bert-base`` or ``longformer-base``.
+        variant: ``torch sdpa``, ``hugging face``, ``torch.compile``, ``FlexAttention``..., ``our kernel``...
+        sizes: of the model.
+        device: ``cuda``, or ``cpu`` where Triton interprets.
+    """
+    import torch
+
+    is_windowed = variant.startswith(("FlexAttention", "our kernel"))
+    module = _windowed(model, sizes) if is_windowed else _as_published(model, sizes, attention="sdpa")
+    module = module.to(device=device, dtype=torch.float16)
+    if is_windowed:
+        _attend_by(_FlexAttention(device) if variant.startswith("FlexAttention") else _our_kernel)
+    if variant == "torch.compile":
+        # A rehearsal does without the compiler, which takes a minute on a CPU.
+        module = torch.compile(module, dynamic=True, backend="inductor" if device == "cuda" else "eager")
+    return Model(_call_of(model, module, is_windowed=is_windowed), sizes)
+
+
+def expected(model: str, variant: str, ids: Any, *, sizes: Sizes, device: str) -> Any:
+    """Hidden states in float32 by the definition: dense attention with all scores, or the reference of windows.
+
+    Longformer's are those of its adapted model in every variant: Hugging Face's own is one that is checked.
+    """
+    import torch
+
+    dense = model == "bert-base" and not variant.startswith(("FlexAttention", "our kernel"))
+    module = _as_published(model, sizes, attention="eager") if dense else _windowed(model, sizes)
+    with torch.inference_mode():
+        return _call_of(model, module.to(device), is_windowed=not dense)(ids)
+
+
+def _call_of(model: str, module: Any, *, is_windowed: bool) -> Callable[[Any], Any]:
+    """From ids to hidden states; dense attention gets no mask, with which its fastest kernel could not serve."""
+
+    def call(ids: Any) -> Any:
+        ones, first = _marks(*ids.shape, ids.device)
+        masks = {"attention_mask": ones} if is_windowed else {}
+        if model == "longformer-base":
+            masks = {"attention_mask": ones, "global_attention_mask": first}
+        return module(input_ids=ids, **masks).last_hidden_state
+
+    return call
+
+
+@functools.lru_cache(maxsize=1)
+def _marks(batch: int, tokens: int, device: Any) -> tuple[Any, Any]:
+    """[batch, tokens] each: every token is real, the first is global. Kept, so that a CUDA graph can be captured."""
+    import torch
+
+    ones = torch.ones(batch, tokens, dtype=torch.int64, device=device)
+    first = torch.zeros_like(ones)
+    first[:, 0] = 1
+    return ones, first
+
+
+def _as_published(model: str, sizes: Sizes, *, attention: str) -> Any:
+    """The library's model, in evaluation mode; the weights of one seed."""
+    import torch
+    import transformers
+
+    common = {
+        "vocab_size": sizes.vocab_size,
+        "hidden_size": sizes.hidden_size,
+        "num_hidden_layers": sizes.layers,
+        "num_attention_heads": sizes.heads,
+        "intermediate_size": sizes.intermediate_size,
+        "initializer_range": _GAIN / sizes.hidden_size**0.5,
+        "pad_token_id": 1,
+    }
+    torch.manual_seed(0)
+    if model == "bert-base":
+        config = transformers.BertConfig(**common, max_position_embeddings=sizes.max_len, attn_implementation=attention)
+        return transformers.BertModel(config, add_pooling_layer=False).eval()
+    config = transformers.LongformerConfig(
+        **common,
+        # The first position is the row after the padding's; Hugging Face pads a text to whole windows.
+        max_position_embeddings=sizes.max_len + 2 * sizes.window + 2,
+        attention_window=[2 * sizes.window] * sizes.layers,
+        type_vocab_size=1,
+        sep_token_id=2,
+    )
+    return transformers.LongformerModel(config, add_pooling_layer=False).eval()
+
+
+def _windowed(model: str, sizes: Sizes) -> Any:
+    """The same weights with our operator as attention, by its definition until `_attend_by`."""
+    from hdexport.attention.interface import use_operators
+    from hdexport.attention.kind import Subject
+    from hdexport.attention.window.kind import WindowKind, WindowRequest
+    from hdexport.attention.window.record import Window
+    from hdexport.families import family_of
+    from hdexport.model.tasks import Task
+
+    module = _as_published(model, sizes, attention="sdpa")
+    family = family_of(module.config.model_type)
+    request = WindowRequest(max_global=_MAX_GLOBAL)
+    if model == "bert-base":
+        request = WindowRequest(window=Window(tokens=sizes.window, global_tokens=0, dilation=(1,)))
+    subject = Subject(model=module, family=family, task=Task.FEATURE_EXTRACTION, max_len=sizes.max_len)
+    setup = WindowKind().setup(request, subject)
+    assert setup is not None
+    setup.adapt(module, family)
+    use_operators(module)
+    return module
+
+
+def _attend_by(node: Callable[..., Any]) -> None:
+    """Let the windowed attention of this process be computed by `node`, which takes what the operator takes."""
+    import hdexport.attention.window.node
+    import hdexport.families.longformer
+
+    hdexport.attention.window.node.sliding_window_node = node  # type: ignore[assignment]
+    hdexport.families.longformer.sliding_window_node = node  # type: ignore[attr-defined]
+
+
+def _our_kernel(*tensors: Any, **attributes: Any) -> Any:
+    """[batch, heads, tokens, head_dim], by the Triton kernel, whose tensors are contiguous."""
+    contiguous = [tensor.contiguous() for tensor in tensors]
+    return attention_call(OPERATORS["SlidingWindowAttention"], contiguous, attributes, is_filled=False)()
+
+
+class _FlexAttention:
+    """FlexAttention with a mask of blocks, made once a length; the first token is global where one may be."""
+
+    def __init__(self, device: str) -> None:
+        self._attention = flex_attention_on(device)
+        self._mask = functools.lru_cache(self._new_mask)
+
+    def __call__(
+        self, query: Any, key: Any, value: Any, token_kind: Any, *,
+        left: int, right: int, dilation: tuple[int, ...] = (1,), global_bound: int, scale: float,
+    ) -> Any:  # fmt: skip
+        mask = self._mask(query.shape, left, right, min(global_bound, 1), str(query.device))
+        return self._attention(query, key, value, block_mask=mask, scale=scale)
+
+    @staticmethod
+    def _new_mask(shape: tuple[int, ...], left: int, right: int, leading_globals: int, device: str) -> Any:
+        sizes = dict(zip(("batch", "heads", "tokens", "head_dim"), shape, strict=True))
+        case = WindowCase(**sizes, dtype="float16", left=left, right=right, globals=leading_globals)
+        return case.flex_mask(device)

@@ -1,1 +1,0 @@
-"""The steps of benchmarks/gpu_suite.py, and what runs them."""

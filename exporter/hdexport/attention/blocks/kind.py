@@ -1,0 +1,252 @@
+"""Block-sparse attention, as a kind: a model's own, or in place of dense attention."""
+
+from __future__ import annotations
+
+__all__ = ["BlocksKind"]
+
+import argparse
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hdexport.attention.blocks.record import BlockRequest, BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks.setup import (
+    GLOBAL_EMBEDDINGS_FILE,
+    LISTED_BLOCKS_FILE,
+    BlockSetup,
+    block_setup,
+    read_setup,
+)
+from hdexport.attention.kind import AttentionKind, Boundaries, Form, OperatorNode, ReferenceFacts, Setup, Subject
+from hdexport.attention.spec import NotUnderstoodError, SpecReader
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_FORMS = {
+    "bigbird": Form(
+        grammar="bigbird[:block=B,random=R,mode=hf_eval|table,seed=S,table=FILE.npy]",
+        example="bigbird:block=64,random=3",
+        help="BigBird, by blocks of B tokens (default: 64): the first and the last block, three around a query's, and "
+        "R random ones (default: 3), which are all the first in hf_eval, as in Hugging Face, or drawn by seed or "
+        "given. A BigBird checkpoint takes mode, seed and table",
+    ),
+    "etc": Form(
+        grammar="etc:global=G[,block=B,tokens=ID[/ID...]]",
+        example="etc:global=64,block=64",
+        help="G more tokens in front of each text, which see all and are seen by all, with the embeddings of these ids "
+        "(default: the token that texts begin with), and three blocks around a query's",
+    ),
+    "blocks": Form(
+        grammar="blocks:file=FILE.npz,block=B",
+        example="blocks:file=pattern.npz,block=64",
+        help="the blocks that a file lists, full_kv_num_blocks and full_kv_indices as in FlexAttention",
+    ),
+}
+
+_NAMES = {
+    "bigbird": ("block", "random", "mode", "seed", "table"),
+    "etc": ("global", "block", "tokens"),
+    "blocks": ("file", "block"),
+}
+
+_MODES_OF_PATTERN = {
+    Pattern.BIGBIRD: (Mode.HF_EVAL, Mode.TABLE),
+    Pattern.ETC: (Mode.NONE,),
+    Pattern.BLOCKS: (Mode.LISTS,),
+}
+
+_REFERENCE_COPIES = 6
+"""Of one head's scores in the definition of block-sparse attention."""
+
+
+class BlocksKind(AttentionKind):
+    """Blocks of queries that see blocks of keys."""
+
+    name = "blocks"
+    forms = MappingProxyType(_FORMS)
+    record_type = BlockSparse
+    holds_scores = False
+
+    def add_arguments(self, group: argparse._ArgumentGroup) -> None:
+        """``--bigbird-last-block`` and ``--global-embeddings``."""
+        group.add_argument(
+            "--bigbird-last-block",
+            metavar="POLICY",
+            help="padded (default): BigBird's last block is that of the padded batch, as in Hugging Face; row: that of "
+            "each text, so that padding changes no answer",
+        )
+        group.add_argument(
+            "--global-embeddings",
+            metavar="FILE.npy",
+            help="what the layers are given for the global tokens of etc, float32 [G, width], in place of ids' "
+            "embeddings",
+        )
+
+    def request(self, spec: str | None, options: Mapping[str, Any]) -> BlockRequest | None:
+        """A pattern and its numbers, and what the options say."""
+        asked = BlockRequest() if spec is None else _request(spec)
+        file = options.get("global_embeddings")
+        asked = dataclasses.replace(
+            asked,
+            last_block=_last_block(options.get("bigbird_last_block")),
+            global_embeddings=None if file is None else Path(file),
+        )
+        return None if asked == BlockRequest() else asked
+
+    def setup(self, request: BlockRequest | None, subject: Subject) -> BlockSetup | None:
+        """A BigBird's own, or blocks in place of dense attention, with their tables and embeddings."""
+        return block_setup(request, subject)
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> BlockSparse | None:
+        """What the graph was traced with."""
+        return setup.spec if isinstance(setup, BlockSetup) else None
+
+    def problems(self, record: BlockSparse, manifest: Manifest) -> Iterator[str]:
+        """Each pattern has modes of its own."""
+        modes = _MODES_OF_PATTERN[record.pattern]
+        if record.mode not in modes:
+            known = " or ".join(mode.value for mode in modes)
+            yield f".mode should be {known} for {record.pattern.value}, not {record.mode.value}"
+
+    def read(self, record: BlockSparse, bundle: Bundle) -> BlockSetup:
+        """With the tables and embeddings that are files of the bundle."""
+        return read_setup(record, bundle)
+
+    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+        """Counts of pairs in place of blocks that the model was not trained with, or of tables that nobody has."""
+        assert isinstance(setup, BlockSetup)
+        if not setup.is_own:
+            from hdexport.attention.blocks.reference import use_block_masks
+
+            use_block_masks(model, setup)
+        elif setup.listed_blocks is not None:
+            # Hugging Face has tables in training only: the operator's definition in PyTorch, which tests hold to that.
+            setup.adapt(model, family)
+        else:
+            return ReferenceFacts(undefined_padding=True, counts_from_padding=True)
+        return ReferenceFacts(replaced=True, undefined_padding=True)
+
+    def files(self, record: BlockSparse) -> tuple[str, ...]:
+        """Tables and embeddings."""
+        return (LISTED_BLOCKS_FILE, GLOBAL_EMBEDDINGS_FILE)
+
+    def boundaries(self, record: BlockSparse) -> Boundaries:
+        """Around a block, the first text that is not attended to densely, and a last block of a single token."""
+        block, dense = record.block_size, record.dense_tokens
+        another = max(dense, 4 * block) + block
+        lengths = {tokens + step for tokens in (block, dense) for step in (-1, 0, 1)} | {another}
+        return Boundaries(lengths=frozenset(lengths), first=max(dense, block) + 1, second=another + 1, alone=True)
+
+    def keys_of_layers(self, record: BlockSparse, manifest: Manifest, tokens: int) -> list[int]:
+        """Five blocks and the random ones of each query; two blocks of queries meet all, which is two more of each."""
+        layers = sum(count for name, count in manifest.operators.items() if "BlockSparseAttention" in name)
+        keys = (7 + record.random_blocks) * record.block_size + record.global_tokens
+        return [min(tokens, keys)] * layers
+
+    def reference_copies(self, record: BlockSparse, family: Family, heads: int) -> int:
+        """The definition holds all pairs of a head."""
+        return _REFERENCE_COPIES if not record.converted and record.mode is Mode.TABLE else 0
+
+    def peer_remark(self, record: BlockSparse) -> str | None:
+        """PyTorch's model is dense where blocks took that place, and has no tables."""
+        if record.converted:
+            return (
+                "knows no block-sparse attention: its attention is dense, and its answers are those of the model "
+                "before --attention"
+            )
+        is_as_trained = record.mode is Mode.HF_EVAL
+        return None if is_as_trained else "knows no table of random blocks: all of its random blocks are block 0"
+
+    def export_remark(self, record: BlockSparse, tokens: int) -> str | None:
+        """BigBird's code in PyTorch chooses dense attention for short texts, and an exporter sees what it chose."""
+        if tokens > record.dense_tokens:
+            return None
+        return (
+            f"attends densely at every length, as the model does up to {record.dense_tokens} tokens: it was exported so"
+        )
+
+    def describe(self, record: BlockSparse) -> Iterator[tuple[str, str]]:
+        """The pattern, its random blocks, its last block, and what is dense."""
+        yield "block-sparse", f"{record.pattern.value}, blocks of {record.block_size} tokens"
+        if record.pattern is Pattern.BIGBIRD:
+            of_mode = {Mode.HF_EVAL: "all of them block 0, as in Hugging Face", Mode.TABLE: "from a table"}
+            yield "", f"{record.random_blocks} random blocks, {of_mode[record.mode]}"
+            of_policy = {
+                LastBlock.PADDED: "that of the padded batch, as in Hugging Face: padding changes answers",
+                LastBlock.ROW: "each text's own: padding changes nothing",
+            }
+            yield "", f"the last block is {of_policy[record.last_block]}"
+        if record.global_tokens:
+            yield "", f"{record.global_tokens} global tokens in front of each text"
+        if record.dense_tokens:
+            yield "", f"dense up to {record.dense_tokens} tokens"
+
+
+def _request(spec: str) -> BlockRequest:
+    word, colon, parts = spec.partition(":")
+    is_bare = word == "bigbird" and not colon
+    reader = SpecReader(spec, None if is_bare else parts, names=_NAMES[word], sign="=", example=_FORMS[word].example)
+    return {"bigbird": _bigbird, "etc": _etc, "blocks": _blocks}[word](reader)
+
+
+def _bigbird(reader: SpecReader) -> BlockRequest:
+    given = reader.given
+    asked = given.get("mode", "table" if "table" in given or "seed" in given else None)
+    mode = next((known for known in _MODES_OF_PATTERN[Pattern.BIGBIRD] if known == asked), None)
+    if mode is None and asked is not None:
+        raise NotUnderstoodError(f"mode={asked}")
+    if mode is Mode.HF_EVAL and ("table" in given or "seed" in given):
+        raise InputError(
+            f"--attention {reader.spec} gives a table of random blocks, which mode=hf_eval has none of.\n"
+            "Leave out mode, or say mode=table."
+        )
+    if "table" in given and "seed" in given:
+        raise InputError(
+            f"--attention {reader.spec} gives a table and a seed to draw one with.\nLeave one of them out."
+        )
+    return BlockRequest(
+        pattern=Pattern.BIGBIRD,
+        block_size=reader.optional("block", least=1),
+        random_blocks=reader.optional("random", least=0),
+        mode=mode,
+        seed=reader.optional("seed", least=0, most=2**31 - 1),
+        file=Path(given["table"]) if "table" in given else None,
+    )
+
+
+def _etc(reader: SpecReader) -> BlockRequest:
+    tokens = reader.number("global", reader.required("global"), least=1)
+    listed = reader.given.get("tokens")
+    ids = () if listed is None else tuple(reader.number("tokens", text, least=0) for text in listed.split("/"))
+    if len(ids) not in (0, 1, tokens):
+        raise InputError(
+            f"--attention {reader.spec} gives {len(ids)} ids for {tokens} global tokens.\n"
+            f"Give one for all, tokens={ids[0]}, or {tokens}, separated by slashes."
+        )
+    block_size = reader.optional("block", least=1)
+    return BlockRequest(pattern=Pattern.ETC, block_size=block_size, global_tokens=tokens, global_ids=ids)
+
+
+def _blocks(reader: SpecReader) -> BlockRequest:
+    file, block_size = reader.required("file"), reader.number("block", reader.required("block"), least=1)
+    return BlockRequest(pattern=Pattern.BLOCKS, block_size=block_size, file=Path(file))
+
+
+def _last_block(policy: str | None) -> LastBlock | None:
+    """The value of ``--bigbird-last-block``, if it was given.
+
+    Raises:
+        InputError: it is none.
+    """
+    try:
+        return None if policy is None else LastBlock(policy)
+    except ValueError:
+        known = ", ".join(known.value for known in LastBlock)
+        raise InputError(f"--bigbird-last-block {policy} is unknown.\nChoose one of: {known}.") from None

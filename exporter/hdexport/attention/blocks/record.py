@@ -1,0 +1,100 @@
+"""Block-sparse attention in words: what was asked for, and what a manifest says."""
+
+from __future__ import annotations
+
+__all__ = ["BlockRequest", "BlockSparse", "LastBlock", "Mode", "Pattern"]
+
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Literal
+
+from hdruntime.bundle.manifest import Count, Length, TokenCount
+
+
+class Pattern(str, Enum):
+    """Which blocks a block of queries sees."""
+
+    BIGBIRD = "bigbird"
+    """The first and the last block, a window of three blocks, and random ones."""
+    ETC = "etc"
+    """Global tokens in front of the text, and the window."""
+    BLOCKS = "blocks"
+    """What a list says."""
+
+
+class Mode(str, Enum):
+    """Where the blocks come from that the pattern leaves open."""
+
+    HF_EVAL = "hf_eval"
+    """Every random block is block 0, as Hugging Face has it outside of training."""
+    TABLE = "table"
+    """A table of random blocks."""
+    LISTS = "lists"
+    """The list of the pattern ``blocks``."""
+    NONE = "none"
+
+
+class LastBlock(str, Enum):
+    """Where the last block ends."""
+
+    PADDED = "padded"
+    """With the padded batch, as in Hugging Face, so that a text's answer depends on the padding."""
+    ROW = "row"
+    """With each text, and padding changes nothing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockSparse:
+    """Block-sparse attention: a checkpoint's own, or what ``--attention bigbird|etc|blocks`` put in its place.
+
+    Attributes:
+        pattern: which blocks see which.
+        block_size: tokens of a block.
+        mode: where blocks beyond the pattern's come from.
+        random_blocks: random blocks of each row of blocks; 0 for other patterns than ``bigbird``.
+        global_tokens: tokens in front of each text that ``etc`` adds; 0 for other patterns.
+        last_block: where the last block ends.
+        dense_tokens: the longest text that is attended to densely; 0 for none. With ``padded`` its padding counts.
+        converted: whether it took the place of dense attention.
+    """
+
+    kind: Literal["blocks"] = "blocks"
+    pattern: Pattern
+    block_size: Length
+    mode: Mode
+    random_blocks: Count
+    global_tokens: TokenCount
+    last_block: LastBlock
+    dense_tokens: TokenCount
+    converted: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockRequest:
+    """Block-sparse attention, as it was asked for; None where nothing was said.
+
+    Attributes:
+        pattern: in place of dense attention, or ``bigbird`` for a BigBird's own; None where only options were given.
+        block_size: tokens of a block.
+        random_blocks: of each row of blocks, for ``bigbird``.
+        mode: ``hf_eval`` or ``table``, for ``bigbird``.
+        seed: of the random tables: layer l draws with seed + l.
+        file: of the tables (``bigbird``), or of the lists of blocks (``blocks``).
+        global_tokens: in front of each text, for ``etc``.
+        global_ids: ids whose embeddings the global tokens get, one for all or one each; () for the model's first
+            special token.
+        last_block: for ``bigbird``; None for ``padded``.
+        global_embeddings: a .npy file for ``etc``; None computes them from ids.
+    """
+
+    pattern: Pattern | None = None
+    block_size: int | None = None
+    random_blocks: int | None = None
+    mode: Mode | None = None
+    seed: int | None = None
+    file: Path | None = None
+    global_tokens: int = 0
+    global_ids: tuple[int, ...] = ()
+    last_block: LastBlock | None = None
+    global_embeddings: Path | None = None

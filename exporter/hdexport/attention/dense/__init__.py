@@ -1,0 +1,1 @@
+"""Dense attention: every query sees every real token."""

@@ -1,0 +1,48 @@
+"""Dense attention, as a kind."""
+
+from __future__ import annotations
+
+__all__ = ["DenseAttention", "DenseKind"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from hdexport.attention.kind import AttentionKind, OperatorNode, Setup
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Manifest, Size
+
+_SCORE_COPIES = 3
+"""Of a layer's scores in PyTorch's own code: with the mask added, the softmax, and what is made of either."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DenseAttention:
+    """Layers in which every query sees every real token.
+
+    Attributes:
+        layers: how many.
+    """
+
+    kind: Literal["dense"] = "dense"
+    layers: Size
+
+
+class DenseKind(AttentionKind):
+    """Dense attention is what the library's attention interface gives where no other kind is in the way."""
+
+    name = "dense"
+    record_type = DenseAttention
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> DenseAttention | None:
+        """The nodes of the operator."""
+        layers = sum(node.operator == "DenseAttention" for node in nodes)
+        return DenseAttention(layers=layers) if layers else None
+
+    def keys_of_layers(self, record: DenseAttention, manifest: Manifest, tokens: int) -> list[int]:
+        """All tokens."""
+        return [tokens] * record.layers
+
+    def reference_copies(self, record: DenseAttention, family: Family, heads: int) -> int:
+        """None where PyTorch's scaled_dot_product_attention slices them."""
+        return 0 if family.has_sdpa else _SCORE_COPIES * heads

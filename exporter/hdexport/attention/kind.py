@@ -1,0 +1,245 @@
+"""What the exporter knows of a kind of attention: one class a kind, each in a folder of its own."""
+
+from __future__ import annotations
+
+__all__ = ["NOT_TRAINED", "AttentionKind", "Boundaries", "Form", "OperatorNode", "ReferenceFacts", "Setup", "Subject"]
+
+import argparse
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from hdexport.model.family import Family
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+NOT_TRAINED = (
+    "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
+    "against PyTorch with the same {}."
+)
+"""What is said where a model is given another attention than it has; {} is what it is given, "windows"."""
+
+
+@dataclass(frozen=True)
+class OperatorNode:
+    """A node of one of our operators: its name, and its attributes."""
+
+    operator: str
+    attributes: Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """A form of ``--attention``'s value, by which a kind takes the place of dense attention.
+
+    Attributes:
+        grammar: the form, ``window:W[,global:G]``.
+        example: a value.
+        help: what it does, a sentence for the command's help.
+    """
+
+    grammar: str
+    example: str
+    help: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """What a kind is asked about.
+
+    Attributes:
+        model: with `max_len` positions, in float32.
+        family: of the model.
+        task: what it is built for.
+        max_len: the longest input, in tokens.
+        first_special_id: the id that a text begins with; None where it is unknown.
+        convertible: model types of the families whose attention can be exchanged, for messages.
+    """
+
+    model: PreTrainedModel
+    family: Family
+    task: Task
+    max_len: int
+    first_special_id: Callable[[], int | None] = lambda: None
+    convertible: Callable[[], Sequence[str]] = lambda: ()
+
+    def check_convertible(self, *, to: str) -> None:
+        """Refuse a model whose attention cannot be exchanged.
+
+        Args:
+            to: what it was to become, for the message.
+
+        Raises:
+            ModelError: it says why not, and which families can be.
+        """
+        if self.family.why_not_converted is not None:
+            raise ModelError(
+                f"{self.model.config.model_type} cannot be given {to} attention: {self.family.why_not_converted}.\n"
+                f"Leave out --attention. Families that can: {', '.join(self.convertible())}."
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """A kind's attention in one model: what `AttentionKind.setup` found or made. Kinds add what they need.
+
+    Attributes:
+        is_own: whether the model was trained with it; else it takes the place of dense attention.
+        inputs: of the graph, beside those of every model.
+        padding: how far rows may be padded; None for any length.
+        remark: what somebody who asked for it has to know; None for nothing.
+    """
+
+    is_own: bool
+    inputs: tuple[InputSpec, ...] = ()
+    padding: PaddingRule | None = None
+    remark: str | None = None
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """Make the model attend so while it is traced, in place."""
+        raise NotImplementedError
+
+    def write(self, directory: Path) -> None:
+        """Write the files of a bundle that `AttentionKind.read` reads; most kinds have none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Boundaries:
+    """Lengths, in tokens, at which something changes in an attention.
+
+    Attributes:
+        lengths: what a full verification visits.
+        first: the first length at which it is not as for short texts.
+        second: one at which nothing is cut off any more.
+        alone: whether `first` is also to be checked in a batch of its own.
+    """
+
+    lengths: frozenset[int]
+    first: int
+    second: int
+    alone: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReferenceFacts:
+    """What PyTorch's answers are like that a bundle is compared with.
+
+    Attributes:
+        replaced: the attention is another than the library's own.
+        undefined_padding: what stands at padding means nothing, where dense attention has a value there.
+        counts_from_padding: the attention counts its blocks from the padding on the left.
+    """
+
+    replaced: bool = False
+    undefined_padding: bool = False
+    counts_from_padding: bool = False
+
+
+class AttentionKind:
+    """A kind of attention; a subclass answers what differs from "dense, in standard operators, of the model's own".
+
+    Nothing here imports PyTorch before a model is there.
+
+    Attributes:
+        name: the tag of its record in the manifest.
+        forms: word that begins a value of ``--attention`` -> form; none for a kind that no model is given.
+        record_type: the dataclass of its record, whose first field is ``kind``.
+        holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
+    """
+
+    name: ClassVar[str]
+    forms: ClassVar[Mapping[str, Form]] = {}
+    record_type: ClassVar[type[Any]]
+    holds_scores: ClassVar[bool] = True
+
+    def reads(self, spec: str) -> bool:
+        """Whether a value of ``--attention`` is of one of its forms, as far as its beginning tells."""
+        return spec.partition(":")[0] in self.forms
+
+    def add_arguments(self, group: argparse._ArgumentGroup) -> None:
+        """Declare options of its own beside ``--attention``."""
+
+    def request(self, spec: str | None, options: Mapping[str, Any]) -> Any | None:
+        """What was asked for, if anything was.
+
+        Args:
+            spec: value of ``--attention``, if the kind reads it.
+            options: the command's options; those that it declared are None where they were not given.
+
+        Raises:
+            NotUnderstoodError: the value is not of the form that it begins like.
+            InputError: a number is out of its range, or parts contradict each other.
+        """
+        return None
+
+    def setup(self, request: Any | None, subject: Subject) -> Setup | None:
+        """The kind's attention in a model; None where it has none and none was asked for.
+
+        Raises:
+            ModelError: the model cannot be given it.
+            InputError: what was asked for does not fit the model.
+        """
+        return None
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> Any | None:
+        """What the manifest says of it: an instance of `record_type`; None where the graph has none of it.
+
+        Args:
+            setup: what the graph was traced with.
+            nodes: of our operators in the portable graph, in its order.
+        """
+        return None
+
+    def problems(self, record: Any, manifest: Manifest) -> Iterator[str]:
+        """What in a record contradicts something else in it or in the manifest; each begins with a key, ``.mode``."""
+        yield from ()
+
+    def read(self, record: Any, bundle: Bundle) -> Setup:
+        """The setup of a bundle, for whoever compares it with PyTorch.
+
+        Raises:
+            BundleCorruptError: a file that it needs is missing or damaged, or contradicts the manifest.
+        """
+        return Setup(is_own=True)
+
+    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+        """Make the library's own model what the bundle is compared with, in place, with nothing of our operators."""
+        return ReferenceFacts()
+
+    def files(self, record: Any) -> tuple[str, ...]:
+        """Names of its files in a bundle: bundles of one model that differ in them answer differently."""
+        return ()
+
+    def boundaries(self, record: Any) -> Boundaries | None:
+        """Lengths that a verification must visit; None where there are none beyond those of every model."""
+        return None
+
+    def keys_of_layers(self, record: Any, manifest: Manifest, tokens: int) -> list[int]:
+        """Of each layer, the keys that a query meets in the portable graph in a text of so many tokens, about."""
+        return []
+
+    def reference_copies(self, record: Any, family: Family, heads: int) -> int:
+        """Arrays [tokens, tokens] of float32 that PyTorch's side of a comparison takes at once, for one row."""
+        return 0
+
+    def leading_global_tokens(self, record: Any) -> int:
+        """Tokens at the beginning of each text that every query sees and no caller marks."""
+        return 0
+
+    def peer_remark(self, record: Any) -> str | None:
+        """What PyTorch's model, which others run, does not know of it; None where it knows all."""
+        return None
+
+    def export_remark(self, record: Any, tokens: int) -> str | None:
+        """What an export of PyTorch's model with a text of so many tokens freezes; None where nothing."""
+        return None
+
+    def describe(self, record: Any) -> Iterator[tuple[str, str]]:
+        """Lines of ``hdexport inspect``: name, or an empty one, and what is said."""
+        yield from ()

@@ -1,0 +1,149 @@
+"""The kinds of attention there are, and those of a bundle."""
+
+from __future__ import annotations
+
+__all__ = [
+    "Attention",
+    "attention_from_spec",
+    "attention_of",
+    "attention_records",
+    "attention_setups",
+    "kind_named",
+    "kinds",
+]
+
+import functools
+import importlib.metadata
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from hdexport.attention.blocks.kind import BlocksKind
+from hdexport.attention.dense.kind import DenseKind
+from hdexport.attention.kind import AttentionKind, OperatorNode, Setup, Subject
+from hdexport.attention.spec import NotUnderstoodError
+from hdexport.attention.window.kind import WindowKind
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.errors import BundleCorruptError, InputError
+
+_ENTRY_POINTS = "hdexport.attention"
+"""Group in which other packages register theirs."""
+
+_OURS: tuple[AttentionKind, ...] = (DenseKind(), WindowKind(), BlocksKind())
+
+
+@functools.cache
+def kinds() -> tuple[AttentionKind, ...]:
+    """Every kind: ours, and those that installed packages register as entry points of ``hdexport.attention``."""
+    others = importlib.metadata.entry_points(group=_ENTRY_POINTS)
+    return (*_OURS, *(point.load()() for point in sorted(others, key=lambda point: point.name)))
+
+
+def kind_named(name: object) -> AttentionKind:
+    """The kind of that name.
+
+    Raises:
+        BundleCorruptError: there is none.
+    """
+    for kind in kinds():
+        if kind.name == name:
+            return kind
+    known = ", ".join(kind.name for kind in kinds())
+    raise BundleCorruptError(
+        f"The bundle has attention of the kind {name!r}; known here: {known}.\n"
+        "Install the package that it comes from, or a newer hdexport: pip install -U hdexport"
+    )
+
+
+def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What was asked of each kind.
+
+    Args:
+        spec: value of ``--attention``, for example ``window:256,global:1``; None where it was not given.
+        options: those that kinds declare, by their names in Python: ``{"max_global": "32"}``.
+
+    Returns:
+        name of a kind -> its request, for those that something was asked of.
+
+    Raises:
+        InputError: a value is not of its form, or a number is out of its range.
+    """
+    reader = None if spec is None else next((kind for kind in kinds() if kind.reads(spec)), None)
+    if spec is not None and reader is None:
+        raise _not_understood(spec, spec)
+    requests = {}
+    for kind in kinds():
+        try:
+            request = kind.request(spec if kind is reader else None, options or {})
+        except NotUnderstoodError as error:
+            raise _not_understood(str(spec), str(error)) from None
+        if request is not None:
+            requests[kind.name] = request
+    return requests
+
+
+def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str, Setup]:
+    """The attention that a model has, or gets: name of a kind -> setup, for the kinds that are in it.
+
+    Raises:
+        ModelError: the model cannot be given what was asked for.
+        InputError: what was asked for does not fit the model.
+    """
+    found = {kind.name: kind.setup(requests.get(kind.name), subject) for kind in kinds()}
+    return {name: setup for name, setup in found.items() if setup is not None}
+
+
+def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]) -> Iterator[dict[str, Any]]:
+    """What a manifest says of each kind that is in a graph, as JSON has it.
+
+    Args:
+        setups: what the graph was traced with, by the kinds' names.
+        nodes: of our operators in the portable graph, in its order.
+    """
+    for kind in kinds():
+        record = kind.record(setups.get(kind.name), nodes)
+        if record is not None:
+            yield msgspec.to_builtins(record)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A kind in a bundle, and what the manifest says of it."""
+
+    kind: AttentionKind
+    record: Any
+
+
+def attention_of(manifest: Manifest) -> list[Attention]:
+    """The attention of a bundle, one for each record.
+
+    Raises:
+        BundleCorruptError: a kind is not known here, or its record is malformed.
+    """
+    return list(_attention_of(manifest))
+
+
+def _attention_of(manifest: Manifest) -> Iterator[Attention]:
+    for index, values in enumerate(manifest.attention):
+        kind = kind_named(values.get("kind"))
+        try:
+            record = from_values(values, kind.record_type, name=f"manifest.attention[{index}]")
+            for problem in kind.problems(record, manifest):
+                raise JsonMismatchError(f"manifest.attention[{index}]{problem}")
+        except JsonMismatchError as error:
+            raise BundleCorruptError(f"{error}.\nRebuild or copy the bundle again.") from None
+        yield Attention(kind, record)
+
+
+def _not_understood(spec: str, part: str) -> InputError:
+    forms = {word: form for kind in kinds() for word, form in kind.forms.items()}
+    listed = "\n".join(f"  {form.grammar}" for form in forms.values())
+    example = forms.get(spec.partition(":")[0], next(iter(forms.values()))).example
+    return InputError(
+        f"--attention {spec} is not understood at {part!r}.\nIts forms are\n{listed}\n"
+        "What they do: hdexport build --help\n"
+        f"For example: --attention {example}"
+    )

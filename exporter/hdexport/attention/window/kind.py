@@ -1,0 +1,236 @@
+"""Windowed attention, as a kind: a model's own, or in place of dense attention."""
+
+from __future__ import annotations
+
+__all__ = ["WindowKind", "WindowRequest", "WindowSetup"]
+
+import argparse
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hdexport.attention.kind import (
+    NOT_TRAINED,
+    AttentionKind,
+    Boundaries,
+    Form,
+    OperatorNode,
+    ReferenceFacts,
+    Setup,
+    Subject,
+)
+from hdexport.attention.spec import SpecReader
+from hdexport.attention.window.marks import MOST_GLOBAL_TOKENS, marks_input
+from hdexport.attention.window.record import Window, WindowAttention
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+_FORM = Form(
+    grammar="window:W[,global:G][,dilation:D[/D...]]",
+    example="window:256,global:1",
+    help="every query sees W tokens on each side of it (Longformer's attention_window counts both sides: its 512 is "
+    "W = 256) in steps of D tokens, one D for all heads or one a head; the first G tokens (default: 1) see all and are "
+    "seen by all",
+)
+
+_NAMES = ("window", "global", "dilation")
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowRequest:
+    """What was asked for.
+
+    Attributes:
+        window: in place of dense attention; None where the model shall keep what it has.
+        max_global: the most global tokens that a caller may mark in a text; None for the default.
+    """
+
+    window: Window | None = None
+    max_global: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowSetup(Setup):
+    """Windowed attention in a model.
+
+    Attributes:
+        window: in place of dense attention; None where the model was trained with windows.
+    """
+
+    window: Window | None = None
+
+    @property
+    def bound(self) -> int:
+        """The most global tokens that a caller may mark in a text; 0 where none can be marked."""
+        return max((spec.bound or 0 for spec in self.inputs if spec.role is Role.MARKS), default=0)
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """Windows around the layers, or the family's own."""
+        if self.window is None:
+            assert family.own is not None
+            family.own.adapt(model, self)
+            return
+        from hdexport.attention.model_parts import wrap_layers
+        from hdexport.attention.window.node import window_mask
+
+        window = self.window
+        wrap_layers(model, lambda states, mask, layers: layers(states, window_mask(window, mask)))
+
+
+class WindowKind(AttentionKind):
+    """Windows around every token, with or without global tokens."""
+
+    name = "window"
+    forms = MappingProxyType({"window": _FORM})
+    record_type = WindowAttention
+    holds_scores = False
+
+    def reads(self, spec: str) -> bool:
+        """Its parts may come in any order."""
+        return spec.partition(":")[0] in _NAMES
+
+    def add_arguments(self, group: argparse._ArgumentGroup) -> None:
+        """``--max-global``."""
+        group.add_argument(
+            "--max-global",
+            metavar="N",
+            help="Longformer and LED: the most tokens of a text that global_attention_mask may mark (default: 16, for "
+            "question answering 64)",
+        )
+
+    def request(self, spec: str | None, options: Mapping[str, Any]) -> WindowRequest | None:
+        """A window, and how many tokens may be marked."""
+        window = None if spec is None else _window(spec)
+        max_global = _whole_number(options.get("max_global"))
+        return None if window is None and max_global is None else WindowRequest(window=window, max_global=max_global)
+
+    def setup(self, request: WindowRequest | None, subject: Subject) -> WindowSetup | None:
+        """Marks of a family whose callers mark tokens, or a window in place of dense attention."""
+        request = request or WindowRequest()
+        config = subject.model.config
+        if request.window is not None:
+            subject.check_convertible(to="windowed")
+        if subject.family.own_attention(self.name, config) is not None:
+            marks = marks_input(config, subject.task, max_global=request.max_global)
+            return WindowSetup(is_own=True, inputs=(marks,))
+        if request.max_global is not None:
+            raise InputError(
+                f"--max-global {request.max_global} is for models with an input global_attention_mask, and "
+                f"{config.model_type} has none.\nLeave it out."
+            )
+        if request.window is None:
+            return None
+        _check(request.window, heads=config.num_attention_heads, max_len=subject.max_len)
+        remark = (
+            f"Attention is cut to windows of {request.window.tokens} tokens on each side, "
+            f"{NOT_TRAINED.format('windows')}"
+        )
+        return WindowSetup(is_own=False, window=request.window, remark=remark)
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> WindowAttention | None:
+        """The windows of the nodes, which layers of the library have, too."""
+        layers = tuple(int(node.attributes["left"]) for node in nodes if node.operator == "SlidingWindowAttention")
+        if not layers:
+            return None
+        return WindowAttention(layers=layers, converted=setup.window if isinstance(setup, WindowSetup) else None)
+
+    def problems(self, record: WindowAttention, manifest: Manifest) -> Iterator[str]:
+        """Dilations are one for all heads, or one for each."""
+        window = record.converted
+        if window is not None and len(window.dilation) not in (1, manifest.num_heads):
+            yield f".converted.dilation has {len(window.dilation)} values for {manifest.num_heads} heads"
+
+    def read(self, record: WindowAttention, bundle: Bundle) -> WindowSetup:
+        """All of it is in the record, and in the inputs."""
+        marks = tuple(spec for spec in bundle.manifest.inputs if spec.role is Role.MARKS)
+        return WindowSetup(is_own=record.converted is None, inputs=marks, window=record.converted)
+
+    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+        """Masks in place of windows that the model was not trained with."""
+        assert isinstance(setup, WindowSetup)
+        if setup.window is not None:
+            from hdexport.attention.window.reference import use_window_masks
+
+            use_window_masks(model, setup.window)
+        # Longformer's own rows of padding are 0.
+        return ReferenceFacts(replaced=setup.window is not None, undefined_padding=not setup.bound)
+
+    def boundaries(self, record: WindowAttention) -> Boundaries | None:
+        """Where a text is no longer than a window reaches, and where windows are cut off on no side."""
+        if not record.layers:
+            return None
+        lengths = {length for w in set(record.layers) for length in (w, w + 1, w + 2, 2 * w + 1)}
+        widest = max(record.layers)
+        return Boundaries(lengths=frozenset(lengths), first=widest + 1, second=2 * widest + 2)
+
+    def keys_of_layers(self, record: WindowAttention, manifest: Manifest, tokens: int) -> list[int]:
+        """A block of a window's queries meets the window and about a quarter of it more."""
+        return [min(tokens, 3 * window) for window in record.layers]
+
+    def leading_global_tokens(self, record: WindowAttention) -> int:
+        """Those of a window in place of dense attention."""
+        return 0 if record.converted is None else record.converted.global_tokens
+
+    def peer_remark(self, record: WindowAttention) -> str | None:
+        """PyTorch's model is dense where windows took that place."""
+        if record.converted is None:
+            return None
+        return "knows no windows: its attention is dense, and its answers are those of the model before --attention"
+
+    def describe(self, record: WindowAttention) -> Iterator[tuple[str, str]]:
+        """Windows, and what they took the place of."""
+        if record.layers:
+            counts = Counter(record.layers)
+            layers = ", ".join(f"{tokens} in {count} layers" for tokens, count in counts.items())
+            yield "windows", f"tokens on each side: {layers}"
+        if record.converted is not None:
+            count, steps = record.converted.global_tokens, "/".join(map(str, record.converted.dilation))
+            first = f"the first {count}" if count else "none"
+            yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
+
+
+def _window(spec: str) -> Window:
+    reader = SpecReader(spec, spec, names=_NAMES, sign=":", example=_FORM.example)
+    steps = reader.given.get("dilation", "1").split("/")
+    return Window(
+        tokens=reader.number("window", reader.required("window"), least=1),
+        global_tokens=reader.number("global", reader.given.get("global", "1"), least=0, most=MOST_GLOBAL_TOKENS),
+        dilation=tuple(reader.number("dilation", step, least=1) for step in steps),
+    )
+
+
+def _whole_number(text: str | int | None) -> int | None:
+    """The value of ``--max-global``.
+
+    Raises:
+        InputError: it is no whole number.
+    """
+    try:
+        return None if text is None else int(text)
+    except ValueError:
+        raise InputError(f"--max-global {text} is not a whole number.\nGive a number like --max-global 32.") from None
+
+
+def _check(window: Window, *, heads: int, max_len: int) -> None:
+    """Refuse dilations that do not fit the heads, and warn of a window that changes nothing."""
+    if len(window.dilation) not in (1, heads):
+        raise InputError(
+            f"--attention has {len(window.dilation)} dilations, and the model has {heads} heads in each layer.\n"
+            f"Give one for all heads, dilation:2, or {heads}, separated by slashes."
+        )
+    if window.tokens >= max_len - 1:
+        logger.warning(
+            "A window of %d tokens on each side covers every text of up to %d tokens: the attention is dense.",
+            window.tokens,
+            max_len,
+        )

@@ -1,0 +1,103 @@
+"""Windowed attention in a traced model: the operator's node, and the mask that windowed layers share."""
+
+from __future__ import annotations
+
+__all__ = ["WindowMask", "sliding_window_node", "window_mask"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hdexport.attention.symbolic import operator_node
+from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
+from hdexport.attention.window.record import Window
+from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
+
+
+@dataclass(frozen=True)
+class WindowMask:
+    """What windowed layers share: made once, handed from layer to layer as the library's mask is.
+
+    Attributes:
+        window: what a token sees.
+        token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
+        global_rows: where the global tokens are; None where there are none.
+    """
+
+    window: Window
+    token_kind: torch.Tensor
+    global_rows: GlobalRows | None
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
+        attended = sliding_window_node(
+            query,
+            key,
+            value,
+            self.token_kind,
+            left=self.window.tokens,
+            right=self.window.tokens,
+            dilation=self.window.dilation,
+            global_bound=self.window.global_tokens,
+            scale=scale,
+        )
+        merged = attended.transpose(1, 2)  # [batch, tokens, heads, head_dim]
+        if self.global_rows is None:
+            return merged.contiguous()
+        rows = attend_to_all(self.global_rows.of(query), key, value, self.token_kind, scale=scale)
+        return overwrite_rows(merged, rows.transpose(1, 2), self.global_rows)
+
+
+def window_mask(window: Window, attention_mask: torch.Tensor) -> WindowMask:
+    """What layers with such a window are given for a mask.
+
+    Args:
+        window: what a token sees.
+        attention_mask: [batch, tokens], bool, True for real tokens.
+    """
+    kinds = attention_mask.to(torch.int32)
+    if not window.global_tokens:
+        return WindowMask(window, kinds, None)
+    # The first real tokens, wherever padding is.
+    kinds = torch.where(kinds.cumsum(1) <= window.global_tokens, 2 * kinds, kinds).to(torch.int32)
+    return WindowMask(window, kinds, find_global_rows(kinds, window.global_tokens))
+
+
+def sliding_window_node(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    token_kind: torch.Tensor,
+    *,
+    left: int,
+    right: int,
+    dilation: Sequence[int] = (1,),
+    global_bound: int,
+    scale: float,
+) -> torch.Tensor:
+    """One ``SlidingWindowAttention`` node while a graph is exported, its reference otherwise.
+
+    Args:
+        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        key: [batch, heads, tokens, head_dim].
+        value: [batch, heads, tokens, head_dim].
+        token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
+        left: steps that a window reaches before its query.
+        right: steps that it reaches after its query.
+        dilation: tokens that a step is, one value a head or a single one.
+        global_bound: the most global tokens of a text; 0 for none.
+        scale: factor of the scores.
+    """
+    attributes = {
+        "left": int(left),
+        "right": int(right),
+        "dilation": [int(step) for step in dilation],
+        "global_bound": int(global_bound),
+        "scale": float(scale),
+    }
+    if not torch.compiler.is_exporting():
+        return sliding_window_attention(query, key, value, token_kind, **attributes)  # type: ignore[arg-type]
+    return operator_node("SlidingWindowAttention", (query, key, value, token_kind), attributes)

@@ -1,0 +1,80 @@
+"""The CPU benchmarks of attention: a tiny run of each whole script, and a peer that does not fit."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.cpu import bigbird, dense, window
+from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.results.result import Status
+
+SHAPE = "--hidden-size 64 --layers 1"
+BLOCKS = f"{SHAPE} --block 8 --random 1"
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("tiny_sentence_model")
+def test_dense_attention_is_measured_in_every_way(rehearse: Any) -> None:
+    result, _ = rehearse(dense, "--tokens 150")
+    assert set(result["cases"]) == set(dense.CASES)
+    assert len(result["ratios"]) == 4
+
+
+@pytest.mark.nightly
+def test_windows_are_measured_for_every_model_at_every_length(rehearse: Any) -> None:
+    result, _ = rehearse(window, f"--tokens 64 128 256 {SHAPE} --window 8")
+    models = ("bundle", "hugging-face", "dense-sdpa")
+    assert set(result["cases"]) == {f"{model} {tokens}" for model in models for tokens in (64, 128, 256)}
+    assert len(result["ratios"]) == 6
+
+
+def test_blocks_are_measured_and_it_is_said_when_hugging_face_does_not_fit(
+    rehearse: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def does_not_fit(arguments: list[str], **_: Any) -> Outcome:
+        assert arguments[-2:] == ["--case", "growth hugging-face 256"]
+        return Outcome(status=Status.OUT_OF_MEMORY, output=None, reason="It was ended.", peak_rss_bytes=3_000_000)
+
+    monkeypatch.setattr(bigbird, "run_process", does_not_fit)
+    result, printed = rehearse(bigbird, f"--lengths 64 128 256 {BLOCKS}")
+    compared = {f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (64, 128)}
+    assert set(result["cases"]) == {*compared, "dense-sdpa 128", "bundle 256"}
+    growth = {"tokens": 256, "status": "OOM", "peak_rss_bytes": 3_000_000, "reason": "It was ended."}
+    assert result["hugging_face_growth"] == growth
+    assert len(result["ratios"]) == 4
+    assert "hugging-face 256, memory growth, run once: OOM, at 3 MB resident: It was ended." in printed.out
+
+
+def test_growth_alone_is_that_of_the_long_text(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    texts: list[int] = []
+
+    def load(model: str, models: Path) -> Any:
+        assert (model, models) == ("hugging-face", tmp_path)
+        return lambda ids: texts.append(ids.shape[1]) or np.zeros(1, np.float32)
+
+    monkeypatch.setattr(bigbird, "load", load)
+    monkeypatch.setattr(bigbird, "with_growth", lambda call: (call(), 7_000_000))
+    command = ["x", "--case", "growth hugging-face 256", "--models", str(tmp_path), *BLOCKS.split()]
+    monkeypatch.setattr(sys, "argv", command)
+    assert bigbird.main() == 0
+    assert json.loads(capsys.readouterr().out) == {"growth_bytes": 7_000_000}
+    assert texts == [64, 256]
+    assert bigbird._said({"status": "ok", "growth_bytes": 7_000_000}) == "7 MB"
+
+
+def test_hugging_face_is_never_given_a_text_that_makes_it_dense(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bigbird._sparse_tokens(64, 3) == 1024 > (5 + 2 * 3) * 64
+    monkeypatch.setattr(sys, "argv", ["bigbird", "--lengths", "4096", "8192", "8500"])
+    with pytest.raises(SystemExit):
+        bigbird.main()
+    assert "--lengths 4096 8192 8500: multiples of 1024 are needed here." in capsys.readouterr().err

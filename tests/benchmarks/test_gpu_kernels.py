@@ -1,0 +1,132 @@
+"""The benchmark of GPU kernels where there is no GPU: what it counts, and that it refuses wrong answers."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.gpu import kernels
+from benchmarks.gpu.cases import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase, WindowCase
+from hdexport.bench.results.result import Ceilings
+from support.asked_twice import complaint_about_another_definition
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_rates_count_the_work_inside_the_window_and_the_roofline_is_the_slower_of_two(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two texts of 20 tokens in three heads of 64; a token sees 4 + 1 + 5 others, but at the ends, and one global."""
+    monkeypatch.setattr(kernels, "times_ms", lambda call, **_: [3.0, 2.0, 2.0, 1.0])
+    case = WindowCase(batch=2, heads=3, tokens=20, head_dim=64, dtype="float16", left=4, right=5, globals=1)
+    offset = torch.arange(20) - torch.arange(20)[:, None]
+    seen = ((offset >= -4) & (offset <= 5)) | (torch.arange(20) < 1)
+    flops, moved_bytes = 4 * 64 * 2 * 3 * int(seen.sum()), 4 * (2 * 3 * 20 * 64) * 2
+    for flops_per_s, bytes_per_s, roofline_ms in ((flops, 1e12, 1e3), (1e12, moved_bytes / 2, 2e3)):
+        ceilings = Ceilings(
+            device="cuda", dtype="float16", matmul_flops_per_s=flops_per_s, copy_bytes_per_s=bytes_per_s
+        )
+        row = kernels.timed_row("window", case, lambda: None, ceilings)
+        assert row["tflops"] == pytest.approx(flops / 2e-3 / 1e12)
+        assert row["roofline_ms"] == pytest.approx(roofline_ms)
+        assert (row["median_ms"], row["left"], row["globals"]) == (2.0, 4, 1)
+
+
+def test_a_wrong_answer_is_refused() -> None:
+    right = torch.randn(1, 2, 9, 8, dtype=torch.float64)
+    right[:, :, 5] = 0
+    assert kernels.compare(right.float(), right, right.float()) is None
+    for value, message in ((torch.nan, "not finite"), (torch.inf, "not finite"), (1e-3, "error")):
+        wrong = right.float()
+        wrong[0, 1, 3, 4] += value
+        assert message in kernels.compare(wrong, right, right.float())
+    assert "not 0" in kernels.compare(right.float() + 1e-9, right, right.float())
+    assert "error" in kernels.compare(right.roll(1, 3).float(), right, right.float())
+
+
+@pytest.mark.parametrize("kind", [HF_EVAL, TABLE, ETC], ids=["hf_eval", "table", "etc"])
+@pytest.mark.parametrize("blocks", [1, 3, 11, 12, 20])
+def test_flex_attention_sees_the_pairs_that_are_counted(kind: dict[str, int], blocks: int) -> None:
+    tokens = blocks * BLOCK_SIZE
+    listed = BlockCase.inner_blocks(tokens) if kind is TABLE else None
+    case = BlockCase(batch=1, heads=2, tokens=tokens, head_dim=64, dtype="float32", blocks=kind, listed=listed)
+    assert int(case.seen_blocks("cpu").expand(2, -1, -1).sum()) * BLOCK_SIZE**2 == case.pairs()
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_attention_computes_what_the_operator_does_where_no_block_counts_twice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
+
+    shape = {"batch": 1, "heads": 2, "tokens": 7 * BLOCK_SIZE, "head_dim": 64, "dtype": "float32"}
+    case = BlockCase(**shape, blocks=TABLE, listed=(1, 5))
+    # Of blocks 1 to 5, none of which is a neighbour.
+    table = torch.tensor([[3, 4, 1, 2, 1], [5, 5, 5, 1, 3]], dtype=torch.int32)[:, :, None]
+    monkeypatch.setattr(BlockCase, "table", lambda *_: table)
+    torch.manual_seed(0)
+    flex = kernels._call(case, "cpu", "flex")()
+    torch.manual_seed(0)
+    *tensors, _ = case.tensors("cpu")
+    right, other = (block_sparse_attention(*tensors, listed, **case.attributes) for listed in (table, table.flip(0)))
+    torch.testing.assert_close(flex, right, atol=2e-6, rtol=0)
+    assert (flex - other).abs().max() > 1e-3
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("leading", [0, 1])
+def test_flex_attention_computes_what_the_operator_does_in_windows(leading: int) -> None:
+    case = WindowCase(batch=1, heads=2, tokens=50, head_dim=64, dtype="float32", left=4, right=5, globals=leading)
+    torch.manual_seed(0)
+    flex = kernels._call(case, "cpu", "flex")()
+    torch.manual_seed(0)
+    tensors = case.tensors("cpu")
+    assert kernels._difference(case, tensors, flex) is None
+    wider = dataclasses.replace(case, left=5)
+    assert "error" in kernels._difference(wider, tensors, flex)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("family", "attribute", "change", "wrong"),
+    [
+        # Of two lengths, only the long one notices a window that is wider by one.
+        ("window", "left", 1, 1),
+        # Of two lengths and three modes, only the long ones notice a window that is narrower by a block.
+        ("blocks", "window", -1, 3),
+    ],
+    ids=["window", "blocks"],
+)
+def test_the_check_that_precedes_timing_runs_the_kernel(
+    family: str, attribute: str, change: int, wrong: int, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        said = pool.submit(complaint_about_another_definition, family, dtype, attribute, change).result()
+    assert said.startswith(f"{wrong} wrong answers, the first: {dtype} [2, 3, ")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("options", "cases"), [("window", 5), ("blocks --tune", 2)], ids=["window", "blocks"])
+def test_the_kernels_of_one_operator_can_be_asked_for(options: str, cases: int, tmp_path: Path) -> None:
+    pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
+    output = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "kernels", *options.split(), "--output", output]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr.startswith("answers are right in every dtype and head_dim\n")
+    answers, *rows = map(json.loads, output.read_text().splitlines())
+    assert answers["problems"] == []
+    assert len(rows) == cases == done.stdout.count(": rehearsed\n")
+    assert all(row["rehearsal"] and row["command"].startswith("python -m benchmarks.gpu ") for row in rows)
+    assert ("tiles" in rows[0]) == ("--tune" in options)

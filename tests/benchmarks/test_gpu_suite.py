@@ -1,0 +1,334 @@
+"""The GPU suite where there is no GPU: its rehearsal, steps that end badly, and what it makes of what it found."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+import torch
+
+from benchmarks.gpu import backends, end_to_end, models, suite
+from benchmarks.gpu.end_to_end import measure
+from benchmarks.gpu.job import Job, SkippedError, StepFailedError
+from benchmarks.gpu.repository_tests import _outcomes
+from benchmarks.gpu.steps import Step
+from benchmarks.gpu.table import lines_of
+from hdruntime.bundle.passport import this_machine
+from hdruntime.bundle.reader import Bundle
+
+ROOT = Path(__file__).parents[2]
+
+_FAKE_SCRIPT = """
+import ctypes, json, os, sys, time
+step, output = sys.argv[2], sys.argv[4]
+def row(text):
+    with open(output, "a") as file:
+        file.write(text)
+def found():
+    row(json.dumps({"benchmark": "gpu_suite", "step": step, "rehearsal": False, "case": "a row"}) + "\\n")
+if step == "machine":
+    found()
+    print(json.dumps({"status": "ok"}))
+elif step == "ceilings":
+    found()
+    ctypes.string_at(0)
+elif step == "shipped-kernels":
+    row('{"step": "half a li')
+    time.sleep(60)
+elif step == "onnxruntime":
+    row("\\n")
+    print(json.dumps({"skipped": True, "reason": "the package 'x' is not installed"}))
+elif step == "registers":
+    found()
+    print(json.dumps({"status": "failed", "reason": "a wrong answer"}))
+"""
+_REHEARSED_CASES = {
+    "longformer-our-kernel": ["answers", "latency", "graph"],
+    "block-kernels-d64": [
+        "bigbird", "FlexAttention bigbird", "bigbird, table", "FlexAttention bigbird, table", "torch SDPA dense",
+    ],
+}  # fmt: skip
+_FAKED = ("machine", "ceilings", "shipped-kernels", "onnxruntime", "registers")
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> Any:
+    return Job(step="bert-sdpa", output=tmp_path / "rows.jsonl", rehearsal=True)
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("asked", ["", "kernels window", "kernels blocks --tune"])
+def test_without_a_gpu_it_says_so_in_one_line_and_exits_with_3(
+    asked: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", *asked.split(), "--output", str(tmp_path / "rows.jsonl")])
+    assert suite.main("A suite.") == 3
+    printed = capsys.readouterr()
+    assert printed.out.startswith("no GPU: ")
+    assert printed.out.count("\n") == 1
+    assert printed.err == ""
+    assert not (tmp_path / "rows.jsonl").exists()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        ("shipped-block-kernels",),
+        pytest.param(("longformer-our-kernel",), marks=pytest.mark.nightly),
+        pytest.param(("shipped-kernels", "block-kernels-d64"), marks=pytest.mark.nightly),
+    ],
+    ids=["shipped", "interpreted", "others"],
+)
+def test_a_rehearsal_runs_steps_to_their_end_and_claims_no_time(steps: tuple[str, ...], tmp_path: Path) -> None:
+    """The kernel, interpreted, in a whole model; the kernels of a bundle, all but started."""
+    pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
+    output = tmp_path / "rows.jsonl"
+    command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "--output", output, "--steps", *steps]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = rows_of(output)
+    assert {row["rehearsal"] for row in rows} == {True}
+    ends = {row["step"]: row["status"] for row in rows if row["case"] == "step"}
+    assert ends == dict.fromkeys(steps, "ok")
+    for step in steps:
+        found = [row for row in rows if row["step"] == step and row["case"] != "step"]
+        if step.startswith("shipped"):
+            assert found[0]["problem"] is None
+        else:
+            assert [row["case"] for row in found] == _REHEARSED_CASES[step]
+    assert "none of which is a result" in done.stdout
+    assert "TFLOP/s" not in done.stdout
+
+
+def test_a_rehearsed_step_describes_the_machine(job: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["benchmarks.gpu", "--rehearse", "--step", "machine", "--output", str(job.output)])
+        assert suite.main("A suite.") == 0
+    (row,) = rows_of(job.output)
+    assert row["environment"]["torch"] == torch.__version__
+    assert row["rehearsal"]
+    assert json.loads(capsys.readouterr().out) == {"status": "ok"}
+
+
+def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script, output = tmp_path / "fake.py", tmp_path / "rows.jsonl"
+    script.write_text(_FAKE_SCRIPT)
+    output.write_text('{"step": "of an earlier run"}\n')
+    # The one that hangs is not waited for.
+    steps = [Step(name, 1.0 if name == "shipped-kernels" else 60.0, "") for name in _FAKED]
+    monkeypatch.setattr(suite, "STEPS", steps)
+    monkeypatch.setattr(suite, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--output", str(output)])
+    assert suite.main("A suite.", [str(script)]) == 1
+    printed = capsys.readouterr()
+    ends = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
+    assert ends["machine"] == "ok"
+    assert "SIGSEGV" in ends["ceilings"]
+    assert ends["shipped-kernels"].startswith("timeout")
+    assert ends["onnxruntime"] == "skipped  the package 'x' is not installed"
+    assert ends["registers"] == "failed   a wrong answer"
+    assert "half a line was left" in printed.err
+    kept = [json.loads(line) for line in output.read_text().splitlines() if line.endswith("}") and "half" not in line]
+    assert [row["step"] for row in kept if row.get("case") == "a row"] == ["machine", "ceilings", "registers"]
+
+
+def test_the_time_for_all_steps_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(suite, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--output", str(output), "--minutes", "0.05"])
+    assert suite.main("A suite.", ["there is no such script"]) == 0
+    assert {row["reason"] for row in rows_of(output)} == {"the 0.05 minutes are over"}
+    assert capsys.readouterr().out.count("skipped") == len(suite.STEPS)
+
+
+def test_what_a_step_raises_is_said_in_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--step", "machine", "--output", str(tmp_path / "rows.jsonl")])
+    for error, said in (
+        (SkippedError("no engine"), {"skipped": True, "reason": "no engine"}),
+        (ModuleNotFoundError(name="onnx"), {"skipped": True, "reason": "the package 'onnx' is not installed"}),
+        (StepFailedError("wrong"), {"status": "failed", "reason": "wrong"}),
+    ):
+        monkeypatch.setitem(suite._BY_NAME, "machine", SimpleNamespace(run=Mock(side_effect=error)))
+        assert suite.main("A suite.") == 0
+        assert json.loads(capsys.readouterr().out) == said
+    monkeypatch.setitem(
+        suite._BY_NAME, "machine", SimpleNamespace(run=Mock(side_effect=ZeroDivisionError("a mistake")))
+    )
+    with pytest.raises(ZeroDivisionError):
+        suite.main("A suite.")
+
+
+@pytest.fixture
+def restored_attention() -> Iterator[None]:
+    """Variants replace the attention of their process, which is this one here."""
+    import hdexport.attention.window.node
+    import hdexport.families.longformer
+
+    node = hdexport.attention.window.node.sliding_window_node
+    yield
+    hdexport.attention.window.node.sliding_window_node = node
+    hdexport.families.longformer.sliding_window_node = node
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize(
+    ("model", "variant"),
+    [
+        ("bert-base", "torch sdpa"),
+        ("longformer-base", "hugging face"),
+        ("longformer-base", "FlexAttention"),
+    ],
+)
+def test_every_way_to_run_a_model_is_checked_before_it_is_timed(
+    model: str, variant: str, job: Any, restored_attention: None
+) -> None:
+    measure(job, model, variant)
+    answers, latency, graph = rows_of(job.output)
+    assert answers["passed"]
+    assert answers["min_cosine"] > 0.999
+    assert (latency["status"], graph["status"]) == ("ok", "ok")
+    assert latency["p50_ms"] > 0
+
+
+@pytest.mark.parametrize(("model", "window"), [("bert-base", "our kernel, window"), ("longformer-base", "our kernel")])
+def test_attention_that_sees_a_token_too_many_is_a_wrong_answer(
+    model: str, window: str, job: Any, monkeypatch: pytest.MonkeyPatch, restored_attention: None
+) -> None:
+    from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
+
+    def wider(*tensors: Any, left: int, **attributes: Any) -> Any:
+        return sliding_window_attention(*tensors, left=left + 1, **attributes)
+
+    monkeypatch.setattr(models, "_our_kernel", wider)
+    with pytest.raises(StepFailedError, match="a wrong answer: cosine"):
+        measure(job, model, window)
+    assert [row["case"] for row in rows_of(job.output)] == ["answers"]
+
+
+def test_running_out_of_memory_is_a_result_and_a_graph_that_fails_ends_the_graphs(
+    job: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_memory = Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB"))
+    not_captured = Mock(side_effect=RuntimeError("operation not permitted when stream is capturing"))
+    shapes = [(1, 21), (1, 22)]
+    monkeypatch.setattr(end_to_end, "_shapes", lambda _: iter(shapes))
+    monkeypatch.setattr(end_to_end, "time_runs", no_memory)
+    monkeypatch.setattr(end_to_end, "times_ms", not_captured)
+    end_to_end.measure(job, "bert-base", "torch sdpa")
+    _, *rows = rows_of(job.output)
+    assert [(row["case"], row["tokens"], row["status"]) for row in rows] == [
+        ("latency", 21, "OOM"),
+        ("latency", 22, "OOM"),
+        ("graph", 21, "failed"),
+    ]
+    assert "20.00 GiB" in rows[0]["reason"]
+    assert "stream is capturing" in rows[2]["reason"]
+    monkeypatch.setattr(end_to_end, "time_runs", not_captured)
+    with pytest.raises(RuntimeError, match="stream is capturing"):
+        end_to_end.measure(job, "bert-base", "torch sdpa")
+
+
+@pytest.fixture(scope="module")
+def tiny_bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    folder = tmp_path_factory.mktemp("suite")
+    job = Job(step="onnxruntime", output=folder / "rows.jsonl", rehearsal=True)
+    return backends._built(folder, job, flavour=None, is_windowed=False)
+
+
+@pytest.fixture
+def given(job: Any, tiny_bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The job, and a bundle that every step takes as it is."""
+    monkeypatch.setattr(backends, "_bundle", lambda *_, **__: nullcontext(tiny_bundle))
+    return job
+
+
+def test_onnxruntime_is_compared_with_the_answers_of_the_cpu(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    backends.run_onnxruntime(given)
+    (row,) = rows_of(given.output)
+    assert (row["passed"], row["tokens"], row["provider"]) == (True, 128, "onnxruntime")
+    compared = backends.compare
+    monkeypatch.setattr(backends, "compare", lambda got, want, **how: compared(got[:, ::-1], want, **how))
+    with pytest.raises(StepFailedError, match="wrong answers at 128 tokens"):
+        backends.run_onnxruntime(given)
+    if this_machine().gpu is None:
+        with pytest.raises(SkippedError, match=r"onnxruntime_cuda with .* cannot run here: CUDA sees no GPU here"):
+            backends.run_onnxruntime(dataclasses.replace(given, rehearsal=False))
+
+
+def test_a_refusal_of_tensorrt_is_recorded_word_by_word(given: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    import hdexport.engines.tensorrt_packages
+    from hdruntime.errors import EngineError, MissingDependencyError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(hdexport.engines.tensorrt_packages, "load_flavour", lambda _: None)
+        # The bundle has no engine, so that loading it is refused for real.
+        backends.run_engine(given, "tensorrt_rtx", is_windowed=False)
+    for error, message in (
+        (MissingDependencyError("This needs the package 'tensorrt'.\nInstall it"), "This needs the package"),
+        (EngineError("sm_90 is not supported.\nUse another"), "sm_90 is not supported"),
+    ):
+        monkeypatch.setattr(hdexport.engines.tensorrt_packages, "load_flavour", Mock(side_effect=error))
+        with pytest.raises(SkippedError, match=message):
+            backends.run_engine(given, "tensorrt", is_windowed=True)
+    rows = rows_of(given.output)
+    assert [(row["flavour"], row["status"]) for row in rows] == [("tensorrt_rtx", "refused"), ("tensorrt", "refused")]
+    assert "has no engine" in rows[0]["reason"] or "tensorrt_rtx" in rows[0]["reason"]
+    assert rows[1]["reason"] == "sm_90 is not supported.\nUse another"
+    lines = list(lines_of([row | {"rehearsal": False} for row in rows]))
+    assert lines[1] == "tensorrt with our plugin: refused: sm_90 is not supported.\nUse another"
+
+
+def test_the_table_has_a_line_a_model_and_a_column_a_length() -> None:
+    about = {"rehearsal": False, "model": "bert-base", "variant": "torch sdpa", "case": "latency", "batch": 1}
+    rows = [
+        {"rehearsal": False, "case": "machine", "torch": {"name": "NVIDIA H100"}},
+        {
+            "rehearsal": False, "device": "cuda", "dtype": "float16",
+            "matmul_flops_per_s": 8e14, "copy_bytes_per_s": 3e12,
+        },
+        {**about, "tokens": 4096, "status": "ok", "p50_ms": 1.234, "allocated_bytes": 2_500_000_000},
+        {**about, "tokens": 512, "status": "ok", "p50_ms": 0.5, "allocated_bytes": None},
+        {**about, "tokens": 4096, "batch": 8, "status": "OOM", "reason": "no memory"},
+    ]  # fmt: skip
+    ceilings, header, one, eight = lines_of(rows)
+    assert "800.0 TFLOP/s" in ceilings
+    assert "3.000 TB/s" in ceilings
+    assert header.split()[-2:] == ["512", "4096"]
+    assert one.split() == ["bert-base", "torch", "sdpa", "batch", "1", "0.50", "1.23", "(2.50)"]
+    assert eight.split() == ["bert-base", "torch", "sdpa", "batch", "8", "OOM"]
+
+
+def test_the_repositorys_gpu_tests_are_rows(tmp_path: Path) -> None:
+    report = tmp_path / "report.xml"
+    report.write_text(
+        '<testsuites><testsuite><testcase name="good"/>'
+        '<testcase name="bad"><failure message="assert 1 == 2">trace</failure></testcase>'
+        '<testcase name="elsewhere"><skipped message="no GPU"/></testcase>'
+        '<testcase name="a file"><error message="collection failure">ModuleNotFoundError: onnx</error></testcase>'
+        '<testcase name="broken"><error message="fixture">boom</error></testcase></testsuite></testsuites>'
+    )
+    found = {row["test"]: (row["outcome"], row["reason"]) for row in _outcomes(report)}
+    assert found["good"] == ("passed", None)
+    assert found["bad"] == ("failure", "assert 1 == 2 trace")
+    assert found["elsewhere"] == ("skipped", "no GPU")
+    assert found["a file"][0] == "skipped"
+    assert found["broken"][0] == "error"

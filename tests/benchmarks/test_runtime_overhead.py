@@ -1,0 +1,79 @@
+"""The benchmark of the runtime: a tiny run of the whole script, and verdicts that can be bad."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from benchmarks.cpu import runtime_overhead
+
+
+@pytest.mark.nightly
+@pytest.mark.usefixtures("tiny_sentence_model")
+def test_the_script_measures_every_case(rehearse: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sentence_transformers", reason="sentence-transformers is not installed")
+    monkeypatch.setattr(runtime_overhead, "_CALL_TOKENS", 512)
+    monkeypatch.setattr(runtime_overhead, "with_growth", lambda call: (call(), 2))
+    options = "--texts 40 --longest 60 --positions 1030 --threads 1"
+    result, _ = rehearse(runtime_overhead, options)
+    assert set(result["cases"]) == set(runtime_overhead.CASES)
+    assert result["cases"]["load"]["growth_bytes"] > 1e6
+    chosen = result["sentence_transformers"]
+    assert chosen["batch_size"] in runtime_overhead._BATCH_SIZES
+    assert set(chosen["batch_size_latency_ms"]) == {str(size) for size in runtime_overhead._BATCH_SIZES}
+    assert len(result["ratios"]) == 4
+
+
+def test_texts_are_real_and_of_all_lengths(word_tokenizer: Any, tmp_path: Path) -> None:
+    texts = runtime_overhead.mixed_texts(tmp_path / "tokenizer.json", number=300, longest=2000)
+    tokens = np.array([len(each.ids) for each in word_tokenizer.encode_batch(texts)]) + 2
+    assert len(set(texts)) > 290
+    assert 20 <= tokens.min() < 25
+    assert 1900 < tokens.max() < 2000
+    assert 150 < np.median(tokens) < 270  # Half of a logarithmic scale from 20 to 2000 is 200.
+
+
+def call_of(seconds: float, value: float = 1.0) -> Callable[[], dict[str, np.ndarray]]:
+    def call() -> dict[str, np.ndarray]:
+        time.sleep(seconds)
+        return {"vector": np.full(3, value, np.float32)}
+
+    return call
+
+
+@pytest.fixture
+def only_sleep_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
+
+
+@pytest.mark.usefixtures("only_sleep_takes_time")
+def test_an_overhead_is_how_many_times_as_long_a_call_takes() -> None:
+    measured = runtime_overhead._taking_turns(call_of(0.03), call_of(0.02), times=5)
+    assert measured["overhead"] == pytest.approx(1.5)
+    assert measured["latency_ms"] == pytest.approx(30)
+
+
+@pytest.mark.parametrize("value", [1 + 2**-20, float("nan")])
+def test_a_call_that_answers_otherwise_is_not_measured(value: float) -> None:
+    with pytest.raises(SystemExit, match="not that of the bare call"):
+        runtime_overhead._taking_turns(call_of(0, value), call_of(0), times=1)
+
+
+@pytest.mark.usefixtures("only_sleep_takes_time")
+def test_the_fastest_batch_size_is_chosen() -> None:
+    seen: list[str] = []
+
+    def encode(texts: list[str], size: int) -> None:
+        seen.extend(texts)
+        time.sleep(0.001 if size == 4 else 0.02)
+
+    texts = ["x" * length for length in range(400)]
+    assert runtime_overhead._fastest_batch_size(encode, texts)["batch_size"] == 4
+    assert len(set(seen)) == 3 * 32

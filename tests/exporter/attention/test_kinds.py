@@ -1,0 +1,121 @@
+"""The kinds of attention of a manifest: told apart by name, and records that are malformed are refused."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.dense.kind import DenseAttention
+from hdexport.attention.kinds import attention_of, kind_named, kinds
+from hdexport.attention.window.record import Window, WindowAttention
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import BundleCorruptError
+from support.format_1 import format_1_of
+from support.tiny_bundle import make_bundle
+
+WINDOW = {"kind": "window", "layers": [3, 5], "converted": {"tokens": 3, "global_tokens": 1, "dilation": [1]}}
+BLOCKS = {
+    "kind": "blocks",
+    "pattern": "bigbird",
+    "block_size": 2,
+    "mode": "hf_eval",
+    "random_blocks": 1,
+    "global_tokens": 0,
+    "last_block": "padded",
+    "dense_tokens": 14,
+    "converted": True,
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_bundle(tmp_path_factory.mktemp("kinds") / "bundle")
+
+
+@pytest.fixture(scope="module")
+def manifest(bundle: Path) -> Manifest:
+    return open_bundle(bundle).manifest
+
+
+def test_every_kind_has_a_name_a_record_and_words_of_its_own() -> None:
+    names = [kind.name for kind in kinds()]
+    assert names[:3] == ["dense", "window", "blocks"]
+    assert len(set(names)) == len(names)
+    words = [word for kind in kinds() for word in kind.forms]
+    assert len(set(words)) == len(words)
+    for kind in kinds():
+        assert kind_named(kind.name) is kind
+        assert dataclasses.fields(kind.record_type)[0].name == "kind"
+        assert all(form.example.partition(":")[0] == word for word, form in kind.forms.items())
+
+
+def test_records_are_read_in_their_order(manifest: Manifest) -> None:
+    found = attention_of(dataclasses.replace(manifest, attention=({"kind": "dense", "layers": 2}, BLOCKS, WINDOW)))
+    assert [attention.kind.name for attention in found] == ["dense", "blocks", "window"]
+    assert [attention.record for attention in found] == [
+        DenseAttention(layers=2),
+        BlockSparse(
+            pattern=Pattern.BIGBIRD,
+            block_size=2,
+            mode=Mode.HF_EVAL,
+            random_blocks=1,
+            global_tokens=0,
+            last_block=LastBlock.PADDED,
+            dense_tokens=14,
+            converted=True,
+        ),
+        WindowAttention(layers=(3, 5), converted=Window(tokens=3, global_tokens=1, dilation=(1,))),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        ({**BLOCKS, "mode": "lists"}, r"manifest\.attention\[1\]\.mode should be hf_eval or table for bigbird, not li"),
+        ({"kind": "window"}, r"manifest\.attention\[1\]\.layers is missing"),
+        ({"kind": "dense", "layers": 0}, r"manifest\.attention\[1\]\.layers should be `int` >= 1, not 0"),
+        (
+            {**WINDOW, "converted": {**WINDOW["converted"], "dilation": [1, 2, 3]}},
+            r"manifest\.attention\[1\]\.converted\.dilation has 3 values for \d+ heads",
+        ),
+        (
+            {"kind": "spiral"},
+            r"attention of the kind 'spiral'; known here: dense, window, blocks.*\.\nInstall the package .*pip install",
+        ),
+    ],
+)
+def test_a_record_that_is_malformed_is_refused(manifest: Manifest, attention: dict, message: str) -> None:
+    both = ({"kind": "dense", "layers": 1}, attention)
+    with pytest.raises(BundleCorruptError, match=message):
+        attention_of(dataclasses.replace(manifest, attention=both))
+
+
+@pytest.mark.parametrize("model_type", ["bert", "big_bird", "bigbird_pegasus"])
+def test_the_blocks_of_an_older_bundle_are_its_own_or_took_the_place_of_dense_attention(
+    bundle: Path, tmp_path: Path, model_type: str
+) -> None:
+    values = json.loads((bundle / "manifest.json").read_text())
+    same = {key: value for key, value in BLOCKS.items() if key not in ("kind", "pattern", "converted")}
+    old = format_1_of(
+        values,
+        model_type=model_type,
+        attention={"hdexport::DenseAttention": 1, "hdexport::BlockSparseAttention": 2},
+        windows=[3, 5],
+        window=WINDOW["converted"],
+        block_sparse={"kind": "bigbird", **same},
+    )
+    path = Path(shutil.copytree(bundle, tmp_path / "bundle"))
+    (path / "manifest.json").write_text(json.dumps(old))
+    expected = attention_of(
+        dataclasses.replace(
+            open_bundle(bundle).manifest,
+            attention=({"kind": "dense", "layers": 1}, WINDOW, {**BLOCKS, "converted": model_type == "bert"}),
+        )
+    )
+    assert attention_of(open_bundle(path).manifest) == expected

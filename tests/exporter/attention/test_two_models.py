@@ -1,0 +1,123 @@
+"""Models that were given different attention in one process keep their own, in whatever order they are used."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import onnx_ir as ir
+import pytest
+import torch
+import transformers
+
+from hdexport.attention.interface import use_operators
+from hdexport.attention.kind import Subject
+from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
+from hdexport.attention.window.record import Window
+from hdexport.attention.window.reference import use_window_masks
+from hdexport.families import family_of
+from hdexport.graph.tracing import trace
+from hdexport.model.graph_module import GraphModule, graph_inputs
+from hdexport.model.tasks import Task
+from support.tiny_models import BASE, VOCAB_SIZE, save_tiny_model
+
+FAMILY = family_of("bert")
+
+SPECS = {
+    "a window": "window:3",
+    "a wider one": "window:9,global:2,dilation:1/1/2/3",
+    "blocks": "bigbird:block=2,random=0",
+    "dense": None,
+}
+
+Model = transformers.PreTrainedModel
+Ask = Callable[[Model], torch.Tensor]
+
+
+@pytest.fixture(scope="module")
+def new_model(tmp_path_factory: pytest.TempPathFactory) -> Callable[[], Model]:
+    """The same tiny BERT, each time a new one."""
+    model = save_tiny_model(tmp_path_factory.mktemp("bert"), "bert", Task.FEATURE_EXTRACTION)
+    return lambda: copy.deepcopy(model)
+
+
+def states(model: Model) -> torch.Tensor:
+    ids = torch.randint(5, VOCAB_SIZE, (2, 40), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(40) < torch.tensor([[40], [29]])).long()
+    with torch.inference_mode():
+        return model(input_ids=ids, attention_mask=mask).last_hidden_state
+
+
+def with_operators(model: Model, spec: str | None) -> Model:
+    """The model as it is traced."""
+    subject = Subject(model=model, family=FAMILY, task=Task.FEATURE_EXTRACTION, max_len=BASE)
+    for setup in attention_setups(attention_from_spec(spec), subject).values():
+        setup.adapt(model, FAMILY)
+    use_operators(model)
+    return model
+
+
+def as_reference(model: Model, spec: str | None) -> Model:
+    """The model that a bundle is compared with."""
+    subject = Subject(model=model, family=FAMILY, task=Task.FEATURE_EXTRACTION, max_len=BASE)
+    for name, setup in attention_setups(attention_from_spec(spec), subject).items():
+        kind_named(name).use_reference(setup, model, FAMILY)
+    return model
+
+
+def check_that_none_disturbs_another(made: Mapping[str, Callable[[], Model]]) -> None:
+    """Models answer as they did before there were others: all there, one after the other, and by turns."""
+    models, expected = {}, {}
+    for name, make in made.items():
+        models[name] = make()
+        expected[name] = states(models[name])
+    for order in (list(models), list(models)[::-1], [*models, *models]):
+        for name in order:
+            assert torch.equal(states(models[name]), expected[name]), name
+    values = list(expected.values())
+    for index, one in enumerate(values):
+        for other in values[index + 1 :]:
+            assert (one - other).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("adapt", [with_operators, as_reference])
+def test_models_of_other_attention_answer_as_they_did_before(
+    new_model: Callable[[], Model], adapt: Callable[[Model, str | None], Model]
+) -> None:
+    check_that_none_disturbs_another({name: lambda spec=spec: adapt(new_model(), spec) for name, spec in SPECS.items()})
+
+
+def test_the_references_of_two_windows_answer_as_they_did_before(new_model: Callable[[], Model]) -> None:
+    def windowed(tokens: int) -> Model:
+        model = new_model()
+        use_window_masks(model, Window(tokens=tokens, global_tokens=1, dilation=(1,)))
+        return model
+
+    check_that_none_disturbs_another({str(tokens): lambda tokens=tokens: windowed(tokens) for tokens in (3, 9)})
+
+
+def test_a_model_and_its_reference_agree_whichever_is_asked_first(new_model: Callable[[], Model]) -> None:
+    """And while models of other attention are asked between them."""
+    traced = {name: with_operators(new_model(), spec) for name, spec in SPECS.items()}
+    references = {name: as_reference(new_model(), spec) for name, spec in SPECS.items()}
+    real = torch.arange(40) < torch.tensor([[40], [29]])
+    for name, model in traced.items():
+        torch.testing.assert_close(states(model)[real], states(references[name])[real], atol=2e-5, rtol=0)
+    for name, model in reversed(references.items()):
+        torch.testing.assert_close(states(model)[real], states(traced[name])[real], atol=2e-5, rtol=0)
+
+
+def test_models_of_other_attention_are_traced_as_they_are_alone(new_model: Callable[[], Model]) -> None:
+    def graph_of(model: Model) -> bytes:
+        module = GraphModule(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(has_token_types=True)).eval()
+        return ir.to_proto(trace(module, max_len=BASE, vocab_size=VOCAB_SIZE)).SerializeToString(deterministic=True)
+
+    models, alone = {}, {}
+    for name, spec in SPECS.items():
+        models[name] = with_operators(new_model(), spec)
+        alone[name] = graph_of(models[name])
+    assert len(set(alone.values())) == len(SPECS)
+    for name in reversed(SPECS):
+        assert graph_of(models[name]) == alone[name], name
+        # Another is asked before the next is traced.
+        states(models["a window"])

@@ -1,0 +1,185 @@
+"""The CPU lowering of sparse attention: by the definition on both sides of every choice, in linear memory."""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+from onnx import TensorProto
+
+from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
+from support.attention_graphs import (
+    Dense,
+    answer_by_definition,
+    insert_after,
+    portable_graph,
+    session_of,
+    states_of,
+)
+from support.comparators import assert_close
+from support.function_bodies import growth_bytes
+from support.sparse_operators import (
+    DESCRIPTIONS,
+    GLOBALS,
+    PADDINGS,
+    STATES,
+    Description,
+    SparseLayer,
+    token_kinds,
+)
+
+LENGTHS = {1, 7, 8, 9, 15, 16, 17, 18, 32, 33, 97, 211}
+LAYERS = {layer: longest for described in DESCRIPTIONS.values() for layer, longest in described.lowered.items()}
+"""Layer -> the longest text whose queries see all keys, each once; None for no such."""
+
+each_operator = pytest.mark.parametrize("described", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
+each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
+
+
+def feeds_of(kinds: np.ndarray, *layers: Dense | SparseLayer) -> dict[str, np.ndarray]:
+    feeds = states_of(*kinds.shape) | {"token_kind": kinds, "token_mask": kinds, "key_mask": kinds != 0}
+    names = {*STATES, *(name for layer in layers for name in layer.inputs)}
+    return {name: feed for name, feed in feeds.items() if name in names}
+
+
+@functools.cache
+def lowered_session(*layers: Dense | SparseLayer) -> onnxruntime.InferenceSession:
+    return session_of(lower_for_onnxruntime_cpu(portable_graph(*layers)))
+
+
+def assert_right(session: onnxruntime.InferenceSession, kinds: np.ndarray, *layers: Dense | SparseLayer) -> None:
+    feeds = feeds_of(kinds, *layers)
+    (got,) = session.run(None, feeds)
+    assert_close(got, answer_by_definition(layers, feeds), atol=atol_of(layers[0]))
+    assert (got[kinds == 0] == 0).all()
+
+
+def atol_of(layer: Dense | SparseLayer) -> float:
+    assert isinstance(layer, SparseLayer)
+    return DESCRIPTIONS[layer.operator.name].lowered_atol
+
+
+def node_types(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.all_nodes())
+
+
+@each_layer
+def test_lowered_attention_matches_the_definition_at_every_length(layer: SparseLayer) -> None:
+    """Globals and padding take turns, so that each length meets several pairs of them."""
+    edge = LAYERS[layer] or 0
+    around = {edge - 1, edge, edge + 1} if 1 < edge < 300 else set()
+    for number, tokens in enumerate(sorted(LENGTHS | around)):
+        for turn, padding in enumerate(("none", *PADDINGS[1 + number % 4 :][:2])):
+            batch = 1 if (number + turn) % 3 == 0 else 3
+            globals_ = GLOBALS[(number + turn) % 4]
+            kinds = token_kinds(padding, tokens, globals_=globals_, bound=layer.bound, batch=batch)
+            assert_right(lowered_session(layer), kinds, layer)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@each_layer
+def test_globals_and_padding_mix(layer: SparseLayer, padding: str) -> None:
+    for globals_ in GLOBALS if layer.bound else ("none",):
+        for tokens in (9, 97):
+            kinds = token_kinds(padding, tokens, globals_=globals_, bound=layer.bound)
+            assert_right(lowered_session(layer), kinds, layer)
+
+
+@pytest.mark.parametrize(
+    ("layer", "tokens", "batch"), [case for described in DESCRIPTIONS.values() for case in described.lowered_long]
+)
+def test_lowered_attention_matches_the_definition_on_long_texts(layer: SparseLayer, tokens: int, batch: int) -> None:
+    kinds = token_kinds("right", tokens, globals_="scattered", bound=layer.bound, batch=batch)
+    assert_right(lowered_session(layer), kinds, layer)
+
+
+@pytest.mark.parametrize(
+    ("layer", "longest"), [(layer, longest) for layer, longest in LAYERS.items() if longest and longest < 300], ids=str
+)
+def test_all_keys_are_attended_to_exactly_where_nothing_is_hidden(layer: SparseLayer, longest: int) -> None:
+    """The branch for it is made a wrong one; where the answer is right, the other was taken."""
+    model = lower_for_onnxruntime_cpu(portable_graph(layer))
+    (choice,) = (node for node in model.graph if node.op_type == "If")
+    (fused,) = (node for node in choice.attributes["then_branch"].as_graph() if node.op_type == "MultiHeadAttention")
+    fused.attributes["scale"] = ir.AttrFloat32("scale", -1.0)
+    session = session_of(model)
+    for tokens in {1, 2, longest - 1, longest, longest + 1, 2 * longest} - {0}:
+        for padding in PADDINGS:
+            kinds = token_kinds(padding, tokens, globals_="first", bound=layer.bound)
+            feeds = feeds_of(kinds, layer)
+            (got,) = session.run(None, feeds)
+            # Of one key, any softmax is 1.
+            wrong = not np.allclose(got, answer_by_definition([layer], feeds), atol=0.1)
+            assert wrong == (kinds.all() and 1 < tokens <= longest), (tokens, padding)
+
+
+@pytest.mark.parametrize("layer", [layer for layer, longest in LAYERS.items() if longest is None], ids=str)
+def test_a_layer_that_never_sees_all_keys_once_has_no_branch_for_it(layer: SparseLayer) -> None:
+    lowered = lower_for_onnxruntime_cpu(portable_graph(layer))
+    assert not {"If", "MultiHeadAttention"} & set(node_types(lowered))
+
+
+@each_operator
+def test_layers_that_differ_share_a_graph(described: Description) -> None:
+    """Several attributes, dense attention among them, several branches taken."""
+    first, *others = described.lowered_chain
+    layers = (first, Dense(), *others)
+    for tokens, padding in ((8, "none"), (40, "none"), (97, "none"), (97, "holes")):
+        kinds = token_kinds(padding, tokens, globals_="scattered", bound=first.bound)
+        assert_right(lowered_session(*layers), kinds, *layers)
+
+
+@each_operator
+def test_a_graph_holds_one_body_for_layers_alike_and_asks_about_the_text_once(described: Description) -> None:
+    layers, scans = described.lowered_alike
+    lowered = lower_for_onnxruntime_cpu(portable_graph(*layers))
+    counts = node_types(lowered)
+    assert counts["If"] == counts["MultiHeadAttention"] == 3
+    assert counts["ReduceMin"] == 1
+    bodies = [function.graph.all_nodes() for function in lowered.functions.values()]
+    assert tuple(sum(node.op_type == "Scan" for node in nodes) for nodes in bodies) == scans
+
+
+@pytest.mark.parametrize("dtype", [TensorProto.FLOAT16, TensorProto.BFLOAT16])
+@each_operator
+def test_a_half_precision_graph_is_computed_in_float32(described: Description, dtype: int) -> None:
+    layers = described.lowered_chain
+    session = session_of(lower_for_onnxruntime_cpu(portable_graph(*layers, dtype=dtype)))
+    for tokens in (17, 97):
+        assert_right(session, token_kinds("none", tokens, globals_="scattered", bound=layers[0].bound), *layers)
+
+
+@pytest.mark.parametrize("changed", [*STATES, "attended"])
+@each_operator
+def test_what_changes_between_splitting_attention_and_merging_stays(described: Description, changed: str) -> None:
+    """As rotary positions do, and the rows of global tokens."""
+    layer = described.lowered_chain[0]
+    model = portable_graph(layer)
+    (node,) = (node for node in model.graph if node.op_type == layer.name)
+    insert_after(node.outputs[0] if changed == "attended" else node.inputs[STATES.index(changed)], "Sin")
+    session = session_of(lower_for_onnxruntime_cpu(model))
+    for tokens in (17, 37, 97):
+        feeds = feeds_of(token_kinds("none", tokens, globals_="scattered", bound=layer.bound), layer)
+        exact = {name: np.sin(feed.astype(np.float64)) if name == changed else feed for name, feed in feeds.items()}
+        expected = answer_by_definition([layer], exact)
+        (got,) = session.run(None, feeds)
+        assert_close(got, np.sin(expected) if changed == "attended" else expected, atol=described.lowered_atol)
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
+@each_operator
+def test_memory_is_linear_in_tokens_and_of_the_batch_grows_what_comes_out(
+    described: Description, tmp_path: Path
+) -> None:
+    layers, (fewer, more), texts = described.lowered_wide
+    path = tmp_path / "model.onnx"
+    ir.save(lower_for_onnxruntime_cpu(portable_graph(*layers)), path)
+    short, long = growth_bytes(path, tokens=fewer), growth_bytes(path, tokens=more)
+    assert short > fewer * 64 * 4, "less than the result: nothing was measured"
+    assert long <= 2.2 * short
+    assert growth_bytes(path, tokens=512, batch=texts) <= 1.2 * short

@@ -1,0 +1,386 @@
+"""The GPU kernels of the sparse operators, interpreted on the CPU, against the definitions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from hdplugins import OPERATORS
+from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.operators.block_sparse_attention import geometry as block_geometry
+from hdplugins.operators.plugin_face import face_of
+from hdplugins.operators.sliding_window_attention.geometry import SUMMARY_INTS, launches, workspace_bytes
+from hdplugins.tensorrt.plugins import plugin_operators
+from support.comparators import assert_as_accurate
+from support.interpreted_kernel import Inputs, Interpreter
+from support.kernel_cases import (
+    BLOCK_MODES,
+    KERNELS,
+    KernelCase,
+    KernelDescription,
+    block_mask,
+    inputs_of,
+    right_answers,
+    row_of_kinds,
+)
+from support.sparse_operators import STATES, Blocks, SparseLayer, Window
+
+pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
+
+each_operator = pytest.mark.parametrize(("operator", "described"), KERNELS.items(), ids=KERNELS)
+
+
+def answer_of(interpreter: Interpreter, layer: SparseLayer, inputs: Inputs, tiles: Tiles | None = None) -> torch.Tensor:
+    name = layer.operator.name
+    return interpreter.attention(name, inputs, tiles=tiles or KERNELS[name].tiles, attributes=layer.node_attributes)[0]
+
+
+def answers_of_pytorch(layer: SparseLayer, inputs: Inputs) -> torch.Tensor:
+    return layer.by_pytorch([inputs[name].nan_to_num() for name in STATES], inputs)
+
+
+def check(
+    interpreter: Interpreter, layer: SparseLayer, kinds: torch.Tensor, *, tiles: Tiles | None = None, size: float = 1
+) -> None:
+    inputs = inputs_of(layer, kinds, size=size)
+    actual = answer_of(interpreter, layer, inputs, tiles)
+    assert_as_accurate(actual, right_answers(layer, inputs), answers_of_pytorch(layer, inputs))
+
+
+def test_every_operator_with_a_plugin_is_described() -> None:
+    assert set(KERNELS) == {operator.name for operator in plugin_operators()}
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{name[0]} {case.name}", marks=[pytest.mark.nightly] if case.is_nightly else [])
+        for name, described in KERNELS.items()
+        for case in described.cases
+    ],
+)
+def test_a_kernel_gives_the_right_answer(case: KernelCase, interpreter: Interpreter) -> None:
+    check(interpreter, case.layer, case.kinds, tiles=case.tiles, size=case.size)
+
+
+@each_operator
+def test_keys_that_no_query_sees_are_not_loaded(
+    operator: str, described: KernelDescription, interpreter: Interpreter
+) -> None:
+    layer, tokens, nan_from, unseen_until, seen_from = described.not_loaded
+    inputs = inputs_of(layer, row_of_kinds(tokens))
+    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
+    for name in ("key", "value"):
+        inputs[name][:, :, nan_from:] = torch.nan
+    actual = answer_of(interpreter, layer, inputs)
+    assert_as_accurate(actual[:, :, :unseen_until], right[:, :, :unseen_until], pytorch[:, :, :unseen_until])
+    assert torch.isnan(actual[:, :, seen_from:]).all()
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    row=st.lists(st.sampled_from([0, 1, 1, 1, 1, 1, 1, 2]), min_size=1, max_size=150),
+    left=st.integers(0, 90),
+    right=st.integers(0, 90),
+    dilation=st.integers(1, 4),
+)
+def test_any_window_over_any_mixture_of_kinds_gives_the_right_answer(
+    row: list[int], left: int, right: int, dilation: int, interpreter: Interpreter
+) -> None:
+    layer = Window(left=left, right=right, dilation=(dilation,), heads=1, bound=row.count(2))
+    check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=1, max_size=90),
+    layer=st.builds(
+        Blocks,
+        block=st.just(16),
+        first=st.integers(0, 3),
+        last=st.integers(0, 1),
+        window=st.integers(-1, 2),
+        repeats=st.integers(0, 2),
+        dense=st.sampled_from([0, 40]),
+        by_row=st.integers(0, 1),
+        listed=st.none() | st.tuples(st.just(2), st.just(3), st.integers(1, 9)),
+    ),
+)
+def test_any_blocks_under_any_mask_give_the_right_answer(
+    row: list[int], layer: Blocks, interpreter: Interpreter
+) -> None:
+    check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("block", [64, 84])
+@pytest.mark.parametrize("mode", BLOCK_MODES)
+def test_a_gpu_gives_the_right_answers(mode: str, block: int, dtype: str) -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    from hdplugins.operators.block_sparse_attention.triton_kernel import launch
+
+    layer = replace(BLOCK_MODES[mode], block=block, by_row=1, dense=100, head_dim=64, dtype=dtype)
+    inputs, attributes = inputs_of(layer, block_mask(1100)), layer.node_attributes
+    on_gpu = {"listed_blocks": None, **{name: tensor.cuda() for name, tensor in inputs.items()}}
+    shapes = [tuple(tensor.shape) for tensor in inputs.values()]
+    sizes = face_of(layer.operator).workspace(shapes, attributes)
+    scratch = {name: torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for name, size in sizes.items()}
+    major, minor = torch.cuda.get_device_capability()
+    tiles = block_geometry.tiles_for_blocks(10 * major + minor, 64, dtype, block)
+    out = torch.full_like(inputs["query"], torch.nan, device="cuda")
+    launch(**on_gpu, out=out, **scratch, tiles=tiles, **attributes)
+    assert_as_accurate(out.cpu(), right_answers(layer, inputs), answers_of_pytorch(layer, inputs))
+
+
+# The plans.
+
+
+@pytest.mark.parametrize("tokens", [1, 31, 32, 33, 100])
+def test_the_plan_names_the_globals_and_the_runs_of_local_tokens(tokens: int, interpreter: Interpreter) -> None:
+    generator = torch.Generator().manual_seed(tokens)
+    of_kind = torch.tensor([0, 1, 1, 1, 1, 1, 1, 2], dtype=torch.int32)
+    token_kind = of_kind[torch.randint(len(of_kind), (2, tokens), generator=generator)]
+    bound = 40
+    plan = interpreter.plan(token_kind, global_bound=bound)
+    for row, written in zip(token_kind.tolist(), plan.tolist(), strict=True):
+        listed = [token for token, kind in enumerate(row) if kind == 2]
+        local = [token for token, kind in enumerate(row) if kind == 1]
+        begins = [max((j + 1 for j in range(i + 1) if row[j] != 1), default=0) for i in range(tokens)]
+        ends = [min((j for j in range(i, tokens) if row[j] != 1), default=tokens) for i in range(tokens)]
+        summary = [len(listed), min(local, default=tokens), max(local, default=-1) + 1, 0]
+        assert written[:SUMMARY_INTS] == summary
+        assert written[SUMMARY_INTS : SUMMARY_INTS + tokens] == begins
+        assert written[SUMMARY_INTS + tokens : SUMMARY_INTS + 2 * tokens] == ends
+        assert written[SUMMARY_INTS + 2 * tokens :] == listed + [-1] * (bound - len(listed))
+
+
+def test_globals_beyond_the_bound_are_not_listed(interpreter: Interpreter) -> None:
+    plan = interpreter.plan(row_of_kinds(70, range(70)), global_bound=3)
+    assert plan[0, 0] == 3
+    assert plan[0, -3:].tolist() == [0, 1, 2]
+
+
+def test_the_plan_lists_each_block_once_whole_or_partial_with_how_often_it_counts(interpreter: Interpreter) -> None:
+    mask = torch.ones(1, 7 * 16, dtype=torch.int32)
+    mask[0, 3 * 16 + 2] = 0  # block 3 is partial
+    mask[0, 5 * 16 : 6 * 16] = 0  # block 5 is nothing
+    listed_blocks = torch.tensor([[[4, 4], [3, 6], [0, 9], [-1, 5]]], dtype=torch.int32)
+    layer = Blocks(block=16, repeats=2, heads=1)
+    inputs = {**inputs_of(layer, mask), "listed_blocks": listed_blocks}
+    tiles = KERNELS[layer.operator.name].tiles
+    _, plan = interpreter.attention(layer.operator.name, inputs, tiles=tiles, attributes=layer.node_attributes)
+    (written,) = plan.tolist()
+    header = block_geometry.HEADER_INTS
+    assert written[:2] == [6, 0]
+    assert written[header : header + 14] == [16, 16, 16, 15, 16, 0, 16, 16, 32, 48, 64, 80, 0, 112]
+    lists = header + 14
+    assert listed_at(plan, lists, room=7) == ([0, 1, 2, 4, 6], {3: 1})
+    # Behind the list of all: a list a block of queries, with room for all that a query may see.
+    room = min(7, 2 + 3 + 1 + 2)
+    rows = [listed_at(plan, lists + 2 + 3 * 7 + i * (2 + 3 * room), room=room) for i in range(1, 5)]
+    assert rows == [
+        ([1, 2, 6], {0: 3, 4: 2}),  # 4 is listed twice
+        ([1, 2], {0: 3, 3: 2, 6: 2}),  # 3 is its neighbour and listed
+        ([2, 4, 6], {0: 4, 3: 1}),  # 9 is no block
+        ([4, 6], {0: 3, 3: 1}),  # 5 has no token
+    ]
+
+
+def listed_at(plan: torch.Tensor, place: int, *, room: int) -> tuple[list[int], dict[int, float]]:
+    """Whole blocks, and partial ones with how often they count."""
+    wholes, partials = plan[0, place : place + 2].tolist()
+    first = place + 2 + room
+    times = plan[0, first + room : first + room + partials].view(torch.float32).exp2()
+    named = plan[0, first : first + partials].tolist()
+    return plan[0, place + 2 : place + 2 + wholes].tolist(), dict(zip(named, times.tolist(), strict=True))
+
+
+# What the comparison refuses.
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    ("described", "wrong"),
+    [(described, wrong) for described in KERNELS.values() for wrong in described.wrong.values()],
+    ids=[name for described in KERNELS.values() for name in described.wrong],
+)
+def test_the_comparison_refuses_other_attributes(
+    described: KernelDescription, wrong: dict[str, Any], dtype: str
+) -> None:
+    layer, kinds = described.measured
+    layer = replace(layer, dtype=dtype)
+    inputs = inputs_of(layer, kinds)
+    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
+    assert_as_accurate(right.to(pytorch.dtype), right, pytorch)
+    with pytest.raises(AssertionError, match="error"):
+        assert_as_accurate(right_answers(layer, inputs, **wrong).to(pytorch.dtype), right, pytorch)
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e-3])
+@each_operator
+def test_the_comparison_refuses_a_single_wrong_value(operator: str, described: KernelDescription, value: float) -> None:
+    layer, kinds = described.measured
+    inputs = inputs_of(layer, kinds)
+    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
+    for token in (0, kinds.shape[1] - 1):
+        wrong = right.float()
+        wrong[0, 0, token, 7] += value
+        with pytest.raises(AssertionError):
+            assert_as_accurate(wrong, right, pytorch)
+
+
+def test_the_comparison_refuses_a_global_token_that_counts_twice() -> None:
+    layer, kinds = KERNELS["SlidingWindowAttention"].measured
+    inputs = inputs_of(layer, kinds)
+    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
+    doubled = {name: torch.cat([inputs[name][:, :, :1], inputs[name]], 2) for name in STATES}
+    doubled["token_kind"] = torch.cat([kinds[:, :1], kinds], 1)
+    answers = right_answers(replace(layer, bound=2), doubled)[:, :, 1:]
+    with pytest.raises(AssertionError, match="error"):
+        assert_as_accurate(answers.float(), right, pytorch)
+
+
+# Launches.
+
+
+def shapes_of(query: Sequence[int], table: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+    own = tuple(query)
+    return [own, own, own, (own[0], own[2]), *([tuple(table)] if table else [])]
+
+
+@pytest.mark.parametrize(
+    ("operator", "changes", "message"),
+    [
+        (name, changes, message)
+        for name, described in KERNELS.items()
+        for changes, message in (
+            ({"query": (2, 12, 0, 64)}, "tokens is 0; it is 1 or more"),
+            ({"query": (0, 12, 99, 64)}, "batch is 0; it is 1 or more"),
+            ({"query": (2, 12, 99, 48)}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
+            ({"query": (2, 12, 2**22, 128)}, "too large for one launch"),
+            ({"query": (2**16, 12, 1000, 64)}, "too large for one launch"),
+            ({"scale": 0.0}, "scale is 0.0; the kernel needs a finite one greater than 0"),
+            ({"scale": math.nan}, "scale is nan; the kernel needs"),
+            *described.refused,
+        )
+    ],
+)
+def test_what_cannot_be_launched_is_refused(operator: str, changes: dict[str, Any], message: str) -> None:
+    face, fitting = face_of(OPERATORS[operator]), KERNELS[operator].fitting.node_attributes
+    face.check(shapes_of((2, 12, 1000, 64)), fitting)
+    shapes = shapes_of(changes.get("query", (2, 12, 1000, 64)), changes.get("table"))
+    attributes = {name: changes.get(name, value) for name, value in fitting.items()}
+    with pytest.raises(ValueError, match=message):
+        face.check(shapes, attributes)
+
+
+@pytest.mark.parametrize(
+    ("operator", "changes", "message"),
+    [
+        (name, changes, message)
+        for name, described in KERNELS.items()
+        for changes, message in (
+            ({"head_dim": 72}, "no head_dim 72; it has 32, 64, 80, 96, 128"),
+            ({"dtype": "int8"}, "no int8; it has float16, bfloat16, float32"),
+            ({"architectures": [75]}, "compute capability 8.0 or newer, not sm_75"),
+            *described.uncompiled,
+        )
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(operator: str, changes: dict[str, Any], message: str) -> None:
+    compiled_for = {"dtype": "float16", "architectures": [90], "head_dim": 64} | changes
+    shapes = shapes_of((2, 12, 1000, compiled_for.pop("head_dim")))
+    attributes = KERNELS[operator].fitting.node_attributes
+    attributes |= {name: compiled_for.pop(name) for name in changes.keys() & attributes.keys()}
+    with pytest.raises(ValueError, match=message):
+        face_of(OPERATORS[operator]).kernel_sources(shapes, attributes, **compiled_for)
+
+
+@each_operator
+def test_tensors_that_do_not_fit_are_refused(
+    operator: str, described: KernelDescription, interpreter: Interpreter
+) -> None:
+    layer, mask = described.fitting, OPERATORS[operator].inputs[3]
+    layer = replace(layer, heads=2, head_dim=32)
+    inputs = inputs_of(layer, row_of_kinds(20))
+    wrong = [
+        ("key", inputs["key"].half(), r"key is torch.float16 \[1, 2, 20, 32\]"),
+        ("value", inputs["value"].mT.contiguous().mT, "contiguous and alike"),
+        (mask, inputs[mask].long(), rf"{mask} is torch.int64 .*torch.int32 \[1, 20\]"),
+        (mask, row_of_kinds(21), rf"{mask} is torch.int32 \[1, 21\]"),
+    ]
+    if isinstance(layer, Blocks):
+        table = torch.zeros(3, 1, 1, dtype=torch.int32)
+        wrong += [
+            ("listed_blocks", table[:2].long(), "listed_blocks is torch.int64, not contiguous torch.int32"),
+            ("listed_blocks", table, r"listed_blocks is \[3, 1, 1\]; for 2 heads"),
+        ]
+    for name, tensor, message in wrong:
+        with pytest.raises(ValueError, match=message):
+            answer_of(interpreter, layer, {**inputs, name: tensor})
+
+
+def test_heads_of_one_dilation_are_one_launch() -> None:
+    window = {"left": 256, "right": 256, "scale": 0.125, "global_bound": 16, "dilation": (1,) * 8 + (2,) * 3 + (3,)}
+    plan, *attends = launches(batch=2, heads=12, tokens=1000, head_dim=64, **window, block_queries=128)
+    assert plan.kernel == "plan_keys"
+    assert [(attend.scalars["first_head"], attend.grid) for attend in attends] == [
+        (0, (8, 8, 2)), (8, (2 * 4, 3, 2)), (11, (3 * 3, 1, 2)),
+    ]  # fmt: skip
+
+
+def test_the_workspace_of_windows_grows_linearly_with_the_text() -> None:
+    assert workspace_bytes(1, 16384, 64) == 4 * (SUMMARY_INTS + 2 * 16384 + 64)
+    assert workspace_bytes(3, 1, 0) == 4 * 3 * (SUMMARY_INTS + 2)
+
+
+SHAPE = (2, 12, 4096, 64)
+FITTING = KERNELS["BlockSparseAttention"].fitting.node_attributes
+
+
+def launched(shape: tuple[int, ...] = SHAPE, table: tuple[int, ...] | None = None, **changes: Any) -> Any:
+    constants = block_geometry.constants_of(Tiles(64, 64, 4, 3, 64), head_dim=64, block_size=64)
+    return block_geometry.launches(shape, table, constants=constants, **FITTING | changes)
+
+
+def test_parts_of_global_queries_are_programs_of_their_own_in_front() -> None:
+    count, lists, attend, combine = launched()
+    assert (count.kernel, lists.kernel, lists.grid) == ("count_tokens", "list_blocks", (64 + 1, 1, 2))
+    # 8 parts of 512 keys of the first block and the last one, then 64 blocks.
+    assert (attend.kernel, attend.grid, attend.scalars["splits"]) == ("attend", (2 * 8 + 64, 12, 2), 8)
+    assert (combine.kernel, combine.grid) == ("combine", (2 * 64 // 4, 12, 2))
+    assert launched(table=(12, 62, 3))[1].grid == (64 + 1, 12, 2)
+    # So are those of the texts whose answers are compared above.
+    last = launched((4, 1, 520, 32), block_size=128, dense_tokens=100, ends_by_row=1)[-1]
+    assert (last.kernel, last.scalars["splits"]) == ("combine", 2)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"dense_tokens": 4096}, {"first_global": 0, "last_global": 0}, {"shape": (2, 12, 512, 64)}], ids=str
+)
+def test_where_no_block_is_split_nothing_is_combined(changes: dict[str, Any]) -> None:
+    assert [step.kernel for step in launched(**changes)] == ["count_tokens", "list_blocks", "attend"]
+    changes = dict(changes)
+    sizes = block_geometry.workspace_bytes(changes.pop("shape", SHAPE), None, **FITTING | changes)
+    assert sizes["partials"] == 0
+
+
+def test_the_workspace_of_blocks_never_shrinks_with_the_shape_and_is_linear_in_tokens() -> None:
+    def total(batch: int, tokens: int, table: tuple[int, ...] | None = None, **changes: Any) -> int:
+        return sum(block_geometry.workspace_bytes((batch, 12, tokens, 64), table, **FITTING | changes).values())
+
+    for changes in ({}, {"ends_by_row": 1}, {"first_global": 40}, {"window": 9}):
+        sizes = [total(1, tokens, **changes) for tokens in range(1, 2000)]
+        assert sizes == sorted(sizes)
+    assert total(1, 1000) < total(2, 1000)
+    assert total(1, 1000, (1, 9, 3)) < total(1, 1000, (12, 9, 3)) < total(1, 1000, (12, 9, 4))
+    assert total(1, 32768, (12, 510, 3)) <= 2 * total(1, 16384, (12, 254, 3))

@@ -1,0 +1,413 @@
+"""The sparse operators: their definitions, and their ONNX bodies against them, at lengths around every edge."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdplugins import ONNX_OPSET, OPERATORS
+from hdplugins.operators.dense_attention.reference import dense_attention
+from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.tensorrt.plugins import plugin_operators
+from support.attention_graphs import chain_of
+from support.comparators import assert_close
+from support.function_bodies import growth_bytes, new_session, operators_of, planned_bytes, run
+from support.sparse_operators import (
+    BLOCKS,
+    DESCRIPTIONS,
+    GLOBALS,
+    PADDINGS,
+    STATES,
+    Blocks,
+    Description,
+    SparseLayer,
+    Window,
+    token_kinds,
+)
+
+each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_operator = pytest.mark.parametrize("described", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
+
+
+def each(attribute: str) -> pytest.MarkDecorator:
+    """Every layer, alone or in front of a tuple, that a description of an operator lists there."""
+    items = [(described, item) for described in DESCRIPTIONS.values() for item in getattr(described, attribute)]
+    layers = [item[0] if isinstance(item, tuple) else item for _, item in items]
+    return pytest.mark.parametrize(("described", "case"), items, ids=map(str, layers))
+
+
+def feeds_of(layer: SparseLayer, kinds: np.ndarray) -> dict[str, np.ndarray]:
+    """States such that the softmax is far from uniform, and the mask."""
+    generator = np.random.default_rng(kinds.shape[1])
+    shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
+    states = {name: (1.5 * generator.normal(size=shape)).astype(layer.dtype) for name in STATES}
+    return {**states, layer.operator.inputs[3]: kinds}
+
+
+def mask_in(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+    return next(feed for name, feed in feeds.items() if name not in STATES)
+
+
+def by_definition(
+    feeds: Mapping[str, np.ndarray], dtype: torch.dtype, layer: SparseLayer, **changes: Any
+) -> np.ndarray:
+    tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
+    return layer.by_definition([tensors[name].to(dtype) for name in STATES], tensors, **changes).numpy()
+
+
+def exact_and_allowed(feeds: Mapping[str, np.ndarray], layer: SparseLayer) -> tuple[np.ndarray, float]:
+    """The answer in float64, and twice PyTorch's error in the dtype, plus one rounding of the largest value."""
+    exact = by_definition(feeds, torch.float64, layer)
+    error = max(error_of_pytorch(feeds, layer, exact), usual_error_of_pytorch(layer))
+    return exact, float(2 * error + np.abs(exact).max() * np.finfo(layer.dtype).eps)
+
+
+def error_of_pytorch(feeds: Mapping[str, np.ndarray], layer: SparseLayer, exact: np.ndarray) -> float:
+    return float(np.abs(by_definition(feeds, getattr(torch, layer.dtype), layer) - exact).max())
+
+
+@functools.cache
+def usual_error_of_pytorch(layer: SparseLayer) -> float:
+    """A text of one or two tokens has too few values to show what rounding does to one."""
+    feeds = feeds_of(layer, token_kinds("none", 211, globals_="scattered", bound=layer.bound))
+    return error_of_pytorch(feeds, layer, by_definition(feeds, torch.float64, layer))
+
+
+@functools.cache
+def session_of(layers: tuple[SparseLayer, ...], order: BlockOrder) -> onnxruntime.InferenceSession:
+    return new_session(chain_of(layers, order))
+
+
+@functools.lru_cache(maxsize=64)
+def question_of(
+    layer: SparseLayer, globals_: str, padding: str, tokens: int, batch: int
+) -> tuple[dict[str, np.ndarray], np.ndarray, float]:
+    """The feeds, the answer and the error allowed: worked out once for both orders of blocks."""
+    feeds = feeds_of(layer, token_kinds(padding, tokens, globals_=globals_, bound=layer.bound, batch=batch))
+    return (feeds, *exact_and_allowed(feeds, layer))
+
+
+def assert_right(
+    layer: SparseLayer, order: BlockOrder, padding: str, tokens: int, *, globals_: str = "scattered", batch: int = 3
+) -> None:
+    feeds, exact, allowed = question_of(layer, globals_, padding, tokens, batch)
+    got = run(session_of((layer,), order), feeds)
+    assert (got.swapaxes(1, 2)[mask_in(feeds) == 0] == 0).all()
+    assert_close(got, exact, atol=allowed)
+
+
+def test_every_operator_with_a_plugin_is_described() -> None:
+    assert set(DESCRIPTIONS) == {operator.name for operator in plugin_operators()}
+    assert all(layer.operator is OPERATORS[name] for name, which in DESCRIPTIONS.items() for layer in which.layers)
+
+
+# The definition.
+
+
+@each("by_hand")
+def test_the_definition_is_a_softmax_over_the_keys_in_view_as_often_as_they_count(
+    described: Description, case: tuple[SparseLayer, np.ndarray]
+) -> None:
+    layer, kinds = case
+    feeds = feeds_of(replace(layer, dtype="float64"), kinds)
+    got = by_definition(feeds, torch.float64, layer)
+    for batch, head, i in np.ndindex(got.shape[:3]):
+        seen = layer.keys_by_hand(kinds[batch], head, i)
+        expected = np.zeros(layer.head_dim)
+        if kinds[batch, i] and seen:
+            scores = feeds["key"][batch, head, seen] @ feeds["query"][batch, head, i] * layer.head_dim**-0.5
+            weights = np.exp(scores - scores.max())
+            expected = weights @ feeds["value"][batch, head, seen] / weights.sum()
+        assert_close(got[batch, head, i], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+@each_operator
+def test_a_text_that_is_short_enough_is_attended_to_densely(described: Description, padding: str) -> None:
+    layer, tokens = described.dense
+    kinds = token_kinds(padding, tokens, globals_="scattered", bound=layer.bound)
+    feeds = feeds_of(replace(layer, dtype="float64"), kinds)
+    got, real = by_definition(feeds, torch.float64, layer), kinds != 0
+    states = (torch.from_numpy(feeds[name]) for name in STATES)
+    dense = dense_attention(*states, torch.from_numpy(real), scale=32**-0.5).numpy()
+    assert_close(got.swapaxes(1, 2)[real], dense.swapaxes(1, 2)[real], atol=1e-12)
+    assert (got.swapaxes(1, 2)[~real] == 0).all()
+
+
+@each_order
+@pytest.mark.parametrize("layer", [BLOCKS.layers[1], BLOCKS.layers[3]], ids=str)
+def test_texts_that_end_by_row_do_not_see_padding_behind_them(layer: Blocks, order: BlockOrder) -> None:
+    """The shorter text is dense, the longer one is not; padded, both are as they are alone."""
+    session = session_of((layer,), order)
+    for tokens in (70, 87):
+        padded = feeds_of(layer, token_kinds("none", 130, batch=2))
+        padded["token_mask"][0, tokens:] = 0
+        alone = {name: feed[:1, :, :tokens] if name in STATES else feed[:1, :tokens] for name, feed in padded.items()}
+        _, allowed = exact_and_allowed(alone, layer)
+        own = {name: np.ascontiguousarray(feed) for name, feed in alone.items()}
+        assert_close(run(session, padded)[:1, :, :tokens], run(session, own).astype(np.float64), atol=allowed)
+
+
+@each("undefined")
+def test_what_an_operator_does_not_define_is_refused(
+    described: Description, case: tuple[SparseLayer, dict[str, Any], str]
+) -> None:
+    layer, changes, message = case
+    feeds = feeds_of(layer, token_kinds("none", 9, globals_="all", bound=layer.bound))
+    with pytest.raises(ValueError, match=message):
+        by_definition(feeds, torch.float32, layer, **changes)
+
+
+# The bodies against the definition.
+
+
+@each_order
+@each("layers")
+def test_a_body_matches_the_definition_at_every_length(
+    described: Description, case: SparseLayer, order: BlockOrder
+) -> None:
+    """Globals and padding take turns, so that each length meets several pairs, and each pair several lengths."""
+    for number, tokens in enumerate(case.lengths):
+        for turn in range(2):
+            globals_ = GLOBALS[(number + turn) % 4] if case.bound else "none"
+            batch = 1 if (number + turn) % 3 == 1 else 3
+            assert_right(case, order, PADDINGS[(number + 2 * turn) % 5], tokens, globals_=globals_, batch=batch)
+
+
+@each_order
+@pytest.mark.parametrize("padding", PADDINGS)
+@each("mixed")
+def test_short_and_long_texts_globals_and_padding_mix(
+    described: Description, case: tuple[SparseLayer, int], padding: str, order: BlockOrder
+) -> None:
+    layer, tokens = case
+    for globals_ in GLOBALS if layer.bound else ("none",):
+        assert_right(layer, order, padding, tokens, globals_=globals_)
+
+
+@each_order
+@pytest.mark.parametrize(
+    ("layer", "tokens", "padding", "batch"),
+    [
+        pytest.param(*case, marks=[pytest.mark.nightly] if is_nightly else [])
+        for described in DESCRIPTIONS.values()
+        for *case, is_nightly in described.long
+    ],
+    ids=str,
+)
+def test_a_body_matches_the_definition_on_long_texts(
+    layer: SparseLayer, tokens: int, padding: str, batch: int, order: BlockOrder
+) -> None:
+    assert_right(layer, order, padding, tokens, batch=batch)
+
+
+@st.composite
+def block_layers(draw: st.DrawFn) -> Blocks:
+    first, last, window = draw(st.integers(0, 3)), draw(st.integers(0, 1)), draw(st.integers(-1, 3))
+    heads = draw(st.integers(1, 3))
+    rows = st.tuples(st.sampled_from([1, heads]), st.integers(0, 7), st.integers(1, 3))
+    least = 0 if first or last or window >= 0 else 1
+    return Blocks(
+        block=draw(st.integers(1, 9)),
+        first=first,
+        last=last,
+        window=window,
+        repeats=draw(st.integers(least, 3)),
+        dense=draw(st.sampled_from([0, 1, 11, 20])),
+        by_row=draw(st.integers(0, 1)),
+        listed=draw(st.none() | rows),
+        heads=heads,
+        head_dim=8,
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(layer=block_layers(), tokens=st.integers(1, 45), order=st.sampled_from(BlockOrder), data=st.data())
+def test_any_body_of_blocks_matches_the_definition_under_any_mask(
+    layer: Blocks, tokens: int, order: BlockOrder, data: st.DataObject
+) -> None:
+    real = data.draw(st.lists(st.lists(st.integers(0, 1), min_size=tokens, max_size=tokens), min_size=1, max_size=3))
+    feeds = feeds_of(layer, np.array(real, np.int32))
+    exact = by_definition(feeds, torch.float64, layer)
+    # Measured 1.3e-6; values reach 6.
+    assert_close(run(new_session(chain_of([layer], order)), feeds), exact, atol=4e-6)
+
+
+@each("measured")
+def test_the_measure_of_a_body_refuses_wrong_answers(described: Description, case: SparseLayer) -> None:
+    kinds = token_kinds("right", 211, globals_="scattered", bound=case.bound)
+    feeds = feeds_of(case, kinds)
+    exact, allowed = exact_and_allowed(feeds, case)
+    assert_close(exact.astype(case.dtype), exact, atol=allowed)
+    wrong = [by_definition(feeds, torch.float64, other) for other in described.wrong(case)]
+    wrong.append(by_definition(feeds, torch.float64, case, scale=1.01 * case.head_dim**-0.5))
+    # What is seen as local instead of global, or in spite of being padding.
+    for before, after in ((2, 1), (0, 1)) if case.bound else ((0, 1),):
+        changed = {**feeds, case.operator.inputs[3]: np.where(kinds == before, after, kinds).astype(np.int32)}
+        wrong.append(by_definition(changed, torch.float64, case))
+    for answer in wrong:
+        with pytest.raises(AssertionError):
+            assert_close(answer, exact, atol=allowed)
+
+
+def test_the_measure_of_a_body_refuses_a_global_key_that_counts_twice() -> None:
+    layer = Window(left=16, right=16, bound=1)
+    kinds = np.ones((1, 64), np.int32)
+    kinds[0, 40] = 2
+    feeds = feeds_of(layer, kinds)
+    exact, allowed = exact_and_allowed(feeds, layer)
+    # The global key again, behind the text and where no window reaches: queries near the first copy see both.
+    far = {name: np.concatenate([feeds[name], feeds[name][:, :, 40:41]], axis=2) for name in STATES}
+    twice = np.concatenate([kinds, [[2]]], axis=1).astype(np.int32)
+    wrong = by_definition({**far, "token_kind": twice}, torch.float64, replace(layer, bound=2))[:, :, :64]
+    with pytest.raises(AssertionError):
+        assert_close(wrong, exact, atol=allowed)
+
+
+@pytest.mark.parametrize("padding", ["right", "holes"])
+@each_order
+@each_operator
+def test_content_of_padding_does_not_change_the_answer(described: Description, order: BlockOrder, padding: str) -> None:
+    for layer in (described.mixed[-1][0], described.repeated):
+        kinds = token_kinds(padding, 97, globals_="scattered", bound=layer.bound)
+        feeds = feeds_of(layer, kinds)
+        session = session_of((layer,), order)
+        before = run(session, feeds)
+        for name in STATES:
+            feeds[name].swapaxes(1, 2)[kinds == 0] = 50.0
+        np.testing.assert_array_equal(before, run(session, feeds))
+
+
+@each_order
+@each_operator
+def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockOrder) -> None:
+    """Scaled after the product, 60 x 60 x 64 would be outside float16. Of blocks, 40 tokens are dense, 97 sparse."""
+    layer = replace(described.chain[0][0], head_dim=64, dtype="float16")
+    for tokens in (40, 97):
+        feeds = feeds_of(layer, token_kinds("right", tokens, globals_="scattered", bound=layer.bound))
+        feeds["query"][:], feeds["key"][:] = 60.0, 60.0
+        exact = by_definition(feeds, torch.float64, layer)
+        # All scores are equal: what is left is the rounding of weights and values.
+        assert_close(run(session_of((layer,), order), feeds), exact, atol=4e-3)
+
+
+# What a body is made of.
+
+
+@each_order
+@each("layers")
+def test_a_body_is_of_standard_operators_that_tensorrt_takes(
+    described: Description, case: SparseLayer, order: BlockOrder
+) -> None:
+    body = case.body(order)
+    assert tuple(body.input) == case.operator.inputs[: len(body.input)]
+    assert len(body.input) == 4 + len(case.constants)
+    assert tuple(body.attribute) == case.operator.attributes
+    assert [(opset.domain, opset.version) for opset in body.opset_import] == [("", ONNX_OPSET)]
+    operators = operators_of(body)
+    assert not {"NonZero", "ScatterND", "ScatterElements", "Compress", "Unique"} & set(operators)
+    assert all(onnx.defs.has(name) for name in operators)
+    assert operators["TopK"] == (case.bound > 0)
+    assert operators["Scan"] == (described.scans(case) if order is BlockOrder.SEQUENTIAL else 0)
+
+
+@each_operator
+def test_bodies_that_differ_have_names_that_differ(described: Description) -> None:
+    bodies: dict[str, bytes] = {}
+    for layer in (*described.layers, *described.names):
+        body = layer.body()
+        assert body.name == layer.name
+        assert bodies.setdefault(body.name, body.SerializeToString()) == body.SerializeToString()
+    assert len(bodies) == len(set(bodies.values())) > 8
+    assert {layer: layer.name for layer in described.names} == described.names
+
+
+@each("bodiless")
+def test_a_body_of_nonsense_is_refused(described: Description, case: tuple[SparseLayer, str]) -> None:
+    layer, message = case
+    with pytest.raises(ValueError, match=message):
+        layer.body()
+
+
+@each_order
+@each_operator
+def test_layers_that_differ_share_a_model(described: Description, order: BlockOrder) -> None:
+    layers, atol = described.chain
+    feeds = feeds_of(layers[0], token_kinds("right", 97, globals_="scattered", bound=layers[0].bound))
+    got = run(session_of(tuple(layers), order), feeds)
+    exact = {name: feed.astype(np.float64) if name in STATES else feed for name, feed in feeds.items()}
+    for layer in layers:
+        exact["query"] = by_definition(exact, torch.float64, layer)
+    assert_close(got, exact["query"], atol=atol)
+    assert len(chain_of(layers, order).functions) == 2
+
+
+@pytest.mark.parametrize(
+    ("described", "order"), [(described, order) for described in DESCRIPTIONS.values() for order in described.once]
+)
+def test_layers_compute_their_tables_once(described: Description, order: BlockOrder, tmp_path: Path) -> None:
+    counts = []
+    for layers in (1, 3):
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.optimized_model_filepath = str(tmp_path / f"{layers}.onnx")
+        model = chain_of([described.repeated] * layers, order)
+        onnxruntime.InferenceSession(model.SerializeToString(), options)
+        counts.append(operators_of(onnx.load(options.optimized_model_filepath).graph))
+    assert counts[1]["Softmax"] == 3 * counts[0]["Softmax"]
+    for name, expected in described.once[order].items():
+        assert counts[1][name] == (expected or counts[0][name]) > 0
+        assert counts[0][name] == counts[1][name]
+    if order is BlockOrder.PARALLEL:
+        # The padded rows of each layer; the mask is shared.
+        assert counts[1]["Where"] == counts[0]["Where"] + 2
+
+
+# Memory, measured in processes of their own.
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
+@each_order
+@each_operator
+def test_memory_is_linear_in_tokens(described: Description, order: BlockOrder, tmp_path: Path) -> None:
+    path = tmp_path / "model.onnx"
+    onnx.save(chain_of([described.wide], order), path)
+    short, long = (growth_bytes(path, tokens=tokens) for tokens in (8192, 16384))
+    output_bytes = 4 * 8192 * 64 * 4
+    assert short > output_bytes, "less than the output: nothing was measured"
+    assert long <= 2.2 * short
+    if order is BlockOrder.SEQUENTIAL:
+        # Eight times the output of 8 MB; in parallel the scores alone are eight times that, or ten.
+        assert short <= 8 * output_bytes
+
+
+@pytest.mark.parametrize(
+    ("described", "layer"),
+    [
+        pytest.param(described, layer, marks=[pytest.mark.nightly] if is_nightly else [], id=str(layer))
+        for described in DESCRIPTIONS.values()
+        for layer, is_nightly in described.built
+    ],
+)
+def test_tensorrt_rtx_builds_a_body_and_plans_memory_linear_in_tokens(
+    described: Description, layer: SparseLayer, tmp_path: Path
+) -> None:
+    """What it builds at its kOPT alone, the bodies show at other lengths above."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = tmp_path / "model.onnx"
+    onnx.save(chain_of([layer], BlockOrder.PARALLEL), path)
+    short_bytes, long_bytes = planned_bytes(path, 8192, 16384)
+    scores_bytes = 2 * layer.heads * 8192 * described.span(layer) * 4  # two texts
+    assert 0 < short_bytes <= 4 * scores_bytes
+    assert long_bytes <= 2.1 * short_bytes

@@ -1,0 +1,335 @@
+"""Models with a memory: what a call leaves is what the next is given, row by row, however batches are run."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hdruntime
+from hdruntime.backends import onnxruntime_cuda
+from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
+from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.writer import seal
+from hdruntime.errors import BundleCorruptError, InputError, NonFiniteOutputError, OutOfMemoryError
+from hdruntime.inference.inputs import checked_inputs
+from hdruntime.session import Session
+from support.comparators import assert_close
+from support.recurrent_bundle import MEMORY, NEW_MEMORY, RecurrentAnswer, make_recurrent_bundle, recurrent_states
+from support.tiny_bundle import NAN_ID
+
+HIDDEN = "last_hidden_state"
+
+
+@pytest.fixture
+def recurrent_path(tmp_path: Path) -> Path:
+    return make_recurrent_bundle(tmp_path / "recurrent")
+
+
+@pytest.fixture
+def bundle(recurrent_path: Path) -> Bundle:
+    return open_bundle(recurrent_path)
+
+
+@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda"])
+def session(request: pytest.FixtureRequest, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
+    """On the CPU; the second with the code for a GPU, whose device is the CPU."""
+    if request.param == "onnxruntime":
+        with hdruntime.load(bundle, "onnxruntime") as opened:
+            yield opened
+        return
+    monkeypatch.setattr(onnxruntime_cuda, "_providers", lambda gpu: [("CPUExecutionProvider", {})])
+    monkeypatch.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
+    monkeypatch.setattr(onnxruntime_cuda, "_DEVICE", "cpu")
+    with Session(bundle, OnnxRuntimeCudaRunner(bundle)) as opened:
+        yield opened
+
+
+def batch_of(lengths: Sequence[int], tokens: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and a mask, [rows, tokens], padded on the right."""
+    ids = np.random.default_rng(seed).integers(0, NAN_ID, (len(lengths), tokens))
+    return ids, (np.arange(tokens) < np.array(lengths)[:, None]).astype(np.int64)
+
+
+def memories(rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(100 + seed).standard_normal((rows, 1, 4, 4)).astype(np.float32)
+
+
+def check(got: Mapping[str, np.ndarray], expected: RecurrentAnswer) -> None:
+    assert got[HIDDEN].dtype == got[NEW_MEMORY].dtype == np.float32
+    assert_close(got[HIDDEN], expected.states, atol=1e-5)
+    assert_close(got[NEW_MEMORY], expected.memory, atol=1e-5)
+
+
+# One call
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_a_text_begins_with_zeros(session: Session, rows: int) -> None:
+    ids, _ = batch_of([7] * rows, 7)
+    zeros = np.zeros((rows, 1, 4, 4), np.float32)
+    check(session(input_ids=ids), recurrent_states(ids))
+    check(session(input_ids=ids, memory=None), recurrent_states(ids))
+    check(session(input_ids=ids, memory=zeros), recurrent_states(ids))
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "a list", "every second of a larger array"])
+def test_a_memory_that_is_given_reaches_the_graph(session: Session, rows: int, kind: str) -> None:
+    ids, _ = batch_of([5] * rows, 5)
+    old = memories(rows)
+    given: Any = old
+    if kind == "a list":
+        given = old.tolist()
+    elif kind == "every second of a larger array":
+        given = np.repeat(old, 2, axis=0)[::2]
+    else:
+        old = old.astype(np.float16).astype(np.float32) if kind == "float16" else old
+        given = old.astype(kind)
+    check(session(input_ids=ids, memory=given), recurrent_states(ids, None, old))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [[1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 0, 0, 0], [1, 1, 1, 0, 0], [1, 1, 1, 1, 1]],
+        [[1, 1, 1, 0, 0], [1, 1, 0, 0, 0], [1, 1, 1, 1, 0]],
+        [[0, 0, 1, 1, 1], [1, 1, 1, 0, 0], [1, 0, 1, 0, 1], [0, 0, 0, 0, 0], [1, 1, 0, 0, 0]],
+    ],
+    ids=["padding on the right", "padding of every row", "padding anywhere"],
+)
+def test_rows_of_all_lengths_keep_their_own_memories(session: Session, mask: list[list[int]]) -> None:
+    """On the CPU rows run in groups by their length."""
+    ids, _ = batch_of([5] * len(mask), 5)
+    old = memories(len(mask))
+    given = session(input_ids=ids, attention_mask=mask, memory=old)
+    check(given, recurrent_states(ids, np.array(mask), old))
+
+
+def test_memories_of_swapped_rows_would_be_noticed(session: Session) -> None:
+    ids, mask = batch_of([5, 3], 5)
+    got = session(input_ids=ids, attention_mask=mask, memory=memories(2)[::-1])
+    with pytest.raises(AssertionError):
+        check(got, recurrent_states(ids, mask, memories(2)))
+
+
+def test_what_was_given_is_not_changed(session: Session) -> None:
+    ids, mask = batch_of([5, 3], 5)
+    old = memories(2)
+    session(input_ids=ids, attention_mask=mask, memory=old)
+    np.testing.assert_array_equal(old, memories(2))
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (MEMORY, np.zeros((2, 1, 4, 4), np.int64), r"memory is of type int64; it must be float32\."),
+        (MEMORY, np.zeros((2, 1, 4, 4), bool), r"memory is of type bool; it must be float32\."),
+        (MEMORY, [["a"]], r"memory is of type <U1; it must be float32\."),
+        (MEMORY, [[0.0], [0.0, 1.0]], r"memory cannot be read as an array \[batch, 1, 4, 4\]: "),
+        (MEMORY, np.zeros((1, 4, 4)), r"memory has shape \[1, 4, 4\]; it must be \[batch, 1, 4, 4\]\."),
+        (MEMORY, np.float32(0), r"memory has shape \[\]; it must be \[batch, 1, 4, 4\]\."),
+        (
+            MEMORY,
+            np.zeros((2, 1, 4, 5)),
+            r"memory has shape \[2, 1, 4, 5\]; for 2 rows it must be \[batch, 1, 4, 4\]: ",
+        ),
+        (MEMORY, np.zeros((2, 4, 1, 4)), r"memory has shape \[2, 4, 1, 4\]; for 2 rows it must be"),
+        (MEMORY, np.zeros((1, 1, 4, 4)), r"memory has shape \[1, 1, 4, 4\]; for 2 rows .* gave for the same rows\."),
+        (NEW_MEMORY, np.zeros((2, 1, 4, 4)), r"Unknown input 'new_memory'; this bundle accepts .*attention_mask, mem"),
+    ],
+)
+def test_a_memory_that_does_not_fit_is_refused(session: Session, name: str, value: object, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        session(input_ids=[[2, 3], [4, 5]], **{name: value})
+
+
+def test_a_bundle_without_a_memory_refuses_one(bundle_path: Path) -> None:
+    with hdruntime.load(bundle_path) as session, pytest.raises(InputError, match="Unknown input 'memory'"):
+        session(input_ids=[[2]], memory=memories(1))
+
+
+def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
+    found = checked_inputs({MEMORY: memories(1), "input_ids": [[2, 3]]}, bundle.manifest)
+    assert {name: (array.dtype.name, array.shape) for name, array in found.items()} == {
+        "input_ids": ("int64", (1, 2)),
+        "attention_mask": ("int64", (1, 2)),
+        MEMORY: ("float32", (1, 1, 4, 4)),
+    }
+    assert list(found) == [spec.name for spec in bundle.manifest.inputs]
+
+
+def test_a_memory_that_is_nan_is_told_of_its_row(session: Session) -> None:
+    old = memories(3)
+    old[1, 0, 2, 3] = np.nan
+    with pytest.raises(NonFiniteOutputError, match=r"in rows 1\."):
+        session(input_ids=[[2, 3]] * 3, memory=old)
+
+
+# Calls that remember
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_segments_one_after_another_are_as_computed_by_hand(session: Session, rows: int) -> None:
+    call = session.recurrent()
+    expected = None
+    for number in range(5):
+        ids, _ = batch_of([4 + number] * rows, 4 + number, seed=number)
+        answer = recurrent_states(ids, None, None if expected is None else expected.memory)
+        check(call(input_ids=ids), answer)
+        expected = answer
+
+
+def test_segments_of_all_lengths_are_as_computed_by_hand(session: Session) -> None:
+    call = session.recurrent()
+    memory = None
+    for number, lengths in enumerate([(7, 7, 3), (2, 7, 7), (1, 5, 1), (6, 6, 6)]):
+        ids, mask = batch_of(lengths, 7, seed=number)
+        states, memory = answer = recurrent_states(ids, mask, memory)
+        check(call(input_ids=ids, attention_mask=mask), answer)
+        assert states.shape == (3, 7, 4)
+
+
+def test_a_call_that_forgets_would_be_noticed(session: Session) -> None:
+    ids, _ = batch_of([4], 4)
+    first = session(input_ids=ids)
+    with pytest.raises(AssertionError):
+        check(session(input_ids=ids), recurrent_states(ids, None, first[NEW_MEMORY]))
+
+
+def test_a_memory_that_is_given_takes_the_place_of_the_remembered(session: Session) -> None:
+    ids, _ = batch_of([4, 4], 4)
+    call = session.recurrent()
+    call(input_ids=ids)
+    given = recurrent_states(ids, None, memories(2))
+    check(call(input_ids=ids, memory=memories(2)), given)
+    check(call(input_ids=ids), recurrent_states(ids, None, given.memory))
+    check(call(input_ids=ids, memory=None), recurrent_states(ids))
+
+
+def test_two_of_them_do_not_share_what_they_remember(session: Session) -> None:
+    ids, _ = batch_of([4], 4)
+    one, other = session.recurrent(), session.recurrent()
+    first = recurrent_states(ids)
+    check(one(input_ids=ids), first)
+    check(other(input_ids=ids[:, ::-1]), recurrent_states(ids[:, ::-1]))
+    check(one(input_ids=ids), recurrent_states(ids, None, first.memory))
+    check(session(input_ids=ids), first)
+
+
+def test_a_call_of_other_rows_is_refused_and_a_call_that_failed_is_forgotten(session: Session) -> None:
+    ids, _ = batch_of([4, 4], 4)
+    call = session.recurrent()
+    first = recurrent_states(ids)
+    check(call(input_ids=ids), first)
+    with pytest.raises(InputError, match=r"memory has shape \[2, 1, 4, 4\]; for 1 rows it must be \[batch, 1, 4, 4\]"):
+        call(input_ids=ids[:1])
+    with pytest.raises(NonFiniteOutputError, match=r"in rows 1\."):
+        call(input_ids=[[2, 3], [2, NAN_ID]])
+    check(call(input_ids=ids), recurrent_states(ids, None, first.memory))
+
+
+def test_where_there_is_no_memory_a_call_is_the_session_s(bundle_path: Path) -> None:
+    with hdruntime.load(bundle_path) as session:
+        call = session.recurrent()
+        for _ in range(2):
+            np.testing.assert_array_equal(call(input_ids=[[2, 3]])[HIDDEN], session(input_ids=[[2, 3]])[HIDDEN])
+
+
+# Texts
+
+
+def test_texts_begin_with_zeros_however_they_share_batches(session: Session) -> None:
+    texts = ["long documents are read", "", "whole", "are documents whole", "read"]
+    encodings = session.tokenize(texts)
+    alone = [recurrent_states(np.array([encoding.input_ids])) for encoding in encodings]
+    for batch_tokens in (1, 12, None):
+        for result, expected in zip(session.infer(encodings, batch_tokens=batch_tokens), alone, strict=True):
+            assert result[NEW_MEMORY].shape == (1, 4, 4)
+            check({name: values[None] for name, values in result.items()}, expected)
+    assert_close(session.embed(texts), np.array([answer.states[0].mean(axis=0) for answer in alone]), atol=1e-5)
+    (only,) = session.infer(encodings[:1], outputs=[NEW_MEMORY])
+    assert list(only) == [NEW_MEMORY]
+
+
+# Batches in parts
+
+
+class TightRunner(OnnxRuntimeRunner):
+    """One that has memory for so many rows, and finds out at the start of a batch or at its end."""
+
+    rows, late, shapes = 2, False, ()
+
+    def start(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
+        self.shapes = (*self.shapes, inputs["input_ids"].shape)
+        fits = len(inputs["input_ids"]) <= self.rows
+        if not fits and not self.late:
+            raise OutOfMemoryError("no memory")
+
+        def results() -> dict[str, np.ndarray]:
+            if not fits:
+                raise OutOfMemoryError("no memory")
+            return run()
+
+        run = super().start(inputs, outputs)
+        return results
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("most", [None, 3])
+def test_a_batch_that_is_run_in_parts_keeps_the_memories_of_its_rows(
+    bundle: Bundle, late: bool, most: int | None
+) -> None:
+    runner = TightRunner(bundle)
+    runner.late = late
+    if most is not None:
+        runner.most_rows = lambda tokens: most  # type: ignore[method-assign]
+    ids, mask = batch_of([9, 3, 9, 1, 5, 3, 9], 9)
+    with Session(bundle, runner) as session:
+        call = session.recurrent()
+        first = recurrent_states(ids, mask)
+        check(call(input_ids=ids, attention_mask=mask), first)
+        check(call(input_ids=ids, attention_mask=mask), recurrent_states(ids, mask, first.memory))
+    assert runner.shapes[0][0] == (7 if most is None else most)
+    assert max(rows for rows, _ in runner.shapes[-3:]) <= 2
+    assert any(rows > 2 for rows, _ in runner.shapes), "a batch failed for want of memory"
+
+
+# The graph and the manifest
+
+
+def with_memory_of(bundle: Bundle, *sizes: int) -> None:
+    """Seal the bundle with a manifest whose memory has other sizes."""
+    manifest = bundle.manifest
+    changed = {
+        key: tuple(
+            dataclasses.replace(spec, shape=("batch", *sizes)) if spec.name in (MEMORY, NEW_MEMORY) else spec
+            for spec in getattr(manifest, key)
+        )
+        for key in ("inputs", "outputs")
+    }
+    seal(bundle.path, dataclasses.replace(manifest, **changed))
+
+
+def test_a_graph_whose_memory_is_not_the_manifests_is_refused(bundle: Bundle) -> None:
+    with_memory_of(bundle, 1, 4, 5)
+    found = re.escape("memory float32 [batch, 1, 4, 4]")
+    with pytest.raises(
+        BundleCorruptError,
+        match=rf"The inputs of model\.onnx are .*{found}, but the manifest of .*memory float32 \[batch, 1, 4, 5\]",
+    ):
+        hdruntime.load(bundle.path, "onnxruntime")
+
+
+def test_a_graph_with_a_memory_that_the_manifest_does_not_list_is_refused(bundle: Bundle) -> None:
+    seal(bundle.path, dataclasses.replace(bundle.manifest, inputs=bundle.manifest.inputs[:2]))
+    with pytest.raises(
+        BundleCorruptError, match=r"The inputs of model\.onnx are .*memory float32.* lists attention_mask"
+    ):
+        hdruntime.load(bundle.path, "onnxruntime")

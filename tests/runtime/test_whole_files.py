@@ -1,0 +1,35 @@
+"""A file is the old one or the new one, whatever happens while it is written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal, staged_bundle
+from hdruntime.whole_files import is_partial, whole_file, write_whole
+
+
+def test_a_block_that_raises_leaves_what_was_there(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, "ä")
+    with pytest.raises(TypeError), whole_file(path) as file:
+        file.writelines([b"half", "no bytes"])
+    assert path.read_bytes() == "ä".encode()
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_a_killed_process_left_is_no_part_of_a_bundle(bundle_path: Path) -> None:
+    manifest = open_bundle(bundle_path).manifest
+    die = "from hdruntime.whole_files import whole_file; import os, pathlib, sys; path = pathlib.Path(sys.argv[1])\n"
+    die += "with whole_file(path) as file: os.kill(os.getpid(), 9)"
+    subprocess.run([sys.executable, "-c", die, str(bundle_path / "manifest.json")], check=False)
+    (left,) = filter(is_partial, bundle_path.iterdir())
+    assert seal(bundle_path, manifest) == manifest
+    assert left.exists()
+    with staged_bundle(bundle_path, force=True) as directory:
+        (directory / "manifest.json").write_text("{}")
+    assert not left.exists()

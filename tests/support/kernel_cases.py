@@ -1,0 +1,298 @@
+"""What the kernels and plugins of every sparse operator are tried on, and what is particular to each."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BLOCK_MODES",
+    "KERNELS",
+    "KernelCase",
+    "KernelDescription",
+    "block_mask",
+    "inputs_of",
+    "right_answers",
+    "row_of_kinds",
+]
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
+from hdplugins.operators.block_sparse_attention.geometry import tiles_for_blocks
+from support.interpreted_kernel import Inputs
+from support.sparse_operators import STATES, Blocks, SparseLayer, Window
+
+_DTYPES = ("float32", "float16")
+"""Not bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelCase:
+    """One call of a kernel.
+
+    Attributes:
+        name: of the case.
+        layer: the node.
+        kinds: its mask or kinds of tokens, [batch, tokens].
+        tiles: of the kernel; None for small ones.
+        size: of the queries.
+        is_nightly: not tried in every run.
+    """
+
+    name: str
+    layer: SparseLayer
+    kinds: torch.Tensor
+    tiles: Tiles | None = None
+    size: float = 1.0
+    is_nightly: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class KernelDescription:
+    """What tests of all kernels and plugins ask of those of one operator."""
+
+    tiles: Tiles  # small ones: short texts then have blocks of every sort, at the edges and between them
+    cases: Sequence[KernelCase]  # whose answers must be right
+    # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
+    # those that do
+    not_loaded: tuple[SparseLayer, int, int, int, int]
+    # a node and a mask, whose measure is tried on the wrong answers of other attributes and inputs
+    measured: tuple[SparseLayer, torch.Tensor]
+    wrong: Mapping[str, dict[str, Any]]  # these, by name
+    fitting: SparseLayer  # a node with twelve heads of 64 that kernels can be launched for
+    # attributes, and the shape of a query or a table -> the message that refuses a launch
+    refused: Sequence[tuple[dict[str, Any], str]]
+    # attributes -> the message that refuses to compile, beside what no attention kernel is for
+    uncompiled: Sequence[tuple[dict[str, Any], str]]
+
+
+def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
+    """Random states; to blocks a query of padding is not a number, for its answer is 0 whatever padding holds."""
+    shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
+    generator = torch.Generator().manual_seed(math.prod(shape))
+    query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
+    query = query * size
+    if isinstance(layer, Blocks):
+        query = query.masked_fill((kinds == 0)[:, None, :, None], torch.nan)
+    typed = (tensor.to(getattr(torch, layer.dtype)) for tensor in (query, key, value))
+    states = dict(zip(STATES, typed, strict=True))
+    tables = map(torch.from_numpy, layer.constants.values())
+    return states | dict(zip(layer.operator.inputs[3:], (kinds, *tables), strict=False))
+
+
+def right_answers(
+    layer: SparseLayer, inputs: Inputs, dtype: torch.dtype = torch.float64, **changes: Any
+) -> torch.Tensor:
+    """By the definition."""
+    states = [inputs[name].nan_to_num().to(dtype) for name in STATES]
+    return layer.by_definition(states, inputs, **changes)
+
+
+def row_of_kinds(tokens: int, globals_: Sequence[int] = (), padding: Sequence[int] = ()) -> torch.Tensor:
+    """[1, tokens]"""
+    row = torch.ones(1, tokens, dtype=torch.int32)
+    row[0, list(globals_)] = 2
+    row[0, list(padding)] = 0
+    return row
+
+
+def _globals(kind: str, tokens: int) -> Sequence[int]:
+    some = {0, 3, tokens // 2, tokens // 2 + 1, max(0, tokens - 5)} & set(range(tokens))
+    return {"none": [], "first": [0], "scattered": sorted(some), "all": range(tokens)}[kind]
+
+
+def _padding(kind: str, tokens: int) -> Sequence[int]:
+    third, fifth = tokens // 3, tokens // 5
+    return {
+        "none": [],
+        "right": range(tokens - third, tokens),
+        "left": range(third),
+        "both sides and a hole": [*range(fifth), tokens // 2, *range(tokens - fifth, tokens)],
+        "all": range(tokens),
+    }[kind]
+
+
+def _window_cases() -> list[KernelCase]:
+    def case(*name: object, kinds: torch.Tensor, size: float = 1.0, tiles: Tiles | None = None, **layer: Any) -> None:
+        is_nightly = name[-1] == "nightly"
+        bound = int((kinds == 2).sum(1).max())
+        window = Window(**{"left": 16, "right": 16, "heads": 1, "bound": bound, **layer})
+        cases.append(
+            KernelCase(
+                name=" ".join(map(str, name)), layer=window, kinds=kinds, size=size, tiles=tiles, is_nightly=is_nightly
+            )
+        )
+
+    cases: list[KernelCase] = []
+    for globals_, tokens in itertools.product(("none", "first", "scattered", "all"), (1, 15, 16, 17, 32, 33, 61, 131)):
+        case("globals", globals_, tokens, kinds=row_of_kinds(tokens, _globals(globals_, tokens)))
+    for left, right in ((0, 0), (1, 1), (64, 64), (500, 500), (16, 3), (0, 16), (40, 0), (2**31, 2**40)):
+        for globals_ in ("none", "scattered"):
+            mark = ["nightly"] if globals_ == "none" else []
+            kinds = row_of_kinds(131, _globals(globals_, 131))
+            case("window", left, right, globals_, *mark, kinds=kinds, left=left, right=right)
+    for globals_ in ("none", "first", "scattered"):
+        for padding in ("none", "right", "left", "both sides and a hole", "all"):
+            kinds = row_of_kinds(97, _globals(globals_, 97), _padding(padding, 97))
+            case("globals", globals_, "padding", padding, kinds=kinds, left=40, right=40)
+    rows = [row_of_kinds(97, [0, 50]), row_of_kinds(97, [], range(41, 97)), row_of_kinds(97, range(20), range(90, 97))]
+    case("texts of a batch", kinds=torch.cat(rows), heads=2)
+    for dilation, tokens in (
+        *itertools.product([(1, 2, 7), (3, 3, 1), (5,)], [1, 7, 61, 131]),
+        # Each token is a program.
+        *itertools.product([(2**31 - 1,)], [1, 7, 33, 131]),
+    ):
+        mark = ["nightly"] if dilation[0] > 2**30 and tokens > 33 else []
+        kinds = row_of_kinds(tokens, _globals("scattered", tokens), _padding("right", tokens))
+        window = {"left": 9, "right": 5, "dilation": dilation, "heads": len(dilation)}
+        case("dilation", *dilation, "of", tokens, *mark, kinds=kinds, **window)
+    for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
+        tiles, kinds = tiles_for(86, head_dim, dtype), row_of_kinds(300, [0, 150], range(280, 300))
+        case("heads of", head_dim, dtype, kinds=kinds, tiles=tiles, left=100, right=90, head_dim=head_dim, dtype=dtype)
+    for head in (64, 128):
+        case(
+            "heads of 128 in parts of", head, kinds=row_of_kinds(61, [0]), tiles=Tiles(32, 16, 4, 2, head), head_dim=128
+        )
+    case("scores far beyond exp", kinds=row_of_kinds(61, [0, 30]), size=1000)
+    for globals_at in ([], [5, 40]):
+        case("bound above", len(globals_at), "globals", kinds=row_of_kinds(61, globals_at), bound=70)
+    return cases
+
+
+_SQUARE = Window(left=16, right=16, heads=1)
+_HALF_PADDED = row_of_kinds(61, [0], range(50, 61))
+
+_WINDOW_KERNELS = KernelDescription(
+    tiles=Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
+    cases=_window_cases(),
+    # Blocks of 32 queries: the last one whose windows end before token 128 is the third.
+    not_loaded=(_SQUARE, 200, 128, 96, 128),
+    measured=(replace(_SQUARE, bound=1), _HALF_PADDED),
+    wrong={
+        "one token more to the left": {"left": 17},
+        "one token less to the left": {"left": 15},
+        "one token more to the right": {"right": 17},
+        "one token less to the right": {"right": 15},
+        "another dilation": {"dilation": (2,)},
+        "another scale": {"scale": 1.05 * 32**-0.5},
+    },
+    fitting=Window(left=256, right=256, heads=12, head_dim=64, bound=16),
+    refused=[
+        ({"left": -1}, "left is -1; it is 0 or more"),
+        ({"right": -1}, "right is -1; it is 0 or more"),
+        ({"global_bound": -1}, "global_bound is -1; it is 0 or more"),
+        ({"dilation": (1, 2)}, r"dilation is \[1, 2\]; it has 1 value or 12, one a head, each 1 or more"),
+        ({"dilation": (0,)}, r"dilation is \[0\]"),
+        ({"dilation": ()}, r"dilation is \[\]"),
+    ],
+    uncompiled=[],
+)
+
+
+def block_mask(tokens: int) -> torch.Tensor:
+    """[3, tokens]: no padding; padding behind and a hole; real tokens here and there, none in the first 16."""
+    mask = torch.ones(3, tokens, dtype=torch.int32)
+    mask[1, tokens - tokens // 3 :] = 0
+    mask[1, tokens // 4] = 0
+    mask[2] = (torch.arange(tokens) % 3 == 1) & (torch.arange(tokens) >= min(16, tokens // 2))
+    return mask
+
+
+_PLAIN = Blocks(block=16, first=0, last=0)
+_HF_EVAL = Blocks(block=16, repeats=3)
+_DENSE = 50
+"""Tokens of a text that is short: neither a whole number of blocks nor a length of the tests."""
+
+BLOCK_MODES = {
+    "hf_eval": _HF_EVAL,
+    "table": replace(_HF_EVAL, repeats=0, listed=(2, 5, 2)),
+    "etc": replace(_PLAIN, first=2),
+    "blocks": replace(_PLAIN, window=-1, listed=(1, 9, 3)),
+}
+
+
+def _block_cases() -> list[KernelCase]:
+    def case(*name: object, layer: Blocks, kinds: torch.Tensor, is_nightly: bool = False, **others: Any) -> None:
+        text = " ".join(map(str, name))
+        cases.append(KernelCase(name=text, layer=layer, kinds=kinds, is_nightly=is_nightly, **others))
+
+    cases: list[KernelCase] = []
+    for (mode, layer), tokens, by_row in itertools.product(BLOCK_MODES.items(), (1, 16, 33, 95), (0, 1)):
+        layer = replace(layer, by_row=by_row, dense=_DENSE * by_row, heads=2 if layer.listed else 1)
+        case(
+            mode,
+            tokens,
+            "by row" * by_row,
+            layer=layer,
+            kinds=block_mask(tokens),
+            is_nightly=tokens == 95 and not by_row,
+        )
+    for tokens, by_row in itertools.product((_DENSE, _DENSE + 1), (0, 1)):
+        mask = torch.zeros(2, 70 if by_row else tokens, dtype=torch.int32)
+        mask[:, :tokens] = 1
+        case("dense up to 50:", tokens, by_row, layer=replace(_HF_EVAL, dense=_DENSE, by_row=by_row), kinds=mask)
+    for tokens, by_row in itertools.product((1, 40), (0, 1)):
+        mask = torch.zeros(2, tokens, dtype=torch.int32)
+        mask[1, tokens // 2] = 1
+        case("nothing but padding", tokens, by_row, layer=replace(_HF_EVAL, by_row=by_row), kinds=mask)
+    # A text in two parts, one whose last block is among the first ones, one that is short, and one of padding.
+    mask = torch.zeros(4, 520, dtype=torch.int32)
+    mask[0], mask[1, :200], mask[2, :100], mask[0, 150:400:7] = 1, 1, 1, 0
+    for first, by_row in ((0, 0), (1, 1), (2, 1)):
+        layer = replace(_HF_EVAL, block=128, first=first, by_row=by_row, dense=100, heads=1)
+        tiles = Tiles(128, 128, 4, 2, 32)
+        case("all in parts", first, by_row, layer=layer, kinds=mask, tiles=tiles, is_nightly=first < 2)
+    for window, first in ((-1, 0), (0, 0), (2, 0), (2**31 - 1, 0), (0, 2**31 - 1)):
+        layer = replace(_PLAIN, window=window, first=first, last=window % 2, heads=1)
+        case("window", window, first, layer=layer, kinds=block_mask(79))
+    for block in (1, 5, 32, 64, 84, 128):
+        layer = replace(_HF_EVAL, block=block, heads=1, dtype="float16")
+        mask = block_mask(min(3 * block + block // 2 + 4, 300))[1:]
+        case("blocks of", block, layer=layer, kinds=mask, tiles=tiles_for_blocks(86, 32, "float16", block))
+    for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
+        layer = replace(_HF_EVAL, block=128, heads=1, head_dim=head_dim, dtype=dtype)
+        tiles = tiles_for_blocks(86, head_dim, dtype, 128)
+        case("heads of", head_dim, dtype, layer=layer, kinds=block_mask(270)[1:2], tiles=tiles)
+    case("scores far beyond exp", layer=replace(_HF_EVAL, repeats=2**31 - 1), kinds=block_mask(95), size=1000)
+    return cases
+
+
+_BLOCK_KERNELS = KernelDescription(
+    tiles=Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32),
+    cases=_block_cases(),
+    # Block 4 is the first that sees block 5.
+    not_loaded=(_PLAIN, 128, 80, 64, 64),
+    measured=(replace(_HF_EVAL, listed=(2, 5, 2)), block_mask(95)),
+    wrong={
+        "a wider window": {"window": 2},
+        "block 0 once more": {"first_repeats": 4},
+        "block 0 once less": {"first_repeats": 2},
+        "no global block in front": {"first_global": 0},
+        "no global block behind": {"last_global": 0},
+        "the end of the row": {"ends_by_row": 1},
+        "dense": {"dense_tokens": 95},
+        "another scale": {"scale": 1.05 * 32**-0.5},
+        "another table": {"listed_blocks": torch.tensor([[[3, 4]], [[2, 4]]], dtype=torch.int32)},
+    },
+    fitting=Blocks(block=64, repeats=3, dense=704, heads=12, head_dim=64),
+    refused=[
+        ({"block_size": 0}, "block_size is 0; the kernel has blocks of 1 to 1024 tokens"),
+        ({"block_size": 2048}, "block_size is 2048; the kernel has blocks of 1 to 1024 tokens"),
+        ({"window": -2}, "window is -2; it is -1 to"),
+        ({"last_global": 2}, "last_global is 2; it is 0 to 1"),
+        ({"first_global": -1}, "first_global is -1; it is 0 to"),
+        ({"first_repeats": -1}, "first_repeats is -1; it is 0 to"),
+        ({"dense_tokens": -1}, "dense_tokens is -1; it is 0 to"),
+        ({"table": (3, 62, 3)}, r"listed_blocks is \[3, 62, 3\]; for 12 heads it is \[1 or 12, rows, listed\]"),
+        ({"table": (1, 62)}, r"listed_blocks is \[1, 62\]"),
+        ({"table": (12, 62, 0)}, r"listed_blocks is \[12, 62, 0\]"),
+        ({"block_size": 1, "query": (1, 12, 2**20, 64), "table": (12, 9, 2**20)}, "are too many"),
+    ],
+    uncompiled=[({"block_size": 1025}, "block_size is 1025; the kernel has blocks of 1 to 1024 tokens")],
+)
+
+KERNELS = {"BlockSparseAttention": _BLOCK_KERNELS, "SlidingWindowAttention": _WINDOW_KERNELS}

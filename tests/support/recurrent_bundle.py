@@ -1,0 +1,102 @@
+"""A bundle of a recurrent model small enough to compute by hand, made without torch."""
+
+from __future__ import annotations
+
+__all__ = ["MEMORY", "NEW_MEMORY", "RecurrentAnswer", "make_recurrent_bundle", "recurrent_states"]
+
+import dataclasses
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, TensorSpec
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
+from support.tiny_bundle import HIDDEN_SIZE, TABLE, make_bundle
+
+SLOTS = 4
+MEMORY, NEW_MEMORY = "memory", "new_memory"
+SHAPE = ("batch", 1, SLOTS, HIDDEN_SIZE)
+RATES = np.array([0.0, 0.25, 0.5, 1.0], np.float32)
+"""How much of a slot a call leaves as it was."""
+
+
+class RecurrentAnswer(NamedTuple):
+    """`states`: [batch, tokens, hidden size], 0 at padding; `memory`: [batch, 1, slots, hidden size]."""
+
+    states: np.ndarray
+    memory: np.ndarray
+
+
+def recurrent_states(
+    input_ids: np.ndarray, attention_mask: np.ndarray | None = None, memory: np.ndarray | None = None
+) -> RecurrentAnswer:
+    """What the model computes: each token's vector plus the mean of the memory's slots, in float64.
+
+    The memory that it leaves is, slot by slot, a share of the old one plus the mean of the row's real vectors.
+    """
+    mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+    old = np.zeros((len(input_ids), *SHAPE[1:])) if memory is None else np.asarray(memory, np.float64)
+    vectors = TABLE[input_ids].astype(np.float64)
+    real = np.where(mask[..., None] == 1, vectors, 0)
+    mean = real.sum(1) / np.maximum(mask.sum(1), 1)[:, None]
+    states = np.where(mask[..., None] == 1, vectors + old.mean(axis=2), 0)
+    return RecurrentAnswer(states, RATES[:, None] * old + mean[:, None, None])
+
+
+def make_recurrent_bundle(directory: Path) -> Path:
+    """Make a sealed bundle for feature extraction, with a tokenizer."""
+    plain = open_bundle(make_bundle(directory)).manifest
+    _write_model(directory / "model.onnx")
+    memory = InputSpec(
+        name=MEMORY,
+        dtype="float32",
+        shape=SHAPE,
+        role=Role.MEMORY,
+        default=Default(fill=Fill.ZEROS),
+        fed_from=NEW_MEMORY,
+    )
+    left = TensorSpec(name=NEW_MEMORY, dtype="float32", shape=SHAPE)
+    seal(directory, dataclasses.replace(plain, inputs=(*plain.inputs, memory), outputs=(*plain.outputs, left)))
+    return directory
+
+
+def _write_model(path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", ["table", "input_ids"], ["vectors"]),
+        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        helper.make_node("Unsqueeze", ["mask", "axis_last"], ["mask_float"]),
+        helper.make_node("Equal", ["mask_float", "one"], ["is_real"]),
+        helper.make_node("Where", ["is_real", "vectors", "zero"], ["real"]),
+        helper.make_node("ReduceSum", ["real", "axis_tokens"], ["total"]),  # [batch, 1, hidden size]
+        helper.make_node("ReduceSum", ["mask_float", "axis_tokens"], ["count"]),
+        helper.make_node("Max", ["count", "one"], ["count_safe"]),
+        helper.make_node("Div", ["total", "count_safe"], ["mean"]),
+        helper.make_node("Unsqueeze", ["mean", "axis_slots"], ["mean_of_row"]),  # [batch, 1, 1, hidden size]
+        helper.make_node("Mul", [MEMORY, "rates"], ["kept"]),
+        helper.make_node("Add", ["kept", "mean_of_row"], [NEW_MEMORY]),
+        helper.make_node("ReduceMean", [MEMORY, "axis_slots"], ["remembered"], keepdims=0),  # [batch, 1, hidden size]
+        helper.make_node("Add", ["vectors", "remembered"], ["last_hidden_state"]),
+    ]
+    constants = {
+        "table": TABLE,
+        "rates": RATES[:, None],
+        "axis_last": np.array([2]),
+        "axis_tokens": np.array([1]),
+        "axis_slots": np.array([2]),
+        "one": np.array(1, np.float32),
+        "zero": np.array(0, np.float32),
+    }
+    inputs = [(name, TensorProto.INT64, ["batch", "tokens"]) for name in ("input_ids", "attention_mask")]
+    outputs = [("last_hidden_state", ["batch", "tokens", HIDDEN_SIZE]), (NEW_MEMORY, SHAPE)]
+    graph = helper.make_graph(
+        nodes,
+        "recurrent",
+        [helper.make_tensor_value_info(*item) for item in (*inputs, (MEMORY, TensorProto.FLOAT, SHAPE))],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, axes) for name, axes in outputs],
+        [numpy_helper.from_array(value, name) for name, value in constants.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)

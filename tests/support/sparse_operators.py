@@ -1,0 +1,515 @@
+"""The sparse operators as tests need them: nodes, their keys in view counted by hand, and what is particular to each.
+
+A test of all sparse operators goes through `DESCRIPTIONS`; a new operator is one more `SparseLayer` and `Description`.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "BLOCKS",
+    "DESCRIPTIONS",
+    "GLOBALS",
+    "PADDINGS",
+    "STATES",
+    "WINDOWS",
+    "Blocks",
+    "Description",
+    "SparseLayer",
+    "Window",
+    "token_kinds",
+]
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import onnx
+import torch
+
+from hdplugins import OPERATORS, Operator
+from hdplugins.operators.block_sparse_attention import onnx_function as block_function
+from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.sliding_window_attention import onnx_function as window_function
+
+STATES = ("query", "key", "value")
+PADDINGS = ("none", "right", "left", "holes", "all")
+GLOBALS = ("none", "first", "scattered", "all")
+
+
+def token_kinds(padding: str, tokens: int, *, globals_: str = "none", bound: int = 0, batch: int = 3) -> np.ndarray:
+    """[batch, tokens], int32; the first text has the padding, all have globals, differently many where scattered."""
+    generator = np.random.default_rng(tokens)
+    kinds = np.ones((batch, tokens), np.int32)
+    if padding == "right":
+        kinds[0, (tokens + 1) // 2 :] = 0
+    elif padding == "left":
+        kinds[0, : tokens // 2] = 0
+    elif padding == "holes":
+        kinds[0] = generator.random(tokens) < 0.6
+    elif padding == "all":
+        kinds[0] = 0
+    for number, row in enumerate(kinds):
+        (real,) = row.nonzero()
+        if globals_ == "first":
+            row[real[: min(1, bound)]] = 2
+        elif globals_ == "scattered":
+            row[generator.permutation(real)[: max(min(bound, len(real)) - number, 0)]] = 2
+        elif globals_ == "all":
+            row[real[:bound]] = 2
+    return kinds
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseLayer(ABC):
+    """A node of a sparse operator."""
+
+    operator: ClassVar[Operator]
+    bound: ClassVar[int] = 0
+    """The most global tokens of a text."""
+    heads: int = 2
+    head_dim: int = 32
+    dtype: str = "float32"
+
+    @property
+    @abstractmethod
+    def attributes(self) -> dict[str, Any]:
+        """Of the node, `scale` aside."""
+
+    @property
+    def node_attributes(self) -> dict[str, Any]:
+        """Of the node."""
+        return {**self.attributes, "scale": self.head_dim**-0.5}
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """Operator type of the node in a portable graph."""
+
+    @abstractmethod
+    def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+        """What the portable graph holds for it."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> list[int]:
+        """Texts around what the node counts in, 1 token, and primes."""
+
+    @abstractmethod
+    def keys_by_hand(self, kinds: np.ndarray, head: int, query: int) -> list[int]:
+        """The keys that a query sees in one text, [tokens], each as often as it counts."""
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """Inputs that are initializers, by name."""
+        return {}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """After query, key and value."""
+        return (self.operator.inputs[3], *self.constants)
+
+    def by_definition(
+        self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor], **changes: Any
+    ) -> torch.Tensor:
+        """[batch, heads, tokens, head_dim], of states of that shape; `changes` are attributes and inputs."""
+        reference = self.operator.face("reference")
+        (name,) = reference.__all__
+        tables = map(torch.from_numpy, self.constants.values())
+        given = [*states, feeds[self.operator.inputs[3]], *tables]
+        arguments = dict(zip(self.operator.inputs, given, strict=False))
+        arguments |= {**self.attributes, "scale": states[0].shape[-1] ** -0.5, **changes}
+        return getattr(reference, name)(**arguments)
+
+    def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """PyTorch's answer in the states' dtype, whose error is what a kernel is measured by."""
+        return self.by_definition(states, feeds)
+
+    def __str__(self) -> str:
+        values = [(field.name, getattr(self, field.name)) for field in fields(self)]
+        defaults = [field.default for field in fields(self)]
+        changed = [
+            f"{name}={value}" for (name, value), default in zip(values, defaults, strict=True) if value != default
+        ]
+        return " ".join([type(self).__name__, *changed])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window(SparseLayer):
+    """A node SlidingWindowAttention."""
+
+    operator = OPERATORS["SlidingWindowAttention"]
+    left: int
+    right: int
+    dilation: tuple[int, ...] = (1,)
+    bound: int = 0  # type: ignore[misc]
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "left": self.left,
+            "right": self.right,
+            "dilation": self.dilation,
+            "global_bound": self.bound,
+        }
+
+    @property
+    def name(self) -> str:
+        return window_function.function_name(dilation=self.dilation, global_bound=self.bound)
+
+    def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+        return window_function.function_for(dilation=self.dilation, global_bound=self.bound, order=order)
+
+    def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """Of its fused attention with a dense mask."""
+        heads, tokens, head_dim = states[0].shape[1:]
+        steps = torch.tensor(self.dilation * (heads // len(self.dilation)))[:, None, None]
+        offset = torch.arange(tokens) - torch.arange(tokens)[:, None]
+        near = (offset >= -self.left * steps) & (offset <= self.right * steps) & (offset % steps == 0)
+        kind = feeds["token_kind"][:, None, None]
+        seen = ((kind == 2) | ((kind == 1) & near)) & (kind != 0).mT
+        attended = torch.nn.functional.scaled_dot_product_attention(*states, attn_mask=seen, scale=head_dim**-0.5)
+        return attended.masked_fill(~seen.any(-1, keepdim=True), 0)
+
+    @property
+    def lengths(self) -> list[int]:
+        """The window's reach in tokens and twice that, one less and one more."""
+        reach = min(max(self.left, self.right, 1), 256) * max(self.dilation)
+        return sorted({1, 31, 211, reach - 1, reach, reach + 1, 2 * reach, 2 * reach + 1} - {0})
+
+    def keys_by_hand(self, kinds: np.ndarray, head: int, query: int) -> list[int]:
+        step = self.dilation[head % len(self.dilation)]
+        in_window = {query + step * offset for offset in range(-self.left, self.right + 1)}
+        return [key for key, kind in enumerate(kinds) if kind == 2 or (kind == 1 and key in in_window)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocks(SparseLayer):
+    """A node BlockSparseAttention; `listed` is the shape of a table with repeats and entries that are no block."""
+
+    operator = OPERATORS["BlockSparseAttention"]
+    block: int = 8
+    first: int = 1
+    last: int = 1
+    window: int = 1
+    repeats: int = 0
+    dense: int = 0
+    by_row: int = 0
+    listed: tuple[int, int, int] | None = None
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {
+            "block_size": self.block,
+            "first_global": self.first,
+            "last_global": self.last,
+            "window": self.window,
+            "first_repeats": self.repeats,
+            "dense_tokens": self.dense,
+            "ends_by_row": self.by_row,
+        }
+
+    @property
+    def name(self) -> str:
+        return block_function.function_name(attributes=self.attributes, listed=self.listed is not None)
+
+    def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
+        return block_function.function_for(attributes=self.attributes, listed=self.listed is not None, order=order)
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        """The table, [1 or heads, rows, listed], by its shape."""
+        if self.listed is None:
+            return {}
+        table = np.random.default_rng(7).integers(-2, self.listed[1] + 4, self.listed)
+        return {"table_" + "x".join(map(str, self.listed)): table.astype(np.int32)}
+
+    @property
+    def lengths(self) -> list[int]:
+        """A few blocks, the longest dense text and the blocks of the window, one less and one more."""
+        edges = {self.block, 2 * self.block, self.dense, self.block * (self.first + self.last + 2 * self.window + 1)}
+        return sorted({1, 113, *(edge + shift for edge in edges if edge >= 0 for shift in (-1, 0, 1))} - {-1, 0})
+
+    def keys_by_hand(self, kinds: np.ndarray, head: int, query: int) -> list[int]:
+        tokens, size = len(kinds), self.block
+        end = 1 + max((i for i in range(tokens) if kinds[i]), default=-1) if self.by_row else tokens
+        last, own = math.ceil(end / size) - 1, query // size
+        if end <= self.dense or own < self.first or (self.last and own == last):
+            blocks = list(range(tokens // size + 1))
+        else:
+            near = range(own - self.window, own + self.window + 1)
+            blocks = sorted({*range(self.first), *([last] if self.last else []), *near}) + [0] * self.repeats
+            for table in self.constants.values():
+                if own - self.first < table.shape[1]:
+                    blocks += table[head % len(table), own - self.first].tolist()
+        return [key for block in blocks for key in range(tokens) if key // size == block and kinds[key]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Description:
+    """What tests of all sparse operators ask of one."""
+
+    layers: Sequence[SparseLayer]  # the nodes whose bodies are compared with the definition at every length
+    # nodes and masks, [batch, tokens], for which the definition is worked out by hand
+    by_hand: Sequence[tuple[SparseLayer, np.ndarray]]
+    dense: tuple[SparseLayer, int]  # a node that is dense attention for a text of that many tokens
+    # attributes and inputs -> the message that refuses them, for two heads and a text of nine tokens
+    undefined: Sequence[tuple[SparseLayer, dict[str, Any], str]]
+    mixed: Sequence[tuple[SparseLayer, int]]  # nodes and lengths at which every padding meets every choice of globals
+    # nodes, tokens, the first text's padding, texts, and whether it is tried nightly only
+    long: Sequence[tuple[SparseLayer, int, str, int, bool]]
+    measured: Sequence[SparseLayer]  # nodes whose measure is tried on wrong answers
+    wrong: Callable[[Any], Sequence[SparseLayer]]  # of a measured node, nodes that must not pass for it
+    scans: Callable[[Any], int]  # of a node, the loops of its sequential body
+    names: Mapping[SparseLayer, str]  # nodes and what their bodies are called
+    bodiless: Sequence[tuple[SparseLayer, str]]  # nodes and the message that refuses a body for them
+    # nodes that share a model of two bodies, and the error allowed, as measured
+    chain: tuple[Sequence[SparseLayer], float]
+    repeated: SparseLayer  # a node whose repetition computes its tables once
+    # order of the blocks -> operators that three such nodes have as many of as one has, and how many if known
+    once: Mapping[BlockOrder, Mapping[str, int | None]]
+    wide: SparseLayer  # a node with four heads of 64 whose memory is measured
+    built: Sequence[tuple[SparseLayer, bool]]  # nodes that TensorRT-RTX builds, and whether nightly only
+    span: Callable[[Any], int]  # of a built node, the keys of one query that its parallel body holds scores of at most
+    # nodes of a CPU graph -> the longest text whose queries see all keys, each once; None for no such
+    lowered: Mapping[SparseLayer, int | None]
+    lowered_atol: float  # of these, as measured
+    lowered_chain: Sequence[SparseLayer]  # nodes that share a CPU graph
+    lowered_long: Sequence[tuple[SparseLayer, int, int]]  # a node, tokens and texts
+    # nodes of a CPU graph -> the loops of each of its bodies
+    lowered_alike: tuple[Sequence[SparseLayer], Sequence[int]]
+    # nodes, shorter and longer tokens, and the texts of 512 tokens whose memory is compared
+    lowered_wide: tuple[Sequence[SparseLayer], tuple[int, int], int]
+
+
+_WINDOWS = (
+    Window(left=1, right=1, bound=4, head_dim=64),
+    Window(left=1, right=1, dtype="float16"),
+    Window(left=16, right=16, bound=40, heads=1, dtype="float16"),
+    Window(left=16, right=16, head_dim=80),
+    Window(left=0, right=0, bound=3),
+    Window(left=16, right=0, bound=5, dtype="float16"),
+    Window(left=0, right=16),
+    Window(left=7, right=64, bound=9, head_dim=80, dtype="float16"),
+    Window(left=64, right=64, bound=64, head_dim=64),
+    Window(left=64, right=64, dilation=(2,), bound=5),
+    Window(left=16, right=16, dilation=(1, 3, 1, 2), heads=4, bound=5, dtype="float16"),
+    Window(left=5, right=16, dilation=(4, 1), head_dim=64),
+    Window(left=256, right=256, bound=5, heads=1, head_dim=64),
+    Window(left=256, right=256, heads=1, dtype="float16"),
+    Window(left=5000, right=5000, bound=5, heads=1),
+)
+_FIVE = Window(left=16, right=16, bound=5)
+_FEW_OF_MANY = Window(left=16, right=7, bound=40)
+_TWO_STEPS = replace(_FIVE, dilation=(1, 3))
+_WIDE_WINDOW = Window(left=256, right=256, heads=4, head_dim=64, dtype="float16")
+_NO_STEP, _NEGATIVE = "is none: one value", "is negative"
+
+WINDOWS = Description(
+    layers=_WINDOWS,
+    by_hand=[
+        (
+            Window(left=left, right=right, dilation=dilation, bound=4),
+            token_kinds("left", 13, globals_="scattered", bound=4),
+        )
+        for dilation in ((1,), (2, 1), (3,))
+        for left, right in ((0, 0), (2, 1), (0, 3), (20, 20))
+    ],
+    dense=(Window(left=64, right=64, bound=5), 61),
+    undefined=[
+        (Window(left=2, right=2, bound=4), change, message)
+        for change, message in (
+            ({"left": -1}, "-1 left and 2 right"),
+            ({"right": -3}, "2 left and -3 right"),
+            ({"dilation": [0]}, r"\[0\] does not fit 2 heads"),
+            ({"dilation": []}, r"\[\] does not fit 2 heads"),
+            ({"dilation": [1, 2, 3]}, r"\[1, 2, 3\] does not fit 2 heads"),
+            ({"global_bound": 3}, "4 global tokens; the bound is 3"),
+        )
+    ],
+    # With 40 globals in 33 tokens, a text is shorter than its bound; with 97, it is not.
+    mixed=[(_WINDOWS[2], tokens) for tokens in (1, 4, 33, 97)],
+    long=[
+        *((_WINDOWS[number], 1000, "right", 1, False) for number in (8, 10, 12, 14)),
+        (Window(left=256, right=256, bound=40, heads=1), 4095, "left", 1, False),
+        (Window(left=256, right=256, bound=40, heads=1), 4096, "left", 1, True),
+    ],
+    measured=[_WINDOWS[0], _WINDOWS[8], _WINDOWS[11]],
+    wrong=lambda layer: [
+        replace(layer, left=layer.left - 1),
+        replace(layer, left=layer.left + 1),
+        replace(layer, right=layer.right - 1),
+        replace(layer, right=layer.right + 1),
+        replace(layer, dilation=tuple(step + 1 for step in layer.dilation)),
+    ],
+    scans=lambda layer: len(set(layer.dilation)),
+    names={
+        Window(left=1, right=1): "SlidingWindowAttention",
+        Window(left=1, right=1, dilation=(1, 1)): "SlidingWindowAttention",
+        Window(left=1, right=1, bound=64): "SlidingWindowAttention_global64",
+        Window(left=1, right=1, dilation=(2, 2)): "SlidingWindowAttention_dilation2",
+        Window(left=1, right=1, dilation=(1, 3), bound=5): "SlidingWindowAttention_global5_dilation1_3",
+    },
+    bodiless=[
+        (Window(left=1, right=1, dilation=()), _NO_STEP),
+        (Window(left=1, right=1, dilation=(0,)), _NO_STEP),
+        (Window(left=1, right=1, dilation=(1, -2)), _NO_STEP),
+        (Window(left=1, right=1, bound=-1), _NEGATIVE),
+    ],
+    # Measured 1.7e-6: three layers hold what one holds.
+    chain=(
+        (
+            Window(left=3, right=3, bound=5),
+            Window(left=16, right=9, bound=5),
+            Window(left=4, right=4, dilation=(2, 3), bound=5),
+        ),
+        4e-6,
+    ),
+    repeated=_WINDOWS[8],
+    once={
+        BlockOrder.PARALLEL: {"TopK": 1, "Range": None},
+        # A Scan takes each table as often as there are texts.
+        BlockOrder.SEQUENTIAL: {"TopK": 1, "Tile": 2},
+    },
+    wide=replace(_WIDE_WINDOW, bound=40, dtype="float32"),
+    built=[
+        (_WIDE_WINDOW, True),
+        (replace(_WIDE_WINDOW, bound=64), True),
+        (replace(_WIDE_WINDOW, right=0, bound=64, head_dim=80, dtype="bfloat16"), False),
+        (Window(left=64, right=64, bound=5, heads=4, head_dim=64), True),
+        (Window(left=64, right=64, dilation=(1, 1, 2, 3), bound=5, heads=4, head_dim=64, dtype="float16"), True),
+        (Window(left=64, right=64, dilation=(1, 3), bound=5, heads=2, head_dim=64), False),
+    ],
+    span=lambda layer: 128 + layer.left + layer.right + layer.bound,
+    lowered={
+        Window(left=16, right=16): 17,
+        _FIVE: 17,
+        _FEW_OF_MANY: 8,
+        Window(left=0, right=16): 1,
+        replace(_FIVE, dilation=(1, 1)): 17,
+        _TWO_STEPS: None,
+        Window(left=5000, right=5000, bound=3): 5001,
+    },
+    lowered_atol=8e-6,  # measured 5.9e-6; values reach 5.7
+    lowered_chain=(_FIVE, Window(left=64, right=64, bound=9), _TWO_STEPS, _FEW_OF_MANY, _FIVE),
+    lowered_long=[
+        (Window(left=256, right=256, bound=16), 1000, 2),
+        (Window(left=256, right=256, bound=16), 4096, 1),
+    ],
+    lowered_alike=((Window(left=16, right=16), _FIVE, _FIVE, _TWO_STEPS), (1, 1, 2)),
+    lowered_wide=((Window(left=256, right=256, bound=16), Window(left=64, right=64)), (4096, 8192), 8),
+)
+
+_BIGBIRD = Blocks(repeats=2, dense=72)
+_LISTED = Blocks(dense=72, listed=(2, 14, 2))
+_BLOCKS = (
+    _BIGBIRD,
+    replace(_BIGBIRD, by_row=1, dtype="float16"),
+    _LISTED,
+    replace(_LISTED, by_row=1, repeats=1, listed=(1, 5, 3), heads=3),
+    Blocks(last=0, first=3),  # ETC
+    Blocks(last=0, first=2, window=0, listed=(2, 9, 1), dtype="float16"),
+    Blocks(first=0, last=0, window=-1, listed=(2, 11, 3)),  # any list of blocks
+    Blocks(first=0, last=0, window=-1, listed=(1, 11, 3), dense=20, by_row=1),
+    Blocks(first=3, window=2, block=5, repeats=1, by_row=1, head_dim=80, dtype="float16"),
+    Blocks(first=0, window=0, repeats=3, block=1),
+    Blocks(window=-1, dense=9, heads=1),
+    Blocks(first=0, last=0, window=3, block=16, heads=1),
+)
+_WIDE_BLOCKS = Blocks(block=64, dense=704, heads=4, head_dim=64)
+
+BLOCKS = Description(
+    layers=_BLOCKS,
+    by_hand=[
+        (layer, token_kinds(padding, layer.dense + 3 * layer.block + 1, batch=2))
+        for layer in _BLOCKS
+        for padding in ("right", "holes")
+    ],
+    dense=(_BIGBIRD, 72),
+    undefined=[
+        (_LISTED, {"block_size": 0}, "block_size is 0; it is 1 or more"),
+        (_LISTED, {"window": -2}, "window is -2; it is -1 or more"),
+        (_LISTED, {"dense_tokens": -1}, "dense_tokens is -1; it is 0 or more"),
+        (
+            _LISTED,
+            {"listed_blocks": torch.zeros(3, 4, 2, dtype=torch.int32)},
+            r"listed_blocks is \[3, 4, 2\]; with 2 heads it is \[1 or 2, rows, listed\]",
+        ),
+    ],
+    # Half are 66 tokens: dense where texts end by row, and the table is one for blocks of longer texts.
+    mixed=[(_BLOCKS[number], 131) for number in (1, 2, 7, 3)],
+    long=[
+        (
+            Blocks(block=64, repeats=3, dense=704, listed=(1, 12, 2), heads=1, head_dim=64, by_row=1),
+            1025,
+            "right",
+            2,
+            False,
+        ),
+    ],
+    measured=[_BIGBIRD, _BLOCKS[1], _LISTED],
+    wrong=lambda layer: [
+        replace(layer, repeats=layer.repeats + 1),
+        replace(layer, first=0),
+        replace(layer, first=2),
+        replace(layer, last=0),
+        replace(layer, window=0),
+        replace(layer, window=2),
+        replace(layer, block=layer.block + 1),
+        replace(layer, by_row=1 - layer.by_row),
+        replace(layer, dense=211),
+        replace(layer, listed=(1, 5, 3)),
+    ],
+    scans=lambda layer: 1 + (layer.first + layer.last > 0),
+    names={_BIGBIRD: "BlockSparseAttention_first_last_window1_dense"},
+    bodiless=[(Blocks(first=0, last=0, window=-1), "its queries see nothing")],
+    # Measured 5.2e-7; values reach 1.6.
+    chain=(
+        (_BIGBIRD, _LISTED, replace(_BIGBIRD, block=16, dense=100), replace(_LISTED, listed=(1, 5, 3)), _BIGBIRD),
+        2e-6,
+    ),
+    repeated=replace(_BIGBIRD, by_row=1),
+    once={BlockOrder.SEQUENTIAL: dict.fromkeys(("ReduceMax", "Log", "Mod", "Equal", "Pad"))},
+    wide=replace(_WIDE_BLOCKS, listed=(4, 200, 3)),
+    built=[
+        (replace(_WIDE_BLOCKS, repeats=3, by_row=1, dtype="float16"), True),
+        (replace(_WIDE_BLOCKS, listed=(4, 254, 3)), True),
+        (replace(_WIDE_BLOCKS, dense=0, first=2, last=0, head_dim=80, dtype="bfloat16"), False),
+        (
+            replace(_WIDE_BLOCKS, dense=0, first=0, last=0, window=-1, listed=(1, 256, 5), dtype="float16"),
+            False,
+        ),
+    ],
+    span=lambda layer: max(
+        64 * (layer.first + layer.last + 2 * layer.window + 1 + (layer.listed or (0, 0, 0))[2]), layer.dense
+    ),
+    lowered={
+        _BIGBIRD: 72,
+        replace(_BIGBIRD, by_row=1): 72,
+        Blocks(listed=(2, 9, 2), dense=40): 40,
+        Blocks(first=2, last=0): 32,
+        Blocks(first=0, last=0, window=-1, listed=(1, 9, 3)): None,
+        Blocks(block=5, window=-1, repeats=1): 10,
+        Blocks(block=5, first=0, window=2): 20,
+    },
+    lowered_atol=6e-6,  # measured 2.7e-6; values reach 5.2
+    lowered_chain=(
+        _BIGBIRD,
+        Blocks(listed=(2, 9, 2), dense=40),
+        Blocks(first=2, last=0),
+        Blocks(first=0, last=0, window=-1, listed=(1, 9, 3)),
+        Blocks(listed=(1, 5, 3), dense=40),
+        _BIGBIRD,
+    ),
+    lowered_long=[],
+    lowered_alike=((_BIGBIRD, _BIGBIRD, replace(_BIGBIRD, block=16)), (2,)),
+    lowered_wide=(
+        (Blocks(block=64, repeats=3, dense=300), Blocks(block=64, listed=(2, 254, 3))),
+        (8192, 16384),
+        16,
+    ),
+)
+
+DESCRIPTIONS = {"BlockSparseAttention": BLOCKS, "SlidingWindowAttention": WINDOWS}

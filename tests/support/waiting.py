@@ -1,0 +1,15 @@
+"""Waiting for what another process or thread does."""
+
+from __future__ import annotations
+
+__all__ = ["wait_until"]
+
+import time
+from collections.abc import Callable
+
+
+def wait_until(condition: Callable[[], bool], *, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} s"
+        time.sleep(0.01)
