@@ -126,13 +126,14 @@ def comparable(result: WindowResult) -> list[dict[str, object]]:
     ]
 
 
-def workers() -> list[psutil.Process]:
+def workers(pid: int | None = None) -> list[psutil.Process]:
     """The processes that Ray calls after our worker.
 
-    They descend from this process; others on this machine may run such a test, too.
+    They descend from the process of that pid, or from this one: others on this machine may run such a test, too, and
+    the cluster of the test before may not be gone.
     """
     found = []
-    for process in psutil.Process().children(recursive=True):
+    for process in psutil.Process(pid).children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::WindowWorker"):
                 found.append(process)
@@ -339,7 +340,7 @@ def test_the_command_starts_a_cluster_and_survives_a_killed_worker(bundle_path: 
     command += ["--threads", os.cpu_count()]
     process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        while not (found := workers()):
+        while not (found := workers(process.pid)):
             assert process.poll() is None
             time.sleep(0.02)
         found[0].kill()

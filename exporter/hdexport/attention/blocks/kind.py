@@ -11,13 +11,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from hdexport.attention.blocks.record import BlockRequest, BlockSparse, LastBlock, Mode, Pattern
-from hdexport.attention.blocks.setup import (
+from hdexport.attention.blocks.record import (
     GLOBAL_EMBEDDINGS_FILE,
     LISTED_BLOCKS_FILE,
-    BlockSetup,
-    block_setup,
-    read_setup,
+    BlockRequest,
+    BlockSparse,
+    LastBlock,
+    Mode,
+    Pattern,
 )
 from hdexport.attention.kind import AttentionKind, Boundaries, Form, OperatorNode, ReferenceFacts, Setup, Subject
 from hdexport.attention.spec import NotUnderstoodError, SpecReader
@@ -28,6 +29,9 @@ from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+    # With NumPy, which a command's help does without.
+    from hdexport.attention.blocks.setup import BlockSetup
 
 _FORMS = {
     "bigbird": Form(
@@ -102,10 +106,14 @@ class BlocksKind(AttentionKind):
 
     def setup(self, request: BlockRequest | None, subject: Subject) -> BlockSetup | None:
         """A BigBird's own, or blocks in place of dense attention, with their tables and embeddings."""
+        from hdexport.attention.blocks.setup import block_setup
+
         return block_setup(request, subject)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> BlockSparse | None:
         """What the graph was traced with."""
+        from hdexport.attention.blocks.setup import BlockSetup
+
         return setup.spec if isinstance(setup, BlockSetup) else None
 
     def problems(self, record: BlockSparse, manifest: Manifest) -> Iterator[str]:
@@ -117,10 +125,14 @@ class BlocksKind(AttentionKind):
 
     def read(self, record: BlockSparse, bundle: Bundle) -> BlockSetup:
         """With the tables and embeddings that are files of the bundle."""
+        from hdexport.attention.blocks.setup import read_setup
+
         return read_setup(record, bundle)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """Counts of pairs in place of blocks that the model was not trained with, or of tables that nobody has."""
+        from hdexport.attention.blocks.setup import BlockSetup
+
         assert isinstance(setup, BlockSetup)
         if not setup.is_own:
             from hdexport.attention.blocks.reference import use_block_masks

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["BlockRequest", "BlockSparse", "LastBlock", "Mode", "Pattern"]
+__all__ = [
+    "GLOBAL_EMBEDDINGS_FILE",
+    "LISTED_BLOCKS_FILE",
+    "BlockRequest",
+    "BlockSparse",
+    "LastBlock",
+    "Mode",
+    "Pattern",
+]
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,6 +18,12 @@ from pathlib import Path
 from typing import Literal
 
 from hdruntime.bundle.manifest import Count, Length, TokenCount
+
+LISTED_BLOCKS_FILE = "listed_blocks.npy"
+"""In a bundle: the operator's table of each layer."""
+
+GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
+"""In a bundle: what the layers are given for ETC's global tokens."""
 
 
 class Pattern(str, Enum):

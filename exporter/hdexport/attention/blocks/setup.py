@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "GLOBAL_EMBEDDINGS_FILE",
-    "LISTED_BLOCKS_FILE",
     "BlockSetup",
     "bigbird",
     "block_setup",
@@ -22,7 +20,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.blocks.random_tables import random_table, read_block_lists, read_table
-from hdexport.attention.blocks.record import BlockRequest, BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks.record import (
+    GLOBAL_EMBEDDINGS_FILE,
+    LISTED_BLOCKS_FILE,
+    BlockRequest,
+    BlockSparse,
+    LastBlock,
+    Mode,
+    Pattern,
+)
 from hdexport.attention.kind import NOT_TRAINED, Setup, Subject
 from hdexport.model.family import Family
 from hdexport.support.array_files import load_arrays, reading
@@ -35,9 +41,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
-
-LISTED_BLOCKS_FILE = "listed_blocks.npy"
-GLOBAL_EMBEDDINGS_FILE = "global_embeddings.npy"
 
 _DEFAULT_BLOCK_SIZE = 64
 """BigBird's, in tokens."""
