@@ -165,11 +165,11 @@ def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
     assert list(found) == [spec.name for spec in bundle.manifest.inputs]
 
 
-def test_a_memory_that_is_nan_is_told_of_its_row(session: Session) -> None:
-    old = memories(3)
+def test_a_memory_that_is_nan_is_refused(session: Session) -> None:
+    old = np.zeros((3, 1, 4, 4), np.float32)
     old[1, 0, 2, 3] = np.nan
-    with pytest.raises(NonFiniteOutputError, match=r"in rows 1\."):
-        session(input_ids=[[2, 3]] * 3, memory=old)
+    with pytest.raises(InputError, match=r"memory holds NaN or infinity; it must be what the call before gave"):
+        session(input_ids=[[2, 3]] * 3, **{MEMORY: old})
 
 
 # Calls that remember

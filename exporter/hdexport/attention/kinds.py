@@ -14,6 +14,7 @@ __all__ = [
 
 import functools
 import importlib.metadata
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,8 @@ from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BundleCorruptError, InputError
 
+logger = logging.getLogger(__name__)
+
 _ENTRY_POINTS = "hdexport.attention"
 """Group in which other packages register theirs."""
 
@@ -38,8 +41,25 @@ _OURS: tuple[AttentionKind, ...] = (DenseKind(), WindowKind(), BlocksKind())
 @functools.cache
 def kinds() -> tuple[AttentionKind, ...]:
     """Every kind: ours, and those that installed packages register as entry points of ``hdexport.attention``."""
-    others = importlib.metadata.entry_points(group=_ENTRY_POINTS)
-    return (*_OURS, *(point.load()() for point in sorted(others, key=lambda point: point.name)))
+    points = sorted(importlib.metadata.entry_points(group=_ENTRY_POINTS), key=lambda point: point.name)
+    loaded = (_loaded(point) for point in points)
+    return (*_OURS, *(kind for kind in loaded if kind is not None))
+
+
+def _loaded(point: importlib.metadata.EntryPoint) -> AttentionKind | None:
+    """Somebody else's kind; None, with a warning, where its code fails: models without it do not need it."""
+    try:
+        kind: AttentionKind = point.load()()
+    except Exception as error:
+        logger.warning(
+            "The kind of attention %s (%s) cannot be loaded, so it is not known here: %s: %s",
+            point.name,
+            point.value,
+            type(error).__name__,
+            error,
+        )
+        return None
+    return kind
 
 
 def kind_named(name: object) -> AttentionKind:

@@ -103,6 +103,8 @@ def _floats(value: object, spec: InputSpec) -> FloatArray:
         raise InputError(f"{spec.name} is of type {array.dtype}; it must be float32.")
     if array.ndim != len(spec.shape):
         raise InputError(f"{spec.name} has shape {list(array.shape)}; it must be {_shown(spec)}.")
+    if not np.isfinite(array).all():
+        raise InputError(f"{spec.name} holds NaN or infinity; it must be what the call before gave, or be left out.")
     return np.ascontiguousarray(array, dtype=np.float32)
 
 

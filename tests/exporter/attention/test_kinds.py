@@ -119,3 +119,20 @@ def test_the_blocks_of_an_older_bundle_are_its_own_or_took_the_place_of_dense_at
         )
     )
     assert attention_of(open_bundle(path).manifest) == expected
+
+
+def test_a_kind_of_another_package_that_cannot_be_loaded_is_left_out_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "broken-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text("[hdexport.attention]\nbroken = no_such_package:Kind\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    kinds.cache_clear()
+    try:
+        assert [kind.name for kind in kinds()] == ["dense", "window", "blocks"]
+    finally:
+        monkeypatch.undo()
+        kinds.cache_clear()
+    assert "The kind of attention broken (no_such_package:Kind) cannot be loaded" in caplog.text
