@@ -161,9 +161,9 @@ def _attention_of(manifest: Manifest) -> Iterator[Attention]:
 def _not_understood(spec: str, part: str) -> InputError:
     forms = {word: form for kind in kinds() for word, form in kind.forms.items()}
     listed = "\n".join(f"  {form.grammar}" for form in forms.values())
-    example = forms.get(spec.partition(":")[0], next(iter(forms.values()))).example
+    nearest = forms.get(spec.partition(":")[0], next(iter(forms.values())))
     return InputError(
         f"--attention {spec} is not understood at {part!r}.\nIts forms are\n{listed}\n"
-        "What they do: hdexport build --help\n"
-        f"For example: --attention {example}"
+        f"{nearest.grammar}: {nearest.help}.\n"
+        f"For example: --attention {nearest.example}"
     )

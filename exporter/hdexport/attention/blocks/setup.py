@@ -313,7 +313,7 @@ def _spec(request: BlockRequest, own: BlockSparse | None) -> BlockSparse | None:
 def _check_options(spec: BlockSparse | None, request: BlockRequest) -> None:
     if request.last_block is not None and (spec is None or spec.pattern is not Pattern.BIGBIRD):
         raise InputError(
-            f"--bigbird-last-block {request.last_block.value} is for BigBird's attention, which this model has not.\n"
+            f"--bigbird-last-block {request.last_block.value} is for BigBird's attention, and this model has another.\n"
             "Leave it out."
         )
     if request.global_embeddings is not None and (spec is None or spec.pattern is not Pattern.ETC):

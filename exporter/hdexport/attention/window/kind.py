@@ -39,8 +39,8 @@ _FORM = Form(
     grammar="window:W[,global:G][,dilation:D[/D...]]",
     example="window:256,global:1",
     help="every query sees W tokens on each side of it (Longformer's attention_window counts both sides: its 512 is "
-    "W = 256) in steps of D tokens, one D for all heads or one a head; the first G tokens (default: 1) see all and are "
-    "seen by all",
+    "W = 256) in steps of D tokens, one D for all heads or one per head; the first G tokens (default: 1) see all and "
+    "are seen by all",
 )
 
 _NAMES = ("window", "global", "dilation")
