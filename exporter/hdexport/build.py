@@ -20,7 +20,7 @@ from hdexport.attention.kind import OperatorNode, Setup, Subject
 from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
-from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
+from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme
 from hdexport.model.tasks import Task
@@ -108,12 +108,14 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         HdexportError: of the kind that says what went wrong; see `hdruntime.errors`.
     """
     progress = progress or Progress()
-    check_engine_options(options.engines)
+    engine_builder = EngineBuilder(options.engines)
     with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
         progress.step("Reading the checkpoint")
         checkpoint = _checkpoint(options)
         tokenizer = write_tokenizer(checkpoint, directory)
-        manifest = dataclasses.replace(_write_graphs(checkpoint, directory, options, progress), tokenizer=tokenizer)
+        manifest = dataclasses.replace(
+            _write_graphs(checkpoint, directory, options, engine_builder, progress), tokenizer=tokenizer
+        )
         shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
         manifest = seal(directory, manifest)
         if options.verify:
@@ -130,7 +132,13 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
     return find_checkpoint(options.model, allow_pickle=options.allow_pickle)
 
 
-def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions, progress: Progress) -> Manifest:
+def _write_graphs(
+    checkpoint: Checkpoint,
+    directory: Path,
+    options: BuildOptions,
+    engine_builder: EngineBuilder,
+    progress: Progress,
+) -> Manifest:
     """Write the graphs and engines; returns the manifest but for what is not of them."""
     task = options.task or checkpoint.task()
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
@@ -144,7 +152,7 @@ def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
     graphs = _lower(portable, directory, options.precision)
-    engines = build_engines(portable, directory, options.engines, dtype=options.precision, progress=progress)
+    engines = engine_builder.build(portable, directory, dtype=options.precision, progress=progress)
     return dataclasses.replace(
         _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters),
         graphs=graphs,

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
+from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
@@ -64,7 +64,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         HdexportError: an engine cannot be built here, or the bundle cannot be written.
     """
     progress = progress or Progress()
-    check_engine_options(options.engines)
+    engine_builder = EngineBuilder(options.engines)
     in_place = options.output.resolve() == options.bundle.resolve()
     progress.step("Reading the bundle")
     bundle = open_bundle(options.bundle)
@@ -73,7 +73,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         _copy(bundle, directory, _files_to_keep(bundle, kept))
         manifest = bundle.manifest
         portable = _portable_graph(bundle, directory)
-        built = build_engines(portable, directory, options.engines, dtype=manifest.dtype, progress=progress)
+        built = engine_builder.build(portable, directory, dtype=manifest.dtype, progress=progress)
         progress.step("Writing the bundle")
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}

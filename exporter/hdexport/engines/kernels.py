@@ -45,7 +45,7 @@ def write_kernels(
         lowered: the graph that :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph` gave.
         bundle: the bundle's directory; each kernel becomes a cubin and a JSON file in its folder ``kernels``.
         dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
-        architectures: of the engines, see :func:`hdexport.engines.tensorrt_builder.target_architectures`.
+        architectures: of the engines, see `hdexport.engines.targets.EngineTarget`.
         progress: told in a line what is compiled or taken, if anything is.
 
     Returns:

@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "architectures_from_option",
-    "buildable_flavours",
-    "default_architectures",
-    "load_flavour",
-    "load_polygraphy",
-    "supported_architectures",
-]
+__all__ = ["architectures_from_option", "buildable_flavours", "load_flavour", "load_polygraphy"]
 
 import functools
 import importlib
@@ -27,12 +20,6 @@ from hdruntime.optional import require
 logger = logging.getLogger(__name__)
 
 _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
-
-_NO_ARCHITECTURE = ("NONE", "CURRENT")
-"""Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
-
-_ON_REQUEST = ("sm75",)
-"""Architectures that TensorRT-RTX leaves out unless asked: they slow the engine down on the others."""
 
 
 def buildable_flavours() -> tuple[Backend, ...]:
@@ -113,14 +100,3 @@ def architectures_from_option(text: str | None) -> tuple[str, ...]:
             raise InputError(f"--sm holds {item!r}, which is no GPU architecture.\nGive for example --sm 86,89.")
         names.append(f"sm{number}")
     return tuple(dict.fromkeys(names))
-
-
-def supported_architectures(trt: ModuleType) -> tuple[str, ...]:
-    """The GPU architectures that this TensorRT-RTX can build for."""
-    members = trt.ComputeCapability.__members__
-    return tuple(name.lower() for name in members if name not in _NO_ARCHITECTURE)
-
-
-def default_architectures(trt: ModuleType) -> tuple[str, ...]:
-    """Those that an engine of TensorRT-RTX runs on when it was restricted to none."""
-    return tuple(name for name in supported_architectures(trt) if name not in _ON_REQUEST)
