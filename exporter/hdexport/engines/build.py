@@ -1,4 +1,4 @@
-"""The engines of a bundle and their kernels, made from its portable graph."""
+"""Builds the engines of a bundle and their kernels from its portable graph."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
     import onnx_ir
 
 ENGINES_FOLDER = "engines"
-"""In a bundle: an engine a flavour, each with its passport."""
+"""In a bundle: one engine for each flavour, with its passport."""
 
 _LOWERED_FILE = "tensorrt.onnx"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Which engines to build, and how.
+    """Which engines are built, and how.
 
     Attributes:
-        flavours: TensorRT flavours to build an engine for; none for no engine.
-        attention_impl: who computes windowed attention, our plugin or TensorRT itself.
+        flavours: flavours of TensorRT to build an engine for; empty for no engine.
+        attention_impl: what computes windowed attention, our plugin or TensorRT itself.
         profiles: optimisation profiles of every engine.
-        architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; none for its default.
-        version_compatible: make TensorRT engines that later versions and its lean runtime run, too.
+        architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
+        version_compatible: build TensorRT engines that later versions and the lean runtime also run.
     """
 
     flavours: tuple[Backend, ...] = ()
@@ -44,13 +44,13 @@ class EngineOptions:
 
 
 class EngineBuilder:
-    """Builds engines; what cannot be built here is refused before any work is done.
+    """Builds engines; refuses what cannot be built on this machine before any work is done.
 
     Args:
         options: which engines.
 
     Raises:
-        MissingDependencyError, EngineError, InputError: an engine cannot be built here; see `EngineTarget`.
+        MissingDependencyError, EngineError, InputError: an engine cannot be built on this machine; see `EngineTarget`.
     """
 
     def __init__(self, options: EngineOptions) -> None:
@@ -71,7 +71,7 @@ class EngineBuilder:
             portable: the bundle's portable graph, read from ``directory``, where its weights lie.
             directory: of the bundle.
             dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
-            progress: told what is done.
+            progress: receives each step.
 
         Raises:
             HdexportError: an engine cannot be built.
@@ -86,7 +86,7 @@ class EngineBuilder:
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl)
         architectures = sorted({name for target in self._targets for name in target.architectures})
         has_kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
-        # Beside the weights, which it shares; TensorRT reads it once and the bundle has no use for it.
+        # It shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
         lowered = directory / _LOWERED_FILE
         ir.save(graph, lowered)
         (directory / ENGINES_FOLDER).mkdir(exist_ok=True)

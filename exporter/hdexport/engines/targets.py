@@ -1,4 +1,4 @@
-"""What a build makes beside the ONNX graphs: the names of ``--target``, and the TensorRT and GPUs behind each."""
+"""The targets of a build: the values of ``--target``, and the TensorRT and the GPUs behind each."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ class EngineTarget:
     Args:
         flavour: ``Backend.TENSORRT``, which needs the GPU that the engine is for, or ``Backend.TENSORRT_RTX``, which
             needs none.
-        restricted_to: GPU architectures of a TensorRT-RTX engine, e.g. ``("sm86", "sm89")``; none for its default, all
+        restricted_to: GPU architectures of a TensorRT-RTX engine, e.g. ``("sm86", "sm89")``; empty for its default, all
             since Ampere.
 
     Attributes:
         trt: the package ``tensorrt`` or ``tensorrt_rtx``.
-        architectures: of the GPUs that the engine will run on.
+        architectures: architectures of the GPUs that the engine runs on.
 
     Raises:
         MissingDependencyError: the package is not installed.
-        EngineError: the flavour cannot build here.
+        EngineError: the flavour cannot build on this machine.
         InputError: it cannot build for one of the architectures.
     """
 
@@ -69,18 +69,18 @@ class EngineTarget:
 
 
 def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
-    """The TensorRT flavours that targets ask for.
+    """The TensorRT flavours that the targets name.
 
-    A flavour that is named is built or the build fails; ``auto`` takes those that can build here and logs why.
+    A named flavour is built or the build fails; ``auto`` takes those that can build on this machine and logs why.
 
     Args:
-        targets: names of `TARGETS`.
+        targets: values of `TARGETS`.
 
     Returns:
-        ``Backend.TENSORRT``, ``Backend.TENSORRT_RTX``, both or none, each once.
+        ``Backend.TENSORRT``, ``Backend.TENSORRT_RTX``, both or neither.
 
     Raises:
-        InputError: there is no such target.
+        InputError: a target is unknown.
     """
     for target in targets:
         if target not in TARGETS:

@@ -1,4 +1,4 @@
-"""ONNX to engine, through Polygraphy, for TensorRT and TensorRT-RTX."""
+"""Builds an engine from an ONNX graph with Polygraphy, for TensorRT and TensorRT-RTX."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from hdruntime.whole_files import write_whole
 logger = logging.getLogger(__name__)
 
 _PROFILE_COMPLAINT = re.compile(r"values for profile (\d+) violate shape constraints: (.*?)(?: In |$)", re.DOTALL)
-"""How TensorRT says that the graph cannot take a profile's shapes; the rest are places in its sources."""
+"""TensorRT's message where a graph cannot take a profile's shapes; what follows are places in its sources."""
 
 _NO_FUSED_ATTENTION = "Attention operation was not supported by a dedicated kernel"
 
@@ -52,16 +52,16 @@ def build_engine(
         onnx_path: a graph lowered by :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph`, weights beside it.
             Its inputs' first axis is the batch, and another axis without a size the tokens.
         destination: the engine's file; the passport gets the same name with ``.json``.
-        target: whose engine, and for which GPUs.
+        target: the TensorRT that builds, and the GPUs it builds for.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
         profiles: the shapes that the engine takes, at least one.
         precision: of the graph's weights, e.g. ``float16``. It is recorded, not set: the network is strongly
             typed.
-        version_compatible: make a TensorRT engine that later versions run too, and TensorRT's lean runtime. The
+        version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The
             lean runtime is not put into the engine: code from a bundle is never run.
         kernels: the bundle's folder of kernels, None where the graph needs no plugin. TensorRT runs plugins while it
             builds; TensorRT-RTX does not.
-        progress: called with TensorRT's phase, its steps done and all its steps, about a thousand times.
+        progress: called about a thousand times with TensorRT's phase, its completed steps and all its steps.
 
     Raises:
         MissingDependencyError: Polygraphy or onnx is not installed.
@@ -120,7 +120,7 @@ def _serialize(
     """The engine as a buffer of bytes, and how many layers of each plugin it has."""
     backend = load_polygraphy(target.flavour)
     log, trt_logger = log_of(target.trt)
-    # What an earlier build left.
+    # Errors of an earlier build.
     log.take_errors()
     take_plugin_errors()
     # Polygraphy has no option for the logger it gives to TensorRT; its own prints to stdout.
@@ -142,7 +142,7 @@ def _serialize(
             version_compatible=version_compatible,
             progress_monitor=monitor,
         )
-        # Counted first: building takes the network apart.
+        # Counted before the build, which consumes the network.
         plugins = _plugin_layers(target.trt, network[1])
         return backend.engine_bytes_from_network(network, config=config), plugins
     except (PolygraphyException, TypeError) as error:
@@ -156,7 +156,7 @@ def _plugins(target: EngineTarget, kernels: Path | None) -> AbstractContextManag
         return plugins_with_kernels(target.trt, kernels)
     if provide_library_link():
         return plugins_with_kernels(target.trt, None)
-    # Without the link the parser ends the process when it meets a plugin of ours, so it gets to know none.
+    # Without the link the parser ends the process at one of our plugins, so no plugin is registered.
     logger.warning("tensorrt_rtx was imported before hdexport, so that it cannot use plugins: import hdexport first.")
     return nullcontext()
 
@@ -165,7 +165,7 @@ def _plugin_layers(trt: ModuleType, network: Any) -> dict[str, int]:
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     plugins = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
     for layer in plugins:
-        layer.__class__ = trt.IPluginV3Layer  # the bindings' way to reach what only plugin layers have
+        layer.__class__ = trt.IPluginV3Layer  # how the bindings give access to a plugin layer's own attributes
     return dict(Counter(layer.plugin.plugin_name for layer in plugins))
 
 
@@ -175,7 +175,7 @@ def _send_messages_to_logging() -> None:
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.colors = False
     G_LOGGER.module_severity = G_LOGGER.WARNING
-    # What Polygraphy logs as an error it raises too, and so do we.
+    # Polygraphy also raises what it logs as an error, and so do we.
     logging.getLogger("Polygraphy").addFilter(_below_error)
 
 
@@ -208,7 +208,7 @@ def _config_loader(backend: ModuleType, target: EngineTarget, *, version_compati
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:
-    """What TensorRT complained about, and what to do."""
+    """TensorRT's complaint, and what to do."""
     text = "\n".join(messages) or str(error)
     complaint = _PROFILE_COMPLAINT.search(text)
     if complaint:
@@ -220,7 +220,7 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
         )
     if _NO_FUSED_ATTENTION in text:
         return EngineError(
-            "TensorRT has no fused attention for this precision and size of head.\n"
+            "TensorRT has no fused attention for this precision and head size.\n"
             "Build with --fp16 or --bf16, or without an engine: --target onnx"
         )
     return EngineError(f"TensorRT did not build the engine: {text}\nBuild without it: --target onnx")
