@@ -58,27 +58,6 @@ def simulated_engine(
     return _MAGIC + json.dumps(described).encode()
 
 
-@dataclass(eq=False)
-class Trouble:
-    """What shall go wrong.
-
-    Attributes:
-        deserialize: message with which deserialising fails.
-        context: message with which making an execution context fails.
-        enqueue: message with which a batch fails.
-        capture: enqueueing fails while the stream is captured.
-        shape: every shape is refused.
-        uncapturable: contexts say that their streams cannot be captured.
-    """
-
-    deserialize: str | None = None
-    context: str | None = None
-    enqueue: str | None = None
-    capture: bool = False
-    shape: bool = False
-    uncapturable: bool = False
-
-
 class SimulatedTensorRt(ModuleType):
     """The module of a flavour.
 
@@ -87,7 +66,8 @@ class SimulatedTensorRt(ModuleType):
         flavour: the module's name.
 
     Attributes:
-        trouble: what shall go wrong.
+        trouble: what fails -> TensorRT's message: "deserialize", "context", "shape", "enqueue", "capture" (enqueueing
+            during a capture), "uncapturable" (contexts say that their streams cannot be captured).
         contexts: how many execution contexts there are.
         made: how many there ever were.
         caches: runtime caches, in order of their making.
@@ -101,7 +81,7 @@ class SimulatedTensorRt(ModuleType):
     def __init__(self, device: SimulatedDevice, flavour: str) -> None:
         super().__init__(flavour)
         self.device = device
-        self.trouble = Trouble()
+        self.trouble: dict[str, str] = {}
         self.contexts = self.made = 0
         self.caches: list[IRuntimeCache] = []
         self.scratch_bytes = 64
@@ -133,8 +113,8 @@ class Runtime:
         self._trt, self._logger = trt, logger
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
-        if self._trt.trouble.deserialize is not None or not serialized_engine.startswith(_MAGIC):
-            return self._refuse(self._trt.trouble.deserialize or "the magic number is another")
+        if "deserialize" in self._trt.trouble or not serialized_engine.startswith(_MAGIC):
+            return self._refuse(self._trt.trouble.get("deserialize", "the magic number differs"))
         return ICudaEngine(self._trt, self, json.loads(serialized_engine[len(_MAGIC) :]))
 
     def _refuse(self, message: str) -> None:
@@ -192,8 +172,8 @@ class ICudaEngine:
         return IRuntimeConfig(self._trt) if self._trt.__name__ == "tensorrt_rtx" else PlainRuntimeConfig()
 
     def create_execution_context(self, runtime_config: PlainRuntimeConfig) -> IExecutionContext | None:
-        if self._trt.trouble.context is not None:
-            return self._runtime._refuse(self._trt.trouble.context)
+        if "context" in self._trt.trouble:
+            return self._runtime._refuse(self._trt.trouble["context"])
         kind = RtxExecutionContext if isinstance(runtime_config, IRuntimeConfig) else IExecutionContext
         return kind(self._trt, self, runtime_config)
 
@@ -279,8 +259,9 @@ class IExecutionContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         low, _, high = self._engine.get_tensor_profile_shape(name, self._state.profile)
         fits = len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
-        if self._trt.trouble.shape or not fits:
-            return self._refuse(f"shape {shape} of {name} is outside of profile {self._state.profile}")
+        if "shape" in self._trt.trouble or not fits:
+            reason = f"shape {shape} of {name} is outside of profile {self._state.profile}"
+            return self._refuse(self._trt.trouble.get("shape", reason))
         if self._state.shapes.get(name) != shape:
             self._state.shapes[name] = shape
             self._state.needed, self._state.flushed = None, False
@@ -310,21 +291,22 @@ class IExecutionContext:
         return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        if self._trt.trouble.enqueue is not None:
-            self._state.needed = None  # what it was doing to its memory is anyone's guess
-            return self._refuse(self._trt.trouble.enqueue)
+        if "enqueue" in self._trt.trouble:
+            self._state.needed = None  # the state of its memory is unknown
+            return self._refuse(self._trt.trouble["enqueue"])
         state, device = self._state, self._trt.device
         if state.needed is None or state.scratch[1] < state.needed:
             return self._refuse(f"scratch memory of {state.scratch[1]} bytes, needed are {state.needed}")
         if set(state.addresses) != set(self._engine._types):
             return self._refuse("not every tensor has an address")
-        if device.capturing(stream_handle) and (self._trt.trouble.capture or not state.flushed):
-            device.invalidate_capture(stream_handle)
+        captured = device.capturing(stream_handle)
+        if captured is not None and ("capture" in self._trt.trouble or not state.flushed):
+            captured.invalid = True
             return self._refuse("operation not permitted when stream is capturing")
         state.flushed = True
         self._trt.shapes_run.append(self._shape())
         self._note_in_cache()
-        version = self._version if device.capturing(stream_handle) else None
+        version = self._version if captured is not None else None
         bound = Bound(self._shape(), dict(state.addresses), (state.scratch[0], state.needed), version)
         # A batch uses its scratch memory from its first kernel to its last.
         context, engine = weakref.ref(self), self._engine
@@ -351,7 +333,7 @@ class RtxExecutionContext(IExecutionContext):
     """What TensorRT-RTX has besides."""
 
     def is_stream_capturable(self, stream: int) -> bool:
-        return not self._trt.trouble.uncapturable
+        return "uncapturable" not in self._trt.trouble
 
 
 def _count_down(trt: SimulatedTensorRt) -> None:

@@ -1,4 +1,4 @@
-"""What the simulated GPU must catch: programs that are wrong, each beside the one that is right."""
+"""The simulated GPU catches wrong programs; each is tested beside the right one."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ PROGRAMS = {
     "memory is freed": "up_7 down_1 *wait_1 free wait_1",
     "pinned memory is freed": "up_7 *wait_1 free_pinned down_1 wait_1",
 }
-"""Steps that bring 7 to the GPU and back, on the streams 1 and 2; without the one of the star a program is wrong."""
+"""Steps that copy 7 to the GPU and back, on streams 1 and 2; without the starred step a program is wrong."""
 
 
 def result_of(steps: list[str], gpu: Gpu) -> set[int]:
@@ -101,7 +101,7 @@ def test_access_outside_of_memory_is_caught_and_breaks_the_context(offset: int, 
     gpu = Gpu(0, eagerness=0)
     stream, memory = gpu.stream(), gpu.call("cuMemAlloc", SIZE)
     gpu.call("cuMemsetD8Async", memory + offset, 0, size, stream)
-    assert "are no memory of the device" in refused(gpu, stream)[0]
+    assert "are no device memory" in refused(gpu, stream)[0]
     with pytest.raises(RuntimeError, match="ILLEGAL_ADDRESS"):
         gpu.call("cuMemAlloc", SIZE)
 

@@ -67,9 +67,9 @@ print("parent", code, session(**BATCH)["last_hidden_state"].shape)
 """
 
 REFUSAL = """\
-This session was loaded in another process (PARENT), of which this one is a fork; neither threads nor GPU contexts \
-are forked.
-Load the bundle in this process, or start it otherwise: multiprocessing.get_context("spawn").
+This session was loaded in another process (PARENT), and this one is a fork of it; a fork copies neither threads nor \
+GPU contexts.
+Load the bundle in this process, or do not fork: multiprocessing.get_context("spawn").
 """
 
 

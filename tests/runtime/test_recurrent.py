@@ -21,7 +21,14 @@ from hdruntime.errors import BundleCorruptError, InputError, NonFiniteOutputErro
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.session import Session
 from support.comparators import assert_close
-from support.recurrent_bundle import MEMORY, NEW_MEMORY, RecurrentAnswer, make_recurrent_bundle, recurrent_states
+from support.recurrent_bundle import (
+    MEMORY,
+    NEW_MEMORY,
+    RecurrentAnswer,
+    make_recurrent_bundle,
+    recurrent_states,
+    with_memory_of,
+)
 from support.tiny_bundle import NAN_ID
 
 HIDDEN = "last_hidden_state"
@@ -141,7 +148,7 @@ def test_what_was_given_is_not_changed(session: Session) -> None:
             r"memory has shape \[2, 1, 4, 5\]; for 2 rows it must be \[batch, 1, 4, 4\]: ",
         ),
         (MEMORY, np.zeros((2, 4, 1, 4)), r"memory has shape \[2, 4, 1, 4\]; for 2 rows it must be"),
-        (MEMORY, np.zeros((1, 1, 4, 4)), r"memory has shape \[1, 1, 4, 4\]; for 2 rows .* gave for the same rows\."),
+        (MEMORY, np.zeros((1, 1, 4, 4)), r"memory has shape \[1, 1, 4, 4\]; for 2 rows .* output for the same rows\."),
         (NEW_MEMORY, np.zeros((2, 1, 4, 4)), r"Unknown input 'new_memory'; this bundle accepts .*attention_mask, mem"),
     ],
 )
@@ -168,7 +175,7 @@ def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
 def test_a_memory_that_is_nan_is_refused(session: Session) -> None:
     old = np.zeros((3, 1, 4, 4), np.float32)
     old[1, 0, 2, 3] = np.nan
-    with pytest.raises(InputError, match=r"memory holds NaN or infinity; it must be what the call before gave"):
+    with pytest.raises(InputError, match=r"memory holds NaN or infinity; give the previous call's output"):
         session(input_ids=[[2, 3]] * 3, **{MEMORY: old})
 
 
@@ -298,27 +305,14 @@ def test_a_batch_that_is_run_in_parts_keeps_the_memories_of_its_rows(
         check(call(input_ids=ids, attention_mask=mask), recurrent_states(ids, mask, first.memory))
     assert runner.shapes[0][0] == (7 if most is None else most)
     assert max(rows for rows, _ in runner.shapes[-3:]) <= 2
-    assert any(rows > 2 for rows, _ in runner.shapes), "a batch failed for want of memory"
+    assert any(rows > 2 for rows, _ in runner.shapes), "a batch did not fit in memory"
 
 
 # The graph and the manifest
 
 
-def with_memory_of(bundle: Bundle, *sizes: int) -> None:
-    """Seal the bundle with a manifest whose memory has other sizes."""
-    manifest = bundle.manifest
-    changed = {
-        key: tuple(
-            dataclasses.replace(spec, shape=("batch", *sizes)) if spec.name in (MEMORY, NEW_MEMORY) else spec
-            for spec in getattr(manifest, key)
-        )
-        for key in ("inputs", "outputs")
-    }
-    seal(bundle.path, dataclasses.replace(manifest, **changed))
-
-
 def test_a_graph_whose_memory_is_not_the_manifests_is_refused(bundle: Bundle) -> None:
-    with_memory_of(bundle, 1, 4, 5)
+    seal(bundle.path, with_memory_of(bundle.manifest, 1, 4, 5))
     found = re.escape("memory float32 [batch, 1, 4, 4]")
     with pytest.raises(
         BundleCorruptError,

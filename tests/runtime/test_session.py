@@ -463,6 +463,6 @@ def test_a_closed_session_says_so(bundle_path: Path) -> None:
 
 def test_a_backend_on_the_cpu_takes_no_arrays_on_a_gpu(session: Session) -> None:
     with pytest.raises(
-        BackendError, match=r"onnxruntime takes no arrays on a GPU.*\n.*load the bundle with a TensorRT backend"
+        BackendError, match=r"onnxruntime does not accept arrays on a GPU.*\n.*load the bundle with a TensorRT backend"
     ):
         session.run_on_device(input_ids=object())

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["MEMORY", "NEW_MEMORY", "RecurrentAnswer", "make_recurrent_bundle", "recurrent_states"]
+__all__ = ["MEMORY", "NEW_MEMORY", "RecurrentAnswer", "make_recurrent_bundle", "recurrent_states", "with_memory_of"]
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, TensorSpec
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, TensorSpec
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from support.tiny_bundle import HIDDEN_SIZE, TABLE, make_bundle
@@ -62,6 +63,16 @@ def make_recurrent_bundle(directory: Path) -> Path:
     left = TensorSpec(name=NEW_MEMORY, dtype="float32", shape=SHAPE)
     seal(directory, dataclasses.replace(plain, inputs=(*plain.inputs, memory), outputs=(*plain.outputs, left)))
     return directory
+
+
+def with_memory_of(manifest: Manifest, *sizes: int) -> Manifest:
+    """The manifest with a memory of other sizes."""
+
+    def resized(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        changed = {MEMORY: ("batch", *sizes), NEW_MEMORY: ("batch", *sizes)}
+        return tuple(dataclasses.replace(spec, shape=changed.get(spec.name, spec.shape)) for spec in specs)
+
+    return dataclasses.replace(manifest, inputs=resized(manifest.inputs), outputs=resized(manifest.outputs))
 
 
 def _write_model(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The rows of a batch whose padding a backend can cut off: by length, those that are padded otherwise apart."""
+"""Groups of a batch's rows whose padding a backend can cut off, by length; other rows form a separate group."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import numpy.typing as npt
 def equal_length_groups(
     attention_mask: npt.NDArray[np.int64],
 ) -> Iterator[tuple[npt.NDArray[np.intp], int | None]]:
-    """Group the rows of a batch whose padding is on the right only by their length.
+    """Group the rows of a batch with padding only on the right by their length.
 
     Args:
         attention_mask: int64 [batch, tokens], 1 for real tokens, 0 for padding.
 
     Yields:
-        the indices of a group's rows, ascending, and their length; at last, if there are any, the rows whose
-        mask is another (padding on the left, holes, nothing but padding) and None.
+        the indices of a group's rows, ascending, and their length; finally, if there are any, the rows with
+        another mask (padding on the left, holes, only padding) and None.
     """
     lengths = attention_mask.sum(axis=1)
     right_padded = right_padded_rows(attention_mask)
@@ -31,6 +31,6 @@ def equal_length_groups(
 
 
 def right_padded_rows(attention_mask: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """[batch], which rows have real tokens first, at least one, and padding after them, if any."""
+    """[batch]: which rows begin with at least one real token and have all their padding after the real tokens."""
     # The mask never rises along such a row, and starts with a one.
     return (np.diff(attention_mask, axis=1) <= 0).all(axis=1) & (attention_mask[:, 0] == 1)

@@ -27,9 +27,9 @@ class Gpu:
     """A GPU that CUDA programs of this process see.
 
     Attributes:
-        name: as its vendor calls it.
+        name: the vendor's.
         architecture: ``sm`` and its compute capability, e.g. ``sm90``.
-        memory_bytes: all its memory, free or not.
+        memory_bytes: total memory.
     """
 
     name: str
@@ -51,7 +51,7 @@ def gpus(cuda: _Library | None = None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA offers this process, respecting ``CUDA_VISIBLE_DEVICES``; none without a driver.
 
     Args:
-        cuda: the CUDA driver's library; by default the one that is installed.
+        cuda: the CUDA driver's library; by default the installed one.
     """
     cuda = cuda or _load(_CUDA_LIBRARY)
     if cuda is None or cuda.cuInit(0) != _SUCCESS:
@@ -63,10 +63,10 @@ def gpus(cuda: _Library | None = None) -> tuple[Gpu, ...]:
 
 
 def driver_version(management: _Library | None = None) -> str | None:
-    """Version of the NVIDIA driver, e.g. ``580.65.06``; None when there is none.
+    """Version of the NVIDIA driver, e.g. ``580.65.06``; None without a driver.
 
     Args:
-        management: the driver's management library; by default the one that is installed.
+        management: the driver's management library; by default the installed one.
     """
     management = management or _load(_MANAGEMENT_LIBRARY)
     if management is None or management.nvmlInit_v2() != _SUCCESS:
@@ -86,11 +86,8 @@ def _gpu(cuda: _Library, index: int) -> Gpu:
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device)
     cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
-    return Gpu(
-        name=name.value.decode(),
-        architecture=f"sm{major.value}{minor.value}",
-        memory_bytes=memory_bytes.value,
-    )
+    architecture = f"sm{major.value}{minor.value}"
+    return Gpu(name=name.value.decode(), architecture=architecture, memory_bytes=memory_bytes.value)
 
 
 def _load(name: str) -> ctypes.CDLL | None:

@@ -1,4 +1,4 @@
-"""What a forked process does with what its parent had open: it lets it alone."""
+"""Sessions of a parent process in its forks: left untouched."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from typing import Protocol
 
 
 class Listener(Protocol):
-    """Something whose threads, or GPU contexts, a fork does not have."""
+    """An object whose threads or GPU contexts a fork does not copy."""
 
     def forked(self) -> None:
-        """Called in the forked process before anything else there; the thread that calls is the only one."""
+        """Called in the forked process before any other code; its only thread calls it."""
 
 
 def tell_of_forks(listener: Listener) -> None:
-    """Call `listener.forked` in every process that is forked of this one, as long as somebody has the listener."""
+    """Call `listener.forked` in every fork of this process, as long as the listener is alive."""
     _listeners.add(listener)
 
 
 def keep_for_ever(value: object) -> None:
     """Never free an object, not even when the process ends.
 
-    ONNX Runtime waits for its threads when a session is freed; in a fork there are none, and it crashes.
+    ONNX Runtime waits for its threads when it frees a session; a fork has no such threads, and would crash.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 

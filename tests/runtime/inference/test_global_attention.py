@@ -165,7 +165,7 @@ def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
 @pytest.mark.parametrize(
     ("marks", "message"),
     [
-        ([[0] * 6, [1] * 5 + [0]], r"row 1 marks 5 tokens as global; this bundle takes 4\.\nMark fewer, or rebuild "
+        ([[0] * 6, [1] * 5 + [0]], r"row 1 marks 5 tokens as global; this bundle accepts 4\.\nMark fewer, or rebuild "
          r"with --max-global 5\."),
         ([[0, 2, 0, 0, 0, 0]] * 2, r"global_attention_mask\[0, 1\] is 2; it must be 1 for global tokens and 0"),
         ([[-1] * 6] * 2, r"global_attention_mask\[0, 0\] is -1"),
@@ -183,7 +183,7 @@ def test_marks_that_do_not_fit_are_refused(marking: Sessions, marks: list, messa
 def test_a_text_without_a_separator_is_refused_with_what_to_do(marking: Sessions) -> None:
     with pytest.raises(
         InputError,
-        match=r"no separator \(id 3\) in row 1, so where its question ends is unknown\.\n"
+        match=r"The end of the question of row 1 is unknown: there is no separator \(id 3\)\.\n"
         r"Encode question and context as a pair, or give global_attention_mask\.",
     ):
         marking(QUESTION)(input_ids=[[4, SEPARATOR], [4, 5]])
@@ -192,7 +192,7 @@ def test_a_text_without_a_separator_is_refused_with_what_to_do(marking: Sessions
 def test_too_long_a_question_is_refused_with_what_to_do(marking: Sessions) -> None:
     with pytest.raises(
         InputError,
-        match=r"The question of row 0 has 5 tokens, which are all global; this bundle takes 4\.\n"
+        match=r"The question of row 0 has 5 tokens, which are all global; this bundle accepts 4\.\n"
         r"Shorten it, give global_attention_mask, or rebuild with --max-global 5\.",
     ):
         marking(QUESTION)(input_ids=[[4] * 5 + [SEPARATOR]])
@@ -252,7 +252,7 @@ def test_a_job_marks_questions_and_goes_on_after_one_that_is_too_long(
     results = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["error"] for row in results] == [
         None,
-        "The question of the text has 5 tokens, which are all global; this bundle takes 4.\n"
+        "The question of the text has 5 tokens, which are all global; this bundle accepts 4.\n"
         "Shorten it, give global_attention_mask, or rebuild with --max-global 5.",
         None,
     ]

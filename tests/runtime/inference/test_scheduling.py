@@ -172,8 +172,8 @@ def test_a_batch_without_memory_is_halved_and_the_limit_remembered(
     assert runner.shapes[:3] == [(20, 16), (10, 16), (5, 16)]
     assert runner.shapes[3:] == [(2, 16)] * 10
     assert [record.getMessage() for record in caplog.records] == [
-        "Out of memory with a batch of 20 x 16 tokens: going on with at most 160 tokens a batch of such rows. "
-        "To start with that: --max-batch-tokens 160, in Python batch_tokens."
+        "Out of memory with a batch of 20 x 16 tokens: continuing with at most 160 tokens per batch of such rows. "
+        "To start with that limit: --max-batch-tokens 160, in Python batch_tokens."
     ]
     assert_answered(ids, run(over, ids, batch_tokens=320))
     assert runner.failures == 3, "the second time none fails"
@@ -265,7 +265,9 @@ def test_onnx_runtime_goes_on_with_smaller_batches_when_it_gets_no_memory(new_bu
     is_equal, difference = json.loads(done.stdout)
     assert is_equal
     assert difference < 1e-6
-    assert done.stderr.count("Out of memory with a batch of 40 x 8 tokens: going on with at most 160") == 1, done.stderr
+    assert done.stderr.count("Out of memory with a batch of 40 x 8 tokens: continuing with at most 160") == 1, (
+        done.stderr
+    )
 
 
 def waste_memory(path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes import simulated_device, simulated_tensorrt
+from fakes.machine import MachineMaker
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime import backends
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
@@ -130,7 +131,7 @@ def test_every_specialization_is_one_of_tensorrt_rtx() -> None:
 
 
 @pytest.mark.skipif(bool(gpus()), reason="there is a GPU here, and this is about machines without one")
-def test_without_a_gpu_tensorrt_rtx_itself_says_why_an_engine_does_not_load(new_machine: Any) -> None:
+def test_without_a_gpu_tensorrt_rtx_itself_says_why_an_engine_does_not_load(new_machine: MachineMaker) -> None:
     machine = new_machine(module="unused")
     file = machine.bundle.manifest.engines[0]
     bundle = Bundle(machine.bundle.path, machine.bundle.manifest)

@@ -60,4 +60,4 @@ def test_a_lack_of_memory_is_told_from_other_errors(message: str, kind: type) ->
 
 
 def test_a_failure_without_a_word_says_where_to_look() -> None:
-    assert "it does not say why; its log may (logging, level INFO)" in str(error_of(TensorRtLog(), "TensorRT failed"))
+    assert "it gives no reason; its log may (logging, level INFO)" in str(error_of(TensorRtLog(), "TensorRT failed"))

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
+from fakes.machine import Machine, MachineMaker, new_batch
 from fakes.simulated_tensorrt import CACHE_MAGIC
 from hdruntime.backends.tensorrt import runner as runner_module
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.constants import RUNTIME_CACHE_SUFFIX
 
-Batches = Callable[..., dict[str, np.ndarray]]
-
 
 @pytest.fixture
-def machine(new_machine: Any) -> Any:
+def machine(new_machine: MachineMaker) -> Machine:
     return new_machine(flavour="tensorrt_rtx")
 
 
@@ -30,12 +27,12 @@ def cache_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob(f"*{RUNTIME_CACHE_SUFFIX}"))
 
 
-def compiled(machine: Any) -> set[str]:
+def compiled(machine: Machine) -> set[str]:
     """The shapes that the latest engine has kernels for."""
     return set(json.loads(machine.trt.caches[-1].serialize()[len(CACHE_MAGIC) :]))
 
 
-def test_kernels_are_kept_beside_the_engine_for_the_next_session(machine: Any, new_batch: Batches) -> None:
+def test_kernels_are_kept_beside_the_engine_for_the_next_session(machine: Machine) -> None:
     for tokens in (20, 60):
         runner = machine.runner()
         machine.run(runner, new_batch(2, tokens))
@@ -46,7 +43,7 @@ def test_kernels_are_kept_beside_the_engine_for_the_next_session(machine: Any, n
     assert compiled(machine) == {"2x32", "2x64"}
 
 
-def test_the_bundle_stays_whole_with_it(machine: Any, new_batch: Batches) -> None:
+def test_the_bundle_stays_whole_with_it(machine: Machine) -> None:
     runner = machine.runner()
     machine.run(runner, new_batch(2, 20))
     runner.close()
@@ -54,12 +51,12 @@ def test_the_bundle_stays_whole_with_it(machine: Any, new_batch: Batches) -> Non
     assert open_bundle(machine.bundle.path).manifest == machine.bundle.manifest
 
 
-def test_a_session_without_new_shapes_writes_nothing(machine: Any, new_batch: Batches) -> None:
+def test_a_session_without_new_shapes_writes_nothing(machine: Machine) -> None:
     machine.runner().close()
     assert cache_files(machine.bundle.path) == []
 
 
-def test_other_flavours_have_none(new_machine: Any, new_batch: Batches) -> None:
+def test_other_flavours_have_none(new_machine: MachineMaker) -> None:
     machine = new_machine()
     runner = machine.runner()
     machine.run(runner, new_batch(2, 20))
@@ -68,7 +65,7 @@ def test_other_flavours_have_none(new_machine: Any, new_batch: Batches) -> None:
 
 
 def test_it_is_written_now_and_then_for_processes_that_are_killed(
-    machine: Any, new_batch: Batches, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = machine.runner()
     machine.run(runner, new_batch(2, 20))
@@ -94,7 +91,7 @@ def unwritable(folder: Path) -> Iterator[None]:
 
 
 def test_a_bundle_that_may_not_be_written_has_its_cache_with_the_user(
-    machine: Any, new_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home cache"))
     runner = machine.runner()
@@ -109,7 +106,7 @@ def test_a_bundle_that_may_not_be_written_has_its_cache_with_the_user(
 
 
 def test_where_nothing_can_be_written_the_session_closes_with_a_warning(
-    machine: Any, new_batch: Batches, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
     (tmp_path / "file").write_bytes(b"")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
@@ -127,7 +124,7 @@ def test_where_nothing_can_be_written_the_session_closes_with_a_warning(
     ids=["torn", "empty", "short", "changed"],
 )
 def test_a_damaged_file_is_ignored_with_a_warning_and_never_parsed(
-    damage: Callable[[bytes], bytes], machine: Any, new_batch: Batches, caplog: Any, monkeypatch: Any
+    damage: Callable[[bytes], bytes], machine: Machine, caplog: Any, monkeypatch: Any
 ) -> None:
     runner = machine.runner()
     machine.run(runner, new_batch(2, 20))
@@ -143,14 +140,12 @@ def test_a_damaged_file_is_ignored_with_a_warning_and_never_parsed(
     assert compiled(machine) == {"2x32"}
 
 
-def test_a_cache_that_tensorrt_rtx_does_not_take_is_ignored_with_a_warning(
-    machine: Any, new_batch: Batches, caplog: Any
-) -> None:
+def test_a_cache_that_tensorrt_rtx_does_not_take_is_ignored_with_a_warning(machine: Machine, caplog: Any) -> None:
     runner = machine.runner()
     runner._cache_file.write(b"of another version")
     runner.close()
     runner = machine.runner()
-    assert "TensorRT-RTX does not take its runtime cache from disk" in caplog.text
+    assert "TensorRT-RTX does not accept its runtime cache from disk" in caplog.text
     machine.run(runner, new_batch(2, 20))
     runner.close()
     machine.runner()
@@ -176,7 +171,7 @@ def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file.write(b"content")
     assert file.read() == b"content"
-    monkeypatch.setattr(os, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    monkeypatch.setattr(Path, "replace", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     file.write(b"other")
     assert file.read() == b"content"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [file.paths[0].name]

@@ -111,7 +111,7 @@ def test_an_engine_that_would_have_to_pad_too_far_is_refused() -> None:
         check_limits(profiles, limit_of)
     # Between 40 and 61 tokens there is no profile, and 41 to 60 may not be padded to 61.
     gap = (ProfileShape(batch=(1, 1, 1), tokens=(1, 40, 40)), ProfileShape(batch=(1, 1, 1), tokens=(61, 99, 99)))
-    with pytest.raises(BackendUnavailableError, match="takes 60 tokens only with padding to more than 60, which"):
+    with pytest.raises(BackendUnavailableError, match="runs 60 tokens only with padding to more than 60, which"):
         check_limits(gap, limit_of)
     check_limits(gap, lambda tokens: 100)
     # The last block ends behind the longest row.
@@ -150,9 +150,10 @@ def test_blocks_are_an_eighth_or_64_kib_larger_at_most(size: int) -> None:
     ("mask", "ranges"),
     [
         ([[1, 1, 1]], []),
-        ([[0, 0, 0], [0, 0, 0]], [(0, 3), (3, 6)]),
-        ([[1, 0, 0], [0, 0, 1], [0, 1, 0]], [(1, 3), (3, 5), (6, 7), (8, 9)]),
+        ([[0, 0, 0], [0, 0, 0]], [(0, 6)]),
+        ([[1, 0, 0], [0, 0, 1], [0, 1, 0]], [(1, 5), (6, 7), (8, 9)]),
+        ([[0, 1], [1, 0], [1, 1]], [(0, 1), (3, 4)]),
     ],
 )
-def test_padding_is_found_row_by_row(mask: list[list[int]], ranges: list[tuple[int, int]]) -> None:
+def test_padding_is_found_across_rows(mask: list[list[int]], ranges: list[tuple[int, int]]) -> None:
     assert padding_ranges(np.array(mask)) == ranges
