@@ -81,7 +81,15 @@ class _Handle(int):
     """The driver's objects are not plain integers."""
 
 
-def call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+def driver(kind: type[SimulatedDevice]) -> type[SimulatedDevice]:
+    """Make the class's methods ``cu...`` calls of the driver."""
+    for name, function in list(vars(kind).items()):
+        if name.startswith("cu") and name != "cuGetErrorString":
+            setattr(kind, name, _call(function))
+    return kind
+
+
+def _call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
     """A call of the driver: counted, refused if a test requests it, and answered as (code, result...)."""
     name = function.__name__
 
@@ -111,6 +119,7 @@ def call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
 _WITHOUT_CONTEXT = {"cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
 
 
+@driver
 class SimulatedDevice:
     """A driver with one GPU, for tests.
 
@@ -220,45 +229,36 @@ class SimulatedDevice:
 
     # The driver's calls.
 
-    @call
     def cuInit(self, flags: int) -> None: ...
 
-    @call
     def cuDeviceGet(self, ordinal: int) -> int:
         if ordinal != 0:
             raise RefusedError(Code.INVALID_VALUE)
         return ordinal
 
-    @call
     def cuDevicePrimaryCtxRetain(self, device: int) -> int:
         return _CONTEXT
 
-    @call
     def cuCtxPushCurrent(self, context: int) -> None:
         self._current().append(context)
 
-    @call
     def cuCtxPopCurrent(self) -> int:
         return self._current().pop()
 
-    @call
     def cuCtxSynchronize(self) -> None:
         self._refuse_while_capturing()
         self._run_until(lambda: not any(stream.queue for stream in self._streams()))
 
-    @call
     def cuStreamCreate(self, flags: int) -> int:
         assert flags == 1, "streams that wait for the default stream serialise everything"
         return self._new(Stream())
 
-    @call
     def cuStreamDestroy(self, stream: int) -> None:
         found = self._thing(stream, Stream)
         if found.queue:
             self.faults.append("a stream was destroyed that still had work")
         del self._objects[int(stream)]
 
-    @call
     def cuStreamSynchronize(self, stream: int) -> None:
         found = self._thing(stream, Stream)
         if found.capture is not None:
@@ -266,22 +266,18 @@ class SimulatedDevice:
             raise RefusedError(Code.STREAM_CAPTURE_UNSUPPORTED)
         self._run_until(lambda: not found.queue)
 
-    @call
     def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
         found = self._thing(event, Event)
         awaited = found.recorded
         self._enqueue(stream, lambda: None, ready=lambda: found.done >= awaited)
 
-    @call
     def cuEventCreate(self, flags: int) -> int:
         return self._new(Event())
 
-    @call
     def cuEventDestroy(self, event: int) -> None:
         self._thing(event, Event)
         del self._objects[int(event)]
 
-    @call
     def cuEventRecord(self, event: int, stream: int) -> None:
         found = self._thing(event, Event)
         found.recorded += 1
@@ -292,13 +288,11 @@ class SimulatedDevice:
 
         self._enqueue(stream, record)
 
-    @call
     def cuEventSynchronize(self, event: int) -> None:
         found = self._thing(event, Event)
         awaited = found.recorded
         self._run_until(lambda: found.done >= awaited)
 
-    @call
     def cuEventElapsedTime(self, start: int, end: int) -> float:
         for event in (start, end):
             found = self._thing(event, Event)
@@ -306,14 +300,12 @@ class SimulatedDevice:
                 raise RefusedError(Code.INVALID_HANDLE)
         return self.elapsed_ms
 
-    @call
     def cuMemAlloc(self, size: int) -> _Handle:
         self._refuse_while_capturing()
         if self.free_bytes is not None and size > self.free_bytes:
             raise RefusedError(Code.OUT_OF_MEMORY)
         return _Handle(self._allocate(size))
 
-    @call
     def cuMemFree(self, address: int) -> None:
         self._refuse_while_capturing()
         block = self._memory.pop(int(address), None)
@@ -322,7 +314,6 @@ class SimulatedDevice:
         if self.free_bytes is not None:
             self.free_bytes += len(block)
 
-    @call
     def cuMemHostAlloc(self, size: int, flags: int) -> int:
         if self.free_pinned_bytes is not None and size > self.free_pinned_bytes:
             raise RefusedError(Code.OUT_OF_MEMORY)
@@ -332,7 +323,6 @@ class SimulatedDevice:
         self._pinned[block.ctypes.data] = block
         return block.ctypes.data
 
-    @call
     def cuMemFreeHost(self, address: int) -> None:
         block = self._pinned.pop(address)
         if self.free_pinned_bytes is not None:
@@ -341,19 +331,15 @@ class SimulatedDevice:
         block.fill(_FREED_BYTE)
         self._freed_pinned.append(block)
 
-    @call
     def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
         self._copy(target, source, size, stream, source_pinned=True)
 
-    @call
     def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> None:
         self._copy(target, source, size, stream, target_pinned=True)
 
-    @call
     def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
         self._copy(target, source, size, stream)
 
-    @call
     def cuMemcpy2DAsync(self, copy: Any, stream: int) -> None:
         assert copy.srcMemoryType == copy.dstMemoryType == self.CUmemorytype.CU_MEMORYTYPE_DEVICE
         pitches = copy.srcPitch, copy.dstPitch
@@ -368,28 +354,23 @@ class SimulatedDevice:
 
         self._enqueue(stream, run)
 
-    @call
     def cuMemcpyDtoH(self, target: int, source: int, size: int) -> None:
         ctypes.memmove(target, self.bytes_at(source, size).tobytes(), size)
 
-    @call
     def cuMemsetD8Async(self, address: int, value: int, size: int, stream: int) -> None:
         self._enqueue(stream, lambda: self.bytes_at(address, size).fill(value))
 
-    @call
     def cuPointerGetAttribute(self, attribute: int, address: int) -> int:
         assert attribute == self.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         if not any(base <= address < base + len(block) for base, block in self._memory.items()):
             raise RefusedError(Code.INVALID_VALUE)
         return 0
 
-    @call
     def cuStreamBeginCapture(self, stream: int, mode: int) -> None:
         assert mode == self.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
         found = self._thing(stream, Stream)
         found.capture, found.invalid = [], False
 
-    @call
     def cuStreamEndCapture(self, stream: int) -> int:
         found = self._thing(stream, Stream)
         captured, found.capture = found.capture, None
@@ -397,21 +378,17 @@ class SimulatedDevice:
             raise RefusedError(Code.STREAM_CAPTURE_INVALIDATED)
         return self._new(captured)
 
-    @call
     def cuGraphInstantiate(self, graph: int, flags: int) -> int:
         return self._new(Graph(tuple(self._objects[int(graph)])))
 
-    @call
     def cuGraphDestroy(self, graph: int) -> None:
         del self._objects[int(graph)]
 
-    @call
     def cuGraphExecDestroy(self, graph: int) -> None:
         if self._objects[int(graph)].launched:
             self.faults.append("a graph was destroyed while it ran")
         del self._objects[int(graph)]
 
-    @call
     def cuGraphLaunch(self, graph: int, stream: int) -> None:
         found = self._objects[int(graph)]
         found.launched += 1
@@ -423,7 +400,7 @@ class SimulatedDevice:
 
         self._enqueue(stream, end)
 
-    def cuGetErrorString(self, code: int) -> tuple[Any, ...]:
+    def cuGetErrorString(self, code: int) -> tuple[Code, bytes]:
         return (Code.SUCCESS, Code(code).name.lower().encode())
 
     # How calls fail and streams run.

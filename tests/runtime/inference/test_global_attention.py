@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import hdruntime
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, TensorSpec
@@ -23,6 +22,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.session import Session
+from support.onnx_models import parsed_model
 
 PADDING, SEPARATOR = 0, 3
 BOUND = 4
@@ -73,27 +73,18 @@ def marking(marking_bundle: Callable[[Default], Path]) -> Sessions:
 
 
 def write_echo(path: Path, outputs: dict[str, tuple[str | int, ...]]) -> None:
-    """A model whose every output is its `global_attention_mask`, which reads all its inputs."""
-    names = ("input_ids", "attention_mask", "global_attention_mask")
-    nodes = [
-        helper.make_node("Add", ["input_ids", "attention_mask"], ["read"]),
-        helper.make_node("Sub", ["read", "read"], ["nothing"]),
-        helper.make_node("Add", ["global_attention_mask", "nothing"], ["marks"]),
-        helper.make_node("Cast", ["marks"], ["flat"], to=TensorProto.FLOAT),
-    ]
+    """A model that reads all its inputs and returns its `global_attention_mask` as every output."""
+    nodes = """
+        read = Add(input_ids, attention_mask)
+        nothing = Sub(read, read)
+        marks = Add(global_attention_mask, nothing)
+        flat = Cast<to: int = 1>(marks)
+    """
     for name, axes in outputs.items():
-        if len(axes) == 3:
-            nodes.append(helper.make_node("Constant", [], ["last_axis"], value_ints=[2]))
-            nodes.append(helper.make_node("Unsqueeze", ["flat", "last_axis"], [name]))
-        else:
-            nodes.append(helper.make_node("Identity", ["flat"], [name]))
-    graph = helper.make_graph(
-        nodes,
-        "echo",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, axes) for name, axes in outputs.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+        nodes += f"{name} = {'Unsqueeze(flat, last_axis)' if len(axes) == 3 else 'Identity(flat)'}\n"
+    inputs = dict.fromkeys(("input_ids", "attention_mask", "global_attention_mask"), "int64[batch, tokens]")
+    shapes = {name: f"float[{', '.join(map(str, axes))}]" for name, axes in outputs.items()}
+    onnx.save(parsed_model(inputs, shapes, nodes, {"last_axis": [2]}), path)
 
 
 def marks_of(outputs: dict[str, np.ndarray]) -> list[list[int]]:
