@@ -76,7 +76,7 @@ class ByDlpack(OnGpu):
         return self.place
 
     def described(self) -> DlTensor:
-        """What a capsule says of the array."""
+        """The array's description in a capsule."""
         strides = tuple(stride // self.values.itemsize for stride in self.values.strides)
         values = self.values
         return DlTensor(
@@ -148,7 +148,7 @@ class Machine:
         self.check(inputs, runner.start(inputs, [HIDDEN])())
 
     def in_flight(self, runner: TensorRtRunner, batches: Iterable[Arrays], most: int | None = None) -> None:
-        """Start batches, as many at a time as the runner wants, and check their results."""
+        """Keep the runner's number of batches in flight, and check their results."""
         started: list[tuple[Arrays, Callable[[], Arrays]]] = []
         for batch in batches:
             started.append((batch, runner.start(batch, [HIDDEN])))

@@ -1,7 +1,7 @@
-"""A TensorRT that is none: its engines hold ONNX graphs, which ONNX Runtime runs in the memory of a simulated GPU.
+"""A simulated TensorRT: its engines hold ONNX graphs, which ONNX Runtime runs in the memory of a simulated GPU.
 
-It refuses what TensorRT forbids, and fills with NaN what TensorRT leaves undefined: outputs before they are computed,
-scratch memory that another batch uses too, graphs whose execution context has changed. Plugins, loggers and
+It refuses calls that TensorRT forbids, and writes NaN where TensorRT leaves values undefined: outputs before they are
+computed, results from shared scratch memory, graphs whose execution context has changed. Plugins, loggers and
 enumerations are TensorRT-RTX's own.
 """
 
@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +40,7 @@ _REAL = (
     "IPlugin", "PluginField", "ILogger", "DataType", "TensorIOMode", "EngineStat", "ExecutionContextAllocationStrategy",
     "CudaGraphStrategy", "DynamicShapesKernelSpecializationStrategy",
 )  # fmt: skip
-"""What names begin with that are TensorRT-RTX's own: our plugins' base classes, and enumerations."""
+"""Prefixes of names from TensorRT-RTX itself: our plugins' base classes, and enumerations."""
 
 CACHE_MAGIC = b"simulated cache "
 
@@ -48,7 +48,7 @@ CACHE_MAGIC = b"simulated cache "
 def simulated_engine(
     model: bytes, profiles: Sequence[ProfileShape], *, input_type: str = "INT64", output_type: str = "FLOAT"
 ) -> bytes:
-    """An engine's file: the ONNX graph that it computes, and its profiles; the types are of what is int64 and float."""
+    """An engine's file: its ONNX graph and its profiles; the types replace int64 and float."""
     described = {
         "model": base64.b64encode(model).decode(),
         "profiles": [[list(profile.batch), list(profile.tokens)] for profile in profiles],
@@ -68,12 +68,12 @@ class SimulatedTensorRt(ModuleType):
     Attributes:
         trouble: what fails -> TensorRT's message: "deserialize", "context", "shape", "enqueue", "capture" (enqueueing
             during a capture), "uncapturable" (contexts say that their streams cannot be captured).
-        contexts: how many execution contexts there are.
-        made: how many there ever were.
-        caches: runtime caches, in order of their making.
-        scratch_bytes: scratch memory of a token.
+        contexts: number of living execution contexts.
+        made: number of execution contexts ever made.
+        caches: runtime caches, in order of creation.
+        scratch_bytes: scratch memory per token.
         weights_bytes: weights of every engine.
-        shapes_run: the shapes of all batches that were enqueued, in order: (batch, tokens).
+        shapes_run: the shapes (batch, tokens) of all enqueued batches, in order.
     """
 
     __version__ = "9.9.9"
@@ -102,7 +102,7 @@ class SimulatedTensorRt(ModuleType):
 
 
 class PluginRegistry:
-    """It takes all creators; there is one a simulated module, where the real one is the process's."""
+    """Accepts all creators; one per simulated module, where the real one is one per process."""
 
     def register_creator(self, creator: Any, plugin_namespace: str) -> bool:
         return True
@@ -179,7 +179,7 @@ class ICudaEngine:
 
 
 class PlainRuntimeConfig:
-    """What TensorRT has of it."""
+    """TensorRT's part."""
 
     _strategy: Any = None
 
@@ -188,7 +188,7 @@ class PlainRuntimeConfig:
 
 
 class IRuntimeConfig(PlainRuntimeConfig):
-    """What TensorRT-RTX has."""
+    """TensorRT-RTX's part."""
 
     dynamic_shapes_kernel_specialization_strategy = cuda_graph_strategy = None
 
@@ -206,7 +206,7 @@ class IRuntimeConfig(PlainRuntimeConfig):
 
 
 class IRuntimeCache:
-    """Holds the shapes that kernels were compiled for."""
+    """The shapes with compiled kernels."""
 
     def __init__(self) -> None:
         self._content: set[str] = set()
@@ -223,7 +223,7 @@ class IRuntimeCache:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a context was told when a batch was enqueued; `version` is of a captured one, which must stay."""
+    """A context's settings when a batch was enqueued; `version` is that of a captured one, which must not change."""
 
     shape: tuple[int, int]
     addresses: dict[str, int]
@@ -242,7 +242,7 @@ class State:
 
 
 class IExecutionContext:
-    """A context with memory of the user's."""
+    """A context with the caller's memory."""
 
     def __init__(self, trt: SimulatedTensorRt, engine: ICudaEngine, config: PlainRuntimeConfig) -> None:
         assert config._strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
@@ -330,7 +330,7 @@ class IExecutionContext:
 
 
 class RtxExecutionContext(IExecutionContext):
-    """What TensorRT-RTX has besides."""
+    """TensorRT-RTX's additional method."""
 
     def is_stream_capturable(self, stream: int) -> bool:
         return "uncapturable" not in self._trt.trouble
@@ -362,8 +362,8 @@ def _compute(device: SimulatedDevice, context: Any, engine: ICudaEngine, bound: 
     names = [item.name for item in engine._session.get_outputs()]
     try:
         answers = engine._session.run(names, feed)
-    except Exception as error:  # ids of memory that was never written are outside of the vocabulary
-        device.faults.append(f"the inputs are none: {str(error)[:80]}")
+    except Exception as error:  # ids from memory without content are outside the vocabulary
+        device.faults.append(f"the inputs are invalid: {str(error)[:80]}")
         right, answers = False, []
     for name, values in zip(names, answers, strict=False):
         written = values if right else np.full_like(values, np.nan)
@@ -376,25 +376,36 @@ def add_engine(
     *,
     flavour: str = "tensorrt",
     max_len: int = 512,
-    version_compatible: bool = False,
-    **options: str,
+    types: Mapping[str, str] | None = None,
+    **changes: Any,
 ) -> Bundle:
-    """Give a bundle of `support.tiny_bundle` a simulated engine, and room for longer texts."""
+    """Give a bundle of `support.tiny_bundle` a simulated engine, in place of any other, and room for longer texts.
+
+    Args:
+        bundle: its directory.
+        profiles: of the engine.
+        flavour: of the engine.
+        max_len: of the bundle.
+        types: options of `simulated_engine`.
+        changes: other fields of the engine in the manifest.
+    """
     manifest = open_bundle(bundle).manifest
-    (bundle / "engines").mkdir()
-    engine = bundle / "engines" / f"{flavour}.engine"
-    engine.write_bytes(simulated_engine((bundle / "model.onnx").read_bytes(), profiles, **options))
-    engine.with_suffix(".json").write_text("{}")
     listed = EngineFile(
-        file=f"engines/{engine.name}",
+        file=f"engines/{flavour}.engine",
         passport=f"engines/{flavour}.json",
         flavour=flavour,
         version="9.9.9",
         precision="float32",
         architectures=("sm86",),
         profiles=tuple(profiles),
-        version_compatible=version_compatible,
     )
+    (bundle / "engines").mkdir(exist_ok=True)
+    model = (bundle / "model.onnx").read_bytes()
+    (bundle / listed.file).write_bytes(simulated_engine(model, profiles, **(types or {})))
+    built_on = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
+    passport = {"plugins": {}, "engine_sha256": "", "onnx_sha256": {}, "built_on": built_on}
+    (bundle / listed.passport).write_text(json.dumps(passport))
+    engines = (dataclasses.replace(listed, **changes),)
     positions = dataclasses.replace(manifest.positions, rows=max_len)
-    changed = dataclasses.replace(manifest, engines=(listed,), max_len=max_len, positions=positions)
+    changed = dataclasses.replace(manifest, engines=engines, max_len=max_len, positions=positions)
     return Bundle(bundle, seal(bundle, changed))

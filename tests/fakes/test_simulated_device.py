@@ -149,7 +149,7 @@ def captured(gpu: Gpu, stream: int, work: Callable[[], None]) -> int:
     return gpu.call("cuGraphInstantiate", gpu.call("cuStreamEndCapture", stream), 0)
 
 
-def test_what_is_captured_runs_when_it_is_launched_and_as_often() -> None:
+def test_captured_work_runs_at_every_launch() -> None:
     gpu = Gpu(0)
     stream, memory = gpu.stream(), gpu.call("cuMemAlloc", SIZE)
     graph = captured(gpu, stream, lambda: gpu.call("cuMemsetD8Async", memory, 7, SIZE, stream))
@@ -178,7 +178,7 @@ def test_calls_that_break_a_capture_break_it(call: tuple[Any, ...]) -> None:
     gpu.call("cuGraphLaunch", graph, stream)
 
 
-def test_a_graph_or_stream_that_goes_while_it_works_is_a_fault() -> None:
+def test_destroying_a_graph_or_stream_at_work_is_a_fault() -> None:
     gpu = Gpu(0, eagerness=0)
     stream, memory = gpu.stream(), gpu.call("cuMemAlloc", SIZE)
     graph = captured(gpu, stream, lambda: gpu.call("cuMemsetD8Async", memory, 7, SIZE, stream))
@@ -191,7 +191,7 @@ def test_a_graph_or_stream_that_goes_while_it_works_is_a_fault() -> None:
     ]
 
 
-def test_what_is_not_given_back_is_counted() -> None:
+def test_unfreed_objects_are_counted() -> None:
     gpu = Gpu(0)
     stream, event, memory = gpu.stream(), gpu.call("cuEventCreate", 0), gpu.call("cuMemAlloc", SIZE)
     assert gpu.device.left() == {"device memory": 1, "Stream": 1, "Event": 1}

@@ -68,7 +68,7 @@ class Program:
         return self.device.bytes_at(address or self.output, 64).view(np.float32).reshape(SHAPE)
 
 
-def test_it_computes_what_its_graph_says() -> None:
+def test_an_engine_computes_its_graph() -> None:
     program = Program()
     context = program.context()
     assert context.execute_async_v3(program.stream)

@@ -1,4 +1,4 @@
-"""A session that was loaded before a fork is refused in the fork, which can load and end as any process."""
+"""A session from before a fork is refused in the fork, which can load bundles and end normally."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ Load the bundle in this process, or do not fork: multiprocessing.get_context("sp
 
 
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
-def test_a_session_is_refused_in_a_fork_whose_parent_goes_on(bundle_path: Path, how: str) -> None:
+def test_a_session_is_refused_in_a_fork_and_its_parent_continues(bundle_path: Path, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PARENT), str(bundle_path), how],
         capture_output=True,

@@ -22,7 +22,7 @@ SLOTS = 4
 MEMORY, NEW_MEMORY = "memory", "new_memory"
 SHAPE = ("batch", 1, SLOTS, HIDDEN_SIZE)
 RATES = np.array([0.0, 0.25, 0.5, 1.0], np.float32)
-"""How much of a slot a call leaves as it was."""
+"""The share of each slot that a call keeps."""
 
 
 class RecurrentAnswer(NamedTuple):
@@ -35,9 +35,9 @@ class RecurrentAnswer(NamedTuple):
 def recurrent_states(
     input_ids: np.ndarray, attention_mask: np.ndarray | None = None, memory: np.ndarray | None = None
 ) -> RecurrentAnswer:
-    """What the model computes: each token's vector plus the mean of the memory's slots, in float64.
+    """The model's answer: each token's vector plus the mean of the memory's slots, in float64.
 
-    The memory that it leaves is, slot by slot, a share of the old one plus the mean of the row's real vectors.
+    Each slot of its new memory is a share of the old slot plus the mean of the row's real vectors.
     """
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
     old = np.zeros((len(input_ids), *SHAPE[1:])) if memory is None else np.asarray(memory, np.float64)

@@ -56,9 +56,9 @@ _OUTPUTS = {
 def hidden_states(
     input_ids: np.ndarray, attention_mask: np.ndarray | None = None, padding: PaddingRule | None = None
 ) -> np.ndarray:
-    """What the model computes: each token's vector plus the mean of the row's real ones.
+    """The model's answer: each token's vector plus the mean of the row's real ones.
 
-    With `padding` plus the sum of those in the last block, unless all tokens are dense: [batch, tokens, hidden size].
+    With `padding` also plus their sum in the last block, unless all tokens are dense: [batch, tokens, hidden size].
     """
     vectors = TABLE[input_ids].astype(np.float64)
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -73,7 +73,7 @@ def hidden_states(
 def write_model(
     path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool, padding: PaddingRule | None = None
 ) -> None:
-    """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers.
+    """Write the model; with ``masked=False`` it ignores its mask, so that padding changes its answers.
 
     With `padding` they depend on the last block of the padded batch, as BigBird's do.
     """
@@ -126,7 +126,7 @@ def write_model(
         path,
         save_as_external_data=external_data,
         location="model.onnx.data",
-        size_threshold=100,  # the table only: ONNX Runtime wants axes and shapes in the graph
+        size_threshold=100,  # the table only: ONNX Runtime needs axes and shapes in the graph
     )
 
 
@@ -160,7 +160,7 @@ def make_bundle(
 ) -> Path:
     """Make a sealed bundle of the tiny model; ``cpu_graph`` adds one for the CPU that ignores its mask.
 
-    With `padding` its answers depend on the padded length, as that says.
+    With `padding` its answers depend on the padded length by that rule.
     """
     directory.mkdir(parents=True, exist_ok=True)
     graphs = [GraphFile(file="model.onnx", lowering="portable", dtype="float32")]

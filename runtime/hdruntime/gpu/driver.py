@@ -1,4 +1,4 @@
-"""The NVIDIA driver and GPUs of this machine, asked through the driver's own libraries."""
+"""The NVIDIA driver and GPUs of this machine, read through the driver's own libraries."""
 
 from __future__ import annotations
 

@@ -56,13 +56,11 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest, *, max_len: 
     tokens, most = ids.shape[1], max_len or manifest.max_len
     if not 1 <= tokens <= most:
         raise length_error("Input", tokens, most, "Truncate it")
-    read = {manifest.ids: ids} | {
-        spec.name: _read(given[spec.name], spec)
-        for spec in manifest.inputs
-        if spec.name != manifest.ids and given.get(spec.name) is not None
-    }
+    read: dict[str, Array] = {manifest.ids: ids}
     for spec in manifest.inputs:
-        if spec.name in read:
+        value = given.get(spec.name)
+        if value is not None and spec.name != manifest.ids:
+            read[spec.name] = _read(value, spec)
             _check_shape(spec, read[spec.name], ids, manifest.ids)
     _check_ids(ids, manifest.ids, manifest.vocab_size)
     mask = read.setdefault(manifest.mask, np.ones_like(ids))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import logging
 import re
 import subprocess
@@ -15,6 +14,7 @@ from typing import Any
 import pytest
 
 import hdruntime
+from fakes import simulated_tensorrt
 from hdruntime.backends import choice, onnxruntime_cuda, tensorrt
 from hdruntime.backends.choice import open_runner
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
@@ -31,26 +31,15 @@ HOPPER = ThisMachine(
     driver="580.65.06",
     versions={Backend.TENSORRT_RTX: "1.7.1.116"},
 )
-BUILT_ON = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
+PROFILES = (ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),)
 
 
-def add_engine(path: Path, *, architectures: tuple[str, ...], flavour: str = "tensorrt_rtx") -> Bundle:
-    """Add an engine to the manifest, with a file that no TensorRT would load."""
-    engine = EngineFile(
-        file=f"engines/{flavour}.engine",
-        passport=f"engines/{flavour}.json",
-        flavour=flavour,
-        version="1.7.1.116",
-        precision="float16",
-        architectures=architectures,
-        profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),),
+def add_engine(path: Path, *, architectures: tuple[str, ...]) -> Bundle:
+    """Add an engine that no TensorRT would load."""
+    version = HOPPER.versions[Backend.TENSORRT_RTX]
+    return simulated_tensorrt.add_engine(
+        path, PROFILES, flavour="tensorrt_rtx", version=version, architectures=architectures
     )
-    (path / "engines").mkdir(exist_ok=True)
-    (path / engine.file).write_text("no engine")
-    passport = {"plugins": {}, "engine_sha256": "", "onnx_sha256": {}, "built_on": BUILT_ON}
-    (path / engine.passport).write_text(json.dumps(passport))
-    seal(path, dataclasses.replace(open_bundle(path).manifest, engines=(engine,)))
-    return open_bundle(path)
 
 
 class _Loaded:
@@ -130,7 +119,7 @@ def test_a_bundle_without_an_engine_of_that_flavour_is_refused(bundle_path: Path
         opened(bundle, backend)
 
 
-def test_a_package_that_is_missing_comes_with_its_command(bundle_path: Path) -> None:
+def test_a_missing_package_is_named_with_its_command(bundle_path: Path) -> None:
     bundle = add_engine(bundle_path, architectures=("sm90",))
     machine = dataclasses.replace(HOPPER, versions={})
     with pytest.raises(BackendUnavailableError, match=r"is not installed here.\nInstall it with: .*hdexport\[rtx\]"):
@@ -209,7 +198,7 @@ def test_an_engine_that_fits_comes_before_onnx_runtime_but_has_no_memory_limit(
         (HOPPER, "no ONNX Runtime that was built with CUDA is installed here", INSTALL_CUDA),
     ],
 )
-def test_onnx_runtime_on_the_gpu_runs_or_says_what_is_missing(
+def test_onnx_runtime_on_the_gpu_runs_or_names_what_is_missing(
     bundle_path: Path, machine: ThisMachine, reason: str, remedy: str
 ) -> None:
     bundle = open_bundle(bundle_path)
@@ -299,7 +288,7 @@ def test_without_a_gpu_nothing_is_rebuilt(bundle_path: Path, rebuilds: list[list
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_lean"])
-def test_a_rebuild_without_its_package_says_what_to_install(bundle_path: Path, backend: str) -> None:
+def test_a_rebuild_without_its_package_names_the_command(bundle_path: Path, backend: str) -> None:
     with pytest.raises(BackendUnavailableError, match=r"cannot be rebuilt here: .*tensorrt.*\n.*hdexport\[tensorrt\]"):
         opened(open_bundle(bundle_path), backend, rebuild=True)
 
@@ -320,7 +309,7 @@ def test_the_real_command_rebuilds(bundle_path: Path) -> None:
     assert "sm89" in bundle.manifest.engines[0].architectures
 
 
-def test_a_rebuild_that_fails_says_why(bundle_path: Path) -> None:
+def test_a_failed_rebuild_shows_the_reason(bundle_path: Path) -> None:
     """The real command, on a bundle with an invalid graph."""
     (bundle_path / "model.onnx").write_bytes(b"no graph")
     seal(bundle_path, manifest_from_json((bundle_path / "manifest.json").read_bytes()))

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdruntime.backends.row_groups import equal_length_groups, right_padded_rows
+from hdruntime.backends.onnxruntime import equal_length_groups, right_padded_rows
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import pack_by_tokens, padded
 from hdruntime.text.pooling import mean_over_tokens
@@ -58,7 +58,7 @@ def test_an_impossible_budget_is_refused(batch_tokens: int) -> None:
 
 
 @given(rows=st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=9), min_size=1, max_size=5))
-def test_padding_is_on_the_right_and_takes_its_value(rows: list[list[int]]) -> None:
+def test_padding_is_on_the_right_and_has_its_value(rows: list[list[int]]) -> None:
     array = padded(rows, value=-7)
     assert array.dtype == np.int64
     assert array.shape == (len(rows), max(map(len, rows)))

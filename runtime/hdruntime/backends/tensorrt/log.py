@@ -49,22 +49,17 @@ class TensorRtLog:
             self._errors.clear()
         return taken
 
-    def as_tensorrt_logger(self, trt: ModuleType) -> Any:
-        """This log as a TensorRT logger, which must outlive all objects created with it."""
-        write = self.write
-
-        class Logger(trt.ILogger):  # type: ignore[name-defined]
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                write(severity.name, message)
-
-        return Logger()
-
 
 @functools.cache
 def log_of(trt: ModuleType) -> tuple[TensorRtLog, Any]:
     """The log of a flavour, and its TensorRT logger: one per process, because a flavour keeps its first logger."""
     log = TensorRtLog()
-    return log, log.as_tensorrt_logger(trt)
+
+    class Logger(trt.ILogger):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            log.write(severity.name, message)
+
+    return log, Logger()

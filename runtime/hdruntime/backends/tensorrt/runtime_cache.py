@@ -51,7 +51,7 @@ class RuntimeCacheFile:
             # TensorRT-RTX parses the content in native code, which must not see a damaged file.
             if hashlib.sha256(data[_DIGEST_BYTES:]).digest() == data[:_DIGEST_BYTES]:
                 return data[_DIGEST_BYTES:]
-            logger.warning("the runtime cache %s is damaged and ignored; it is written anew", path)
+            logger.warning("the runtime cache %s is damaged and ignored; it will be written again", path)
         return None
 
     def write(self, content: bytes) -> None:

@@ -49,7 +49,8 @@ def new_machine(
             path = make_recurrent_bundle(tmp_path / name)
         else:
             path = new_bundle(name, task=task, token_types=token_types, padding=padding)
-        machines.append(Machine(add_engine(path, profiles, flavour=flavour, **options), device, trt))
+        types = {name: options.pop(name) for name in ("input_type", "output_type") if name in options}
+        machines.append(Machine(add_engine(path, profiles, flavour=flavour, types=types, **options), device, trt))
         return machines[-1]
 
     yield make

@@ -29,7 +29,7 @@ PROFILES = (
     ProfileShape(batch=(1, 1, 4), tokens=(1, 1024, 1024)),
 )
 COSINE = 0.999
-"""What a build promises of float16 (`hdexport.verify.comparison`)."""
+"""A build's promise for float16 (`hdexport.verify.comparison`)."""
 
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt_rtx"])
@@ -49,7 +49,7 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
     from support.tiny_models import save_tiny_model
 
     folder = tmp_path_factory.mktemp(flavour.value)
-    # Fused attention starts at 32 numbers a head.
+    # Fused attention needs a head_dim of at least 32.
     save_tiny_model(
         folder / "model", "bert", Task.FEATURE_EXTRACTION, hidden_size=64, num_attention_heads=2, intermediate_size=96
     )
@@ -111,7 +111,7 @@ def check(actual: np.ndarray, expected: np.ndarray, mask: np.ndarray) -> None:
 def test_every_length_is_as_on_the_cpu(
     rows: int, bundle: Bundle, on_cpu: OnnxRuntimeRunner, on_gpu: TensorRtRunner
 ) -> None:
-    # From the second run of a shape on there are graphs, where there are any.
+    # Graphs, if they are on, begin with the second run of a shape.
     lengths = (1, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1023, 1024)
     for tokens, seed in [(tokens, seed) for tokens in lengths for seed in range(3)]:
         inputs, expected = inputs_of(on_cpu, bundle, rows, tokens, seed)
@@ -149,7 +149,7 @@ def test_arrays_of_pytorch_go_in_and_out(bundle: Bundle, on_cpu: OnnxRuntimeRunn
     for seed, dtype in enumerate([torch.int64, torch.int32, torch.int64]):
         inputs, expected = inputs_of(on_cpu, bundle, 3, 200, seed)
         with torch.cuda.stream(torch.cuda.Stream()):
-            # Work in front of the inputs, so that whoever does not wait reads what is not there yet.
+            # Work before the inputs, so that a reader that does not wait gets old values.
             busy = torch.randn(4096, 4096, device="cuda")
             for _ in range(20):
                 busy = busy @ busy / 64
@@ -158,13 +158,13 @@ def test_arrays_of_pytorch_go_in_and_out(bundle: Bundle, on_cpu: OnnxRuntimeRunn
                 for name, values in inputs.items()
             }
             result = torch.from_dlpack(on_gpu.start_on_device(tensors, [HIDDEN])[HIDDEN])
-            # And work that overwrites memory behind them.
+            # Work after them that overwrites their memory.
             del tensors
             torch.full((3, 200), VOCABULARY - 1, device="cuda", dtype=dtype)
             check(result.cpu().numpy(), expected, inputs["attention_mask"])
 
 
-def test_a_lack_of_memory_is_told_and_the_next_batch_runs(
+def test_a_lack_of_memory_is_an_error_and_the_next_batch_runs(
     bundle: Bundle, on_cpu: OnnxRuntimeRunner, flavour: Backend
 ) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, which takes the memory away, is not installed")
@@ -185,7 +185,7 @@ def test_a_lack_of_memory_is_told_and_the_next_batch_runs(
     runner.close()
 
 
-def test_what_is_closed_gives_its_memory_back(bundle: Bundle, flavour: Backend, on_cpu: OnnxRuntimeRunner) -> None:
+def test_closing_frees_all_memory(bundle: Bundle, flavour: Backend, on_cpu: OnnxRuntimeRunner) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, which measures memory, is not installed")
     inputs, _ = inputs_of(on_cpu, bundle, 4, 1024)
     free = []
@@ -195,11 +195,11 @@ def test_what_is_closed_gives_its_memory_back(bundle: Bundle, flavour: Backend, 
             runner.start(inputs, [HIDDEN])()
         runner.close()
         free.append(torch.cuda.mem_get_info()[0])
-    # The first may leave what a process needs once.
+    # The first may leave memory that a process needs once.
     assert max(free[1:]) - min(free[1:]) < 16 << 20, free
 
 
-def test_the_runtime_cache_of_tensorrt_rtx_is_written_and_taken(
+def test_the_runtime_cache_of_tensorrt_rtx_is_written_and_read(
     bundle: Bundle, flavour: Backend, on_cpu: OnnxRuntimeRunner, caplog: pytest.LogCaptureFixture
 ) -> None:
     if flavour is not Backend.TENSORRT_RTX:

@@ -179,63 +179,42 @@ def test_an_engine_of_tensorrt_rtx_that_cannot_be_captured_is_not(
     assert "cuStreamBeginCapture" not in machine.device.calls
 
 
-class TestPolicy:
-    def test_the_second_run_decides(self) -> None:
-        policy = GraphPolicy(GraphMode.AUTO)
-        for shape, times in {"bound": [(9, 99), (1.0, 1.4)], "busy": [(9, 9), (1.0, 1.6)]}.items():
+def test_the_second_run_decides_on_a_graph() -> None:
+    policy = GraphPolicy(GraphMode.AUTO)
+    for shape, times in {"bound": [(9, 99), (1.0, 1.4)], "busy": [(9, 9), (1.0, 1.6)]}.items():
+        assert not policy.wants(shape)
+        for enqueue_ms, gpu_ms in times:
             assert not policy.wants(shape)
-            for enqueue_ms, gpu_ms in times:
-                assert not policy.wants(shape)
-                policy.ran(shape, enqueue_ms=enqueue_ms, gpu_ms=gpu_ms)
-        assert policy.wants("bound")
-        assert not policy.wants("busy")
-        policy.ran("busy", enqueue_ms=9, gpu_ms=9)
-        assert not policy.wants("busy")
-
-    def test_on_needs_only_a_first_run(self) -> None:
-        policy = GraphPolicy(GraphMode.ON)
-        assert not policy.wants("shape")
-        for _ in range(3):
-            policy.ran("shape", enqueue_ms=1, gpu_ms=100)
-            assert policy.wants("shape")
-
-    def test_a_refused_shape_stays_refused(self) -> None:
-        for mode in (GraphMode.AUTO, GraphMode.ON):
-            policy = GraphPolicy(mode)
-            policy.refuse("shape")
-            for _ in range(3):
-                policy.ran("shape", enqueue_ms=1, gpu_ms=0)
-            assert not policy.wants("shape")
-
-    def test_off_is_for_good(self) -> None:
-        policy = GraphPolicy(GraphMode.ON)
-        policy.ran("shape", enqueue_ms=1, gpu_ms=0)
-        assert policy.wants("shape")
-        policy.switch_off("they differ")
-        assert policy.off
-        assert not policy.wants("shape")
-
-    def test_it_remembers_a_bounded_number_of_shapes(self) -> None:
-        policy = GraphPolicy(GraphMode.AUTO)
-        for shape in range(10_000):
-            for _ in range(2):
-                policy.ran(shape, enqueue_ms=1, gpu_ms=0)
-        assert policy.wants(9_999)
-        assert not policy.wants(0)
-        assert sum(policy.wants(shape) for shape in range(10_000)) == 4096
+            policy.ran(shape, enqueue_ms=enqueue_ms, gpu_ms=gpu_ms)
+    assert policy.wants("bound")
+    assert not policy.wants("busy")
+    policy.ran("busy", enqueue_ms=9, gpu_ms=9)
+    assert not policy.wants("busy")
 
 
-class TestSameAnswers:
-    values = np.array([[1.0, -200.0, np.nan], [np.inf, 3.0, 0.0]], np.float32)
+def test_a_policy_remembers_a_bounded_number_of_shapes() -> None:
+    policy = GraphPolicy(GraphMode.AUTO)
+    for shape in range(10_000):
+        for _ in range(2):
+            policy.ran(shape, enqueue_ms=1, gpu_ms=0)
+    assert policy.wants(9_999)
+    assert not policy.wants(0)
+    assert sum(policy.wants(shape) for shape in range(10_000)) == 4096
 
-    def test_equal_ones_and_rounded_ones_are_the_same(self) -> None:
-        assert same_answers(self.values, self.values.copy())
-        assert same_answers(self.values, self.values + np.float32(3.0))
 
-    @pytest.mark.parametrize("other", [np.full((2, 3), np.nan), np.zeros((2, 3)), -values, values + 4, np.abs(values)])
-    def test_others_are_not(self, other: np.ndarray) -> None:
-        assert not same_answers(self.values, other.astype(np.float32))
-        assert not same_answers(other.astype(np.float32), self.values)
+VALUES = np.array([[1.0, -200.0, np.nan], [np.inf, 3.0, 0.0]], np.float32)
 
-    def test_infinities_of_another_sign_are_not(self) -> None:
-        assert not same_answers(np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]))
+
+def test_equal_and_rounded_answers_are_the_same() -> None:
+    assert same_answers(VALUES, VALUES.copy())
+    assert same_answers(VALUES, VALUES + np.float32(3.0))
+
+
+@pytest.mark.parametrize("other", [np.full((2, 3), np.nan), np.zeros((2, 3)), -VALUES, VALUES + 4, np.abs(VALUES)])
+def test_other_answers_differ(other: np.ndarray) -> None:
+    assert not same_answers(VALUES, other.astype(np.float32))
+    assert not same_answers(other.astype(np.float32), VALUES)
+
+
+def test_infinities_of_another_sign_differ() -> None:
+    assert not same_answers(np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]))

@@ -43,7 +43,7 @@ def check(batch: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) ->
 @pytest.mark.parametrize("engine_type", ["INT64", "INT32"])
 @pytest.mark.parametrize("batch", [1, 3, 4])
 @pytest.mark.parametrize("tokens", [1, 16, 32, 33, 200])
-def test_memories_are_computed_with_whatever_a_batch_is_padded_to(
+def test_memories_are_right_for_any_padded_shape(
     tokens: int, batch: int, engine_type: str, graphs: str, new_recurrent: Callable[..., Machine]
 ) -> None:
     machine = new_recurrent(input_type=engine_type)
@@ -89,7 +89,7 @@ def test_arrays_on_the_gpu_give_the_models_answers_there(
         check(batch, {name: array.to_numpy() for name, array in arrays.items()})
 
 
-def test_a_memory_on_the_gpu_goes_round_without_a_copy_through_the_cpu(new_recurrent: Callable[..., Machine]) -> None:
+def test_a_memory_on_the_gpu_is_fed_back_without_a_copy_through_the_cpu(new_recurrent: Callable[..., Machine]) -> None:
     machine = new_recurrent()
     session = machine.session()
     first, second = (new_batch(3, 20, "right", seed=seed) for seed in (1, 2))

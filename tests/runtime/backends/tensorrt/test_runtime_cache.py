@@ -1,4 +1,4 @@
-"""TensorRT-RTX's runtime cache: where it lies, what it must agree with, and damage."""
+"""TensorRT-RTX's runtime cache: its path, its identity, and damaged files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def cache_files(folder: Path) -> list[Path]:
 
 
 def compiled(machine: Machine) -> set[str]:
-    """The shapes that the latest engine has kernels for."""
+    """The shapes with kernels in the latest engine."""
     return set(json.loads(machine.trt.caches[-1].serialize()[len(CACHE_MAGIC) :]))
 
 
@@ -39,32 +39,21 @@ def test_kernels_are_kept_beside_the_engine_for_the_next_session(machine: Machin
         runner.close()
     (file,) = cache_files(machine.bundle.path)
     assert file.parent == machine.bundle.path / "engines"
+    assert open_bundle(machine.bundle.path).manifest == machine.bundle.manifest
     machine.runner()
     assert compiled(machine) == {"2x32", "2x64"}
 
 
-def test_the_bundle_stays_whole_with_it(machine: Machine) -> None:
-    runner = machine.runner()
-    machine.run(runner, new_batch(2, 20))
+def test_sessions_without_new_shapes_and_other_flavours_write_nothing(new_machine: MachineMaker) -> None:
+    unused, other = new_machine(flavour="tensorrt_rtx"), new_machine()
+    unused.runner().close()
+    runner = other.runner()
+    other.run(runner, new_batch(2, 20))
     runner.close()
-    assert len(cache_files(machine.bundle.path)) == 1
-    assert open_bundle(machine.bundle.path).manifest == machine.bundle.manifest
+    assert [*cache_files(unused.bundle.path), *cache_files(other.bundle.path)] == []
 
 
-def test_a_session_without_new_shapes_writes_nothing(machine: Machine) -> None:
-    machine.runner().close()
-    assert cache_files(machine.bundle.path) == []
-
-
-def test_other_flavours_have_none(new_machine: MachineMaker) -> None:
-    machine = new_machine()
-    runner = machine.runner()
-    machine.run(runner, new_batch(2, 20))
-    runner.close()
-    assert cache_files(machine.bundle.path) == []
-
-
-def test_it_is_written_now_and_then_for_processes_that_are_killed(
+def test_the_cache_is_written_regularly_for_processes_that_are_killed(
     machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = machine.runner()
@@ -81,7 +70,7 @@ def test_it_is_written_now_and_then_for_processes_that_are_killed(
 
 @contextlib.contextmanager
 def unwritable(folder: Path) -> Iterator[None]:
-    """Nobody can write to the folder, not even root, for whom permissions do not count: a file is in its place."""
+    """Nobody, not even root, can write to the folder: a file replaces it."""
     away = folder.with_name("away")
     folder.rename(away)
     folder.write_bytes(b"")
@@ -90,32 +79,26 @@ def unwritable(folder: Path) -> Iterator[None]:
     away.rename(folder)
 
 
-def test_a_bundle_that_may_not_be_written_has_its_cache_with_the_user(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("home_is_writable", [True, False])
+def test_the_cache_of_a_read_only_bundle_goes_to_the_users_cache(
+    home_is_writable: bool, machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home cache"))
+    home = tmp_path / "home cache"
+    if not home_is_writable:
+        home.write_bytes(b"")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
     runner = machine.runner()
     machine.run(runner, new_batch(2, 20))
     with unwritable(machine.bundle.path / "engines"):
         runner.close()
     assert cache_files(machine.bundle.path) == []
-    (file,) = cache_files(tmp_path / "home cache")
-    assert file.parent == tmp_path / "home cache" / "hdexport"
-    machine.runner()
-    assert compiled(machine) == {"2x32"}
-
-
-def test_where_nothing_can_be_written_the_session_closes_with_a_warning(
-    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
-) -> None:
-    (tmp_path / "file").write_bytes(b"")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    runner = machine.runner()
-    machine.run(runner, new_batch(2, 20))
-    with unwritable(machine.bundle.path / "engines"):
-        runner.close()
-    assert "TensorRT-RTX's runtime cache could not be written" in caplog.text
+    assert ("TensorRT-RTX's runtime cache could not be written" in caplog.text) is not home_is_writable
     assert machine.device.left() == {}
+    if home_is_writable:
+        (file,) = cache_files(home)
+        assert file.parent == home / "hdexport"
+        machine.runner()
+        assert compiled(machine) == {"2x32"}
 
 
 @pytest.mark.parametrize(
@@ -140,7 +123,7 @@ def test_a_damaged_file_is_ignored_with_a_warning_and_never_parsed(
     assert compiled(machine) == {"2x32"}
 
 
-def test_a_cache_that_tensorrt_rtx_does_not_take_is_ignored_with_a_warning(machine: Machine, caplog: Any) -> None:
+def test_a_cache_that_tensorrt_rtx_refuses_is_ignored_with_a_warning(machine: Machine, caplog: Any) -> None:
     runner = machine.runner()
     runner._cache_file.write(b"of another version")
     runner.close()
@@ -152,21 +135,21 @@ def test_a_cache_that_tensorrt_rtx_does_not_take_is_ignored_with_a_warning(machi
     assert compiled(machine) == {"2x32"}
 
 
-def test_every_part_of_its_identity_gives_another_file(tmp_path: Path) -> None:
+def test_every_part_of_the_identity_changes_the_file(tmp_path: Path) -> None:
     identities = [("a", "b", "c"), ("a", "b", "d"), ("x", "b", "c"), ("ab", "", "c"), ("a", "b"), ("b", "a", "c")]
     files = {RuntimeCacheFile(tmp_path / "x.engine", identity).paths[0] for identity in identities}
     assert len(files) == len(identities)
     assert all(path.name.startswith("x-") and path.suffix == RUNTIME_CACHE_SUFFIX for path in files)
 
 
-def test_a_relative_cache_home_counts_as_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     for home in ("relative", ""):
         monkeypatch.setenv("XDG_CACHE_HOME", home)
         assert RuntimeCacheFile(tmp_path / "x.engine", ("a",)).paths[1].parent == tmp_path / ".cache" / "hdexport"
 
 
-def test_nothing_half_written_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = RuntimeCacheFile(tmp_path / "x.engine", ("a",))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     file.write(b"content")

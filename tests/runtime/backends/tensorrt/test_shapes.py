@@ -1,4 +1,4 @@
-"""The profile and the padded shape of a batch, against every other choice."""
+"""The profile and the padded shape of a batch."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_no_batch_is_padded_beyond_its_limit(batch: int, tokens: int) -> None:
     assert shape.tokens == min(free.shape.tokens, limit_of(tokens))
 
 
-def test_a_profile_beyond_the_limit_takes_no_batch() -> None:
+def test_a_profile_beyond_the_limit_accepts_no_batch() -> None:
     # Profile 1 begins at 100 tokens, and profile 2 takes one row only.
     assert choose_profile(UNEVEN, 4, 81, limit=100).profile == 1
     assert [most_rows(UNEVEN, tokens, limit=limit_of(tokens)) for tokens in (32, 80, 81, 512)] == [64, 1, 8, 8]
@@ -114,11 +114,11 @@ def test_an_engine_that_would_have_to_pad_too_far_is_refused() -> None:
     with pytest.raises(BackendUnavailableError, match="runs 60 tokens only with padding to more than 60, which"):
         check_limits(gap, limit_of)
     check_limits(gap, lambda tokens: 100)
-    # The last block ends behind the longest row.
+    # The last block ends after the longest row.
     check_limits((gap[0], ProfileShape(batch=(1, 1, 1), tokens=(60, 99, 99))), limit_of)
 
 
-def test_too_many_tokens_are_named_with_what_fits() -> None:
+def test_too_many_tokens_are_refused_with_the_limit() -> None:
     with pytest.raises(InputError, match=r"1001 tokens; this engine accepts 1 to 1000.\n.*--max-len 1001"):
         choose_profile(UNEVEN, 1, 1001)
 
