@@ -68,13 +68,6 @@ class Program:
         return self.device.bytes_at(address or self.output, 64).view(np.float32).reshape(SHAPE)
 
 
-def test_an_engine_computes_its_graph() -> None:
-    program = Program()
-    context = program.context()
-    assert context.execute_async_v3(program.stream)
-    np.testing.assert_array_equal(program.answer(), 2 * program.ids)
-
-
 @pytest.mark.parametrize("apart", [True, False])
 def test_scratch_memory_that_two_streams_share_is_caught(apart: bool) -> None:
     wrong = 0

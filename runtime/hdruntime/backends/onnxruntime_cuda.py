@@ -98,10 +98,6 @@ class OnnxRuntimeCudaRunner(GraphRunner):
 
 def _providers(gpu: GpuOptions) -> list[tuple[str, dict[str, str]]]:
     """Names and options; nodes without a kernel for a GPU, such as arithmetic on shapes, run on the CPU."""
-    return [(CUDA_PROVIDER, _cuda_options(gpu)), ("CPUExecutionProvider", {})]
-
-
-def _cuda_options(gpu: GpuOptions) -> dict[str, str]:
     # All values are strings.
     options = {
         "device_id": str(gpu.device),
@@ -111,13 +107,12 @@ def _cuda_options(gpu: GpuOptions) -> dict[str, str]:
         # A float32 bundle is float32: TF32 keeps 10 bits of a product's mantissa.
         "use_tf32": "0",
     }
-    if gpu.memory_limit_bytes is None:
-        return options
-    if gpu.memory_limit_bytes < 1:
-        raise InputError(
-            f"memory_limit_bytes is {gpu.memory_limit_bytes}; it must be 1 or more, for example 8 * 2**30."
-        )
-    return options | {"gpu_mem_limit": str(gpu.memory_limit_bytes)}
+    limit_bytes = gpu.memory_limit_bytes
+    if limit_bytes is not None:
+        if limit_bytes < 1:
+            raise InputError(f"memory_limit_bytes is {limit_bytes}; it must be 1 or more, for example 8 * 2**30.")
+        options["gpu_mem_limit"] = str(limit_bytes)
+    return [(CUDA_PROVIDER, options), ("CPUExecutionProvider", {})]
 
 
 def _preload_libraries() -> None:

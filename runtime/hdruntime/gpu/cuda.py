@@ -29,7 +29,13 @@ def open_device(ordinal: int) -> Device:
     Raises:
         BackendUnavailableError: cuda-python is not installed, or there is no driver or no such GPU.
     """
-    driver = _load_driver()
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(
+            f"Running TensorRT engines needs the package 'cuda-bindings', which is not installed ({error}).\n"
+            "Install it with: pip install 'hdexport[tensorrt]'"
+        ) from None
     with _devices_lock:
         key = (driver, ordinal)
         if key not in _devices:
@@ -121,13 +127,3 @@ class Device:
             f"CUDA error {int(code)} at {name}: {explained}.\n"
             "If it stays, start a new process: after some errors CUDA refuses everything in the old one."
         )
-
-
-def _load_driver() -> Any:
-    try:
-        return importlib.import_module("cuda.bindings.driver")
-    except ModuleNotFoundError as error:
-        raise BackendUnavailableError(
-            f"Running TensorRT engines needs the package 'cuda-bindings', which is not installed ({error}).\n"
-            "Install it with: pip install 'hdexport[tensorrt]'"
-        ) from None

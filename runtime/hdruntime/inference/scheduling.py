@@ -78,7 +78,7 @@ class Scheduler:
         self.memory = MemoryLimits()
         self._mask = mask
         # Rows of one length can share an unpadded batch, rows of one limit any batch.
-        self.alike = _own_length if runner.prefers_equal_lengths else padding_limit
+        self.alike = (lambda tokens: tokens) if runner.prefers_equal_lengths else padding_limit
         self._runner: Runner | None = runner
         self._non_finite_error = non_finite_error
         self._lock = threading.Lock()
@@ -271,7 +271,8 @@ class _Run:
                     if self._will_retry(batch, error):
                         continue
                     no_memory = error if isinstance(error, OutOfMemoryError) else no_memory
-                    yield _failed(batch, error)
+                    errors: dict[int, HdexportError] = dict.fromkeys(batch.rows, error)
+                    yield BatchResult(rows=batch.rows, attention_mask=batch.attention_mask, outputs={}, errors=errors)
                 else:
                     yield result
             if no_memory is not None and not self._scheduler.memory.longest_row:
@@ -339,15 +340,6 @@ def _joined(parts: list[BatchResult], attention_mask: IntArray) -> BatchResult:
     return BatchResult(
         rows=list(range(len(attention_mask))), attention_mask=attention_mask, outputs=outputs, errors=errors
     )
-
-
-def _failed(batch: _Batch, error: BackendError) -> BatchResult:
-    errors: dict[int, HdexportError] = dict.fromkeys(batch.rows, error)
-    return BatchResult(rows=batch.rows, attention_mask=batch.attention_mask, outputs={}, errors=errors)
-
-
-def _own_length(tokens: int) -> int:
-    return tokens
 
 
 def _raise(error: BackendError) -> Outputs:
