@@ -183,7 +183,7 @@ class Machine:
         assert self.device.faults == []
         if self.device.broken is None:
             assert self.device.left() == {}
-            assert self.trt.contexts == 0
+            assert not self.trt.living
 
 
 MachineMaker = Callable[..., Machine]

@@ -68,7 +68,7 @@ class SimulatedTensorRt(ModuleType):
     Attributes:
         trouble: what fails -> TensorRT's message: "deserialize", "context", "shape", "enqueue", "capture" (enqueueing
             during a capture), "uncapturable" (contexts say that their streams cannot be captured).
-        contexts: number of living execution contexts.
+        living: the living execution contexts.
         made: number of execution contexts ever made.
         caches: runtime caches, in order of creation.
         scratch_bytes: scratch memory per token.
@@ -82,7 +82,8 @@ class SimulatedTensorRt(ModuleType):
         super().__init__(flavour)
         self.device = device
         self.trouble: dict[str, str] = {}
-        self.contexts = self.made = 0
+        self.living: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
+        self.made = 0
         self.caches: list[IRuntimeCache] = []
         self.scratch_bytes = 64
         self.weights_bytes = 12345
@@ -130,12 +131,12 @@ class ICudaEngine:
         self._session = onnxruntime.InferenceSession(
             base64.b64decode(described["model"]), options, providers=["CPUExecutionProvider"]
         )
-        self._types = {
-            **{item.name: self._type_of(item, described["input_type"]) for item in self._session.get_inputs()},
-            **{item.name: described["output_type"] for item in self._session.get_outputs()},
-        }
-        self._inputs = [item.name for item in self._session.get_inputs()]
-        self._axes = {item.name: item.shape for item in (*self._session.get_inputs(), *self._session.get_outputs())}
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        of_input = {"tensor(int64)": described["input_type"], "tensor(float)": "FLOAT"}
+        self._types = {item.name: of_input[item.type] for item in inputs}
+        self._types |= {item.name: described["output_type"] for item in outputs}
+        self._inputs = [item.name for item in inputs]
+        self._axes = {item.name: item.shape for item in (*inputs, *outputs)}
 
     @property
     def num_io_tensors(self) -> int:
@@ -160,10 +161,6 @@ class ICudaEngine:
     def _shape_of(self, name: str, batch: int, tokens: int) -> tuple[int, ...]:
         sizes = {"batch": batch, "tokens": tokens}
         return tuple(sizes.get(axis, axis) for axis in self._axes[name])
-
-    @staticmethod
-    def _type_of(item: Any, of_integers: str) -> str:
-        return of_integers if item.type == "tensor(int64)" else "FLOAT"
 
     def get_engine_stat(self, stat: Any) -> int:
         return self._trt.weights_bytes if stat == self._trt.EngineStat.TOTAL_WEIGHTS_SIZE else -1
@@ -248,9 +245,8 @@ class IExecutionContext:
         assert config._strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self._trt, self._engine, self._config = trt, engine, config
         self._state, self._version = State(), 0
-        trt.contexts += 1
         trt.made += 1
-        weakref.finalize(self, _count_down, trt)
+        trt.living.add(self)
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         self._state = State(profile=profile_index)
@@ -305,7 +301,8 @@ class IExecutionContext:
             return self._refuse("operation not permitted when stream is capturing")
         state.flushed = True
         self._trt.shapes_run.append(self._shape())
-        self._note_in_cache()
+        if (cache := getattr(self._config, "_cache", None)) is not None:
+            cache._content.add("x".join(map(str, self._shape())))
         version = self._version if captured is not None else None
         bound = Bound(self._shape(), dict(state.addresses), (state.scratch[0], state.needed), version)
         # A batch uses its scratch memory from its first kernel to its last.
@@ -319,11 +316,6 @@ class IExecutionContext:
         assert self._state.shapes == {name: self._engine._shape_of(name, *shape) for name in self._engine._inputs}
         return shape
 
-    def _note_in_cache(self) -> None:
-        cache = getattr(self._config, "_cache", None)
-        if cache is not None:
-            cache._content.add("x".join(map(str, self._shape())))
-
     def _refuse(self, message: str) -> bool:
         self._engine._runtime._refuse(message)
         return False
@@ -334,10 +326,6 @@ class RtxExecutionContext(IExecutionContext):
 
     def is_stream_capturable(self, stream: int) -> bool:
         return "uncapturable" not in self._trt.trouble
-
-
-def _count_down(trt: SimulatedTensorRt) -> None:
-    trt.contexts -= 1
 
 
 def _pattern(bound: Bound) -> np.ndarray:

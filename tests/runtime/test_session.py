@@ -22,6 +22,7 @@ from hdruntime.errors import BackendError, BundleCorruptError, InputError, NonFi
 from hdruntime.session import Session
 
 Model = Callable[..., np.ndarray]
+BundleMaker = Callable[..., Path]
 MAX_LEN = 16
 NAN = 9
 TEXTS = [
@@ -70,7 +71,7 @@ def test_a_boolean_mask_is_accepted(session: Session) -> None:
     np.testing.assert_array_equal(with_booleans["last_hidden_state"], with_integers["last_hidden_state"])
 
 
-def test_token_types_default_to_zeros(new_bundle: Callable[..., Path]) -> None:
+def test_token_types_default_to_zeros(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(token_types=True))
     default = session(input_ids=[[4, 5]])["last_hidden_state"]
     zeros = session(input_ids=[[4, 5]], token_type_ids=[[0, 0]])["last_hidden_state"]
@@ -91,7 +92,7 @@ def test_padding_content_does_not_change_output(session: Session) -> None:
     )
 
 
-def test_rows_padded_on_the_right_run_without_padding(new_bundle: Callable[..., Path], model: Model) -> None:
+def test_rows_padded_on_the_right_run_without_padding(new_bundle: BundleMaker, model: Model) -> None:
     """The bundle's graph for the CPU ignores its mask: any padding that reached it would change the means."""
     session = hdruntime.load(new_bundle(cpu_graph=True))
     ids = random_ids(*PADDED.shape)
@@ -107,7 +108,7 @@ def test_other_masks_run_as_given_and_padding_holds_zeros(session: Session, mode
     np.testing.assert_allclose(output, model(ids, mask) * mask[:, :, np.newaxis], atol=1e-6)
 
 
-def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: Callable[..., Path]) -> None:
+def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="text-classification", cpu_graph=True))
     ids = random_ids(*PADDED.shape)
     together = session(input_ids=ids, attention_mask=PADDED)["logits"]
@@ -156,13 +157,13 @@ def test_invalid_inputs_are_refused(session: Session, inputs: dict[str, Any], me
         session(**inputs)
 
 
-def test_a_negative_token_type_is_refused(new_bundle: Callable[..., Path]) -> None:
+def test_a_negative_token_type_is_refused(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(token_types=True))
     with pytest.raises(InputError, match=r"token_type_ids\[0, 0\] is -1; it must be 0 or more"):
         session(input_ids=[[1]], token_type_ids=[[-1]])
 
 
-def test_errors_of_onnx_runtime_become_ours(new_bundle: Callable[..., Path]) -> None:
+def test_errors_of_onnx_runtime_become_ours(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(token_types=True))
     with pytest.raises(BackendError, match=r"ONNX Runtime failed on a batch of 1 x 1 tokens: .*Gather"):
         session(input_ids=[[1]], token_type_ids=[[2]])
@@ -190,7 +191,7 @@ def test_nan_in_infer_and_embed_names_the_callers_rows(session: Session) -> None
 
 
 @pytest.mark.parametrize(("dtype", "advice"), [("float16", "--bf16"), ("float32", "hdexport verify")])
-def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: Callable[..., Path], dtype: str, advice: str) -> None:
+def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: BundleMaker, dtype: str, advice: str) -> None:
     with pytest.raises(NonFiniteOutputError, match=advice):
         hdruntime.load(new_bundle(dtype=dtype))(input_ids=[[NAN]])
 
@@ -201,7 +202,7 @@ def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: Callable[..., Path],
 @pytest.mark.parametrize("batch_tokens", [1, 7, 16, 16384, None])
 @pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
 def test_embeddings_keep_order_and_do_not_depend_on_batches(
-    new_bundle: Callable[..., Path], task: str, batch_tokens: int | None
+    new_bundle: BundleMaker, task: str, batch_tokens: int | None
 ) -> None:
     session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
     embeddings = session.embed(TEXTS, batch_tokens=batch_tokens)
@@ -219,7 +220,7 @@ def test_an_embedding_is_the_mean_of_the_token_vectors(session: Session) -> None
         np.testing.assert_allclose(embedding, hidden[0].mean(0), atol=1e-6)
 
 
-def test_the_graphs_own_sentence_embedding_is_preferred(new_bundle: Callable[..., Path]) -> None:
+def test_the_graphs_own_sentence_embedding_is_preferred(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     (encoding,) = session.tokenize(["long documents"])
     expected = session(input_ids=[encoding.input_ids])["sentence_embedding"]
@@ -237,13 +238,13 @@ def test_a_text_that_is_too_long_is_refused_or_truncated(session: Session) -> No
     np.testing.assert_array_equal(session.embed([text], overflow="truncate"), session.embed(["long " * 14]))
 
 
-def test_a_task_without_embeddings_is_an_error(new_bundle: Callable[..., Path]) -> None:
+def test_a_task_without_embeddings_is_an_error(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="text-classification"))
     with pytest.raises(InputError, match=r"task is text-classification, .*\n.*--task feature-extraction"):
         session.embed(["long"])
 
 
-def test_a_bundle_without_a_tokenizer_is_an_error_for_texts(new_bundle: Callable[..., Path]) -> None:
+def test_a_bundle_without_a_tokenizer_is_an_error_for_texts(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(tokenizer=False))
     assert session(input_ids=[[4]])
     with pytest.raises(InputError, match="has no tokenizer; give it input_ids"):
@@ -251,7 +252,7 @@ def test_a_bundle_without_a_tokenizer_is_an_error_for_texts(new_bundle: Callable
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 12, 16384])
-def test_infer_trims_each_result_to_its_text(new_bundle: Callable[..., Path], model: Model, batch_tokens: int) -> None:
+def test_infer_trims_each_result_to_its_text(new_bundle: BundleMaker, model: Model, batch_tokens: int) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     encodings = session.tokenize(TEXTS)
     results = session.infer(encodings, batch_tokens=batch_tokens)
@@ -261,7 +262,7 @@ def test_infer_trims_each_result_to_its_text(new_bundle: Callable[..., Path], mo
         assert result["sentence_embedding"].shape == (4,)
 
 
-def test_infer_returns_the_requested_outputs(new_bundle: Callable[..., Path]) -> None:
+def test_infer_returns_the_requested_outputs(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     (result,) = session.infer(session.tokenize(["long"]), outputs=["sentence_embedding"])
     assert set(result) == {"sentence_embedding"}
@@ -323,14 +324,14 @@ def test_a_graph_whose_weights_lie_outside_of_the_bundle_is_not_loaded(bundle_pa
         hdruntime.load(bundle_path)
 
 
-def test_a_manifest_of_other_outputs_than_the_graphs_is_refused(new_bundle: Callable[..., Path]) -> None:
+def test_a_manifest_of_other_outputs_than_the_graphs_is_refused(new_bundle: BundleMaker) -> None:
     path, other = new_bundle("one"), new_bundle("other", task="text-classification")
     seal(path, open_bundle(other).manifest)
     with pytest.raises(BundleCorruptError, match=r"outputs of model.onnx are last_hidden_state(.|\n)* lists logits"):
         hdruntime.load(path)
 
 
-def test_threads_share_a_session(new_bundle: Callable[..., Path]) -> None:
+def test_threads_share_a_session(new_bundle: BundleMaker) -> None:
     """Simultaneous runs share tokenisers, batches and counts."""
     session = hdruntime.load(new_bundle(cpu_graph=True))
     expected = session.embed(TEXTS)
@@ -362,7 +363,7 @@ def test_threads_share_a_session(new_bundle: Callable[..., Path]) -> None:
     assert session.padding.tokens - before.tokens == 60 * (tokens + of_split) + called
 
 
-def test_closing_a_session_raises_in_other_threads(new_bundle: Callable[..., Path]) -> None:
+def test_closing_a_session_raises_in_other_threads(new_bundle: BundleMaker) -> None:
     """Every call gives the right answer or says that the session is closed."""
     path = new_bundle(cpu_graph=True)
     with hdruntime.load(path) as session:

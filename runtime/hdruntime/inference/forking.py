@@ -7,18 +7,16 @@ __all__ = ["keep_for_ever", "tell_of_forks"]
 import ctypes
 import os
 import weakref
-from typing import Protocol
+from typing import Any
+
+_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Listener(Protocol):
-    """An object whose threads or GPU contexts a fork does not copy."""
+def tell_of_forks(listener: Any) -> None:
+    """Call `listener.forked` in every fork of this process, as long as the listener is alive.
 
-    def forked(self) -> None:
-        """Called in the forked process before any other code; its only thread calls it."""
-
-
-def tell_of_forks(listener: Listener) -> None:
-    """Call `listener.forked` in every fork of this process, as long as the listener is alive."""
+    It runs before any other code of the fork, in its only thread.
+    """
     _listeners.add(listener)
 
 
@@ -30,12 +28,9 @@ def keep_for_ever(value: object) -> None:
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _forked() -> None:
+def _notify_listeners() -> None:
     for listener in list(_listeners):
         listener.forked()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_notify_listeners)

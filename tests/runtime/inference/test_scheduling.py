@@ -340,17 +340,18 @@ def test_no_value_that_is_not_finite_is_overlooked(value: float) -> None:
 # A session over it
 
 
+Opener = Callable[[RecordingRunner], Session]
+
+
 @pytest.fixture
-def open_session(bundle_path: Path) -> Callable[[RecordingRunner], Session]:
+def open_session(bundle_path: Path) -> Opener:
     return lambda runner: Session(open_bundle(bundle_path), runner)
 
 
 @pytest.mark.parametrize(
     "options", [{"most_rows": lambda tokens: 3}, {"memory": 30}, {"memory": 30, "fails_late": True}]
 )
-def test_a_call_with_too_many_rows_is_cut_into_parts(
-    open_session: Callable[[RecordingRunner], Session], options: dict
-) -> None:
+def test_a_call_with_too_many_rows_is_cut_into_parts(open_session: Opener, options: dict) -> None:
     runner = RecordingRunner(**options)
     ids = np.arange(35).reshape(7, 5) % 9
     mask = np.ones_like(ids)
@@ -362,7 +363,7 @@ def test_a_call_with_too_many_rows_is_cut_into_parts(
     assert 1 <= session.most_rows(5) < 7
 
 
-def test_a_call_that_fits_is_run_in_one_piece(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_a_call_that_fits_is_run_in_one_piece(open_session: Opener) -> None:
     runner = RecordingRunner(memory=35)
     session = open_session(runner)
     session(input_ids=np.full((7, 5), 4))
@@ -370,16 +371,14 @@ def test_a_call_that_fits_is_run_in_one_piece(open_session: Callable[[RecordingR
     assert session.most_rows(5) == sys.maxsize
 
 
-def test_nan_in_a_part_is_named_by_the_callers_rows(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_nan_in_a_part_is_named_by_the_callers_rows(open_session: Opener) -> None:
     ids = np.full((7, 5), 4)
     ids[[1, 5]] = NAN_ID
     with pytest.raises(NonFiniteOutputError, match=r"in rows 1, 5\."):
         open_session(RecordingRunner(most_rows=lambda tokens: 3))(input_ids=ids)
 
 
-def test_a_row_without_memory_raises_from_a_call_and_from_infer(
-    open_session: Callable[[RecordingRunner], Session],
-) -> None:
+def test_a_row_without_memory_raises_from_a_call_and_from_infer(open_session: Opener) -> None:
     runner = RecordingRunner(memory=10)
     session = open_session(runner)
     with pytest.raises(OutOfMemoryError):
@@ -389,7 +388,7 @@ def test_a_row_without_memory_raises_from_a_call_and_from_infer(
         session.infer([encoding(4, 4), encoding(*[4] * 11)])
 
 
-def test_an_engine_for_fewer_tokens_limits_the_session(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_an_engine_for_fewer_tokens_limits_the_session(open_session: Opener) -> None:
     session = open_session(RecordingRunner(max_len=6))
     assert session.max_len == 6
     message = "has 7 tokens; this bundle accepts 1 to 6"
@@ -405,9 +404,7 @@ def test_an_engine_for_fewer_tokens_limits_the_session(open_session: Callable[[R
 
 
 @pytest.mark.parametrize("most_in_flight", [1, 2])
-def test_a_session_closed_meanwhile_gives_no_row_an_error(
-    open_session: Callable[[RecordingRunner], Session], most_in_flight: int
-) -> None:
+def test_a_session_closed_meanwhile_gives_no_row_an_error(open_session: Opener, most_in_flight: int) -> None:
     runner = RecordingRunner(most_in_flight=most_in_flight)
     session = open_session(runner)
     results = session.run_batches([encoding(4, 4)] * 8, batch_tokens=2)
@@ -419,7 +416,7 @@ def test_a_session_closed_meanwhile_gives_no_row_an_error(
     session.close()
 
 
-def test_padding_is_counted(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_padding_is_counted(open_session: Opener) -> None:
     session = open_session(RecordingRunner())
     assert session.padding == PaddingCount(tokens=0, padded_tokens=0)
     session.infer([encoding(*[4] * length) for length in (3, 5, 2)])

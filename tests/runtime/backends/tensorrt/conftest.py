@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +13,13 @@ import pytest
 from fakes.machine import LONG, SHORT, Machine, MachineMaker
 from fakes.simulated_device import SimulatedDevice
 from fakes.simulated_tensorrt import SimulatedTensorRt, add_engine
-from hdruntime.bundle.manifest import PaddingRule, ProfileShape
+from hdruntime.bundle.manifest import ProfileShape
 from support.recurrent_bundle import make_recurrent_bundle
+from support.tiny_bundle import make_bundle
 
 
 @pytest.fixture
-def new_machine(
-    new_bundle: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> Iterator[MachineMaker]:
+def new_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[MachineMaker]:
     """Make a machine: (seed=0, profiles=..., flavour=..., backend module=..., **the bundle's and engine's options)."""
     if importlib.util.find_spec("tensorrt_rtx") is None:
         pytest.skip("our plugins need TensorRT-RTX's base classes: pip install 'hdexport[rtx]'")
@@ -34,9 +33,6 @@ def new_machine(
         flavour: str = "tensorrt",
         module: str | None = None,
         eagerness: float | None = None,
-        task: str = "feature-extraction",
-        token_types: bool = False,
-        padding: PaddingRule | None = None,
         recurrent: bool = False,
         **options: Any,
     ) -> Machine:
@@ -44,12 +40,12 @@ def new_machine(
         trt = SimulatedTensorRt(device, module or flavour)
         monkeypatch.setitem(sys.modules, "cuda.bindings.driver", device)  # type: ignore[misc]
         monkeypatch.setitem(sys.modules, module or flavour, trt)
-        name = f"bundle-{len(machines)}"
-        if recurrent:
-            path = make_recurrent_bundle(tmp_path / name)
-        else:
-            path = new_bundle(name, task=task, token_types=token_types, padding=padding)
-        types = {name: options.pop(name) for name in ("input_type", "output_type") if name in options}
+        path = tmp_path / f"bundle-{len(machines)}"
+        of_bundle, types = (
+            {name: options.pop(name) for name in names if name in options}
+            for names in (("task", "token_types", "padding"), ("input_type", "output_type"))
+        )
+        make_recurrent_bundle(path) if recurrent else make_bundle(path, **of_bundle)
         machines.append(Machine(add_engine(path, profiles, flavour=flavour, types=types, **options), device, trt))
         return machines[-1]
 

@@ -69,10 +69,12 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
 
 
 Case = tuple[dict[str, np.ndarray], np.ndarray]
+CaseMaker = Callable[..., Case]
+RunnerMaker = Callable[[str | None], TensorRtRunner]
 
 
 @pytest.fixture(scope="module")
-def case(bundle: Bundle) -> Callable[..., Case]:
+def case(bundle: Bundle) -> CaseMaker:
     """Make a batch: (rows, tokens, seed=0) -> its inputs, and the CPU's answer."""
     runner, accepted = OnnxRuntimeRunner(bundle), [spec.name for spec in bundle.manifest.inputs]
 
@@ -90,7 +92,7 @@ def case(bundle: Bundle) -> Callable[..., Case]:
 
 
 @pytest.fixture
-def new_runner(bundle: Bundle, flavour: Backend) -> Iterator[Callable[..., TensorRtRunner]]:
+def new_runner(bundle: Bundle, flavour: Backend) -> Iterator[RunnerMaker]:
     """Make a runner: (graphs="on" | "off", or None for the defaults)."""
     opened: list[TensorRtRunner] = []
 
@@ -106,7 +108,7 @@ def new_runner(bundle: Bundle, flavour: Backend) -> Iterator[Callable[..., Tenso
 
 
 @pytest.fixture(params=["off", "on"])
-def on_gpu(request: pytest.FixtureRequest, new_runner: Callable[..., TensorRtRunner]) -> TensorRtRunner:
+def on_gpu(request: pytest.FixtureRequest, new_runner: RunnerMaker) -> TensorRtRunner:
     return new_runner(request.param)
 
 
@@ -122,14 +124,14 @@ def check_results(actual: np.ndarray, inputs: dict[str, np.ndarray], expected: n
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
-def test_every_length_is_as_on_the_cpu(rows: int, case: Callable[..., Case], on_gpu: TensorRtRunner) -> None:
+def test_every_length_is_as_on_the_cpu(rows: int, case: CaseMaker, on_gpu: TensorRtRunner) -> None:
     # Graphs, if they are on, begin with the second run of a shape.
     for tokens in (1, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1023, 1024):
         for seed in range(3):
             check(on_gpu, *case(rows, tokens, seed))
 
 
-def test_two_in_flight_do_not_touch_each_other(case: Callable[..., Case], on_gpu: TensorRtRunner) -> None:
+def test_two_in_flight_do_not_touch_each_other(case: CaseMaker, on_gpu: TensorRtRunner) -> None:
     cases = [case(1 + seed % 4, (30, 128, 700)[seed % 3], seed) for seed in range(24)]
     for pair in zip(cases[::2], cases[1::2], strict=True):
         started = [on_gpu.start(inputs, [HIDDEN]) for inputs, _ in pair]
@@ -138,7 +140,7 @@ def test_two_in_flight_do_not_touch_each_other(case: Callable[..., Case], on_gpu
 
 
 def test_graphs_are_used_and_none_differs(
-    case: Callable[..., Case], new_runner: Callable[..., TensorRtRunner], caplog: pytest.LogCaptureFixture
+    case: CaseMaker, new_runner: RunnerMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
         runner = new_runner("on")
@@ -150,7 +152,7 @@ def test_graphs_are_used_and_none_differs(
     assert (used, "CUDA graphs are off" in caplog.text) == (1, False), caplog.text
 
 
-def test_arrays_of_pytorch_go_in_and_out(case: Callable[..., Case], on_gpu: TensorRtRunner) -> None:
+def test_arrays_of_pytorch_go_in_and_out(case: CaseMaker, on_gpu: TensorRtRunner) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'hdexport[export]'")
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
@@ -172,9 +174,7 @@ def test_arrays_of_pytorch_go_in_and_out(case: Callable[..., Case], on_gpu: Tens
             check_results(result.cpu().numpy(), inputs, expected)
 
 
-def test_a_lack_of_memory_is_an_error_and_the_next_batch_runs(
-    case: Callable[..., Case], new_runner: Callable[..., TensorRtRunner]
-) -> None:
+def test_a_lack_of_memory_is_an_error_and_the_next_batch_runs(case: CaseMaker, new_runner: RunnerMaker) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, which takes the memory away, is not installed")
     runner = new_runner("off")
     check(runner, *case(1, 16))
@@ -191,7 +191,7 @@ def test_a_lack_of_memory_is_an_error_and_the_next_batch_runs(
     check(runner, *large)
 
 
-def test_closing_frees_all_memory(case: Callable[..., Case], new_runner: Callable[..., TensorRtRunner]) -> None:
+def test_closing_frees_all_memory(case: CaseMaker, new_runner: RunnerMaker) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, which measures memory, is not installed")
     inputs, _ = case(4, 1024)
     free = []
@@ -206,11 +206,7 @@ def test_closing_frees_all_memory(case: Callable[..., Case], new_runner: Callabl
 
 
 def test_the_runtime_cache_of_tensorrt_rtx_is_written_and_read(
-    bundle: Bundle,
-    flavour: Backend,
-    case: Callable[..., Case],
-    new_runner: Callable[..., TensorRtRunner],
-    caplog: pytest.LogCaptureFixture,
+    bundle: Bundle, flavour: Backend, case: CaseMaker, new_runner: RunnerMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     if flavour is not Backend.TENSORRT_RTX:
         pytest.skip("only TensorRT-RTX has a runtime cache")

@@ -31,22 +31,19 @@ def run_times(machine: Machine, runner: Any, times: int, tokens: int = 20) -> li
     return taken
 
 
-def test_an_enqueue_bound_shape_is_captured_at_its_third_batch(machine: Machine) -> None:
-    machine.device.elapsed_ms = ENQUEUE_BOUND_MS
-    # The third is checked by a replay, and then replayed for its results.
-    assert run_times(machine, machine.runner(), 5) == [0, 0, 2, 1, 1]
-
-
-def test_a_shape_that_keeps_the_gpu_busy_is_not_captured(machine: Machine) -> None:
-    machine.device.elapsed_ms = GPU_BOUND_MS
-    assert run_times(machine, machine.runner(), 5) == [0] * 5
-
-
-def test_on_captures_every_shape_at_its_second_batch_and_off_none(machine: Machine) -> None:
-    machine.device.elapsed_ms = GPU_BOUND_MS
-    assert run_times(machine, machine.runner(graphs="on"), 4) == [0, 2, 1, 1]
-    machine.device.elapsed_ms = ENQUEUE_BOUND_MS
-    assert run_times(machine, machine.runner(graphs="off"), 4) == [0] * 4
+@pytest.mark.parametrize(
+    ("graphs", "gpu_ms", "expected"),
+    [
+        # The captured batch is checked by a replay, and then replayed for its results.
+        ("auto", ENQUEUE_BOUND_MS, [0, 0, 2, 1, 1]),
+        ("auto", GPU_BOUND_MS, [0, 0, 0, 0, 0]),
+        ("on", GPU_BOUND_MS, [0, 2, 1, 1, 1]),
+        ("off", ENQUEUE_BOUND_MS, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_shapes_are_captured_by_mode_and_time(graphs: str, gpu_ms: float, expected: list, machine: Machine) -> None:
+    machine.device.elapsed_ms = gpu_ms
+    assert run_times(machine, machine.runner(graphs=graphs), 5) == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -66,7 +63,7 @@ def test_the_least_recently_used_graph_is_dropped(machine: Machine) -> None:
     for tokens in (10, 20, 60):
         run_times(machine, runner, 2, tokens=tokens)
     # Two contexts of profiles, two of graphs.
-    assert machine.trt.contexts == 4
+    assert len(machine.trt.living) == 4
     assert run_times(machine, runner, 1, tokens=20) == [1]
     assert run_times(machine, runner, 1, tokens=60) == [1]
     assert run_times(machine, runner, 1, tokens=10) == [2]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
-from fakes.machine import HIDDEN, ByDlpack, ByInterface, Machine, MachineMaker, new_batch
+from fakes.machine import HIDDEN, ByDlpack, ByInterface, MachineMaker, new_batch
 from fakes.simulated_tensorrt import simulated_engine
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.writer import seal
@@ -19,7 +19,7 @@ from support.recurrent_bundle import MEMORY, NEW_MEMORY, RecurrentAnswer, recurr
 
 
 @pytest.fixture
-def new_recurrent(new_machine: MachineMaker) -> Callable[..., Machine]:
+def new_recurrent(new_machine: MachineMaker) -> MachineMaker:
     """Make a machine whose bundle has a memory."""
     return lambda seed=0, **options: new_machine(seed, recurrent=True, **options)
 
@@ -44,7 +44,7 @@ def check(batch: Mapping[str, np.ndarray], results: Mapping[str, np.ndarray]) ->
 @pytest.mark.parametrize("batch", [1, 3, 4])
 @pytest.mark.parametrize("tokens", [1, 16, 32, 33, 200])
 def test_memories_are_right_for_any_padded_shape(
-    tokens: int, batch: int, engine_type: str, graphs: str, new_recurrent: Callable[..., Machine]
+    tokens: int, batch: int, engine_type: str, graphs: str, new_recurrent: MachineMaker
 ) -> None:
     machine = new_recurrent(input_type=engine_type)
     session = machine.session(graphs=graphs)
@@ -56,9 +56,7 @@ def test_memories_are_right_for_any_padded_shape(
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_memories_of_batches_in_flight_do_not_touch_each_other(
-    seed: int, new_recurrent: Callable[..., Machine]
-) -> None:
+def test_memories_of_batches_in_flight_do_not_touch_each_other(seed: int, new_recurrent: MachineMaker) -> None:
     machine = new_recurrent(seed)
     runner = machine.runner()
     batches = [
@@ -76,7 +74,7 @@ def test_memories_of_batches_in_flight_do_not_touch_each_other(
 @pytest.mark.parametrize("kind", [ByDlpack, ByInterface])
 @pytest.mark.parametrize("dtype", [np.int64, np.int32])
 def test_arrays_on_the_gpu_give_the_models_answers_there(
-    dtype: type, kind: type, seed: int, new_recurrent: Callable[..., Machine]
+    dtype: type, kind: type, seed: int, new_recurrent: MachineMaker
 ) -> None:
     machine = new_recurrent(seed)
     session = machine.session()
@@ -89,7 +87,7 @@ def test_arrays_on_the_gpu_give_the_models_answers_there(
         check(batch, {name: array.to_numpy() for name, array in arrays.items()})
 
 
-def test_a_memory_on_the_gpu_is_fed_back_without_a_copy_through_the_cpu(new_recurrent: Callable[..., Machine]) -> None:
+def test_a_memory_on_the_gpu_is_fed_back_without_a_copy_through_the_cpu(new_recurrent: MachineMaker) -> None:
     machine = new_recurrent()
     session = machine.session()
     first, second = (new_batch(3, 20, "right", seed=seed) for seed in (1, 2))
@@ -118,7 +116,7 @@ class Transposed(ByDlpack):
     ],
 )
 def test_a_memory_on_the_gpu_that_does_not_fit_is_refused(
-    kind: type, memory: np.ndarray, message: str, new_recurrent: Callable[..., Machine]
+    kind: type, memory: np.ndarray, message: str, new_recurrent: MachineMaker
 ) -> None:
     machine = new_recurrent()
     session = machine.session()
@@ -133,16 +131,14 @@ def test_a_memory_on_the_gpu_that_does_not_fit_is_refused(
 # The engine and the manifest
 
 
-def test_an_engine_whose_memory_is_not_the_manifests_is_refused(new_recurrent: Callable[..., Machine]) -> None:
+def test_an_engine_whose_memory_is_not_the_manifests_is_refused(new_recurrent: MachineMaker) -> None:
     machine = new_recurrent()
     machine.bundle = Bundle(machine.bundle.path, with_memory_of(machine.bundle.manifest, 1, 4, 5))
     with pytest.raises(BundleCorruptError, match=r"profiles \[\(\(1, 1, 4, 4\), .* of memory, but .*\(1, 1, 4, 5\)"):
         machine.runner()
 
 
-def test_an_engine_without_the_memory_is_refused(
-    new_recurrent: Callable[..., Machine], new_machine: MachineMaker
-) -> None:
+def test_an_engine_without_the_memory_is_refused(new_recurrent: MachineMaker, new_machine: MachineMaker) -> None:
     other = new_machine().bundle
     machine = new_recurrent()
     engine = machine.bundle.manifest.engines[0]

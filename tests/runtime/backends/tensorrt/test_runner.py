@@ -137,7 +137,7 @@ def test_requests_after_closing_raise(machine: Machine) -> None:
         with pytest.raises(BackendError, match="session is closed"):
             ask()
     assert machine.device.left() == {}
-    assert machine.trt.contexts == 0
+    assert not machine.trt.living
 
 
 def test_contexts_are_made_when_needed_and_once_per_profile(machine: Machine) -> None:
