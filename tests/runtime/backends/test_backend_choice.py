@@ -31,6 +31,9 @@ HOPPER = ThisMachine(
     driver="580.65.06",
     versions={Backend.TENSORRT_RTX: "1.7.1.116"},
 )
+BARE = dataclasses.replace(HOPPER, versions={})
+WITH_CUDA = dataclasses.replace(HOPPER, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1", **HOPPER.versions})
+INSTALL_CUDA = r"Install it with: pip install 'hdexport\[gpu\]' && pip uninstall -y onnxruntime && pip install --force"
 PROFILES = (ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),)
 
 
@@ -86,44 +89,33 @@ def warnings(log: pytest.LogCaptureFixture) -> list[str]:
     return [record.message for record in log.records if record.levelno >= logging.WARNING]
 
 
-def test_auto_takes_the_cpu_if_the_bundle_has_no_engine(bundle_path: Path, log: pytest.LogCaptureFixture) -> None:
-    assert opened(open_bundle(bundle_path)).backend is Backend.ONNXRUNTIME
-    assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA H100)" in log.text
-
-
 @pytest.mark.parametrize(
-    ("machine", "reason", "remedy"),
+    ("backend", "machine", "message"),
     [
-        (NOWHERE, "CUDA sees no GPU here", "Use the backend onnxruntime"),
+        ("tensorrt_rtx", NOWHERE, r".*CUDA sees no GPU here(.|\n)*Use the backend onnxruntime"),
         (
+            "tensorrt_rtx",
             HOPPER,
-            r"it is for GPUs of sm89, and this one \(NVIDIA H100\) is sm90",
-            "hdexport rebuild .* --target tensorrt-rtx",
+            r".*it is for GPUs of sm89, and this one \(NVIDIA H100\) is sm90\.\n"
+            "Rebuild .*: hdexport rebuild .* --target tensorrt-rtx",
         ),
+        ("tensorrt_rtx", BARE, r".*is not installed here(.|\n)*Install it with: .*hdexport\[rtx\]"),
+        ("tensorrt", HOPPER, "the bundle has no tensorrt engine"),
+        ("tensorrt_lean", HOPPER, "the bundle has no tensorrt engine"),
+        ("onnxruntime_cuda", NOWHERE, "CUDA sees no GPU here.\nUse the backend onnxruntime"),
+        ("onnxruntime_cuda", HOPPER, f"no ONNX Runtime that was built with CUDA is installed here.\n{INSTALL_CUDA}"),
     ],
 )
-def test_an_engine_that_does_not_fit_the_machine_is_refused_with_the_reason(
-    bundle_path: Path, log: pytest.LogCaptureFixture, machine: ThisMachine, reason: str, remedy: str
+def test_a_backend_that_cannot_run_is_refused_with_reason_and_remedy(
+    bundle_path: Path, log: pytest.LogCaptureFixture, backend: str, machine: ThisMachine, message: str
 ) -> None:
     bundle = add_engine(bundle_path, architectures=("sm89",))
+    with pytest.raises(BackendUnavailableError, match=f"cannot run here: {message}") as raised:
+        opened(bundle, backend, machine=machine)
+    assert str(raised.value) == choice.why_unavailable(bundle, Backend(backend), machine=machine)
+    assert choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=WITH_CUDA) is None
     assert opened(bundle, machine=machine).backend is Backend.ONNXRUNTIME
     assert "auto: not tensorrt_rtx: " in log.text
-    with pytest.raises(BackendUnavailableError, match=rf"cannot run here: .*{reason}(.|\n)*{remedy}"):
-        opened(bundle, "tensorrt_rtx", machine=machine)
-
-
-@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_lean"])
-def test_a_bundle_without_an_engine_of_that_flavour_is_refused(bundle_path: Path, backend: str) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
-    with pytest.raises(BackendUnavailableError, match=rf"{backend} with .*: the bundle has no tensorrt engine"):
-        opened(bundle, backend)
-
-
-def test_a_missing_package_is_named_with_its_command(bundle_path: Path) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
-    machine = dataclasses.replace(HOPPER, versions={})
-    with pytest.raises(BackendUnavailableError, match=r"is not installed here.\nInstall it with: .*hdexport\[rtx\]"):
-        opened(bundle, "tensorrt_rtx", machine=machine)
 
 
 @pytest.mark.usefixtures("loads")
@@ -159,9 +151,6 @@ def test_an_engine_that_should_load_and_does_not_causes_a_warning(
 
 # ONNX Runtime on the GPU.
 
-WITH_CUDA = dataclasses.replace(HOPPER, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1", **HOPPER.versions})
-INSTALL_CUDA = r"Install it with: pip install 'hdexport\[gpu\]' && pip uninstall -y onnxruntime && pip install --force"
-
 
 @pytest.mark.usefixtures("cuda_starts")
 @pytest.mark.parametrize("backend", ["auto", "onnxruntime_cuda"])
@@ -191,29 +180,16 @@ def test_an_engine_that_fits_comes_before_onnx_runtime_but_has_no_memory_limit(
     assert "tensorrt_rtx holds no memory_limit_bytes" in log.text
 
 
-@pytest.mark.parametrize(
-    ("machine", "reason", "remedy"),
-    [
-        (NOWHERE, "CUDA sees no GPU here", "Use the backend onnxruntime"),
-        (HOPPER, "no ONNX Runtime that was built with CUDA is installed here", INSTALL_CUDA),
-    ],
-)
-def test_onnx_runtime_on_the_gpu_runs_or_names_what_is_missing(
-    bundle_path: Path, machine: ThisMachine, reason: str, remedy: str
+@pytest.mark.parametrize("has_engine", [True, False])
+def test_an_unused_gpu_causes_a_warning_with_the_command(
+    bundle_path: Path, log: pytest.LogCaptureFixture, has_engine: bool
 ) -> None:
-    bundle = open_bundle(bundle_path)
-    said = choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=machine)
-    assert said is not None
-    with pytest.raises(BackendUnavailableError, match=rf"_cuda with .* cannot run here: {reason}.\n{remedy}"):
-        opened(bundle, "onnxruntime_cuda", machine=machine)
-    assert choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=WITH_CUDA) is None
-
-
-def test_an_unused_gpu_causes_a_warning_with_the_command(bundle_path: Path, log: pytest.LogCaptureFixture) -> None:
-    assert opened(add_engine(bundle_path, architectures=("sm89",))).backend is Backend.ONNXRUNTIME
+    bundle = add_engine(bundle_path, architectures=("sm89",)) if has_engine else open_bundle(bundle_path)
+    assert opened(bundle).backend is Backend.ONNXRUNTIME
     (message,) = warnings(log)
-    for part in (r"although there is a GPU \(NVIDIA H100\)", "hdexport rebuild", INSTALL_CUDA):
-        assert re.search(part, message), part
+    assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA H100)" in message
+    assert re.search(INSTALL_CUDA, message)
+    assert ("hdexport rebuild" in message) is has_engine
 
 
 def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, log: pytest.LogCaptureFixture) -> None:
