@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from hdruntime.backends.onnxruntime import equal_length_groups, right_padded_rows
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import pack_by_tokens, padded
-from hdruntime.text.pooling import mean_over_tokens
 
 LENGTHS = st.lists(st.integers(1, 70), max_size=60)
 BUDGETS = st.integers(1, 400)
@@ -82,15 +81,3 @@ def test_groups_hold_each_row_once_and_only_right_padded_ones_have_a_length(mask
             right_padded = real > 0 and mask[row] == [1] * real + [0] * (len(mask[row]) - real)
             assert length == (real if right_padded else None)
             assert right_padded_rows(np.array(mask))[row] == right_padded
-
-
-def test_a_mean_ignores_padding() -> None:
-    hidden_states = np.array([[[1, 2], [3, 6], [np.nan, np.inf]], [[7, 7], [8, 8], [9, 9]]], np.float32)
-    means = mean_over_tokens(hidden_states, np.array([[1, 1, 0], [0, 0, 0]]))
-    assert means.dtype == np.float32
-    assert means.tolist() == [[2, 4], [0, 0]]
-
-
-def test_a_mean_over_many_tokens_keeps_its_digits() -> None:
-    hidden_states = np.full((1, 100_000, 1), 0.1, dtype=np.float32)
-    assert mean_over_tokens(hidden_states, np.ones((1, 100_000), np.int64)) == np.float32(0.1)

@@ -52,11 +52,6 @@ class GraphPolicy:
         self._wanted: dict[Hashable, bool] = {}
         self._lock = threading.Lock()
 
-    @property
-    def off(self) -> bool:
-        """Whether graphs are off for all shapes."""
-        return self._mode is GraphMode.OFF
-
     def wants(self, shape: Hashable) -> bool:
         """Whether to capture the next batch of this shape."""
         with self._lock:

@@ -75,5 +75,6 @@ class Block:
         return {name: self.address + place.offset for name, place in layout.places.items()}
 
     def _allocate(self, size: int) -> None:
-        arguments = ("cuMemHostAlloc", size, 0) if self._pinned else ("cuMemAlloc", size)
-        self.address, self.size = int(self._device.call(*arguments)), size
+        call = self._device.call
+        self.address = int(call("cuMemHostAlloc", size, 0) if self._pinned else call("cuMemAlloc", size))
+        self.size = size

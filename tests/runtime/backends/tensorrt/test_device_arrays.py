@@ -157,7 +157,7 @@ def test_memory_released_during_a_capture_is_freed_afterwards(
     monkeypatch.setattr(machine.device, "cuStreamEndCapture", collect_first)
     machine.run(runner, new_batch(2, 20))
     assert held == []
-    assert not runner._batches._policy.off
+    assert runner._machine._graphs, "the capture succeeded"
     machine.run(runner, new_batch(2, 20))
 
 

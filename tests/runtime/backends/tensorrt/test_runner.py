@@ -223,7 +223,6 @@ def test_without_cuda_python_a_driver_or_the_gpu_the_error_gives_advice(
     [
         ("Version tag does not match", BackendError, r"tensorrt 9.9.9 cannot load .*: Version tag does not match\n"),
         ("Error Code 2: OutOfMemory (Requested size was 99 bytes.)", OutOfMemoryError, "out of memory: Error Code 2"),
-        ("Cuda Runtime (out of memory)", OutOfMemoryError, r"out of memory: Cuda Runtime \(out"),
     ],
 )
 def test_tensorrts_reason_for_not_loading_an_engine_is_shown(
