@@ -1,4 +1,4 @@
-"""Which backend runs a bundle here: the one that is asked for, or the first that can; engines rebuilt on request."""
+"""The choice of the backend for a bundle: the requested one, or the first that can run; rebuilds engines on request."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _AUTO = "auto"
 _FLAVOUR = {
     Backend.TENSORRT: Backend.TENSORRT,
     Backend.TENSORRT_RTX: Backend.TENSORRT_RTX,
-    # What the lean runtime runs, TensorRT builds.
+    # TensorRT builds the lean runtime's engines.
     Backend.TENSORRT_LEAN: Backend.TENSORRT,
 }
-"""Backend that runs engines -> flavour of these engines, in the order that ``auto`` tries."""
+"""Backend for engines -> flavour of these engines, in the order that ``auto`` tries."""
 
 _INSTALL = {
     Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
@@ -42,11 +42,11 @@ from importlib.metadata import entry_points
 (command,) = entry_points(group="console_scripts", name="hdexport")
 sys.exit(command.load()(sys.argv[1:]))
 """
-"""The command that messages name, as it was installed for the Python that runs this: the runtime imports nothing that
-builds. A process of its own: what a build needs is gone when it ends."""
+"""Starts the ``hdexport`` command that is installed for this Python: the runtime imports no code for building, and a
+separate process frees a build's memory when it ends."""
 
 _ERROR_LINES = 20
-"""Of a rebuild that failed; the reason is at the end."""
+"""Of a failed rebuild's output; the reason is at the end."""
 
 
 def open_runner(
@@ -58,24 +58,24 @@ def open_runner(
     gpu: GpuOptions | None = None,
     machine: ThisMachine | None = None,
 ) -> tuple[Bundle, Runner]:
-    """Load what ``backend`` runs of the bundle.
+    """Load a bundle's graph or engine with a backend.
 
     Args:
         bundle: an opened bundle.
         backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here,
-            TensorRT engines first, then ONNX Runtime on the GPU; what was chosen and why is logged, as a warning where
-            a GPU is there and is not used.
-        threads: CPU threads of one run; None leaves it to the backend.
-        rebuild: build an engine anew where the bundle has none that runs on this machine's GPU.
-        gpu: how backends run on a GPU, by default ``GpuOptions()``.
-        machine: where it shall run, by default here.
+            TensorRT engines first, then ONNX Runtime on the GPU. The choice and its reason are logged, as a warning if
+            a GPU stays unused.
+        threads: CPU threads of one run; None leaves the number to the backend.
+        rebuild: build an engine if the bundle has none that runs on this machine's GPU.
+        gpu: options of backends on a GPU, by default ``GpuOptions()``.
+        machine: the machine to run on, by default this one.
 
     Returns:
-        the bundle, opened again if it was rebuilt, and what runs it.
+        the bundle, opened again if it was rebuilt, and its runner.
 
     Raises:
-        InputError: no backend of that name.
-        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
+        InputError: the backend is unknown.
+        BackendUnavailableError: the requested backend cannot run here, or cannot run this bundle.
         BackendError: it could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
@@ -91,12 +91,12 @@ def open_runner(
 
 
 def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | None = None) -> str | None:
-    """Why a backend would be refused, and what to do about it; None where nothing speaks against it.
+    """Why a backend cannot run a bundle, and what to do about it; None if it can.
 
     Args:
         bundle: an opened bundle.
-        backend: one that is asked for by name.
-        machine: where it shall run, by default here.
+        backend: requested by name.
+        machine: the machine to run on, by default this one.
     """
     if backend is Backend.ONNXRUNTIME:
         return None
@@ -119,7 +119,7 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, 
         try:
             runner = _gpu_runner(bundle, backend, machine, gpu, threads)
         except BackendError as error:
-            # Nothing spoke against it: that is worth more than a line that nobody reads.
+            # All checks passed, so the failure deserves a warning.
             logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
             continue
         logger.info("backend auto: chose %s; nothing speaks against it", backend.value)
@@ -132,7 +132,7 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, 
 
 
 def _unused_gpu(bundle: Bundle, machine: ThisMachine) -> str:
-    """What to say where a GPU is there and the CPU runs the bundle: what is missing, and what to type."""
+    """The warning for an unused GPU: what is missing, and what to type."""
     backends = [backend for backend in _FLAVOUR if _engines(bundle, backend)]
     refusals = [why_unavailable(bundle, backend, machine=machine) for backend in (*backends, Backend.ONNXRUNTIME_CUDA)]
     assert machine.gpu is not None
@@ -178,7 +178,7 @@ def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: 
 
 
 def _reasons_against(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:
-    """Why a backend on a GPU cannot run a bundle; none where nothing speaks against it."""
+    """Why a backend on a GPU cannot run a bundle; empty if it can."""
     if backend is not Backend.ONNXRUNTIME_CUDA:
         return _best_engine(bundle, backend, machine)[1]
     if machine.gpu is None:
@@ -192,7 +192,7 @@ def _engines(bundle: Bundle, backend: Backend) -> list[EngineFile]:
 
 
 def _best_engine(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tuple[EngineFile | None, tuple[str, ...]]:
-    """The engine that the least speaks against, and what that is."""
+    """The engine with the fewest reasons against it, and these reasons."""
     engines = _engines(bundle, backend)
     if not engines:
         return None, (f"the bundle has no {_FLAVOUR[backend].value} engine",)
@@ -215,7 +215,7 @@ def _advice(bundle: Bundle, backend: Backend, machine: ThisMachine) -> str:
 
 
 def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: ThisMachine) -> Bundle:
-    """The bundle with an engine that runs here, built unless it has one."""
+    """The bundle with an engine that runs here, built if needed."""
     if _runs_on_any(bundle, backends, machine):
         return bundle
     flavours = [backend for backend in backends if backend in (Backend.TENSORRT, Backend.TENSORRT_RTX)]
@@ -229,14 +229,14 @@ def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: This
     # Only here: a bundle can be run where files have no locks.
     from hdruntime.bundle.staging import locked_directory
 
-    # The lock goes with the directory that is replaced. Without locks, two rebuilds are a waste and no harm.
+    # The lock disappears with the replaced directory. Without locks, two rebuilds only waste time.
     with locked_directory(bundle.path, wait=True):
-        # Another process may have done it while this one waited.
+        # Another process may have rebuilt it while this one waited.
         bundle = open_bundle(bundle.path)
         if not _runs_on_any(bundle, backends, machine):
             _run_rebuild(bundle, buildable[0])
             bundle = open_bundle(bundle.path)
-            # Left to the usual choice, this would cost minutes at each start.
+            # Otherwise every start would rebuild the engine again, which takes minutes.
             _, reasons = _best_engine(bundle, buildable[0], machine)
             if reasons:
                 raise BackendUnavailableError(
