@@ -195,20 +195,17 @@ def choose_form(max_len: int, *, base: int, width: int, itemsize: int) -> Form:
     return Form.FACTORED
 
 
-def check_options(*, scheme: object, alpha: object, max_len: object, base: int) -> None:
+def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> None:
     """Refuse what no table can be made for.
 
     Args:
-        scheme, alpha, max_len: as in `extend_table`, but of any type, since they come from outside; `alpha`
-            is looked at for the hierarchical scheme only.
+        scheme, alpha, max_len: as in `extend_table`; only the hierarchical scheme reads `alpha`.
         base: usable rows of the checkpoint's table.
 
     Raises:
-        InputError: saying what arrived, what fits and what to type.
+        InputError: it says what arrived, what fits and what to type.
     """
-    if scheme not in list(Scheme):
-        raise InputError(f"--positions {scheme} is not known. Use hierarchical, tile or none.")
-    if isinstance(max_len, bool) or not isinstance(max_len, (int, np.integer)) or max_len < 1:
+    if max_len < 1:
         raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number from 1 up.")
     if scheme == Scheme.HIERARCHICAL:
         _check_alpha(alpha)
@@ -227,10 +224,8 @@ def check_options(*, scheme: object, alpha: object, max_len: object, base: int) 
         raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
 
 
-def _check_alpha(alpha: object) -> None:
+def _check_alpha(alpha: float) -> None:
     advice = "Use a number between 0 and 1 other than 0.5; the default is 0.4."
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.floating)):
-        raise InputError(f"--alpha {alpha!r} is not a number.\n{advice}")
     if not math.isfinite(alpha):
         raise InputError(f"--alpha {alpha} is not a finite number.\n{advice}")
     if alpha == 0.5:

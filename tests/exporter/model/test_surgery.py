@@ -19,7 +19,6 @@ from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions, fold_positions, fold_token_types
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError
 from support.comparators import assert_close
 from support.grids import nightly_unless
@@ -177,37 +176,35 @@ def test_all_n_times_n_positions_take_two_small_tables(tmp_path: Path, monkeypat
     assert session(input_ids=ids)["last_hidden_state"].shape == (1, BASE * BASE, 32)
 
 
-def extended(directory: Path, model_type: str, **options) -> tuple[np.ndarray, Positions]:
-    """The table of a model that was extended, which is its graph's as the tests above show, and what is said of it."""
-    save_tiny_model(directory, model_type, Task.FEATURE_EXTRACTION)
-    model = find_checkpoint(directory).load(Task.FEATURE_EXTRACTION)
-    positions = extend_positions(model, family_of(model_type), **({"alpha": ALPHA} | options))
-    return model.embeddings.position_embeddings.weight.detach().numpy(), positions
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta"])
-def test_tile_repeats_the_checkpoints_rows(tmp_path: Path, model_type: str) -> None:
-    table, positions = extended(tmp_path, model_type, max_len=150, scheme=Scheme.TILE)
+@pytest.mark.parametrize(
+    ("scheme", "alpha", "max_len"),
+    [("tile", None, BASE // 2), ("tile", None, 150), ("none", None, 40)]
+    + [("hierarchical", alpha, max_len) for alpha, max_len in ((0.25, 150), (ALPHA, BASE // 2), (ALPHA, 5 * BASE))],
+)
+@pytest.mark.parametrize("model_type", ["bert", "led", "roberta"])
+def test_the_scheme_decides_the_rows(
+    tmp_path: Path, model_type: str, scheme: str, alpha: float | None, max_len: int
+) -> None:
+    """Of a model that was extended; they are its graph's as the tests above show."""
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    model, family = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION), family_of(model_type)
+    found = extend_positions(
+        model, family, max_len=max_len, scheme=Scheme(scheme), alpha=ALPHA if alpha is None else alpha
+    )
+    assert (found.scheme, found.alpha, found.base, found.rows) == (scheme, alpha, BASE, max_len)
+    assert getattr(model.config, family.positions_key) == found.first_row + max_len
+    table = family.embeddings(model).position_embeddings.weight.detach().numpy()
     checkpoint = checkpoint_table(tmp_path)
-    rows = checkpoint[positions.first_row :]
-    expected = np.concatenate([checkpoint[: positions.first_row], rows, rows, rows[: 150 - 2 * BASE]])
-    assert table.tobytes() == expected.tobytes()
-    assert (positions.scheme, positions.alpha) == ("tile", None)
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta"])
-def test_none_cuts_the_table(tmp_path: Path, model_type: str) -> None:
-    table, positions = extended(tmp_path, model_type, max_len=40, scheme=Scheme.NONE)
-    assert table.tobytes() == checkpoint_table(tmp_path)[: positions.first_row + 40].tobytes()
-    assert (positions.rows, positions.base) == (40, BASE)
-
-
-def test_another_alpha_gives_other_rows(tmp_path: Path) -> None:
-    table, positions = extended(tmp_path, "bert", max_len=150, scheme=Scheme.HIERARCHICAL, alpha=0.25)
-    checkpoint = checkpoint_table(tmp_path)
-    assert_close(table, extended_rows(checkpoint, 150, alpha=0.25), atol=1e-6)
-    assert np.abs(table - extended_rows(checkpoint, 150, alpha=ALPHA))[BASE:].max() > 0.01
-    assert positions.alpha == 0.25
+    front, rows = np.split(checkpoint, [found.first_row])
+    kept = found.first_row + min(BASE, max_len)
+    assert table[:kept].tobytes() == checkpoint[:kept].tobytes()
+    if alpha is None:
+        assert table.tobytes() == np.concatenate([front, rows[np.arange(max_len) % BASE]]).tobytes()
+        return
+    new = table[found.first_row :]
+    assert_close(new, extended_rows(rows, max_len, alpha=alpha), atol=1e-6)
+    other = np.abs(new - extended_rows(rows, max_len, alpha=0.3)).max()
+    assert (other > 0.01) == (max_len > BASE)
 
 
 @pytest.mark.parametrize("form_limit", [None, 0], ids=["folded", "factored"])
