@@ -54,9 +54,7 @@ def _attend(
 
     Args:
         module: the layer's attention.
-        query: [batch, heads, tokens, head_dim].
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, heads, tokens, head_dim].
         attention_mask: how often each query sees each key.
         scaling: factor of the scores; None for head_dim ** -0.5.
 

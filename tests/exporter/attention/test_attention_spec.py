@@ -11,8 +11,7 @@ import pytest
 from hdexport.attention.blocks.record import BlockRequest, LastBlock, Mode, Pattern
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kinds
-from hdexport.attention.window.kind import WindowKind, WindowRequest
-from hdexport.attention.window.marks import MOST_GLOBAL_TOKENS
+from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, WindowKind, WindowRequest
 from hdexport.attention.window.record import Window
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.tasks import Task

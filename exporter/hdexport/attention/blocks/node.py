@@ -31,9 +31,7 @@ def block_sparse_node(
     """One ``BlockSparseAttention`` node while a graph is exported, its reference otherwise.
 
     Args:
-        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32, for the modes ``table`` and ``lists``.
         spec: what the attention is.
@@ -46,7 +44,7 @@ def block_sparse_node(
         for head in range(query.shape[1]):
             one = slice(head, head + 1)
             table = listed_blocks if listed_blocks is None or len(listed_blocks) == 1 else listed_blocks[one]
-            states = (query[:, one], key[:, one], value[:, one])
+            states = (state[:, one] for state in (query, key, value))
             attended.append(block_sparse_attention(*states, token_mask, table, **attributes))
         return torch.cat(attended, dim=1)
     tables = () if listed_blocks is None else (listed_blocks,)

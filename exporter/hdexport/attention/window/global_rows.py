@@ -30,8 +30,8 @@ class GlobalRows:
     """Where the global tokens of each text are.
 
     Attributes:
-        index: [batch, slots], int64. Slots beyond a text's number of global tokens repeat one of them; in a text of
-            none they name tokens whose rows stay as they are.
+        index: [batch, slots], int64. Slots beyond a text's number of global tokens repeat one of them; in a text
+            without any they name tokens whose rows stay as they are.
         present: [batch, 1, 1, 1], bool, whether the text has a global token.
     """
 
@@ -70,8 +70,7 @@ def attend_to_all(
 
     Args:
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        key, value: [batch, heads, tokens, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding.
         scale: factor of the scores.
     """
@@ -117,7 +116,7 @@ def absorbs_projections(head_dim: int, *, slots: int) -> bool:
     """Whether `attend_through_projections` is less work than to project all tokens for `attend_to_all`.
 
     Multiplications a token, with h = heads * head_dim: 2 h^2 for the projections and 2 slots h for the attention;
-    against 2 heads slots h. Below as many slots as a head is wide, the latter is less, and so is the memory: heads *
+    against 2 heads slots h. With fewer slots than a head is wide, the latter is less, and so is the memory: heads *
     slots scores take the place of h numbers of keys and of values. Four layers of Longformer's base shape, one text of
     4096 tokens, ONNX Runtime 1.31 on one core of an AMD EPYC, best of four runs, seconds and (megabytes of growth):
 

@@ -28,7 +28,6 @@ from hdexport.graph.lowering.multi_head_attention import (
     CONTRIB_DOMAIN,
     Insertion,
     choice,
-    choose,
     fused_attention,
     merge_heads,
     replace_by_merged,
@@ -148,8 +147,8 @@ def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) 
         masked = [choice(mask.ends, then=[ending], otherwise=masked, name=f"{name}_masked", dtype=dtype)]
     # A row without any real key is 0 by definition, and something finite without this.
     zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
-    attended = choose(insertion, mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
-    replace_by_merged(insertion, node, attended)
+    attended = choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
+    replace_by_merged(insertion, node, insertion.insert(attended))
 
 
 def _has_memory_efficient_kernel(node: onnx_ir.Node) -> bool:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.multi_head_attention import (
     Insertion,
-    choose,
+    choice,
     fused_attention,
     replace_by_merged,
     states_before_splitting,
@@ -70,7 +70,5 @@ def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) 
     masked = fused_attention(node, states, key_mask=mask.numbers, bias=bias)
     # A row without any real key is 0 by definition, and uniform without this.
     zeroed = ir.node("Mul", [masked.outputs[0], mask.any_key])
-    attended = choose(
-        insertion, mask.unmasked, then=[free], otherwise=[masked, zeroed], name=name, dtype=ir.DataType.FLOAT
-    )
-    replace_by_merged(insertion, node, attended)
+    attended = choice(mask.unmasked, then=[free], otherwise=[masked, zeroed], name=name, dtype=ir.DataType.FLOAT)
+    replace_by_merged(insertion, node, insertion.insert(attended))

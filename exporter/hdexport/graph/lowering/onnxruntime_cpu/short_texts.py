@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hdexport.graph.lowering.multi_head_attention import (
     SWAP_HEADS_AND_TOKENS,
     Insertion,
-    choose,
+    choice,
     fused_attention,
     replace_by_merged,
 )
@@ -39,7 +39,7 @@ class ShortTexts:
             name: of the choice.
         """
         insertion = Insertion(node)
-        _choose(insertion, node, self.are_dense(insertion, node, longest), name=name)
+        _fuse(insertion, node, self.are_dense(insertion, node, longest), name=name)
 
     def are_dense(self, insertion: Insertion, node: onnx_ir.Node, longest: int) -> onnx_ir.Value:
         """[], bool: whether no token of the texts is padding, and they are no longer than that.
@@ -66,7 +66,7 @@ def _is_dense(insertion: Insertion, token_mask: onnx_ir.Value, longest: int) -> 
     return insertion.op("And", [unpadded, is_short])
 
 
-def _choose(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, name: str) -> None:
+def _fuse(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, name: str) -> None:
     """Both branches read split heads: states from before the splitting would be kept in memory for the other one.
 
     And both end with heads that are split still: a branch that ends with a Reshape copies what it returns.
@@ -80,12 +80,11 @@ def _choose(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *
     merged_query = ir.node("Reshape", [tokens_first.outputs[0], to_hidden])
     fused = fused_attention(node, [merged_query.outputs[0], key, value])
     sparse = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
-    attended = choose(
-        insertion,
+    attended = choice(
         is_dense,
         then=[tokens_first, merged_query, fused, ir.node("Reshape", [fused.outputs[0], to_heads])],
         otherwise=[sparse, ir.node("Transpose", [sparse.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})],
         name=name,
         dtype=ir.DataType.FLOAT,
     )
-    replace_by_merged(insertion, node, insertion.op("Reshape", [attended, to_hidden]))
+    replace_by_merged(insertion, node, insertion.op("Reshape", [insertion.insert(attended), to_hidden]))
