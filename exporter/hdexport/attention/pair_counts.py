@@ -30,7 +30,7 @@ class PairCounts(ABC):
 
 
 def use_pair_counts(model: PreTrainedModel) -> None:
-    """Make a model's own attention one of counted pairs, in place; whoever calls its layers gives them the counts.
+    """Make a model's own attention one of counted pairs, in place; the caller of its layers gives them the counts.
 
     Args:
         model: whose attention is reached through the library's attention interface. Its layers are to be wrapped

@@ -66,15 +66,14 @@ def _forward(
 
 
 def _adapt(encoder: Any, setup: WindowSetup) -> None:
-    max_global = setup.bound
     for layer in encoder.layers:
         attention = layer.self_attn
-        attention.longformer_self_attn = SelfAttention(attention.longformer_self_attn, max_global)
-    encoder.forward = functools.partial(_forward, encoder, max_global)
+        attention.longformer_self_attn = SelfAttention(attention.longformer_self_attn, setup.bound)
+    encoder.forward = functools.partial(_forward, encoder, setup.bound)
 
 
 def _padded_tokens(config: Any, tokens: int) -> int:
-    # One for all layers, or one a layer.
+    # One for all layers, or one per layer.
     windows = config.attention_window
     window = windows if isinstance(windows, int) else max(windows)
     return -(-tokens // window) * window

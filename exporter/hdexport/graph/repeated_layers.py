@@ -1,4 +1,4 @@
-"""Layers that are the same but for their weights are traced once, for tracing is most of what an export takes."""
+"""Layers that differ only in their weights are traced once: tracing takes most of the time of an export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
     """While this holds, an export traces only the first of a module's layers that are equal and equally called.
 
     The others leave a mark in the graph, for `hdexport.graph.passes.repeat_layers` to replace. Layers are the members
-    of module lists; they are equal if all they are made of is, but for the values of parameters and buffers.
+    of module lists; they are equal if all their parts are, except for the values of parameters and buffers.
     """
     lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList)]
     layers: list[Any] = list(dict.fromkeys(layer for children in lists for layer in children))

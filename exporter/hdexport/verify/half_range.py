@@ -219,7 +219,7 @@ def _runner(bundle: Bundle, model: onnx_ir.Model) -> Callable[[Sequence[str], In
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # The order of the nodes: magnitudes come right after the values that they are of, which are let go of then.
+    # The order of the nodes: magnitudes come right after the values that they are of, which are freed then.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY

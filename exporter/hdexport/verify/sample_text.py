@@ -19,7 +19,7 @@ ENGLISH = "English text"
 RANDOM_IDS = "random ids"
 
 _CHARACTERS_PER_TOKEN = 32
-"""Enough for any tokenizer: programmers' English has four or five to a token, and runs of dashes more."""
+"""Enough for any tokenizer: technical English has four or five per token, and runs of dashes more."""
 
 _SPECIAL_IDS = 4
 """The first ids of most vocabularies are padding, separators and the like, which stand in few places of a text."""

@@ -122,7 +122,7 @@ def test_numbers_out_of_range_are_refused(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("bigbird:mode=hf_eval,seed=1", "gives a table of random blocks, which mode=hf_eval has none of"),
+        ("bigbird:mode=hf_eval,seed=1", "gives a table of random blocks; mode=hf_eval takes none"),
         ("bigbird:table=x.npy,seed=1", "gives a table and a seed to draw one with"),
         ("etc:global=3,tokens=1/2", "gives 2 ids for 3 global tokens.\nGive one for all, tokens=1, or 3"),
     ],

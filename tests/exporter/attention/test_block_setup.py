@@ -135,7 +135,7 @@ def test_tables_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
     np.save(tmp_path / "table.npy", table)
     setup = setup_of("bert", f"bigbird:block=4,random=2,table={tmp_path / 'table.npy'}")
     np.testing.assert_array_equal(setup.listed_blocks, table)
-    with pytest.raises(InputError, match=r"lists 2 random blocks a row; 3 were asked for.\nSay random=2, or"):
+    with pytest.raises(InputError, match=r"lists 2 random blocks per row; 3 were asked for.\nSay random=2, or"):
         setup_of("bert", f"bigbird:block=4,table={tmp_path / 'table.npy'}")
 
 

@@ -22,7 +22,7 @@ class WindowMask:
     Attributes:
         window: what a token sees.
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
-        global_rows: where the global tokens are; None where there are none.
+        global_rows: where the global tokens are; None without any.
     """
 
     window: Window

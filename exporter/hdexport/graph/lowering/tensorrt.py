@@ -13,7 +13,7 @@ boolean, [batch, 1, 1, tokens]        38 MB        135 MB
 additive, [batch, 1, tokens, tokens]  306 MB       4446 MB
 ====================================  ===========  ============
 
-The additive form with one row a sequence is taken: as cheap as no mask, right for any key mask (lengths alone
+The additive form with one row per sequence is taken: as cheap as no mask, right for any key mask (lengths alone
 would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself
 checks that a mask is broadcastable to [batch, heads, tokens, tokens].
 
@@ -76,7 +76,7 @@ _MOST_TOP_VALUES = 3840
 
 
 class AttentionImpl(str, Enum):
-    """Who computes the operators that have a plugin: our kernels, or TensorRT from the operator's body."""
+    """What computes the operators that have a plugin: our kernels, or TensorRT from the operator's body."""
 
     PLUGIN = "plugin"
     NATIVE = "native"
@@ -86,7 +86,7 @@ def attention_impl_from_name(name: str) -> AttentionImpl:
     """The implementation of that name.
 
     Raises:
-        InputError: there is none.
+        InputError: it is unknown.
     """
     try:
         return AttentionImpl(name)
