@@ -147,15 +147,18 @@ def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: 
 
 
 @pytest.mark.parametrize("dilation", [(1, 2), (1, 2, 3), (1, 2, 3, 4, 5)])
-def test_dilations_that_are_not_one_a_head_are_refused(dilation: tuple[int, ...]) -> None:
+def test_dilations_that_are_not_one_per_head_are_refused(dilation: tuple[int, ...]) -> None:
     message = rf"has {len(dilation)} dilations, and the model has 4 heads in each layer.\nGive one for all heads"
     with pytest.raises(InputError, match=message):
         check(Window(tokens=8, global_tokens=1, dilation=dilation))
 
 
-def test_a_family_that_cannot_be_windowed_says_why_and_which_can() -> None:
-    with pytest.raises(ModelError, match=r"mpnet cannot be .*: its scores have a bias.*\n.*albert, bert, .*roberta"):
-        check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type="mpnet")
+@pytest.mark.parametrize(
+    ("model_type", "reason"), [("mpnet", "its scores have a bias"), ("modernbert", "its local layers have")]
+)
+def test_a_family_that_cannot_be_windowed_says_why_and_which_can(model_type: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=rf"{model_type} cannot be .*: {reason}.*\n.*albert, bert, .*roberta"):
+        check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type=model_type)
 
 
 @pytest.mark.parametrize(("tokens", "warns"), [(510, False), (511, True), (512, True), (100_000, True)])

@@ -27,7 +27,6 @@ from support.answers import ATOL, assert_answers, assert_as_hugging_face, distan
 from support.attention_records import recorded
 from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
-from support.hugging_face import HuggingFace
 from support.padded_batches import batches, cases
 from support.tiny_models import BASE, BLOCK_SIZE, PAD_TOKEN_ID, RANDOM_BLOCKS, SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
 
@@ -320,28 +319,6 @@ def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundle
     # Positions are a slice of the table; Hugging Face's padding to blocks is not there, nor is its GELU in eight steps.
     assert (operators.count("Slice"), operators.count("Pad")) == (1, 0)
     assert (operators.count("Gelu"), operators.count("Tanh"), operators.count("Pow")) == (2, 0, 0)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_an_extended_checkpoint_answers_the_same_on_its_first_positions(tmp_path: Path, model_type: str) -> None:
-    before, after, max_len = tmp_path / "before", tmp_path / "after", 1024
-    save_tiny_model(before, model_type, Task.FEATURE_EXTRACTION)
-    extend(ExtendOptions(model=before, output=after, max_len=max_len))
-    model, report = transformers.AutoModel.from_pretrained(after, output_loading_info=True)
-    assert not any(report.values()), report
-    assert model.config.max_position_embeddings == max_len
-    original, extended = (HuggingFace(path, "feature-extraction", max_len=BASE) for path in (before, after))
-    assert extended.checkpoint_rows.shape == (max_len, 32)
-    encoder = model.eval() if model_type == "big_bird" else model.eval().encoder
-    ids = ids_of(BASE)
-    expected = original(ids.numpy(), np.ones_like(ids))["last_hidden_state"]
-    assert_close(encoder(ids).last_hidden_state.numpy(), expected, atol=0)
-    # One of the lengths at which the library's attention looks at how many positions there are.
-    got = HuggingFace(before, "feature-extraction", max_len=max_len)(
-        ids_of(max_len).numpy(), np.ones((1, max_len), int)
-    )
-    assert_close(encoder(ids_of(max_len)).last_hidden_state.numpy(), got["last_hidden_state"], atol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["hierarchical", "tile"])

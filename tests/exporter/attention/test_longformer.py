@@ -17,7 +17,6 @@ from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.attention.window.record import WindowAttention
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
@@ -26,7 +25,6 @@ from hdruntime.errors import InputError, ModelError
 from support.answers import ATOL, assert_answers
 from support.attention_records import recorded
 from support.comparators import assert_close
-from support.hugging_face import HuggingFace
 from support.padded_batches import batches, cases
 from support.tiny_models import (
     BASE,
@@ -257,25 +255,6 @@ def test_leds_encoder_is_taken_from_any_checkpoint_of_it(tmp_path: Path, archite
     with torch.inference_mode():
         expected = model.eval().encoder(input_ids).last_hidden_state
         assert_close(encoder(input_ids).last_hidden_state.numpy(), expected.numpy(), atol=1e-6)
-
-
-@pytest.mark.parametrize("model_type", ["led", "longformer"])
-def test_an_extended_checkpoint_answers_as_hugging_face_with_more_positions(tmp_path: Path, model_type: str) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    model = save_tiny_model(before, model_type, Task.FEATURE_EXTRACTION)
-    max_len = 8 * max(WINDOWS)
-    extend(ExtendOptions(model=before, output=after, max_len=max_len, alpha=0.4))
-    input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, max_len))
-    attention_mask = np.ones_like(input_ids)
-    expected = HuggingFace(before, "feature-extraction", max_len=max_len)(input_ids, attention_mask)
-    extended = HuggingFace(after, "feature-extraction", max_len=max_len)
-    got = extended(input_ids, attention_mask)
-    assert_close(got["last_hidden_state"], expected["last_hidden_state"], atol=1e-5)
-    positions = PAD_TOKEN_ID + 1 if model_type == "longformer" else 0
-    assert len(extended.checkpoint_rows) == positions + max_len
-    if model_type == "led":
-        untouched = transformers.LEDModel.from_pretrained(after).decoder.embed_positions.weight
-        assert torch.equal(untouched, model.decoder.embed_positions.weight)
 
 
 def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(tmp_path: Path) -> None:

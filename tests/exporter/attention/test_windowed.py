@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from typing import Any
 
 import numpy as np
@@ -19,7 +17,6 @@ from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
 from support.answers import ATOL, assert_answers, distance, inputs_of
 from support.attention_records import recorded
-from support.format_1 import format_1_of
 from support.grids import nightly_unless
 from support.padded_batches import batches, cases
 from support.tampered_bundles import tampered
@@ -146,17 +143,6 @@ def test_the_manifest_says_what_became_of_the_attention(tiny_bundles) -> None:
     assert recorded(manifest, "window") == WindowAttention(layers=(16, 16), converted=converted)
     assert recorded(manifest, "dense") is None
     assert open_bundle(bundle.path).manifest == manifest
-
-
-def test_a_bundle_from_before_windows_is_still_read(tiny_bundles, tmp_path) -> None:
-    path = tmp_path / "bundle"
-    shutil.copytree(tiny_bundles("bert").path, path)
-    manifest = json.loads((path / "manifest.json").read_text())
-    manifest = format_1_of(manifest)
-    for name in ("windows", "window", "global_attention"):
-        del manifest[name]
-    (path / "manifest.json").write_text(json.dumps(manifest))
-    assert open_bundle(path).manifest == tiny_bundles("bert").manifest
 
 
 def test_verification_passes_a_right_window_and_fails_a_wrong_one(tiny_bundles, tmp_path) -> None:

@@ -8,17 +8,20 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 import pytest
+import torch
+import transformers
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.comparators import assert_close
 from support.grids import TASKS_OF_EVERY_RUN, nightly_unless
-from support.hugging_face import HuggingFace
+from support.hugging_face import HuggingFace, first_real_tokens
 from support.padded_batches import batches
-from support.tiny_models import COPIES, MANY_GLOBAL_TOKENS, PAD_TOKEN_ID, VOCAB_SIZE, WINDOWS, save_tiny_model
+from support.tiny_models import BASE, COPIES, MANY_GLOBAL_TOKENS, PAD_TOKEN_ID, VOCAB_SIZE, WINDOWS, save_tiny_model
 
 # The checkpoints have 64 positions, the bundles 300; 211 is a prime.
 LENGTHS = (1, 2, 63, 64, 65, 127, 128, 129, 211, 300)
@@ -275,6 +278,30 @@ def test_an_encoder_has_no_task_that_needs_its_decoder(tmp_path: Path, model_typ
     message = rf"(?s)The task {task} of a {model_type} needs its decoder.*--task feature-extraction"
     with pytest.raises(ModelError, match=message):
         find_checkpoint(tmp_path).load(Task(task))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("model_type", ["big_bird", "bigbird_pegasus", "led", "longformer"])
+def test_an_extended_checkpoint_answers_as_hugging_face_with_more_positions(tmp_path: Path, model_type: str) -> None:
+    """At one of the lengths at which BigBird's attention looks at how many positions there are."""
+    before, after, max_len = tmp_path / "before", tmp_path / "after", 1024
+    original = save_tiny_model(before, model_type, Task.FEATURE_EXTRACTION)
+    extend(ExtendOptions(model=before, output=after, max_len=max_len))
+    model, report = transformers.AutoModel.from_pretrained(after, output_loading_info=True)
+    assert not any(report.values()), report
+    encoder = model.eval() if family_of(model_type).tasks is None else model.eval().encoder
+    for tokens, atol in ((BASE, 0), (max_len, 1e-5)):
+        expected = HuggingFace(before, "feature-extraction", max_len=tokens)
+        input_ids = np.random.default_rng(tokens).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
+        feeds = {"input_ids": input_ids, "attention_mask": np.ones_like(input_ids)}
+        if model_type in ("led", "longformer"):
+            feeds["global_attention_mask"] = first_real_tokens(feeds["attention_mask"])
+        got = encoder(**{name: torch.from_numpy(values) for name, values in feeds.items()}).last_hidden_state
+        assert_close(got.numpy(), expected(**feeds)["last_hidden_state"], atol=atol)
+    rows = HuggingFace(after, "feature-extraction", max_len=max_len).checkpoint_rows
+    assert len(rows) == family_of(model_type).first_row(model.config) + max_len
+    if model_type == "led":
+        assert torch.equal(model.decoder.embed_positions.weight, original.decoder.embed_positions.weight)
 
 
 def test_the_reference_sees_positions(tiny_bundles) -> None:

@@ -22,8 +22,6 @@ import torch
 import transformers
 
 from hdexport.attention.dense.kind import DenseAttention
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.attention.window.record import WindowAttention
 from hdexport.build import BuildOptions, build
 from hdexport.engines.profiles import profiles_from_options
@@ -269,13 +267,6 @@ def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
         architectures=("sm89",),
     )
     assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
-
-
-def test_no_window_takes_the_place_of_the_global_layers(tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
-    subject = Subject(model=model, family=family_of("modernbert"), task=Task.FEATURE_EXTRACTION, max_len=300)
-    with pytest.raises(ModelError, match=r"modernbert cannot be given windowed attention: its local layers have"):
-        attention_setups(attention_from_spec("window:16"), subject)
 
 
 def attention_nodes(bundle: Any) -> list[ir.Node]:
