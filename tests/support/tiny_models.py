@@ -42,7 +42,7 @@ its attention, is tested with the other alone.
 
 LABELS = ("negative", "neutral", "positive")
 WINDOWS = (8, 16)
-"""Longformer's and LED's ``attention_window``, a layer each: both sides of a token together.
+"""Longformer's and LED's ``attention_window``, one per layer: both sides of a token together.
 
 With a head on top, both of Longformer's layers have the first: layers that are alike are traced once.
 """

@@ -91,7 +91,7 @@ class Setup:
 
     Attributes:
         is_own: whether the model was trained with it; else it takes the place of dense attention.
-        inputs: of the graph, beside those of every model.
+        inputs: of the graph, in addition to those of every model.
         padding: how far rows may be padded; None for any length.
         remark: what the user has to know; None for nothing.
     """
@@ -163,7 +163,7 @@ class AttentionKind:
         return spec.partition(":")[0] in self.forms
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
-        """Declare options of its own beside ``--attention``."""
+        """Declare its options in addition to ``--attention``."""
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> Any | None:
         """What was asked for; None for nothing.

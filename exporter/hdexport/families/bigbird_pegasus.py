@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 
 class _Layer(torch.nn.Module):
-    """A layer of the original's parts, without its look for infinity in float16, a branch that no graph can have.
+    """A layer of the original's parts, without its search for infinity in float16, a branch that graphs cannot have.
 
     Args:
         original: a ``BigBirdPegasusEncoderLayer``.
-        attention: in the place of the original's.
+        attention: replaces the original's.
     """
 
     def __init__(self, original: Any, attention: SelfAttention) -> None:

@@ -74,7 +74,7 @@ class _Traced:
 
 
 class _Tracer:
-    """Stands in front of every layer during one export."""
+    """Intercepts the calls of all layers during one export."""
 
     def __init__(self) -> None:
         self._traced: list[_Traced] = []
@@ -143,7 +143,7 @@ def _with_tensors(values: list[Any], tensors: Sequence[torch.Tensor]) -> list[An
 
 
 def _describe_layer(layer: torch.nn.Module) -> Hashable:
-    """Also which of its weights are one and the same, of which the graph has one value."""
+    """Its description, and which of its weights are tied: the graph has one value of them."""
     seen: dict[int, int] = {}
     ties = tuple(seen.setdefault(id(weight), len(seen)) for weight in _weights(layer))
     return _describe(layer), ties

@@ -1,4 +1,4 @@
-"""The memory that a case takes beside the weights: what graphs and PyTorch put out, and attention scores."""
+"""The memory that a case takes besides the weights: outputs of graphs and PyTorch, and attention scores."""
 
 from __future__ import annotations
 

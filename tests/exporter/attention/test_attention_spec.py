@@ -88,7 +88,7 @@ def test_a_policy_is_one_of_two() -> None:
         "etc:block=64", "etc:global=2,random=3", "etc:global=2,tokens=a", "blocks:file=x.npz", "blocks:block=64",
     ],
 )  # fmt: skip
-def test_what_is_no_specification_is_answered_with_the_grammar(spec: str) -> None:
+def test_an_invalid_specification_is_answered_with_the_grammar(spec: str) -> None:
     with pytest.raises(InputError) as caught:
         attention_from_spec(spec)
     assert str(caught.value).startswith(f"--attention {spec} is not understood at ")

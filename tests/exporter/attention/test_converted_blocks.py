@@ -181,7 +181,7 @@ def test_layers_draw_blocks_of_their_own(tiny_bundles) -> None:
     assert (table[0] != table[1]).any()
 
 
-def test_a_list_of_all_blocks_is_dense_attention_and_one_of_none_is_nothing(tiny_bundles, tmp_path: Path) -> None:
+def test_a_list_of_all_blocks_is_dense_attention_and_one_of_few_is_not(tiny_bundles, tmp_path: Path) -> None:
     blocks = -(-300 // 8)
     every = np.tile(np.arange(blocks), (1, blocks, 1))
     files = {"every": np.full((1, blocks), blocks), "first": np.ones((1, blocks), np.int64)}

@@ -49,7 +49,7 @@ each_bundle = pytest.mark.parametrize(
 
 
 def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
-    """int64 [batch, tokens]: up to `count` real tokens a row are marked, fewer by one in each row, and all padding."""
+    """int64 [batch, tokens]: up to `count` real tokens per row are marked, one fewer in each row, and all padding."""
     generator = np.random.default_rng(count)
     marks = 1 - attention_mask
     for row, (mark, real) in enumerate(zip(marks, attention_mask, strict=True)):

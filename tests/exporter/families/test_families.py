@@ -93,7 +93,7 @@ def test_a_copy_of_a_family_has_its_graph(tiny_bundles, model_type: str, other: 
 
 
 def described(node: ir.Node) -> tuple[object, ...]:
-    """What a node does, and to what, but for the values of weights."""
+    """What a node does, and to what, without the values of weights."""
     attributes = sorted((name, str(attribute.value)) for name, attribute in node.attributes.items())
     inputs = [
         None if value is None else (value.name, value.dtype, str(value.shape), value.is_initializer())
@@ -135,7 +135,7 @@ def test_content_of_padding_does_not_change_the_answer(tiny_bundles, model_type:
         ("bert", {"attention": "window:16,global:5", "precision": "float16"}),
     ],
 )
-def test_a_row_of_nothing_but_padding_disturbs_no_other(
+def test_a_row_of_padding_alone_changes_no_other(
     tiny_bundles, model_type: str, options: dict[str, Any], padding: str
 ) -> None:
     """Rows beside one without any real token answer as they do alone, and nothing is NaN."""

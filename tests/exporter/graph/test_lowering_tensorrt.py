@@ -25,7 +25,7 @@ from support.attention_graphs import HEADS, Dense, attention_model
 from support.sparse_operators import PADDINGS, STATES, Window, token_kinds
 
 _BUILT = {("float16", False), ("bfloat16", True)}
-"""(dtype, whether there is a bias) that every run builds for each size of a head."""
+"""(dtype, whether there is a bias) that every run builds for each head size."""
 
 
 _DENSE = Dense(dtype="float16")
@@ -56,7 +56,7 @@ def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray
     return result
 
 
-@pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "bias a sequence"])
+@pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "a bias per sequence"])
 @pytest.mark.parametrize("kind", PADDINGS)
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 257])
 def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:

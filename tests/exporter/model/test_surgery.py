@@ -53,7 +53,7 @@ def gathers_from(model: ir.Model, part: str) -> int:
     [(name, "float32") for name in LEARNED_POSITIONS]
     + [nightly_unless(name in ("bert", "mpnet"), name, "float16") for name in LEARNED_POSITIONS if name not in COPIES],
 )
-def test_the_graphs_table_has_a_row_a_position_and_keeps_the_checkpoints(
+def test_the_graphs_table_has_a_row_per_position_and_keeps_the_checkpoints(
     tiny_bundles, model_type: str, precision: str
 ) -> None:
     bundle = tiny_bundles(model_type, precision=precision)

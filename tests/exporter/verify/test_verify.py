@@ -83,7 +83,7 @@ def test_the_comparison_refuses_wrong_answers(wrong: np.ndarray, half_precision:
     assert not compare(wrong, WANTED, half_precision=half_precision).passed
 
 
-def test_the_comparison_takes_rounding_and_no_more() -> None:
+def test_the_comparison_accepts_rounding_and_no_more() -> None:
     assert compare(WANTED + 0.9e-4, WANTED, half_precision=False).passed
     assert not compare(WANTED + 1.1e-4, WANTED, half_precision=False).passed
     assert compare(WANTED.astype(np.float16), WANTED, half_precision=True).passed

@@ -1,4 +1,4 @@
-"""Block-sparse attention of a model, and what it needs beside its description: tables of blocks, global embeddings."""
+"""Block-sparse attention of a model, with the tables of blocks and the global embeddings that it needs."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class BlockSetup(Setup):
             _wrap_in_blocks(model, self)
 
     def write(self, directory: Path) -> None:
-        """Write the tables and embeddings beside the graphs, for comparing the bundle with PyTorch."""
+        """Write the tables and embeddings next to the graphs, for comparing the bundle with PyTorch."""
         if self.listed_blocks is not None:
             np.save(directory / LISTED_BLOCKS_FILE, self.listed_blocks, allow_pickle=False)
         if self.global_embeddings is not None:

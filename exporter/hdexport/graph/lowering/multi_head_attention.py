@@ -34,7 +34,7 @@ SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)
 
 
 class Insertion:
-    """Puts nodes in front of a given one.
+    """Inserts nodes before a given one.
 
     Args:
         before: a node of the main graph.
@@ -104,7 +104,7 @@ def states_before_splitting(insertion: Insertion, node: onnx_ir.Node) -> list[on
     What does lie there, such as rotary positions, is no obstacle: keys and values may be split, queries are merged.
 
     Args:
-        insertion: in front of the node, for what is missing.
+        insertion: before the node, for what is missing.
         node: its first inputs are query, key and value, [batch, heads, tokens, head_dim].
     """
     heads = [value for value in node.inputs[:3] if value is not None]
@@ -121,7 +121,7 @@ def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_i
     """Query, key and value as [batch, tokens, heads, head_dim], from before they were turned, where they were.
 
     Args:
-        insertion: in front of the node, for what is missing.
+        insertion: before the node, for what is missing.
         node: its first inputs are query, key and value, [batch, heads, tokens, head_dim].
     """
     states = []
@@ -169,7 +169,7 @@ def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.
     """Let what reads a node's heads read merged ones; where it only swaps heads and tokens, nothing is swapped.
 
     Args:
-        insertion: in front of the node.
+        insertion: before the node.
         node: its output is [batch, heads, tokens, head_dim].
         merged: [batch, tokens, hidden], what takes its place.
     """

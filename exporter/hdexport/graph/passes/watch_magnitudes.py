@@ -45,7 +45,7 @@ _NO_LARGER = frozenset({
 """Operators whose results are no larger than what went in, which is a weight or watched where it was computed, or 1."""
 
 _NODE, _OPERATOR, _MODULE = "hdexport.node", "hdexport.operator", "hdexport.module"
-"""Metadata of nodes, which inlining hands on from a node to its body."""
+"""Metadata of nodes, which inlining copies from a node to its body."""
 
 _SCORES_DOMAIN, _SCORES = "hdexport.range", "LargestScore"
 
@@ -147,7 +147,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
 
 
 def _label(graph: onnx_ir.Graph) -> None:
-    """Write into each node what it is, for inlining to hand on."""
+    """Write into each node what it is, for inlining to copy."""
     for node, module in module_names(graph).items():
         operator = operator_of(node).name if node.domain == ONNX_DOMAIN else node.op_type
         node.metadata_props.update({_NODE: node.name or "", _OPERATOR: operator, _MODULE: module})

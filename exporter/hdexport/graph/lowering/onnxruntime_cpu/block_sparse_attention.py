@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-def lower_block_sparse_attention(model: onnx_ir.Model) -> int:
+def lower_block_sparse_attention(model: onnx_ir.Model) -> None:
     """Give the nodes ``BlockSparseAttention`` of a float32 graph their sequential bodies, in place.
 
     They read states as projections leave them, with tokens before heads.
-
-    Returns:
-        The number of nodes.
     """
     nodes = operator_nodes(model, "BlockSparseAttention")
     short_texts = ShortTexts()
@@ -42,7 +39,6 @@ def lower_block_sparse_attention(model: onnx_ir.Model) -> int:
             is_dense = short_texts.are_dense(insertion, node, longest)
             sparse = _choice(insertion, node, states, sparse, is_dense, name=f"blocks_{number}")
         replace_by_merged(insertion, node, merge_heads(insertion, insertion.insert(sparse)))
-    return len(nodes)
 
 
 def _sparse_node(model: onnx_ir.Model, node: onnx_ir.Node, states: Sequence[onnx_ir.Value]) -> onnx_ir.Node:

@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-def lower_dense_attention(model: onnx_ir.Model) -> int:
-    """Replace the nodes ``DenseAttention`` of a float32 graph, in place.
-
-    Returns:
-        The number of nodes.
-    """
+def lower_dense_attention(model: onnx_ir.Model) -> None:
+    """Replace the nodes ``DenseAttention`` of a float32 graph, in place."""
     nodes = operator_nodes(model, "DenseAttention")
     masks: dict[onnx_ir.Value, _Mask] = {}
     for number, node in enumerate(nodes):
@@ -37,7 +33,6 @@ def lower_dense_attention(model: onnx_ir.Model) -> int:
         if key_mask not in masks:
             masks[key_mask] = _Mask(insertion, key_mask)
         _lower(insertion, node, masks[key_mask], name=f"attention_{number}")
-    return len(nodes)
 
 
 class _Mask:
