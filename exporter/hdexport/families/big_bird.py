@@ -97,7 +97,7 @@ def forget_short_texts(model: PreTrainedModel) -> None:
 
 
 def own_blocks(model: Any, setup: BlockSetup | None) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:
-    """What the attention is, and the table of each layer; None and None where it is dense."""
+    """What the attention is, None where it is dense, and the table of each layer, if any."""
     layers = model.config.num_hidden_layers
     return (None, [None] * layers) if setup is None else (setup.spec, setup.tables(layers))
 

@@ -110,8 +110,9 @@ def extend_positions(
     """
     if not family.learned_positions:
         base, model.config.max_position_embeddings = int(model.config.max_position_embeddings), max_len
-        computed = Form.COMPUTED.value
-        return Positions(scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=computed)
+        return Positions(
+            scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=Form.COMPUTED.value
+        )
     embeddings = family.embeddings(model)
     first_row = family.first_row(model.config)
     table = embeddings.position_embeddings.weight.detach().numpy()

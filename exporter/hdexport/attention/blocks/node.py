@@ -44,7 +44,7 @@ def block_sparse_node(
         for head in range(query.shape[1]):
             one = slice(head, head + 1)
             table = listed_blocks if listed_blocks is None or len(listed_blocks) == 1 else listed_blocks[one]
-            states = (state[:, one] for state in (query, key, value))
+            states = (query[:, one], key[:, one], value[:, one])
             attended.append(block_sparse_attention(*states, token_mask, table, **attributes))
         return torch.cat(attended, dim=1)
     tables = () if listed_blocks is None else (listed_blocks,)
