@@ -167,10 +167,12 @@ def damaged_files(directory: Path) -> dict[str, Path]:
         "empty": b"",
         "cut": whole.read_bytes()[:-8],
         "cut in the header": whole.read_bytes()[:40],
-        "larger than the disk": whole.read_bytes().replace(b"(4, 6, 3)", b"(4, 6, 9)"),
+        "larger than the file": whole.read_bytes().replace(b"(4, 6, 3)", b"(4, 6, 9)"),
+        "larger than any memory": whole.read_bytes().replace(b"(4, 6, 3), }       ", b"(9, 999999999), }  "),
         "header without an end": whole.read_bytes().replace(b"}", b"("),
         "text": b"1 2 3\n",
         "pickle": pickle.dumps(_Attack()),
+        "archive of nothing": b"PK\x03\x04" + bytes(60),
         "cut archive": archive.read_bytes()[:-30],
         "damaged archive": bytes(byte ^ (40 < place < 400) for place, byte in enumerate(archive.read_bytes())),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions, fold_positions, fold_token_types
 from hdexport.model.tasks import Task
 from hdruntime.errors import InputError
+from support.answers import assert_answers, inputs_of
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.hugging_face import ALPHA, extended_rows
+from support.padded_batches import cases
 from support.tiny_models import BASE, COPIES, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 
 LEARNED_POSITIONS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
@@ -148,19 +151,13 @@ def test_the_factored_form_answers_as_the_folded_one(
     first_row = manifest.positions.first_row
     rows = sorted(len(value) for value in initializers(graph, "position_embeddings").values())
     assert rows == [-(-300 // BASE), first_row + BASE]
-    session = hdruntime.load(path, backend="onnxruntime", threads=1)
-    generator = np.random.default_rng(0)
-    for tokens in (1, 63, 64, 65, 128, 129, 300):
-        input_ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, tokens))
-        attention_mask = np.ones_like(input_ids)
-        attention_mask[1, : tokens // 2] = 0
-        input_ids[attention_mask == 0] = PAD_TOKEN_ID
-        got, expected = (
-            run(input_ids=input_ids, attention_mask=attention_mask)["last_hidden_state"][attention_mask == 1]
-            for run in (session, folded.session)
-        )
+    factored = dataclasses.replace(folded, path=path, manifest=manifest)
+    for tokens, name, *batch in cases((1, 63, 64, 65, 128, 129, 300), sizes=(3,)):
+        feeds = inputs_of(folded, *batch)
         # In float16 the two factors are rounded one by one.
-        assert_close(got, expected, atol=1e-5 if precision == "float32" else 2e-2)
+        atol = 1e-5 if precision == "float32" else 2e-2
+        case = (f"{tokens} tokens", name)
+        assert_answers(factored, feeds, folded.session(**feeds), atol=atol, graphs=["session"], case=case)
 
 
 def test_all_n_times_n_positions_take_two_small_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
