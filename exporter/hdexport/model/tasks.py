@@ -46,7 +46,7 @@ def task_from_name(name: str) -> Task | None:
     """The task of that name; None for ``auto``.
 
     Raises:
-        InputError: there is no such task; the message lists those there are.
+        InputError: there is no such task; the message lists the tasks.
     """
     if name == "auto":
         return None

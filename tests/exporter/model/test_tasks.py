@@ -38,7 +38,7 @@ def test_auto_leaves_the_choice_to_the_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["", "AUTO", "fill_mask", "text-generation"])
-def test_a_task_that_is_none_is_refused_with_those_there_are(name: str) -> None:
+def test_an_unknown_task_is_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(InputError, match=rf"no task '{name}'.\nChoose one of: auto, feature-extraction, .*answering"):
         task_from_name(name)
 
