@@ -31,7 +31,7 @@ from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
-from hdruntime.errors import BackendError, BackendUnavailableError, ExportError, MissingDependencyError
+from hdruntime.errors import BackendError, BackendUnavailableError, ExportError
 from support.attention_records import recorded
 from support.comparators import assert_close
 from support.tiny_models import WINDOWS, save_tiny_model
@@ -395,13 +395,6 @@ def test_optimum_is_asked_for_the_extended_checkpoint_and_the_task(
     assert Path(output).parent == case.folder
 
 
-def test_optimum_that_went_away_is_missed(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = workshop("bert")
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(MissingDependencyError, match=r"Install it with: pipx install 'optimum-onnx\[onnxruntime\]'"):
-        case.artefact("optimum")
-
-
 @pytest.mark.parametrize(
     ("of_bundle", "remark"),
     [
@@ -442,17 +435,6 @@ def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path
 @pytest.mark.slow
 def test_optimums_export_of_dense_attention_is_right(workshop: Any) -> None:
     assert_right(workshop("bert"), "optimum")
-
-
-@NEEDS_OPTIMUM
-@pytest.mark.slow
-def test_optimums_export_of_bigbird_is_dense_and_shows_it(workshop: Any) -> None:
-    case = workshop("big_bird")
-    manifest = open_bundle(case.subject.bundle).manifest
-    record = recorded(manifest, "blocks")
-    assert record is not None
-    assert "attends densely at every length" in (PEERS["optimum"].remark(manifest) or "")
-    assert_dense(case, "optimum", record.dense_tokens)
 
 
 @NEEDS_OPTIMUM

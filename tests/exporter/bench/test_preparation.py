@@ -77,14 +77,6 @@ def test_what_is_there_is_not_made_again(workshop: Any) -> None:
     assert [path.stat().st_mtime_ns for path in paths] == before
 
 
-def test_an_artefact_and_its_remark_are_told(workshop: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    case = workshop("bert")
-    assert case.prepare(kind="artefact", peer="torch", device="cpu") == 0
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert told["artefact"] == str(case.folder / "checkpoint")
-    assert told["remark"] is None
-
-
 def test_the_folder_that_peers_load_has_the_bundles_positions(workshop: Any) -> None:
     case = workshop("bert")
     made = checkpoint_folder(case.subject, case.folder)

@@ -59,7 +59,7 @@ def test_a_process_says_itself_how_it_ended() -> None:
 def test_a_result_that_is_no_json_object_is_a_failure(printed: str) -> None:
     outcome = run_code("import sys; print(sys.argv[1]); print('some hint', file=sys.stderr)", printed)
     assert (outcome.status, outcome.output) == (Status.FAILED, None)
-    assert outcome.reason == "Its last line of output is no JSON object. some hint"
+    assert outcome.reason == "Its last line of output is not a JSON object. some hint"
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_a_result_that_is_no_json_object_is_a_failure(printed: str) -> None:
         (
             "import os; os.kill(os.getpid(), 9)",
             Status.OUT_OF_MEMORY,
-            "It was killed (SIGKILL), as the kernel does where memory runs out.",
+            "It was killed (SIGKILL), as the kernel does when memory runs out.",
         ),
         (
             "import sys; sys.stderr.buffer.write(b'\\xff\\x00' + b'y' * 100_000); sys.exit(1)",

@@ -53,24 +53,11 @@ def test_a_case_in_a_process_of_its_own_has_all_figures(spec: CaseSpec) -> None:
         assert 0 <= memory.growth_bytes < memory.rss_bytes / 2
 
 
-def test_a_wrong_answer_is_measured_and_said(spec: CaseSpec, tmp_path: Path) -> None:
-    assert spec.expected is not None
-    for file in Path(spec.expected).iterdir():
-        np.save(tmp_path / file.name, np.load(file) + np.float32(1e-3))
-    _, figures = run_case(dataclasses.replace(spec, expected=str(tmp_path)), time_limit_s=_TIME_LIMIT_S)
-    assert figures is not None
-    assert figures.latencies_ms
-    assert figures.error is not None
-    assert not figures.error.passed
-    assert figures.error.max_abs_error == pytest.approx(1e-3, rel=0.1)
-
-
 def test_a_known_failure_is_its_message(spec: CaseSpec) -> None:
     outcome, figures = run_case(dataclasses.replace(spec, bundle="nowhere"), time_limit_s=_TIME_LIMIT_S)
     assert (outcome.status, figures) == (Status.FAILED, None)
-    assert outcome.reason is not None
-    assert "nowhere" in outcome.reason
-    assert "Traceback" not in outcome.reason
+    assert "nowhere" in (outcome.reason or "")
+    assert "Traceback" not in (outcome.reason or "")
 
 
 @needs_linux
@@ -213,16 +200,6 @@ def test_a_probe_of_memory_is_one_call(told: Told, spec: CaseSpec) -> None:
     assert "warm up" not in told.events
     assert len(figures.latencies_ms) == 1
     assert figures.error is None
-
-
-def test_a_case_that_fails_is_closed(told: Told, spec: CaseSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(call: object) -> None:
-        raise RuntimeError("no such kernel")
-
-    monkeypatch.setattr(worker, "warm_up", fail)
-    with pytest.raises(RuntimeError, match="no such kernel"):
-        measured(spec)
-    assert told.events[-1] == "close"
 
 
 @pytest.mark.parametrize("is_listed", [True, False])

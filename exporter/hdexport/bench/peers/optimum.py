@@ -15,16 +15,12 @@ from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_o
 from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, export_remark, not_installed, runs_in_half
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import ExportError, MissingDependencyError
+from hdruntime.errors import ExportError
 
 _COMMAND = "optimum-cli"
 
 _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
-"""It wants transformers 4, and hdexport 5: it lives in an environment of its own."""
-
-_ERROR_LINES = 1
-"""Of what it says when it fails; the reason is at the end."""
-
+"""It needs transformers 4, and hdexport 5: it runs in an environment of its own."""
 
 _EXAMPLE_TOKENS = 16
 """Of the texts that it exports models with, unless told otherwise."""
@@ -70,14 +66,11 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
         command += ["--library-name", "transformers"]
     if runs_in_half(device, manifest):
         command += ["--device", "cuda", "--dtype", {"float16": "fp16", "bfloat16": "bf16"}[manifest.dtype]]
-    try:
-        done = subprocess.run([*command, str(directory)], capture_output=True, text=True, errors="replace")
-    except FileNotFoundError:
-        raise MissingDependencyError(f"{_COMMAND} is not on the PATH.\nInstall it with: {_INSTALL}") from None
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, errors="replace")
     said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if done.returncode:
         raise ExportError(
-            f"{_COMMAND} ended with exit code {done.returncode}: {' '.join(said[-_ERROR_LINES:]) or 'it says nothing'}"
+            f"{_COMMAND} ended with exit code {done.returncode}: {said[-1] if said else 'it says nothing'}"
         )
     if not (directory / MODEL_FILE).is_file():
         made = ", ".join(sorted(path.name for path in directory.iterdir())) or "nothing"

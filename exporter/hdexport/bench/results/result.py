@@ -41,9 +41,10 @@ class Series:
         name: what tables and plots call it; unique.
         runner: a backend of the runtime (``onnxruntime``, ...) or a peer (``torch``, ...).
         bundle: the bundle's directory; of a peer, the bundle whose model it runs.
-        is_peer: whether it is somebody else's way to run the model.
-        remark: what a reader has to know of it ("knows no windows: its attention is dense"), else None.
+        is_peer: whether it is another library's way to run the model.
+        remark: what a reader has to know ("knows no windows: its attention is dense"), else None.
         unavailable: why it could not run here, with the command that installs it; None where it ran.
+        model: the model's name; None in results that do not record it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Series:
     is_peer: bool
     remark: str | None = None
     unavailable: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

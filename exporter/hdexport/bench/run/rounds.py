@@ -16,7 +16,7 @@ from pathlib import Path
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, CaseResult, LargestBatch, Series, Status
-from hdexport.bench.run.budget import find_largest_batch
+from hdexport.bench.run.budget import Probe, largest_batch, probe_case
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
 from hdexport.bench.run.prepared import Preparation
 from hdexport.bench.run.record import CaseRecord
@@ -172,12 +172,14 @@ class Bench:
             can_run = planned.is_available and self._prepared.failure(planned) is None
             if can_run and tokens <= planned.bundle.manifest.max_len:
                 self._watcher.step(f"Largest batch of {tokens} tokens, {planned.series.name}")
-                found = find_largest_batch(
-                    functools.partial(self._spec, planned, tokens=tokens),
-                    series=planned.series.name,
-                    tokens=tokens,
+                found = largest_batch(
+                    functools.partial(self._probe, planned, tokens, budget_bytes),
                     budget_bytes=budget_bytes,
-                    probe_limit_s=self._options.time_limit_s,
                     time_limit_s=_SEARCH_LIMITS * self._options.time_limit_s,
                 )
-                self._largest_batches.append(found)
+                about = {"series": planned.series.name, "tokens": tokens, "budget_bytes": budget_bytes}
+                self._largest_batches.append(LargestBatch(**about, **found._asdict()))
+
+    def _probe(self, planned: PlannedSeries, tokens: int, budget_bytes: int, batch: int) -> Probe:
+        spec = self._spec(planned, batch, tokens)
+        return probe_case(spec, budget_bytes=budget_bytes, time_limit_s=self._options.time_limit_s)
