@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import pytest
 from scipy import stats
@@ -13,26 +12,9 @@ from hdexport.bench.results.compare import ChangeKind, ResultComparison, compare
 from hdexport.bench.results.compare_text import comparison_lines
 from hdexport.bench.results.noise import ASSUMED_SPREAD, FALSE_ALARMS, noise_of, threshold
 from hdexport.bench.results.result import BenchResult, CaseResult, Series, Status
-from support.sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result
+from support.sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result, slower, with_cases
 
 SEEDS = 60
-
-
-def with_cases(result: BenchResult, change: Callable[[CaseResult], CaseResult]) -> BenchResult:
-    return dataclasses.replace(result, cases=tuple(map(change, result.cases)))
-
-
-def slower(result: BenchResult, factor: float, *series: str) -> BenchResult:
-    """Some series take longer."""
-
-    def change(case: CaseResult) -> CaseResult:
-        if case.latency is None or case.series not in series:
-            return case
-        rounds = tuple(factor * p50_ms for p50_ms in case.latency.rounds_p50_ms)
-        latency = dataclasses.replace(case.latency, p50_ms=factor * case.latency.p50_ms, rounds_p50_ms=rounds)
-        return dataclasses.replace(case, latency=latency)
-
-    return with_cases(result, change)
 
 
 def without_peers(result: BenchResult) -> BenchResult:

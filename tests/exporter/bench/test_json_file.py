@@ -12,7 +12,7 @@ import pytest
 
 from hdexport.bench.results import result as results
 from hdexport.bench.results.json_file import read_result, write_result
-from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, PeakMemory, Ratio, Status
+from hdexport.bench.results.result import SCHEMA_VERSION, Ratio, Status
 from hdexport.bench.write import write_results
 from hdruntime.errors import HdexportError, InputError
 from support.sample_results import sample_result

@@ -17,9 +17,9 @@ from fakes.recording_runner import RecordingRunner
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.results.result import OutputError
 from hdexport.bench.run import opening
-from hdexport.bench.run.expected import read_rows, write_rows
+from hdexport.bench.run.expected import write_rows
 from hdexport.bench.run.opening import open_case, wrong_by
-from hdruntime.errors import BackendError, InputError, OutOfMemoryError
+from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.session import Session
 
 Outputs = dict[str, np.ndarray]

@@ -10,7 +10,7 @@ from hdexport.bench.results.figure_text import bytes_text, case_state, ms_text
 from hdexport.bench.results.result import BenchResult, CaseResult, Series, Status
 
 _FEWEST_ROUNDS = 3
-"""Fewer do not show how much processes differ."""
+"""Fewer do not show how much rounds differ."""
 
 _PEERS = {
     "torch": "PyTorch",
@@ -36,7 +36,7 @@ def headline(result: BenchResult) -> str:
     subject = f"{ours.name}: " if len(bundles) > 1 else ""
     wrong = [case for case in _cases(result, ours) if case_state(case) == "wrong"]
     if wrong:
-        return f"{subject}wrong answers at {_where(wrong)}"
+        return f"{subject}Wrong answers at {_where(wrong)}"
     peers = [series for series in result.series if series.is_peer]
     for peer in sorted(peers, key=lambda series: series.runner != "torch"):
         pairs = [(case, other) for case in _cases(result, ours) if (other := _right(result, peer, case)) is not None]
@@ -88,14 +88,14 @@ def _speed(case: CaseResult, other: CaseResult) -> str:
     assert other.latency is not None
     ratio = case.latency.over(other.latency)
     factor = _factor_text(max(ratio.value, 1 / ratio.value))
-    if ratio.least <= 1 <= ratio.most or factor == "1":
+    if ratio.least <= 1 <= ratio.most or factor == "1.0":
         return "About as fast as"
     return f"{factor} times as fast as" if ratio.value < 1 else f"Takes {factor} times as long as"
 
 
 def _factor_text(factor: float) -> str:
-    """Two digits, or the whole number."""
-    return f"{factor:.2g}" if factor < 99.5 else f"{factor:.0f}"
+    """``0.46``, ``2.1``, ``34``."""
+    return f"{factor:.{2 if factor < 0.995 else 1 if factor < 9.95 else 0}f}"
 
 
 def _memory_ratio(case: CaseResult, other: CaseResult) -> str:
