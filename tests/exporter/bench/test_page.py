@@ -386,7 +386,7 @@ def nasty_result() -> BenchResult:
     result = of_one_batch(sample_result(lengths=(1024,)))
     renamed = {OURS: NASTY}
     series = tuple(
-        dataclasses.replace(series, name=renamed.get(series.name, series.name), bundle=NASTY, remark=NASTY)
+        dataclasses.replace(series, name=renamed.get(series.name, series.name), bundle=NASTY, model=NASTY, remark=NASTY)
         for series in result.series
     )
     cases = tuple(dataclasses.replace(case, series=renamed.get(case.series, case.series)) for case in result.cases)
@@ -406,7 +406,7 @@ def test_no_text_becomes_markup(browser: Browser, tmp_path: Path) -> None:
         assert found.complaints == []
         assert found.page.title() != "taken"
         assert found.page.locator("script").count() == 2
-        assert found.page.locator("h1").inner_text() == NASTY
+        assert found.page.locator(".eyebrow").inner_text() == NASTY
         assert found.page.locator("pre").inner_text() == NASTY
         assert lines(found.page, "latency-1") == len(MEASURED) - 1
         found.page.locator("#chart-latency-1 g.mark-symbol.role-mark path").first.hover()

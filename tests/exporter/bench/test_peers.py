@@ -425,9 +425,9 @@ def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path
     model = ir.load(graph)
     next(value for value in model.graph.inputs if value.name == "token_type_ids").name = "segment_ids"
     ir.save(model, tmp_path / "renamed.onnx", external_data="renamed.onnx.data")
-    with pytest.raises(ExportError, match="wants segment_ids, which the model has no such input for"):
+    with pytest.raises(ExportError, match="needs the inputs segment_ids; the model has none of that name"):
         open_case(feature.spec("optimum", 1, 65, tmp_path / "renamed.onnx"))
-    with pytest.raises(ExportError, match="gives last_hidden_state, and none of what the bundle gives"):
+    with pytest.raises(ExportError, match="gives last_hidden_state, and none of the bundle's outputs"):
         open_case(workshop("roberta", "question-answering").spec("optimum", 1, 65, graph))
 
 

@@ -8,11 +8,10 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, export_remark, not_installed, runs_in_half
+from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider, staged_export
+from hdexport.bench.peers.peer import Prepared, not_installed, runs_in_half
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError
@@ -21,26 +20,20 @@ _COMMAND = "optimum-cli"
 
 _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
 """It needs transformers 4, and hdexport 5: it runs in an environment of its own."""
-
 _EXAMPLE_TOKENS = 16
-"""Of the texts that it exports models with, unless told otherwise."""
+"""Of the texts that it exports models with by default."""
 
 
-class Optimum:
-    """See `hdexport.bench.peers.peer.Peer`; the artefact is an ONNX file."""
+class Optimum(OnnxPeer):
+    """See `Peer`."""
 
     name = "optimum"
-    has_artefact = True
+    example_tokens = _EXAMPLE_TOKENS
 
     def unavailable(self, manifest: Manifest) -> str | None:
-        """Where its command is not on the PATH, or there is no PyTorch to extend the checkpoint with."""
         if shutil.which(_COMMAND) is None:
             return f"{_COMMAND} is not on the PATH: {_INSTALL}"
         return not_installed("torch", "transformers", "safetensors", "onnx", install="pip install 'hdexport[export]'")
-
-    def remark(self, manifest: Manifest) -> str | None:
-        """What of the bundle's attention it does not know."""
-        return export_remark(manifest, _EXAMPLE_TOKENS)
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Export the extended checkpoint; the remark says which inputs and outputs the graph lacks."""
@@ -51,11 +44,6 @@ class Optimum:
         with staged_export(output) as directory:
             _export(checkpoint, manifest, directory, device=device)
         return Prepared(artefact=output / MODEL_FILE, remark=_remark(output / MODEL_FILE, manifest))
-
-    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the file."""
-        assert spec.artefact is not None
-        return open_onnx(Path(spec.artefact), spec, manifest, inputs)
 
 
 def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: str) -> None:

@@ -14,7 +14,6 @@ import numpy as np
 from hdexport.bench.measure.processes import Outcome, run_process
 from hdexport.bench.measure.roofline import Work
 from hdexport.bench.measure.subject import Subject
-from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Ceilings, Status
 from hdexport.bench.run.plan import Plan, PlannedSeries
 from hdexport.bench.run.preparation import expected_path, inputs_path, prepare_command
@@ -160,10 +159,9 @@ class Preparation:
             self._notes.append(f"{', '.join(failed)} tokens were not compared with PyTorch, which failed: {reason}")
 
     def _make_artefact(self, planned: PlannedSeries) -> None:
-        if PEERS[planned.series.runner].has_artefact:
-            self._watcher.step(f"Preparing {planned.series.name}")
-            what = {"kind": "artefact", "peer": planned.series.runner, "device": planned.device}
-            self._artefacts[planned.series.name] = self._prepare(planned.subject, what)
+        self._watcher.step(f"Preparing {planned.series.name}")
+        what = {"kind": "artefact", "peer": planned.series.runner, "device": planned.device}
+        self._artefacts[planned.series.name] = self._prepare(planned.subject, what)
 
     def _count_work(self, subject: Subject) -> None:
         self._watcher.step("Counting operations")
@@ -188,7 +186,7 @@ class Preparation:
     def _output(self, what: str, module: str, arguments: Sequence[str]) -> dict[str, Any] | None:
         outcome = run_process(["-m", module, *arguments], time_limit_s=_TIME_LIMIT_S)
         if outcome.status is not Status.OK:
-            self._notes.append(f"There is no roofline: {what} could not be had: {outcome.reason}")
+            self._notes.append(f"There is no roofline: measuring the {what} failed: {outcome.reason}")
         return outcome.output if outcome.status is Status.OK else None
 
 
