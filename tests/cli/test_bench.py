@@ -245,7 +245,7 @@ def wait_for(pid: int, module: str, count: int) -> set[int]:
     def have_begun() -> bool:
         for process in psutil.Process(pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):
-                if f"hdexport.bench.run.{module}" in process.cmdline()[:4]:
+                if any(part.startswith(f"hdexport.bench.run.{module}:") for part in process.cmdline()[:4]):
                     found.add(process.pid)
         return len(found) >= count
 

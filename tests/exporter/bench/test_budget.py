@@ -158,12 +158,12 @@ def test_on_a_gpu_the_budget_is_of_its_memory_and_the_hosts_is_not_bounded(
     asked: list[tuple[CaseSpec, int | None]] = []
     memory = PeakMemory(rss_bytes=9, growth_bytes=1, vram_bytes=5)
 
-    def run_case(case: CaseSpec, *, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Outcome, CaseFigures]:
-        asked.append((case, memory_limit_bytes))
+    def run_here(call: Any, *, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Outcome, CaseFigures]:
+        asked.append((*call.args, memory_limit_bytes))
         ended = Outcome(status=Status.OK, output={}, reason=None, peak_rss_bytes=9)
         return ended, CaseFigures(latencies_ms=(1.0,), is_stable=False, memory=memory, error=None)
 
-    monkeypatch.setattr(budget, "run_case", run_case)
+    monkeypatch.setattr(budget, "run_function", run_here)
     on_gpu = dataclasses.replace(spec, device="cuda")
     assert probe_case(on_gpu, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=5)
     assert probe_case(spec, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=9)

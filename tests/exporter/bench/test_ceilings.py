@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import io
-import json
 import logging
-from collections.abc import Iterator
-from contextlib import redirect_stdout
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,18 +11,17 @@ import torch
 
 from hdexport.bench.measure import ceilings
 from hdexport.bench.measure.ceilings import measured_ceilings, replayed_ms, times_ms
+from hdexport.bench.measure.remote import run_function
 from hdexport.bench.results.result import Ceilings
 from hdruntime.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def measured() -> Iterator[Ceilings]:
-    """Of one thread, as the program prints them."""
-    threads, printed = torch.get_num_threads(), io.StringIO()
-    with redirect_stdout(printed):
-        assert ceilings.main(["--device", "cpu", "--threads", "1"]) == 0
-    yield Ceilings(**json.loads(printed.getvalue()))
-    torch.set_num_threads(threads)
+def measured() -> Ceilings:
+    """Of one thread, in a process of its own."""
+    outcome, found = run_function(partial(measured_ceilings, "cpu", threads=1), time_limit_s=120)
+    assert found is not None, outcome.reason
+    return found
 
 
 def test_the_ceilings_of_a_cpu_are_such_as_cpus_have(measured: Ceilings) -> None:

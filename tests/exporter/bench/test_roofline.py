@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -188,16 +185,6 @@ def test_work_that_is_not_understood_is_not_left_out(
     seal(path, built.manifest)
     with pytest.raises(ExportError, match=message):
         work_of(path, batch=1, tokens=64)
-
-
-def test_the_program_prints_the_work_of_every_shape(layer: Any) -> None:
-    command = [sys.executable, "-m", "hdexport.bench.measure.roofline", str(layer.path), "1x64", "2x128"]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    printed = {shape: Work(**work) for shape, work in json.loads(done.stdout).items()}
-    assert printed == {
-        "1x64": work_of(layer.path, batch=1, tokens=64),
-        "2x128": work_of(layer.path, batch=2, tokens=128),
-    }
 
 
 def test_what_takes_longer_bounds_the_latency() -> None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +17,13 @@ from typing import Any
 import pytest
 
 from hdexport.bench.measure.calls import WarmUp
-from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.measure.processes import Outcome, run_process
+from hdexport.bench.measure.remote import run_function
 from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError, Status
 from hdexport.bench.run import worker
-from hdexport.bench.run.worker import measured, run_case
+from hdexport.bench.run.worker import measured
 
 needs_linux = pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
 
@@ -34,8 +37,12 @@ def spec(workshop: Callable[..., Any]) -> CaseSpec:
     return dataclasses.replace(made, least_runs=4, least_seconds=0.01)
 
 
+def run_case(spec: CaseSpec, **limits: Any) -> tuple[Outcome, CaseFigures | None]:
+    return run_function(partial(measured, spec), time_limit_s=_TIME_LIMIT_S, **limits)
+
+
 def test_a_case_in_a_process_of_its_own_has_all_figures(spec: CaseSpec) -> None:
-    outcome, figures = run_case(spec, time_limit_s=_TIME_LIMIT_S)
+    outcome, figures = run_case(spec)
     assert (outcome.status, outcome.reason) == (Status.OK, None)
     assert figures is not None
     assert len(figures.latencies_ms) >= 4
@@ -53,7 +60,7 @@ def test_a_case_in_a_process_of_its_own_has_all_figures(spec: CaseSpec) -> None:
 
 
 def test_a_known_failure_is_its_message(spec: CaseSpec) -> None:
-    outcome, figures = run_case(dataclasses.replace(spec, bundle="nowhere"), time_limit_s=_TIME_LIMIT_S)
+    outcome, figures = run_case(dataclasses.replace(spec, bundle="nowhere"))
     assert (outcome.status, figures) == (Status.FAILED, None)
     assert "nowhere" in (outcome.reason or "")
     assert "Traceback" not in (outcome.reason or "")
@@ -61,7 +68,7 @@ def test_a_known_failure_is_its_message(spec: CaseSpec) -> None:
 
 @needs_linux
 def test_a_case_that_takes_more_memory_than_it_may_is_out_of_memory(spec: CaseSpec) -> None:
-    outcome, figures = run_case(spec, time_limit_s=_TIME_LIMIT_S, memory_limit_bytes=20_000_000)
+    outcome, figures = run_case(spec, memory_limit_bytes=20_000_000)
     assert (outcome.status, figures) == (Status.OUT_OF_MEMORY, None)
 
 
@@ -69,6 +76,7 @@ _CASE = """
 import os, resource, sys
 from pathlib import Path
 import numpy as np
+from hdexport.bench.measure import remote
 from hdexport.bench.run import worker
 from hdexport.bench.peers.peer import OpenCase
 
@@ -80,7 +88,7 @@ def little_memory():
 {open_case}
 
 worker.open_case = open_case
-worker.main(sys.argv[1:])
+remote.main(sys.argv[1:])
 """
 
 _ONNXRUNTIME = """
@@ -115,11 +123,10 @@ def open_case(spec):
 """
 
 
-def run_with(open_case: str, spec: CaseSpec, folder: Path) -> Outcome:
-    """A worker that opens something else."""
-    (folder / "case.json").write_text(json.dumps(dataclasses.asdict(spec)))
-    code = _CASE.replace("{open_case}", open_case)
-    return run_process(["-c", code, str(folder / "case.json")], time_limit_s=_TIME_LIMIT_S)
+def command_of(open_case: str, spec: CaseSpec, folder: Path) -> list[str]:
+    """A process that opens something else."""
+    (folder / "call.pickle").write_bytes(pickle.dumps(partial(measured, spec)))
+    return ["-c", _CASE.replace("{open_case}", open_case), "a case", str(folder)]
 
 
 @needs_linux
@@ -135,17 +142,16 @@ def test_what_frameworks_raise_without_memory_is_out_of_memory(
     open_case: str, said: str, workshop: Callable[..., Any], tmp_path: Path
 ) -> None:
     spec = workshop("bert").spec("onnxruntime", 64, 300)
-    outcome = run_with(open_case, spec, tmp_path)
+    outcome = run_process(command_of(open_case, spec, tmp_path), time_limit_s=_TIME_LIMIT_S)
     assert outcome.status is Status.OUT_OF_MEMORY
     assert outcome.reason is not None
     assert said in outcome.reason
 
 
 def test_what_frameworks_print_is_not_in_the_result(spec: CaseSpec, tmp_path: Path) -> None:
-    (tmp_path / "case.json").write_text(json.dumps(dataclasses.asdict(dataclasses.replace(spec, expected=None))))
-    command = [sys.executable, "-c", _CASE.replace("{open_case}", _NOISY), str(tmp_path / "case.json")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=_TIME_LIMIT_S)
-    assert len(json.loads(done.stdout)["latencies_ms"]) >= 4
+    command = command_of(_NOISY, dataclasses.replace(spec, expected=None), tmp_path)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=_TIME_LIMIT_S)
+    assert json.loads(done.stdout) == {}
     assert "Python's" in done.stderr
     assert "C++'s" in done.stderr
 

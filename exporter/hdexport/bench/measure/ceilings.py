@@ -1,18 +1,11 @@
-"""What a machine reaches at best: the rate of large matrix products and the bandwidth of large copies.
-
-As a program, it prints `Ceilings` as JSON: ``python -m hdexport.bench.measure.ceilings --device cpu --dtype float32``.
-"""
+"""What a machine reaches at best: the rate of large matrix products and the bandwidth of large copies."""
 
 from __future__ import annotations
 
 __all__ = ["DTYPES", "measured_ceilings", "replayed_ms", "times_ms"]
 
-import argparse
-import json
 import logging
-import sys
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -133,19 +126,6 @@ def replayed_ms(call: Callable[[], Any], *, least_s: float = _LEAST_SECONDS) -> 
     return _replays(torch, graph, flush, min(max(runs, _LEAST_RUNS), _MOST_RUNS))
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print the ceilings as JSON; the result is the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m hdexport.bench.measure.ceilings", description=__doc__.partition("\n")[0]
-    )
-    parser.add_argument("--device", choices=tuple(_PRODUCTS), default="cpu")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
-    parser.add_argument("--threads", type=int)
-    options = parser.parse_args(arguments)
-    print(json.dumps(asdict(measured_ceilings(options.device, options.dtype, options.threads))))
-    return 0
-
-
 def _rate_of_product(torch: Any, rows: int, summed: int, columns: int, *, device: str, dtype: str) -> float:
     """Floating-point operations a second."""
     element = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
@@ -224,7 +204,3 @@ def _replays(torch: Any, graph: torch.cuda.CUDAGraph, flush: torch.Tensor, count
         end.record()
     torch.cuda.synchronize()
     return [start.elapsed_time(end) for start, end in marks]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -83,7 +83,8 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
         with _guarded(arguments, stdout, stderr) as guard:
             memory = _Memory(guard.pid)
             stopped = _follow(guard, memory, time_limit_s, _ceiling_bytes(memory_limit_bytes))
-        output, found = None, stopped
+        output = None
+        found: tuple[Status, str | None] | None = stopped
         if stopped is None:
             output = _last_json(_tail(stdout, _STDOUT_BYTES)) if guard.returncode == 0 else None
             found = _bad_end(guard.returncode, _last_words(_tail(stderr, _STDERR_BYTES))) if output is None else None

@@ -1,16 +1,10 @@
-"""What a model must at least compute and move for a batch, counted in its portable graph, and how near a run came.
-
-As a program, it prints the work of several shapes as JSON:
-``python -m hdexport.bench.measure.roofline BUNDLE 1x512 8x512``.
-"""
+"""What a model must at least compute and move for a batch, counted in its portable graph, and how near a run came."""
 
 from __future__ import annotations
 
-__all__ = ["Work", "roofline", "work_of"]
+__all__ = ["Work", "roofline", "work_of", "works_of"]
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -119,15 +113,9 @@ def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
     return Roofline(**asdict(work), bound_ms=bound_ms, fraction=bound_ms / p50_ms)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print ``{"1x512": {"flops": ...}, ...}`` for a bundle and shapes; the result is the exit status."""
-    bundle_path, *shapes = arguments
-    counted = {}
-    for shape in shapes:
-        batch, tokens = map(int, shape.split("x"))
-        counted[shape] = asdict(work_of(Path(bundle_path), batch=batch, tokens=tokens))
-    print(json.dumps(counted))
-    return 0
+def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Work]:
+    """`work_of` of several shapes, (batch, tokens) each."""
+    return {(batch, tokens): work_of(bundle_path, batch=batch, tokens=tokens) for batch, tokens in shapes}
 
 
 def _decisive(node: onnx_ir.Node) -> dict[str, Any]:
@@ -231,7 +219,3 @@ def _sizes(value: onnx_ir.Value | None) -> list[int]:
             "Please report the model and the versions that `hdexport doctor` prints."
         )
     return [int(size) for size in value.shape]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -30,9 +30,9 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One series; `index` is its number."""
+    """One series."""
 
-    index: int
+    number: int
     series: str
     cells: list[Cell]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["MOST_TEXTS", "Found", "Probe", "bytes_from", "largest_batch", "probe_case"]
 
 import dataclasses
+import functools
 import logging
 import math
 import re
@@ -14,8 +15,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.remote import run_function
 from hdexport.bench.results.result import Status
-from hdexport.bench.run.worker import run_case
+from hdexport.bench.run.worker import measured
 from hdruntime.errors import InputError
 
 logger = logging.getLogger(__name__)
@@ -89,7 +91,9 @@ def probe_case(spec: CaseSpec, *, budget_bytes: int, time_limit_s: float) -> Pro
     """
     probe = dataclasses.replace(spec, expected=None, least_runs=1, least_seconds=0.0)
     limit = budget_bytes if spec.device == "cpu" else None
-    outcome, figures = run_case(probe, time_limit_s=time_limit_s, memory_limit_bytes=limit)
+    outcome, figures = run_function(
+        functools.partial(measured, probe), time_limit_s=time_limit_s, memory_limit_bytes=limit
+    )
     if figures is None:
         return Probe(status=outcome.status, reason=outcome.reason)
     peak_bytes = figures.memory.rss_bytes if spec.device == "cpu" else figures.memory.vram_bytes

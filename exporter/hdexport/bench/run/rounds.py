@@ -15,13 +15,14 @@ from pathlib import Path
 
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.remote import run_function
 from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, CaseResult, LargestBatch, Series, Status
 from hdexport.bench.run.budget import Probe, largest_batch, probe_case
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
 from hdexport.bench.run.prepared import Preparation
 from hdexport.bench.run.record import CaseRecord
 from hdexport.bench.run.watcher import Watcher
-from hdexport.bench.run.worker import run_case
+from hdexport.bench.run.worker import measured
 
 _LEAST_RUNS = 10
 """Timed runs of a case, over all its rounds."""
@@ -147,7 +148,7 @@ class Bench:
             record.end(Status.FAILED, failure)
             return
         spec = self._spec(planned, batch, tokens)
-        outcome, figures = run_case(spec, time_limit_s=self._options.time_limit_s)
+        outcome, figures = run_function(functools.partial(measured, spec), time_limit_s=self._options.time_limit_s)
         if figures is None:
             record.end(outcome.status, outcome.reason or "It gave no reason.")
         else:
@@ -177,8 +178,11 @@ class Bench:
                     budget_bytes=budget_bytes,
                     time_limit_s=_SEARCH_LIMITS * self._options.time_limit_s,
                 )
-                about = {"series": planned.series.name, "tokens": tokens, "budget_bytes": budget_bytes}
-                self._largest_batches.append(LargestBatch(**about, **found._asdict()))
+                self._largest_batches.append(
+                    LargestBatch(
+                        series=planned.series.name, tokens=tokens, budget_bytes=budget_bytes, **found._asdict()
+                    )
+                )
 
     def _probe(self, planned: PlannedSeries, tokens: int, budget_bytes: int, batch: int) -> Probe:
         spec = self._spec(planned, batch, tokens)
