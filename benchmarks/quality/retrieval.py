@@ -12,8 +12,8 @@ query has one right document, and its rank by cosine counts. There are three kin
 
 A sentence that stands in several documents, for some topics contain others, or twice in one is no query.
 
-Each kind is asked among the long topics alone and among all topics, short ones included. MRR and nDCG look at the first
-ten documents. Differences from truncation at 512 tokens are paired, with bootstrap intervals of 95 % that draw
+Each kind is asked among the long topics alone and among all topics, short ones included. MRR looks at the first ten
+documents. Differences from truncation at 512 tokens are paired, with bootstrap intervals of 95 % that draw
 documents, not queries, since queries of one document are alike: an interval around 0 is noise. Nothing is timed.
 """
 
@@ -246,13 +246,11 @@ def results_of(
             answers = np.array(kind.answers)
             ranks = {name: ranks_of(of[kind.kind], answers, kept) for name, of in similarities.items()}
             for name in similarities:
-                entry: dict[str, Any] = {"collection": collection, "kind": kind.kind, "variant": name}
-                for metric, score in (("mrr", reciprocal_ranks), ("ndcg", discounted_gains)):
-                    scores, baseline = score(ranks[name]), score(ranks[BASELINE])
-                    entry[metric] = float(scores.mean())
-                    entry[f"{metric}_interval"] = interval(scores, answers)
-                    entry[f"{metric}_difference"] = float((scores - baseline).mean())
-                    entry[f"{metric}_difference_interval"] = interval(scores - baseline, answers)
+                scores, baseline = reciprocal_ranks(ranks[name]), reciprocal_ranks(ranks[BASELINE])
+                entry = {"collection": collection, "kind": kind.kind, "variant": name, "mrr": float(scores.mean())}
+                entry["mrr_interval"] = interval(scores, answers)
+                entry["mrr_difference"] = float((scores - baseline).mean())
+                entry["mrr_difference_interval"] = interval(scores - baseline, answers)
                 entries.append(entry)
     return entries
 
@@ -272,11 +270,6 @@ def ranks_of(similarities: FloatArray, answers: npt.NDArray[np.int64], kept: npt
 def reciprocal_ranks(ranks: FloatArray) -> FloatArray:
     """1 / rank, 0 behind the cutoff; their mean is MRR@10."""
     return np.where(ranks <= CUTOFF, 1 / ranks, 0.0)
-
-
-def discounted_gains(ranks: FloatArray) -> FloatArray:
-    """1 / log2(1 + rank), 0 behind the cutoff; with one right document the best is 1, so their mean is nDCG@10."""
-    return np.where(ranks <= CUTOFF, 1 / np.log2(1 + ranks), 0.0)
 
 
 def interval(scores: FloatArray, groups: npt.NDArray[np.int64]) -> tuple[float, float]:
@@ -325,18 +318,12 @@ def _report(result: Mapping[str, Any]) -> None:
     for collection in result["collections"]:
         for kind, number in result["queries"].items():
             print(f"\n{collection}, {kind}: {number} queries")
-            print(f"  {'':<30} MRR@10  difference from {BASELINE}  nDCG@10  difference")
+            print(f"  {'':<30} MRR@10  difference from {BASELINE}")
             for entry in result["results"]:
                 if (entry["collection"], entry["kind"]) == (collection, kind):
-                    print(f"  {entry['variant']:<30} {_cells(entry)}")
-
-
-def _cells(entry: Mapping[str, Any]) -> str:
-    cells = []
-    for metric in ("mrr", "ndcg"):
-        low, high = entry[f"{metric}_difference_interval"]
-        cells.append(f"{entry[metric]:.3f}  {entry[f'{metric}_difference']:+.3f} ({low:+.3f} to {high:+.3f})")
-    return "   ".join(cells)
+                    low, high = entry["mrr_difference_interval"]
+                    difference = f"{entry['mrr_difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+                    print(f"  {entry['variant']:<30} {entry['mrr']:.3f}  {difference}")
 
 
 if __name__ == "__main__":

@@ -21,11 +21,9 @@ def test_the_rank_of_the_right_document_counts_from_the_most_similar_and_ties_ea
     assert retrieval.ranks_of(similarities, answers, np.arange(3)).tolist() == [1, 2, 3]
 
 
-def test_mrr_and_ndcg_are_those_computed_by_hand() -> None:
+def test_mrr_is_that_computed_by_hand() -> None:
     ranks = np.array([1.0, 2.0, 3.0, 10.0, 11.0])
     assert retrieval.reciprocal_ranks(ranks).tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 10, 0])
-    # 1 / log2(2), 1 / log2(3), 1 / log2(4), 1 / log2(11)
-    assert retrieval.discounted_gains(ranks).tolist() == pytest.approx([1, 0.630930, 0.5, 0.289065, 0], abs=1e-6)
 
 
 def test_an_interval_draws_documents_and_not_queries() -> None:
@@ -108,7 +106,6 @@ def test_the_script_reports_every_variant(
     for entry in entries:
         low, high = entry["mrr_interval"]
         assert 0 <= low <= entry["mrr"] <= high <= 1
-        assert 0 <= entry["mrr"] <= entry["ndcg"] <= 1
         assert (entry["mrr_difference"] == 0) or entry["variant"] != "truncated"
     assert len({json.dumps([entry["mrr"] for entry in entries[start::3]]) for start in range(3)}) == 3
     printed = capsys.readouterr().out

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 from functools import partial
-from pathlib import Path
 
 import pytest
 import torch
@@ -57,24 +55,6 @@ def test_the_ceiling_is_the_fastest_librarys(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_has_no_ceiling_is_refused(device: str, dtype: str) -> None:
     with pytest.raises(InputError, match=f"{device} in {dtype} cannot be measured(.|\\n)*bfloat16"):
         measured_ceilings(device, dtype)
-
-
-def test_a_copy_is_larger_than_the_caches_or_a_warning_says_that_it_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    for index, size in enumerate(("48K", "2048K", "300M")):
-        (tmp_path / f"index{index}").mkdir()
-        (tmp_path / f"index{index}" / "size").write_text(size + "\n")
-    monkeypatch.setattr(ceilings, "_CACHES", tmp_path)
-    monkeypatch.setattr(ceilings, "free_bytes", lambda: 2**40)
-    assert ceilings._copy_bytes(torch, "cpu") == 600 * 2**20
-    assert not caplog.records
-    monkeypatch.setattr(ceilings, "free_bytes", lambda: 2**30)
-    with caplog.at_level(logging.WARNING):
-        assert ceilings._copy_bytes(torch, "cpu") == 2**27
-    assert "may be that of caches" in caplog.text
-    monkeypatch.setattr(ceilings, "_CACHES", tmp_path / "not there")
-    assert ceilings._copy_bytes(torch, "cpu") == 2**27
 
 
 @pytest.mark.gpu

@@ -435,18 +435,3 @@ def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path
 @pytest.mark.slow
 def test_optimums_export_of_dense_attention_is_right(workshop: Any) -> None:
     assert_right(workshop("bert"), "optimum")
-
-
-@NEEDS_OPTIMUM
-@pytest.mark.slow
-def test_optimums_export_of_longformer_is_wrong_and_shows_it(workshop: Any) -> None:
-    # It gives token types of 0 and 1 to a model in which there are none.
-    with pytest.raises(ExportError, match="IndexError: index out of range in self"):
-        workshop("longformer").artefact("optimum")
-    case = workshop("longformer", type_vocab_size=2)
-    made = case.artefact("optimum")
-    for tokens in (80, 288):
-        assert not case.error("optimum", 2, tokens, made.artefact).passed
-    # Of no multiple of the window, to which the code that was recorded pads, it gives no answer.
-    with pytest.raises(Exception, match="ONNXRuntimeError"):
-        case.error("optimum", 2, 65, made.artefact)

@@ -92,12 +92,6 @@ def test_a_bad_end_is_a_result_with_its_last_words(code: str, status: Status, re
     assert (outcome.status, outcome.output, outcome.reason) == (status, None, reason)
 
 
-def test_python_without_address_space_is_out_of_memory() -> None:
-    limit = "import resource; resource.setrlimit(resource.RLIMIT_AS, (400_000_000,) * 2); "
-    outcome = run_code(limit + "block = bytearray(500_000_000)")
-    assert (outcome.status, outcome.reason) == (Status.OUT_OF_MEMORY, "It ended with exit code 1: MemoryError")
-
-
 _STUBBORN_FAMILY = """
 import os, signal, subprocess, sys, time
 for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

@@ -1,4 +1,4 @@
-"""A benchmark's run: what its processes need is prepared, they take turns, and their figures are put together."""
+"""A benchmark's run: its processes are prepared and run in rounds, and their figures are put together."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ class Bench:
         self._options, self._watcher = options, watcher
         self._plan = plan(options)
         self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._records = {
-            (planned.series.name, batch, tokens): (planned, CaseRecord(planned.series.name, batch, tokens))
+        self._records = [
+            (planned, CaseRecord(CaseResult(series=planned.series.name, batch=batch, tokens=tokens, status=Status.OK)))
             for tokens, batch in itertools.product(self._plan.lengths, self._plan.batches)
             for planned in self._plan.series
             if planned.is_available
-        }
+        ]
         self._largest_batches: list[LargestBatch] = []
         self._notes: list[str] = []
         self._scratch = scratch
@@ -92,16 +92,18 @@ class Bench:
             self.note(text)
 
     def measure(self) -> None:
-        """Run every case once a round, neighbours in a table one after the other, so that drift hits all alike."""
-        self._watcher.planned(list(self._records), self._options.rounds)
+        """Run every case once per round, neighbours in a table one after the other, so that drift affects all alike."""
+        cases = [(record.case.series, record.case.batch, record.case.tokens) for _, record in self._records]
+        self._watcher.planned(cases, self._options.rounds)
         for number in range(1, self._options.rounds + 1):
-            for (name, batch, tokens), (planned, record) in self._records.items():
-                if not record.is_over:
-                    self._watcher.begin(name, batch, tokens, number)
-                    self._run_round(planned, record, batch, tokens)
-                    case = self._result_of(planned, record, batch, tokens)
-                    assert case is not None
-                    self._watcher.finish(case)
+            for case, (planned, record) in zip(cases, self._records, strict=True):
+                # A case that ran out of memory would do so again.
+                if record.end is None:
+                    self._watcher.begin(*case, number)
+                    self._run_round(planned, record)
+                    result = self._result_of(planned, record)
+                    assert result is not None
+                    self._watcher.finish(result)
         self._prepared.measure_ceilings()
         if self._options.memory_budget_bytes is not None:
             self._find_largest_batches(self._options.memory_budget_bytes)
@@ -122,13 +124,11 @@ class Bench:
         )
 
     def _cases(self) -> Iterator[CaseResult]:
-        for (_, batch, tokens), (planned, record) in self._records.items():
-            case = self._result_of(planned, record, batch, tokens)
-            if case is not None:
-                yield case
+        results = (self._result_of(planned, record) for planned, record in self._records)
+        yield from (case for case in results if case is not None)
 
-    def _result_of(self, planned: PlannedSeries, record: CaseRecord, batch: int, tokens: int) -> CaseResult | None:
-        work = self._prepared.work_of(planned, batch, tokens)
+    def _result_of(self, planned: PlannedSeries, record: CaseRecord) -> CaseResult | None:
+        work = self._prepared.work_of(planned, record.case.batch, record.case.tokens)
         return record.result(work, self._prepared.ceilings_of(planned))
 
     def _series_of(self, planned: PlannedSeries) -> Series:
@@ -139,20 +139,20 @@ class Bench:
             unavailable=planned.series.unavailable or self._prepared.failure(planned),
         )
 
-    def _run_round(self, planned: PlannedSeries, record: CaseRecord, batch: int, tokens: int) -> None:
-        if tokens > planned.bundle.manifest.max_len:
-            record.end(Status.FAILED, f"The bundle takes 1 to {planned.bundle.manifest.max_len} tokens.")
-            return
+    def _run_round(self, planned: PlannedSeries, record: CaseRecord) -> None:
+        batch, tokens = record.case.batch, record.case.tokens
         failure = self._prepared.failure(planned)
+        if tokens > planned.bundle.manifest.max_len:
+            failure = f"The bundle takes 1 to {planned.bundle.manifest.max_len} tokens."
         if failure is not None:
-            record.end(Status.FAILED, failure)
+            record.end = Status.FAILED, failure
             return
-        spec = self._spec(planned, batch, tokens)
-        outcome, figures = run_function(functools.partial(measured, spec), time_limit_s=self._options.time_limit_s)
+        call = functools.partial(measured, self._spec(planned, batch, tokens))
+        outcome, figures = run_function(call, time_limit_s=self._options.time_limit_s)
         if figures is None:
-            record.end(outcome.status, outcome.reason or "It gave no reason.")
+            record.end = outcome.status, outcome.reason or "It gave no reason."
         else:
-            record.add(figures)
+            record.rounds.append(figures)
 
     def _spec(self, planned: PlannedSeries, batch: int, tokens: int) -> CaseSpec:
         expected = self._prepared.expected(planned, batch, tokens)
