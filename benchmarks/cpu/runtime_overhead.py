@@ -106,8 +106,6 @@ def mixed_texts(tokenizer_file: Path, *, number: int, longest: int) -> list[str]
     """Pieces of Python's help, one after the other and again from the start, of about `_SHORTEST` to `longest` tokens.
 
     Args:
-        tokenizer_file: the bundle's ``tokenizer.json``.
-        number: how many.
         longest: tokens, special ones included.
     """
     offsets = tokenizer_of(tokenizer_file).encode(HELP, add_special_tokens=False).offsets

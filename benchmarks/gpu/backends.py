@@ -39,8 +39,6 @@ def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
     That a flavour refuses this GPU is a result, word by word.
 
     Args:
-        job: the step.
-        flavour: of TensorRT.
         is_windowed: windowed attention, which is our plugin, instead of the model's.
     """
     import hdruntime

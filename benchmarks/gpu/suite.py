@@ -38,7 +38,6 @@ def main(description: str, program: Sequence[str] = ("-m", "benchmarks.gpu")) ->
     """Run what the command line asks for; the result is the exit status.
 
     Args:
-        description: of the command.
         program: what Python runs again, with ``--step``, for each step.
     """
     options = _read_options(description)

@@ -167,7 +167,6 @@ def queries_of(documents: Mapping[str, str], tokenizer: Any, *, base: int, sente
     """The three kinds; only documents of more than `base` tokens are asked for.
 
     Args:
-        documents: name -> text.
         tokenizer: finds the tokens, special ones included.
         base: tokens that the model reads without extension.
         sentences: at most so many later sentences a document, spread over what lies behind its first `base` tokens.
@@ -236,7 +235,6 @@ def results_of(
 
     Args:
         similarities: variant -> kind -> [queries, documents].
-        kinds: the queries.
         is_long: of each document.
     """
     entries = []
@@ -259,7 +257,6 @@ def ranks_of(similarities: FloatArray, answers: npt.NDArray[np.int64], kept: npt
     """[queries], from 1, the rank of each right document; of equal ones it is the last, so that ties earn nothing.
 
     Args:
-        similarities: [queries, documents].
         answers: [queries], the right documents.
         kept: [collection], the documents that are ranked; all right ones are among them.
     """

@@ -72,7 +72,6 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
     On Linux that holds for all processes; elsewhere only for the one that is started here, and memory has no limit.
 
     Args:
-        arguments: what follows ``python`` on the command line.
         time_limit_s: seconds until it is killed, which is ``timeout``.
         memory_limit_bytes: resident memory, of the process and those that it starts together, above which it is
             killed, which is ``OOM``. It is never more than most of what the machine has free, which None stands for.

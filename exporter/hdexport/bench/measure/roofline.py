@@ -63,8 +63,6 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
 
     Args:
         bundle_path: a bundle's directory.
-        batch: texts.
-        tokens: of each text.
         global_tokens: leading tokens of each text that are global; None for what a session takes where it is not told:
             those of ``--attention window:...``, the first token of a Longformer, none of other models. A question's
             tokens are not known here and count as one.
@@ -103,9 +101,7 @@ def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
     """Compare a latency with what the machine could have done.
 
     Args:
-        work: of the batch.
         ceilings: of the machine, in the dtype that the batch was computed in.
-        p50_ms: median latency of the batch.
     """
     products_s = work.flops / ceilings.matmul_flops_per_s
     moves_s = work.moved_bytes / ceilings.copy_bytes_per_s

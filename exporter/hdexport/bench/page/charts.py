@@ -60,12 +60,6 @@ def chart(result: BenchResult, figure: Figure, batch: int, look: Look) -> alt.La
 
     A series is shown while the chart's parameter ``shown``, a list of booleans, is true at its number.
 
-    Args:
-        result: what was measured.
-        figure: what is shown.
-        batch: of the cases shown.
-        look: colours.
-
     Returns:
         None where no case of the batch size has that figure.
     """
@@ -85,7 +79,6 @@ def write_pngs(folder: Path, result: BenchResult) -> list[Path]:
 
     Args:
         folder: where ``latency-batch-1.png`` and the others go.
-        result: what was measured.
 
     Returns:
         The files, in the order of the page.

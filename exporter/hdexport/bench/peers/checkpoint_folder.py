@@ -17,7 +17,6 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     """The subject's checkpoint, its positions extended; where they are computed, the checkpoint itself.
 
     Args:
-        subject: the model.
         folder: the extended checkpoint is made there once, for all peers.
 
     Raises:

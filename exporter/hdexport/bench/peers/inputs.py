@@ -26,9 +26,6 @@ class Texts:
     """Batches of texts of any length for a bundle, the same ones at every call and in every process.
 
     Every English text begins and ends with the tokenizer's special tokens, and there is no padding.
-
-    Args:
-        bundle: what the texts are for.
     """
 
     def __init__(self, bundle: Bundle) -> None:

@@ -82,7 +82,6 @@ class Peer(ABC):
         """Load what :meth:`prepare` made.
 
         Args:
-            spec: the case.
             manifest: of the bundle whose model it is.
             inputs: name -> [batch, tokens].
 
@@ -98,7 +97,6 @@ class Peer(ABC):
         """Make what it runs: here, the checkpoint with the bundle's positions.
 
         Args:
-            subject: the model.
             folder: where to; it also holds what other peers made of the same subject, which is shared.
             device: ``cpu`` or ``cuda``.
 
@@ -130,7 +128,6 @@ def not_installed(*packages: str, install: str) -> str | None:
 
     Args:
         packages: import names; nothing is imported.
-        install: the command.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {install}" if missing else None

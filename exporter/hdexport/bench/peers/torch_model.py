@@ -28,7 +28,6 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
 
     Args:
         folder: what `checkpoint_folder` gave.
-        manifest: of the bundle.
         half_precision: in the type of the bundle, else in float32.
 
     Raises:
@@ -70,7 +69,6 @@ def open_module(
 
     Args:
         run: takes the inputs by name, tensors [batch, tokens] on the case's device.
-        spec: the case.
         manifest: of the bundle whose model it is.
         inputs: name -> [batch, tokens].
         outputs: from what `run` returns to tensors by the manifest's names.

@@ -116,10 +116,6 @@ def compare_results(before: BenchResult, after: BenchResult) -> ResultComparison
 
     A latency changed if the means of the logarithms of its rounds differ by more than their noise explains
     (`hdexport.bench.results.noise`) and by more than `LEAST_LATENCY`.
-
-    Args:
-        before: the older run.
-        after: the newer.
     """
     was, now = _by_case(before), _by_case(after)
     both = [case for case in was if case in now]

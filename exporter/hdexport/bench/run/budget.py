@@ -82,13 +82,7 @@ def bytes_from(text: str) -> int:
 
 
 def probe_case(spec: CaseSpec, *, budget_bytes: int, time_limit_s: float) -> Probe:
-    """What one call of a case takes. On a CPU its process is ended as soon as it takes more than the budget.
-
-    Args:
-        spec: the case.
-        budget_bytes: likewise.
-        time_limit_s: of the process.
-    """
+    """What one call of a case takes. On a CPU its process is ended as soon as it takes more than the budget."""
     probe = dataclasses.replace(spec, expected=None, least_runs=1, least_seconds=0.0)
     limit = budget_bytes if spec.device == "cpu" else None
     outcome, figures = run_function(
@@ -116,11 +110,7 @@ def largest_batch(
     after it close in on where it is. Few tries, but the answer is one of them, and so is the batch that does not fit.
 
     Args:
-        probe: try a batch.
-        budget_bytes: what a batch may take.
         time_limit_s: no further try begins after it.
-        most_texts: the largest batch that is tried.
-        clock: seconds.
 
     Returns:
         the batch, what it took, whether it is the limit, and what ended the search. It is the limit if the next larger

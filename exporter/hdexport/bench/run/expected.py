@@ -18,9 +18,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
     """Write a folder of ``.npy`` files, one a name: float32 [batch, ...] arrays. It appears whole or not at all.
 
     Args:
-        path: of the folder, which is not there yet.
         rows: outputs of one text each, name -> array without the batch axis; `batch` of them.
-        batch: texts.
 
     Raises:
         OSError: it cannot be written.
@@ -39,9 +37,6 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
 
 def read_rows(path: Path) -> Iterator[dict[str, FloatArray]]:
     """The rows that `write_rows` was given, one after the other.
-
-    Args:
-        path: the folder.
 
     Raises:
         ValueError: a file in it is no such array.

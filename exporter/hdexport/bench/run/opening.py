@@ -28,9 +28,6 @@ _PIECE = 2**22
 def open_case(spec: CaseSpec) -> OpenCase:
     """Load what runs a case; packages are imported as far as that runner needs them.
 
-    Args:
-        spec: the case.
-
     Raises:
         HdexportError: it cannot be loaded; see `hdruntime.load`, or the peer.
     """
@@ -48,9 +45,7 @@ def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], half_precision: 
     Outputs that a peer does not have are named in the result's tolerance. An output of another shape is wrong.
 
     Args:
-        spec: the case.
         outputs: name -> array, of the manifest's names and shapes.
-        half_precision: the tolerance of half precision.
 
     Returns:
         the worst of all outputs that PyTorch and the runner have.

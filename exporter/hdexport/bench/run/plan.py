@@ -102,10 +102,6 @@ class Plan:
 def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     """Look at the bundles and at this machine. Nothing is loaded that computes.
 
-    Args:
-        options: what to measure.
-        machine: where it runs, by default here.
-
     Raises:
         InputError: an option that does not fit, or nothing that could run.
         BundleError: there is no bundle, or it is damaged or too new.

@@ -37,9 +37,7 @@ class Preparation:
     """What was made for a plan.
 
     Args:
-        plan: what will run.
         folder: an empty one, for everything that is made.
-        watcher: is told what goes on.
     """
 
     def __init__(self, plan: Plan, folder: Path, watcher: Watcher) -> None:

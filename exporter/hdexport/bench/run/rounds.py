@@ -38,8 +38,6 @@ class Bench:
     """One run; a context manager, which removes what it prepared.
 
     Args:
-        options: what to measure.
-        watcher: is told how it is getting on.
         scratch: a folder that is not there yet, for what is prepared: checkpoints and exports, which may be large.
 
     Raises:

@@ -23,9 +23,6 @@ def measured(spec: CaseSpec) -> CaseFigures:
     the case was open. So the growth has what a first call takes for good, such as arenas and compiled code. A case
     whose timed runs need not take any time is a probe of memory, and its first call is timed.
 
-    Args:
-        spec: the case.
-
     Raises:
         HdexportError: it cannot be opened or run; so do the errors of a peer's packages.
     """
