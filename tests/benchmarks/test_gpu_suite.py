@@ -26,28 +26,17 @@ from hdruntime.bundle.reader import Bundle
 ROOT = Path(__file__).parents[2]
 
 _FAKE_SCRIPT = """
-import ctypes, json, os, sys, time
-step, output = sys.argv[2], sys.argv[4]
-def row(text):
-    with open(output, "a") as file:
-        file.write(text)
-def found():
-    row(json.dumps({"benchmark": "gpu_suite", "step": step, "rehearsal": False, "case": "a row"}) + "\\n")
-if step == "machine":
-    found()
-    print(json.dumps({"status": "ok"}))
-elif step == "ceilings":
-    found()
-    ctypes.string_at(0)
-elif step == "shipped-kernels":
-    row('{"step": "half a li')
+import ctypes, json, sys, time
+step, output = sys.argv[2], open(sys.argv[4], "a")
+if step == "shipped-kernels":
+    output.write('{"step": "half a li')
+    output.flush()
     time.sleep(60)
-elif step == "onnxruntime":
-    row("\\n")
-    print(json.dumps({"skipped": True, "reason": "the package 'x' is not installed"}))
-elif step == "registers":
-    found()
-    print(json.dumps({"status": "failed", "reason": "a wrong answer"}))
+print(json.dumps({"step": step, "rehearsal": False, "case": "a row"}), file=output, flush=True)
+if step == "ceilings":
+    ctypes.string_at(0)
+said = {"onnxruntime": {"skipped": True, "reason": "no package"}, "registers": {"status": "failed", "reason": "wrong"}}
+print(json.dumps(said.get(step, {"status": "ok"})))
 """
 _REHEARSED_CASES = {
     "longformer-our-kernel": ["answers", "latency", "graph"],
@@ -130,14 +119,12 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     assert suite.main("A suite.", [str(script)]) == 1
     printed = capsys.readouterr()
     ends = dict(line.split(maxsplit=1) for line in printed.out.splitlines())
-    assert ends["machine"] == "ok"
-    assert "SIGSEGV" in ends["ceilings"]
-    assert ends["shipped-kernels"].startswith("timeout")
-    assert ends["onnxruntime"] == "skipped  the package 'x' is not installed"
-    assert ends["registers"] == "failed   a wrong answer"
+    assert "SIGSEGV" in ends.pop("ceilings")
+    assert ends.pop("shipped-kernels").startswith("timeout")
+    assert ends == {"machine": "ok", "onnxruntime": "skipped  no package", "registers": "failed   wrong"}
     assert "half a line was left" in printed.err
     kept = [json.loads(line) for line in output.read_text().splitlines() if line.endswith("}") and "half" not in line]
-    assert [row["step"] for row in kept if row.get("case") == "a row"] == ["machine", "ceilings", "registers"]
+    assert [row["step"] for row in kept if row.get("case") == "a row"] == ["machine", "ceilings", "onnxruntime", "registers"]
 
 
 @pytest.mark.parametrize(

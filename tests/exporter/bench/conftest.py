@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import Prepared
 from hdexport.bench.results.result import OutputError

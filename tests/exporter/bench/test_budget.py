@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hdexport.bench.measure.case import CaseFigures, CaseSpec
@@ -175,31 +172,3 @@ def test_on_a_gpu_the_budget_is_of_its_memory_and_the_hosts_is_not_bounded(
 def spec(workshop: Callable[..., Any]) -> CaseSpec:
     made: CaseSpec = workshop("bert").spec("onnxruntime", 2, 100)
     return made
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_the_largest_batch_of_a_bundle_is_found(spec: CaseSpec, tmp_path: Path) -> None:
-    with np.load(spec.inputs) as file:
-        text = {name: ids[:1] for name, ids in file.items()}
-
-    def spec_of(batch: int) -> CaseSpec:
-        path = tmp_path / f"{batch}.npz"
-        np.savez(path, **{name: np.repeat(ids, batch, axis=0) for name, ids in text.items()})
-        return dataclasses.replace(spec, inputs=str(path))
-
-    single = probe_case(spec_of(1), budget_bytes=10**9, time_limit_s=60)
-    assert single.peak_bytes is not None
-
-    def search(budget_bytes: int) -> Found:
-        def probe(batch: int) -> Probe:
-            return probe_case(spec_of(batch), budget_bytes=budget_bytes, time_limit_s=60)
-
-        return largest_batch(probe, budget_bytes=budget_bytes)
-
-    found = search(single.peak_bytes + 40_000_000)
-    # A text of 100 tokens takes some kilobytes in each of a few arrays.
-    assert 50 < found.batch < 4096
-    assert found.is_limit
-    assert found.peak_bytes is not None
-    assert single.peak_bytes < found.peak_bytes <= single.peak_bytes + 40_000_000
-    assert search(15_000_000).batch == 0

@@ -41,9 +41,9 @@ SHAPES = [(1, 1), (3, 65), (3, 300)]
 
 BIGBIRD = bigbird(block_size=4, random_blocks=0)
 
-HAS_OPTIMUM = shutil.which("optimum-cli") is not None
 NEEDS_OPTIMUM = pytest.mark.skipif(
-    not HAS_OPTIMUM, reason="optimum-cli is not on the PATH: pipx install 'optimum-onnx[onnxruntime]'"
+    shutil.which("optimum-cli") is None,
+    reason="optimum-cli is not on the PATH: pipx install 'optimum-onnx[onnxruntime]'",
 )
 
 
@@ -85,32 +85,27 @@ def assert_right(case: Any, peer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "of_bundle",
+    ("peer", "of_bundle"),
     [
-        ("bert",),
-        ("longformer",),
-        ("big_bird",),
-        pytest.param(("roberta", "question-answering"), marks=pytest.mark.nightly),
-        pytest.param(("distilbert", "text-classification"), marks=pytest.mark.nightly),
-        ("bert", "sentence-similarity"),
+        ("torch", ("bert",)),
+        ("torch", ("longformer",)),
+        ("torch", ("big_bird",)),
+        ("torch", ("bert", "sentence-similarity")),
+        pytest.param("torch", ("roberta", "question-answering"), marks=pytest.mark.nightly),
+        pytest.param("torch", ("distilbert", "text-classification"), marks=pytest.mark.nightly),
+        ("sentence-transformers", ("longformer",)),
+        ("sentence-transformers", ("big_bird",)),
+        ("sentence-transformers", ("bert", "sentence-similarity")),
+        pytest.param("onnx-plain", ("roberta", "question-answering"), marks=pytest.mark.nightly),
+        pytest.param("optimum", ("bert",), marks=NEEDS_OPTIMUM),
     ],
 )
-def test_torch_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...]) -> None:
-    assert_right(workshop(*of_bundle), "torch")
-
-
-@pytest.mark.parametrize("of_bundle", [("longformer",), ("big_bird",), ("bert", "sentence-similarity")])
-def test_sentence_transformers_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...]) -> None:
-    assert_right(workshop(*of_bundle), "sentence-transformers")
+def test_a_peer_is_right_at_every_length(workshop: Any, peer: str, of_bundle: tuple[str, ...]) -> None:
+    assert_right(workshop(*of_bundle), peer)
 
 
 def test_a_plain_export_of_dense_attention_is_right(shallow: Any) -> None:
     assert_right(shallow("bert"), "onnx-plain")
-
-
-@pytest.mark.nightly
-def test_a_plain_export_of_a_head_with_two_outputs_is_right(workshop: Any) -> None:
-    assert_right(workshop("roberta", "question-answering"), "onnx-plain")
 
 
 @pytest.mark.nightly
@@ -429,9 +424,3 @@ def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path
         open_case(feature.spec("optimum", 1, 65, tmp_path / "renamed.onnx"))
     with pytest.raises(ExportError, match="gives last_hidden_state, and none of the bundle's outputs"):
         open_case(workshop("roberta", "question-answering").spec("optimum", 1, 65, graph))
-
-
-@NEEDS_OPTIMUM
-@pytest.mark.slow
-def test_optimums_export_of_dense_attention_is_right(workshop: Any) -> None:
-    assert_right(workshop("bert"), "optimum")

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.measure.remote import run_function
-from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.results.result import Status
 from hdexport.bench.run.preparation import expected_path, inputs_path, write_expected, write_inputs

@@ -41,24 +41,6 @@ def run_case(spec: CaseSpec, **limits: Any) -> tuple[Outcome, CaseFigures | None
     return run_function(partial(measured, spec), time_limit_s=_TIME_LIMIT_S, **limits)
 
 
-def test_a_case_in_a_process_of_its_own_has_all_figures(spec: CaseSpec) -> None:
-    outcome, figures = run_case(spec)
-    assert (outcome.status, outcome.reason) == (Status.OK, None)
-    assert figures is not None
-    assert len(figures.latencies_ms) >= 4
-    assert all(latency_ms > 0 for latency_ms in figures.latencies_ms)
-    assert sum(figures.latencies_ms) >= 10
-    assert figures.error is not None
-    assert figures.error.passed
-    memory = figures.memory
-    assert (memory.vram_bytes, memory.allocator_bytes, memory.engine_bytes) == (None, None, None)
-    if sys.platform == "linux":
-        assert memory.rss_bytes is not None
-        assert memory.growth_bytes is not None
-        assert 30e6 < memory.rss_bytes < 1e9
-        assert 0 <= memory.growth_bytes < memory.rss_bytes / 2
-
-
 def test_a_known_failure_is_its_message(spec: CaseSpec) -> None:
     outcome, figures = run_case(dataclasses.replace(spec, bundle="nowhere"))
     assert (outcome.status, figures) == (Status.FAILED, None)

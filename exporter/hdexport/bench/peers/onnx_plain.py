@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider, staged_export

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider, staged_export
 from hdexport.bench.peers.peer import Prepared, not_installed, runs_in_half

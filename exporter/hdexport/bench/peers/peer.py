@@ -25,8 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.kinds import attention_of
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdruntime.bundle.manifest import Manifest
 

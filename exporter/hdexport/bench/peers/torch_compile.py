@@ -12,8 +12,7 @@ from typing import Any
 
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, first_cause, runs_in_half
-from hdexport.bench.peers.torch_eager import TorchEager
-from hdexport.bench.peers.torch_model import load_module, open_module
+from hdexport.bench.peers.torch_model import TorchEager, load_module, open_module
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.attention.kinds import attention_of
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
 from hdexport.bench.run.lengths import default_lengths

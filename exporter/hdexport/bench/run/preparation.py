@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.inputs import Texts
 from hdexport.bench.peers.peer import Prepared

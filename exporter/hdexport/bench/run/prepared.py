@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.measure.ceilings import measured_ceilings
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.measure.remote import run_function
 from hdexport.bench.measure.roofline import Work, works_of
-from hdexport.bench.measure.subject import Subject
 from hdexport.bench.peers.peer import Prepared
 from hdexport.bench.results.result import Ceilings, Status
 from hdexport.bench.run.plan import Plan, PlannedSeries
