@@ -3,7 +3,7 @@
 Usage: python -m benchmarks.cpu.runtime_overhead [--texts 500] [--positions 8192] [--rounds 5] [--output FILE]
 
 The model is all-MiniLM-L6-v2 with more positions, whose bundle has about 100 MB; the texts are pieces of Python's own
-help. "session N" is a call with N tokens against the bare call of the same ONNX Runtime session, the two taking turns
+help. "session N" is a call with N tokens against the bare call of the same ONNX Runtime session, interleaved
 in one process. "embed" is against sentence-transformers, which runs the same checkpoint, sorts the texts by itself, and
 has the batch size that was its fastest on a part of the texts; both must give the same vectors. "load" is a fresh
 interpreter from ``import hdruntime`` to a session, the files in the page cache and all their checksums compared. Every
@@ -150,7 +150,7 @@ def _call_overhead(bundle: Path, tokens: int, *, threads: int) -> dict[str, Any]
     session, bare = _session_and_what_it_calls(bundle, threads)
     inputs = Texts(open_bundle(bundle)).batch(1, tokens)
     names = [output.name for output in bare.get_outputs()]
-    return _taking_turns(
+    return _interleaved(
         lambda: session(**inputs),
         lambda: dict(zip(names, bare.run(names, inputs), strict=True)),
         times=max(2, _CALL_TOKENS // tokens),
@@ -178,7 +178,7 @@ def _session_and_what_it_calls(bundle: Path, threads: int) -> tuple[Any, Any]:
 Call = Callable[[], dict[str, npt.NDArray[np.float32]]]
 
 
-def _taking_turns(call: Call, bare: Call, *, times: int) -> dict[str, Any]:
+def _interleaved(call: Call, bare: Call, *, times: int) -> dict[str, Any]:
     """Figures of a call, and how many times as long it takes as the bare one."""
     for _ in range(3):
         ours, theirs = call(), bare()

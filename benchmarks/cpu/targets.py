@@ -64,7 +64,7 @@ class Figure(str, Enum):
     CPU_TIME = "CPU time"
     MEMORY = "memory growth"
     OVERHEAD = "overhead"
-    """A ratio that a case takes itself, of calls that take turns: processes differ by more than it."""
+    """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
 
 
 _KEYS = {
@@ -174,7 +174,7 @@ def compare(
         What is written as JSON.
     """
     if with_growth(lambda: None)[1] is None:
-        sys.exit("This system does not tell how far a process's memory grows. Run it on Linux.")
+        sys.exit("This system does not report how far a process's memory grows. Run it on Linux.")
     measured: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     for number in range(rounds):
         for case in cases:

@@ -56,7 +56,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     lengths, window = sorted(options.tokens), options.window
     shape = {"hidden_size": options.hidden_size, "layers": options.layers}
     config_of = functools.partial(LongformerConfig, attention_window=2 * window, pad_token_id=1, sep_token_id=2)
-    # Longformer's positions begin behind the padding id, 1. It pads texts to a multiple of its window.
+    # Longformer's positions begin after the padding id, 1. It pads texts to a multiple of its window.
     save_models(options.models, config_of, **shape, longest=lengths[-1], rows=lengths[-1] + 2 * window + 2)
     return {
         "cases": [f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE, DENSE)],

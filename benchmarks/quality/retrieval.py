@@ -7,7 +7,7 @@ query has one right document, and its rank by cosine counts. There are three kin
 
 * name: the topic's name. The document's title often repeats it, within the first 512 tokens.
 * first: its first sentence of prose, taken out of the document.
-* later: up to ten sentences a document from behind its 512th token, taken out of it: what a model that reads 512
+* later: up to ten sentences per document from after its 512th token, taken out of it: what a model that reads 512
   tokens never sees.
 
 A sentence that stands in several documents, for some topics contain others, or twice in one is no query.
@@ -169,7 +169,7 @@ def queries_of(documents: Mapping[str, str], tokenizer: Any, *, base: int, sente
     Args:
         tokenizer: finds the tokens, special ones included.
         base: tokens that the model reads without extension.
-        sentences: at most so many later sentences a document, spread over what lies behind its first `base` tokens.
+        sentences: the most later sentences per document, spread over what follows its first `base` tokens.
     """
     by_name, by_first, by_later = (Queries(kind, dict(documents), [], []) for kind in ("name", "first", "later"))
     flat = {name: " ".join(text.split()) for name, text in documents.items()}
@@ -190,7 +190,7 @@ def queries_of(documents: Mapping[str, str], tokenizer: Any, *, base: int, sente
 
 
 def prose_sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each sentence of prose; headings, code and grammars are none."""
+    """Start and end of each sentence of prose; headings, code and grammars are not prose."""
     for paragraph in _PARAGRAPH.finditer(text):
         if not any(mark in paragraph[0] for mark in _NOT_PROSE):
             for found in _SENTENCE.finditer(paragraph[0]):
@@ -265,7 +265,7 @@ def ranks_of(similarities: FloatArray, answers: npt.NDArray[np.int64], kept: npt
 
 
 def reciprocal_ranks(ranks: FloatArray) -> FloatArray:
-    """1 / rank, 0 behind the cutoff; their mean is MRR@10."""
+    """1 / rank, 0 after the cutoff; their mean is MRR@10."""
     return np.where(ranks <= CUTOFF, 1 / ranks, 0.0)
 
 
@@ -288,7 +288,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a sentence-transformers checkpoint (default: the sample model)")
     parser.add_argument("--max-len", type=int, default=4096, help="tokens of the extended models")
     parser.add_argument("--window", type=int, default=256, help="tokens on each side, of the windowed variants")
-    parser.add_argument("--sentences", type=int, default=10, help="later sentences a document")
+    parser.add_argument("--sentences", type=int, default=10, help="later sentences per document")
     parser.add_argument("--output", type=Path, help="append the result to this file, as a JSON line")
     return parser.parse_args()
 

@@ -124,7 +124,12 @@ def test_a_step_that_crashes_hangs_or_fails_loses_only_itself(
     assert ends == {"machine": "ok", "onnxruntime": "skipped  no package", "registers": "failed   wrong"}
     assert "half a line was left" in printed.err
     kept = [json.loads(line) for line in output.read_text().splitlines() if line.endswith("}") and "half" not in line]
-    assert [row["step"] for row in kept if row.get("case") == "a row"] == ["machine", "ceilings", "onnxruntime", "registers"]
+    assert [row["step"] for row in kept if row.get("case") == "a row"] == [
+        "machine",
+        "ceilings",
+        "onnxruntime",
+        "registers",
+    ]
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle:
     ("options", "message"),
     [
         ([], "There is no bundle to measure.\nName one"),
-        (["BUNDLE", "--lengths", "512;1024"], "is no length in tokens"),
+        (["BUNDLE", "--lengths", "512;1024"], "is not a length in tokens"),
         (["BUNDLE", "--lengths", "101"], "take 1 to 100"),
         (["BUNDLE", "--batch", "0"], "not above zero"),
         (["BUNDLE", "--peers", "tf"], "there is no peer 'tf'; valid are torch"),

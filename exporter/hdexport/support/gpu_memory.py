@@ -58,7 +58,7 @@ class GpuMemoryWatch:
     and TensorRT usually keep what they took, so that one look after a call sees what it needed.
 
     In a container NVML lists processes by ids that are not those inside. Then the peak is the rise of the whole
-    device's used memory since the block began, which is right while nobody else uses the GPU; `is_of_process` says
+    device's used memory since the block began, which is right while no other process uses the GPU; `is_of_process` says
     which one it is.
     """
 

@@ -42,7 +42,7 @@ def longformer(tiny_bundles: Any) -> Bundle:
 
 
 def spelling(bundle: Bundle, directory: Path) -> tuple[Bundle, Tokenizer]:
-    """The bundle with a tokenizer of a token a character, special tokens around the text; and that tokenizer."""
+    """The bundle with a tokenizer of one token per character, special tokens around the text; and that tokenizer."""
     characters = sorted(set(HELP))[: VOCAB_SIZE - 5]
     words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *characters]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))

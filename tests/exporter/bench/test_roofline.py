@@ -71,7 +71,7 @@ def test_a_layer_of_bert_base_is_what_one_works_out_by_hand(layer: Any) -> None:
 def test_weights_move_once_and_of_tables_only_what_is_looked_up(
     batch: int, tokens: int, words: int, layer: Any
 ) -> None:
-    """The table of words has 120 rows and that of token types 2; of that of positions a row a token is cut."""
+    """The table of words has 120 rows and that of token types 2; that of positions gives one row per token."""
     matrices = 4 * 768**2 + 2 * 768 * 3072
     vectors = (4 * 768 + 768 + 3072) + 2 * (2 * 768) + 2 * 768  # biases, and three normalisations
     rows = words + 2 + tokens

@@ -45,8 +45,8 @@ class Work:
             of the queries and keys that see each other. Softmax, normalisation and activations are not counted.
         dense_flops: the same, had every attention operator been dense.
         moved_bytes: a lower bound of what crosses the memory bus: every weight, input and output once, and nothing in
-            between, as if all activations stayed in caches. Of a table that is looked up, one row an index, or the
-            whole table where it has fewer.
+            between, as if all activations stayed in caches. Of a table that is looked up, one row per index, or the
+            whole table if it has fewer.
     """
 
     flops: int

@@ -1,4 +1,4 @@
-"""Charts of a benchmark over the length, one a figure and batch size: for the page, and as PNGs for slides."""
+"""Charts of a benchmark over the length, one per figure and batch size: for the page, and as PNGs for slides."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _PAPER = Look(series=LIGHT_COLOURS, ink="#22262b", wrong="#c4141c", has_legend=T
 
 
 def chart(result: BenchResult, figure: Figure, batch: int, look: Look) -> alt.LayerChart | None:
-    """One chart: a line a series, a ring around wrong answers, and what failed at the edge.
+    """One chart: one line per series, a ring around each wrong answer, and failures at the edge.
 
     A series is shown while the chart's parameter ``shown``, a list of booleans, is true at its number.
 
     Returns:
-        None where no case of the batch size has that figure.
+        None if no case of the batch size has that figure.
     """
     rows = chart_rows(result, figure, batch)
     if rows is None:
@@ -75,7 +75,7 @@ def chart(result: BenchResult, figure: Figure, batch: int, look: Look) -> alt.La
 
 
 def write_pngs(folder: Path, result: BenchResult) -> list[Path]:
-    """Write a PNG a figure and batch size, on white, with title and legend.
+    """Write one PNG per figure and batch size, on white, with title and legend.
 
     Args:
         folder: where ``latency-batch-1.png`` and the others go.

@@ -11,11 +11,11 @@ from hdexport.bench.results.figure_text import bytes_text, ms_text, number_text
 from hdexport.bench.results.noise import Noise
 
 _FEWEST_PERCENT = 2.0
-"""A smaller drift is not worth a thought."""
+"""A smaller drift is not reported."""
 
 
 def comparison_lines(comparison: ResultComparison) -> list[str]:
-    """What the command line prints: what to know first, then a line a change."""
+    """What the command line prints: remarks first, then one line per change."""
     return [
         *_environment(comparison),
         *_noise(comparison),

@@ -93,7 +93,7 @@ class Preparation:
         return self._work.get(planned.subject, {}).get((batch, tokens))
 
     def inputs(self, planned: PlannedSeries, batch: int, tokens: int) -> Path:
-        """A case's inputs; a batch that the plan has not is made of the first text of one that it has."""
+        """A case's inputs; for a batch that is not in the plan, the first text of one that is, repeated."""
         folder = self._folder_of(planned.subject)
         path = inputs_path(folder, batch, tokens)
         if not path.exists():
@@ -103,19 +103,13 @@ class Preparation:
         return path
 
     def expected(self, planned: PlannedSeries, batch: int, tokens: int) -> Path | None:
-        """PyTorch's answers to them; None where there are none."""
+        """PyTorch's answers to them; None if there are no answers."""
         path = expected_path(self._folder_of(planned.subject), batch, tokens)
         return path if path.exists() else None
 
-    def artefact(self, planned: PlannedSeries) -> str | None:
-        """What a peer runs; None where it needs nothing."""
-        made = self._made(planned)
-        return None if made is None else str(made.artefact)
-
-    def remark(self, planned: PlannedSeries) -> str | None:
-        """What came out while a peer's artefact was made."""
-        made = self._made(planned)
-        return None if made is None else made.remark
+    def made(self, planned: PlannedSeries) -> Prepared | None:
+        """What a peer's preparation made; None of other series, and if it failed."""
+        return self._artefacts.get(planned.series.name, (None, None))[1]
 
     def failure(self, planned: PlannedSeries) -> str | None:
         """Why a peer has nothing to run; None where it has."""
@@ -123,9 +117,6 @@ class Preparation:
         if outcome is None or outcome.status is Status.OK:
             return None
         return f"It could not be prepared ({outcome.status.value}): {outcome.reason}"
-
-    def _made(self, planned: PlannedSeries) -> Prepared | None:
-        return self._artefacts.get(planned.series.name, (None, None))[1]
 
     def _folder_of(self, subject: Subject) -> Path:
         return self._folder / f"model-{self._subjects.index(subject)}"

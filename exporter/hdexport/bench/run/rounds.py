@@ -130,7 +130,8 @@ class Bench:
         return record.result(work, self._prepared.ceilings_of(planned))
 
     def _series_of(self, planned: PlannedSeries) -> Series:
-        remarks = [remark for remark in (planned.series.remark, self._prepared.remark(planned)) if remark]
+        made = self._prepared.made(planned)
+        remarks = [remark for remark in (planned.series.remark, made.remark if made else None) if remark]
         return dataclasses.replace(
             planned.series,
             remark="; ".join(remarks) or None,
@@ -153,11 +154,11 @@ class Bench:
             record.rounds.append(figures)
 
     def _spec(self, planned: PlannedSeries, batch: int, tokens: int) -> CaseSpec:
-        expected = self._prepared.expected(planned, batch, tokens)
+        expected, made = self._prepared.expected(planned, batch, tokens), self._prepared.made(planned)
         return CaseSpec(
             runner=planned.series.runner,
             bundle=planned.series.bundle,
-            artefact=self._prepared.artefact(planned),
+            artefact=None if made is None else str(made.artefact),
             inputs=str(self._prepared.inputs(planned, batch, tokens)),
             expected=None if expected is None else str(expected),
             device=planned.device,
