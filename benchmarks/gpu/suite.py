@@ -105,8 +105,6 @@ def _run_in_process(
 ) -> tuple[str, str | None]:
     if seconds_left < _LEAST_SECONDS:
         return "skipped", f"the {options.minutes:g} minutes are over"
-    if options.rehearse and step.rehearsed_by and not options.steps:
-        return "skipped", f"its code is that of {' and '.join(step.rehearsed_by)}"
     command = [*program, "--step", step.name, "--output", str(output)]
     command += ["--rehearse"] if options.rehearse else []
     command += ["--bundle", str(options.bundle)] if options.bundle else []

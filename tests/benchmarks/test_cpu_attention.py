@@ -35,7 +35,7 @@ def test_blocks_are_measured_and_it_is_said_when_hugging_face_does_not_fit(
 ) -> None:
     def does_not_fit(arguments: list[str], **_: Any) -> Outcome:
         assert arguments[-2:] == ["--case", "growth hugging-face 256"]
-        return Outcome(status=Status.OUT_OF_MEMORY, output=None, reason="It was ended.", peak_rss_bytes=3_000_000)
+        return Outcome(status=Status.OUT_OF_MEMORY, reason="It was ended.", peak_rss_bytes=3_000_000)
 
     monkeypatch.setattr(bigbird, "run_process", does_not_fit)
     result, printed = rehearse(bigbird, f"--lengths 64 128 256 {BLOCKS}")

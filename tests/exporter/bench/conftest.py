@@ -47,10 +47,6 @@ class Workshop:
             artefact=None if artefact is None else str(artefact),
             inputs=str(inputs),
             expected=str(expected),
-            device="cpu",
-            threads=1,
-            least_runs=1,
-            least_seconds=0.0,
         )
 
     def error(self, runner: str, batch: int, tokens: int, artefact: Path | None = None) -> OutputError:

@@ -154,7 +154,7 @@ def test_on_a_gpu_the_budget_is_of_its_memory_and_the_hosts_is_not_bounded(
 
     def run_here(call: Any, *, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Outcome, CaseFigures]:
         asked.append((*call.args, memory_limit_bytes))
-        ended = Outcome(status=Status.OK, output={}, reason=None, peak_rss_bytes=9)
+        ended = Outcome(status=Status.OK)
         return ended, CaseFigures(latencies_ms=(1.0,), is_stable=False, memory=memory, error=None)
 
     monkeypatch.setattr(budget, "run_function", run_here)

@@ -38,20 +38,6 @@ def rows_of(outputs: Outputs) -> Iterator[Outputs]:
         yield {name: values[row] for name, values in outputs.items()}
 
 
-def case_of(expected: Path | None) -> CaseSpec:
-    return CaseSpec(
-        runner="onnxruntime",
-        bundle="",
-        artefact=None,
-        inputs="",
-        expected=None if expected is None else str(expected),
-        device="cpu",
-        threads=1,
-        least_runs=1,
-        least_seconds=0.0,
-    )
-
-
 @pytest.fixture
 def compared(tmp_path: Path) -> Any:
     """Compare outputs with those of seed 0: (outputs, half_precision=False) -> OutputError."""
@@ -59,7 +45,8 @@ def compared(tmp_path: Path) -> Any:
     write_rows(path, rows_of(outputs_of()), batch=ROWS)
 
     def compare(outputs: Outputs, *, half_precision: bool = False) -> OutputError:
-        found = wrong_by(case_of(path), outputs, half_precision)
+        spec = CaseSpec(runner="onnxruntime", bundle="", inputs="", expected=str(path))
+        found = wrong_by(spec, outputs, half_precision)
         assert found is not None
         return found
 

@@ -412,8 +412,8 @@ def test_what_optimums_graph_lacks_is_remarked(
 
 
 def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path: Path) -> None:
-    # As optimum without sentence-transformers makes it: with token types, which the bundle does not have, and the tokens'
-    # vectors under their name in transformers.
+    # As optimum makes it without sentence-transformers: with token types, which the bundle does not have, and with the
+    # tokens' vectors under their name in transformers.
     feature, graph = workshop("bert", "sentence-similarity"), workshop("bert").subject.bundle / "model.onnx"
     opened = open_case(feature.spec("optimum", 1, 65, graph))
     assert list(opened.call()) == ["token_embeddings"]

@@ -18,7 +18,7 @@ from hdexport.bench.run.watcher import Watcher
 
 
 def outcome_of(status: Status) -> Outcome:
-    return Outcome(status=status, output=None, reason="no memory", peak_rss_bytes=0)
+    return Outcome(status=status, reason="no memory")
 
 
 @pytest.mark.parametrize(("too_large", "processes"), [(None, 1), (1, 2), (9, 2), (20, 1)])

@@ -88,39 +88,23 @@ def machine(root: Path, groups: str, files: dict[str, str]) -> Path:
     return root
 
 
+def group(path: str, limit: str, usage: int, stat: str, *, version: int = 2) -> dict[str, str]:
+    """The files of a control group."""
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    return {f"{path}{names[0]}": f"{limit}\n", f"{path}{names[1]}": f"{usage}\n", f"{path}memory.stat": f"{stat}\n"}
+
+
+NESTED = group("a/", "1000000", 900_000, "anon 1\ninactive_file 50000") | group("a/b/", "max", 5, "inactive_file 0")
+OF_VERSION_1 = group("memory/x/", "700000", 600_000, "inactive_file 1\ntotal_inactive_file 7", version=1)
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "expected"),
     [
         pytest.param("", {}, 8_000_000 * 1024, id="no groups"),
-        pytest.param(
-            "0::/a/b\n",
-            {
-                "a/memory.max": "1000000\n",
-                "a/memory.current": "900000\n",
-                "a/memory.stat": "anon 1\ninactive_file 50000\n",
-                "a/b/memory.max": "max\n",
-                "a/b/memory.current": "5\n",
-                "a/b/memory.stat": "inactive_file 0\n",
-            },
-            150_000,
-            id="version 2, the narrowest group above",
-        ),
-        pytest.param(
-            "5:cpu:/x\n4:memory:/x\n0::/\n",
-            {
-                "memory/x/memory.limit_in_bytes": "700000\n",
-                "memory/x/memory.usage_in_bytes": "600000\n",
-                "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 7\n",
-            },
-            100_007,
-            id="version 1",
-        ),
-        pytest.param(
-            "0::/docker/123\n",
-            {"memory.max": "500\n", "memory.current": "900\n", "memory.stat": "inactive_file 0\n"},
-            0,
-            id="a container that sees its own group as the outermost",
-        ),
+        pytest.param("0::/a/b\n", NESTED, 150_000, id="version 2, the narrowest group above"),
+        pytest.param("5:cpu:/x\n4:memory:/x\n0::/\n", OF_VERSION_1, 100_007, id="version 1"),
+        pytest.param("0::/docker/123\n", group("", "500", 900, "inactive_file 0"), 0, id="own group as the outermost"),
     ],
 )
 def test_free_memory_is_bounded_by_the_control_groups(

@@ -44,13 +44,13 @@ class CaseSpec:
 
     runner: str
     bundle: str
-    artefact: str | None
     inputs: str
-    expected: str | None
-    device: str
-    threads: int
-    least_runs: int
-    least_seconds: float
+    artefact: str | None = None
+    expected: str | None = None
+    device: str = "cpu"
+    threads: int = 1
+    least_runs: int = 1
+    least_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

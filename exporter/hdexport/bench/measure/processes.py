@@ -61,9 +61,9 @@ class Outcome:
     """
 
     status: Status
-    output: dict[str, Any] | None
-    reason: str | None
-    peak_rss_bytes: int
+    output: dict[str, Any] | None = None
+    reason: str | None = None
+    peak_rss_bytes: int = 0
 
 
 def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_bytes: int | None = None) -> Outcome:

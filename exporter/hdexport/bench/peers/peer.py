@@ -19,7 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,11 +32,8 @@ from hdruntime.bundle.manifest import Manifest
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
-class Call(Protocol):
-    """One whole batch, from the host's arrays to arrays on the host."""
-
-    def __call__(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Name of an output of the manifest -> float32 array, [batch, tokens, ...] where it has tokens."""
+Call = Callable[[], dict[str, npt.NDArray[np.float32]]]
+"""One whole batch on the host, to name of an output of the manifest -> [batch, ...] array on the host."""
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Call", "OpenCase", "open_case", "wrong_by"]
+__all__ = ["open_case", "wrong_by"]
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers import PEERS
-from hdexport.bench.peers.peer import Call, OpenCase
+from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError
 from hdexport.verify.comparison import Comparison, compare, joined
 from hdruntime.bundle.reader import open_bundle
