@@ -6,9 +6,8 @@ The model is all-MiniLM-L6-v2 with more positions, whose bundle has about 100 MB
 help. "session N" is a call with N tokens against the bare call of the same ONNX Runtime session, interleaved
 in one process. "embed" is against sentence-transformers, which runs the same checkpoint, sorts the texts by itself, and
 has the batch size that was its fastest on a part of the texts; both must give the same vectors. "load" is a fresh
-interpreter from ``import hdruntime`` to a session, the files in the page cache and all their checksums compared. Every
-case runs in a process of its own, all cases once a round, on the same number of threads; ratios are taken within a
-round, and their median is printed with the smallest and largest. Exits with 1 where a target is missed.
+interpreter from ``import hdruntime`` to a session, the files in the page cache and all their checksums compared. All
+cases have the same number of threads.
 """
 
 from __future__ import annotations

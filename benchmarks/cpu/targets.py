@@ -1,7 +1,8 @@
-"""What the CPU benchmarks share: a process for every case, ratios within a round, and targets for the ratios.
+"""What the CPU benchmarks share: every case runs in a process of its own, all cases once per round.
 
-A script that calls `run_cases` is also what its child processes run, with ``--case NAME``; such a process prints what
-`figures_of` returns.
+Ratios are taken within a round; their median is printed with the smallest and largest, and the exit status is 1 if a
+target is missed. A script that calls `run_cases` is also what its child processes run, with ``--case NAME``; such a
+process prints what `figures_of` returns.
 """
 
 from __future__ import annotations

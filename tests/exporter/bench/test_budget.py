@@ -106,7 +106,7 @@ def test_the_largest_batch_may_be_exactly_the_budget() -> None:
     assert found == Found(7, 700, True, "A batch of 8 takes 8e-07 GB.")
 
 
-def test_a_single_text_that_does_not_fit_is_a_batch_of_none() -> None:
+def test_a_single_text_that_does_not_fit_is_a_batch_of_zero() -> None:
     machine = Machine(lambda batch: 25e9 * batch)
     assert largest_batch(machine, budget_bytes=_BUDGET) == Found(0, None, True, "A batch of 1 takes 25 GB.")
     assert machine.tried == [1]

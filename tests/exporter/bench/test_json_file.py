@@ -80,7 +80,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
         (lambda data: data["cases"][2].update(series="other"), r"bench\.cases\[2\]\.series is 'other', which"),
         (lambda data: data.update(schema_version=SCHEMA_VERSION + 1), r"reads up to \d+\.\n.*pip install -U hdexport"),
         (lambda data: data["ceilings"][0].update(copy_bytes_per_s=float("nan")), r"hdexport bench: JSON is malformed"),
-        (lambda data: data.pop("schema_version"), r"is no result of hdexport bench.*\n.*measure again"),
+        (lambda data: data.pop("schema_version"), r"is not a result of hdexport bench.*\n.*measure again"),
     ],
 )
 def test_what_does_not_fit_is_named(written: Path, change: Callable[[dict], object], message: str) -> None:
@@ -91,9 +91,9 @@ def test_what_does_not_fit_is_named(written: Path, change: Callable[[dict], obje
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "7", "[" * 100_000])
-def test_what_is_no_result_is_refused(written: Path, text: str) -> None:
+def test_an_invalid_file_is_refused(written: Path, text: str) -> None:
     written.write_text(text)
-    with pytest.raises(InputError, match=r"is no result of hdexport bench"):
+    with pytest.raises(InputError, match=r"is not a result of hdexport bench"):
         read_result(written)
 
 

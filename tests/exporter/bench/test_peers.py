@@ -357,7 +357,7 @@ def fake_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimum:
     ("code", "message"),
     [
         ("sys.exit('Traceback\\nValueError: a led is not supported\\n')", "exit code 1: ValueError: a led is not supp"),
-        ("sys.exit(3)", "ended with exit code 3: it says nothing"),
+        ("sys.exit(3)", "ended with exit code 3: no message"),
         ("pass", "wrote no model.onnx, but nothing"),
         ("(pathlib.Path(given[-1]) / 'encoder_model.onnx').touch()", "wrote no model.onnx, but encoder_model.onnx"),
     ],

@@ -54,7 +54,7 @@ def layer(tiny_bundles: Callable[..., Any]) -> Any:
     return tiny_bundles("bert", max_len=4096, attention="window:256,global:0", **BASE)
 
 
-def test_a_layer_of_bert_base_is_what_one_works_out_by_hand(layer: Any) -> None:
+def test_a_layer_of_bert_base_is_as_calculated_by_hand(layer: Any) -> None:
     work = work_of(layer.path, batch=1, tokens=4096)
     projections = 2 * 4096 * (4 * 768**2 + 2 * 768 * 3072)
     assert work.dense_flops == projections + 2 * (2 * 4096**2 * 768)
@@ -171,7 +171,7 @@ def _to_any_number_of_tokens(node: ir.Node, graph: ir.Graph) -> None:
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [(_to_einsum, "product of type Einsum"), (_to_any_number_of_tokens, "does not tell the shape of")],
+    [(_to_einsum, "product of type Einsum"), (_to_any_number_of_tokens, "does not state the shape of")],
 )
 def test_work_that_is_not_understood_is_not_left_out(
     change: Callable[[ir.Node, ir.Graph], None], message: str, tiny_bundles: Callable[..., Any], tmp_path: Path

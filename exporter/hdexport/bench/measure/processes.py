@@ -191,7 +191,7 @@ def _bad_end(code: int, said: str) -> tuple[Status, str]:
         return Status.FAILED, f"Its last line of output is not a JSON object. {said}".strip()
     end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     status = Status.OUT_OF_MEMORY if says_out_of_memory(said) else Status.FAILED
-    return status, f"It ended with {end}: {said}" if said else f"It ended with {end} and said nothing."
+    return status, f"It ended with {end}: {said}" if said else f"It ended with {end} and no message."
 
 
 def _ceiling_bytes(limit_bytes: int | None) -> int | None:

@@ -211,7 +211,7 @@ def _sizes(value: onnx_ir.Value | None) -> list[int]:
     if value is None or value.shape is None or not value.shape.is_static():
         name, shape = (value.name, value.shape) if value is not None else ("an input", None)
         raise ExportError(
-            f"The graph does not tell the shape of {name} (it is {shape}), so its work cannot be counted.\n"
+            f"The graph does not state the shape of {name} (it is {shape}), so its work cannot be counted.\n"
             "Please report the model and the versions that `hdexport doctor` prints."
         )
     return [int(size) for size in value.shape]

@@ -57,9 +57,7 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
     done = subprocess.run([*command, str(directory)], capture_output=True, text=True, errors="replace")
     said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if done.returncode:
-        raise ExportError(
-            f"{_COMMAND} ended with exit code {done.returncode}: {said[-1] if said else 'it says nothing'}"
-        )
+        raise ExportError(f"{_COMMAND} ended with exit code {done.returncode}: {said[-1] if said else 'no message'}")
     if not (directory / MODEL_FILE).is_file():
         made = ", ".join(sorted(path.name for path in directory.iterdir())) or "nothing"
         raise ExportError(f"{_COMMAND} wrote no {MODEL_FILE}, but {made}.")

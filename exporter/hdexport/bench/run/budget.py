@@ -92,7 +92,7 @@ def probe_case(spec: CaseSpec, *, budget_bytes: int, time_limit_s: float) -> Pro
         return Probe(status=outcome.status, reason=outcome.reason)
     peak_bytes = figures.memory.rss_bytes if spec.device == "cpu" else figures.memory.vram_bytes
     if peak_bytes is None:
-        return Probe(status=Status.FAILED, reason="This machine does not tell how much memory a process takes.")
+        return Probe(status=Status.FAILED, reason="This machine does not report how much memory a process takes.")
     return Probe(status=Status.OK, peak_bytes=peak_bytes)
 
 
