@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
-from hdplugins.operators.block_sparse_attention.geometry import tiles_for_blocks
+from hdplugins.operators.block_sparse_attention.tiles import tiles_for_blocks
 from support.interpreted_kernel import Inputs
 from support.sparse_operators import STATES, Blocks, SparseLayer, Window
 
@@ -71,13 +71,11 @@ class KernelDescription:
 
 
 def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
-    """Random states; to blocks a query of padding is not a number, for its answer is 0 whatever padding holds."""
+    """Random states; a query of padding is NaN, since its answer is 0 whatever padding holds."""
     shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
     generator = torch.Generator().manual_seed(math.prod(shape))
     query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
-    query = query * size
-    if isinstance(layer, Blocks):
-        query = query.masked_fill((kinds == 0)[:, None, :, None], torch.nan)
+    query = (query * size).masked_fill((kinds == 0)[:, None, :, None], torch.nan)
     typed = (tensor.to(getattr(torch, layer.dtype)) for tensor in (query, key, value))
     states = dict(zip(STATES, typed, strict=True))
     tables = map(torch.from_numpy, layer.constants.values())
@@ -185,7 +183,7 @@ _WINDOW_KERNELS = KernelDescription(
         ({"left": -1}, "left is -1; it is 0 or more"),
         ({"right": -1}, "right is -1; it is 0 or more"),
         ({"global_bound": -1}, "global_bound is -1; it is 0 or more"),
-        ({"dilation": (1, 2)}, r"dilation is \[1, 2\]; it has 1 value or 12, one a head, each 1 or more"),
+        ({"dilation": (1, 2)}, r"dilation is \[1, 2\]; it has 1 value or 12, one per head, each 1 or more"),
         ({"dilation": (0,)}, r"dilation is \[0\]"),
         ({"dilation": ()}, r"dilation is \[\]"),
     ],

@@ -211,7 +211,7 @@ class Plugin:
             return face.serves(kernel, shapes, self.attributes, dtype=dtype)
 
         if not self._loaded or not all(serves(kernel.compiled) for kernel in self._loaded.values()):
-            self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.KERNELS, serves=serves)
+            self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.kernels, serves=serves)
         constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
         offsets, _ = self._workspace(shapes)
         given = self.operator.inputs[: len(shapes)]
