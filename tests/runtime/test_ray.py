@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import hdruntime
@@ -312,17 +313,56 @@ def test_what_does_not_fit_a_mapper_is_said(
         ray.get(task.remote())
 
 
-def test_the_command_joins_a_cluster_and_leaves_it(cluster: Any, bundle_path: Path, job: Job, tmp_path: Path) -> None:
-    nodes = living_nodes()
-    command = [HDEXPORT, "run", bundle_path, tmp_path / "rows.jsonl", "-o", tmp_path / "ray.jsonl"]
-    command += ["--ray", cluster.address]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
-    alone = run_in_one_process(bundle_path, job)
-    assert done.returncode == 2
-    assert done.stderr.startswith("100 of 300 rows failed")
-    assert done.stdout.startswith("300 rows, 100 failed, ")
-    assert done.stdout.count("\n") == 1
-    assert (tmp_path / "ray.jsonl").read_bytes() == alone
+def blocks_of_docs(language: str, replaced: dict[str, str]) -> list[str]:
+    """The code blocks of docs/ray.md in a language, with other paths and addresses."""
+    text = (Path(__file__).parents[2] / "docs" / "ray.md").read_text()
+    for place, here in replaced.items():
+        assert place in text
+        text = text.replace(place, here)
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_documentation_run_and_leave_the_cluster(
+    two_nodes: Any, bundle_path: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shutil.copytree(bundle_path, shared / "bundle")
+    job = job_of(bundle_path, TEXTS, tmp_path, output="alone.parquet")
+    (tmp_path / "rows.jsonl").rename(tmp_path / "documents.jsonl")
+    (shared / "texts").mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({"text": TEXTS[number::2]}), shared / "texts" / f"{number}.parquet")
+    nodes, environment = living_nodes(), os.environ | {"RAY_ADDRESS": two_nodes.address}
+    environment["PATH"] = f"{HDEXPORT.parent}{os.pathsep}{environment['PATH']}"
+    replaced = {"/shared/": f"{shared}/", "head:6379": two_nodes.address}
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+
+    alone = run(["hdexport", "run", f"{shared}/bundle", "documents.jsonl", "-o", "alone.parquet", "--threads", "1"])
+    assert alone.returncode == 2, alone.stderr
+    expected = pq.read_table(job.output)
+    (commands,) = blocks_of_docs("sh", replaced)
+    pooled, mapped = blocks_of_docs("python", replaced)
+    for line in commands.splitlines():
+        done = run(["sh", "-c", line])
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("100 of 300 rows failed")
+        assert done.stdout.startswith("300 rows, 100 failed, ")
+        assert done.stdout.count("\n") == 1
+        assert pq.read_table(tmp_path / "vectors.parquet").equals(expected)
+        (tmp_path / "vectors.parquet").unlink()
+    # Without an address Ray Data takes this machine, here one of two cores and no GPU.
+    for code in (pooled, f"import ray\nray.init('local', num_cpus=2, num_gpus=0, include_dashboard=False)\n{mapped}"):
+        done = run([sys.executable, "-c", code])
+        assert done.returncode == 0, done.stderr
+    assert pq.read_table(tmp_path / "vectors.parquet").equals(expected)
+    results = pq.read_table(shared / "results")
+    assert results.num_rows == len(TEXTS)
+    assert results.column_names == ["text", *COLUMNS]
+    assert sorted(results.column("text").to_pylist()) == sorted(TEXTS)
+    assert results.column("error").null_count == expected.column("error").null_count
     assert living_nodes() == nodes
 
 

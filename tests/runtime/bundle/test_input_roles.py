@@ -141,34 +141,36 @@ def test_a_token_that_contradicts_its_rule_is_named(
     refused(manifest, with_one(spec, default=default), rf"{{last}}\.default\.token_id {message}")
 
 
-@pytest.mark.parametrize("spec", [IDS, MASK, TYPES, MARKS, MEMORY], ids=lambda spec: spec.role.value)
+OF_ONE_ROLE = [
+    (Role.MARKS, {"bound": 5}, r"\.bound is 5, and only marks have one"),
+    (Role.MEMORY, {"fed_from": "last_hidden_state"}, r"\.fed_from is last_hidden_state, and only memories have one"),
+    *(
+        (Role.MEMORY, changes, rf" should be int64 \[batch, tokens\], not {found}")
+        for changes, found in (
+            ({"dtype": "float32"}, r"float32 \[batch, tokens\]"),
+            ({"shape": ("batch",)}, r"int64 \[batch\]"),
+            ({"shape": ("tokens", "batch")}, r"int64 \[tokens, batch\]"),
+            ({"shape": ("batch", 16)}, r"int64 \[batch, 16\]"),
+            ({"shape": ("batch", "tokens", 1)}, r"int64 \[batch, tokens, 1\]"),
+        )
+    ),
+]
+"""Role, what only inputs of that role may be, what is said of others."""
+
+
 @pytest.mark.parametrize(
-    ("role", "changes", "message"),
+    ("spec", "changes", "message"),
     [
-        (Role.MARKS, {"bound": 5}, r"\.bound is 5, and only marks have one"),
-        (
-            Role.MEMORY,
-            {"fed_from": "last_hidden_state"},
-            r"\.fed_from is last_hidden_state, and only memories have one",
-        ),
-        *(
-            (Role.MEMORY, changes, rf" should be int64 \[batch, tokens\], not {found}")
-            for changes, found in (
-                ({"dtype": "float32"}, r"float32 \[batch, tokens\]"),
-                ({"shape": ("batch",)}, r"int64 \[batch\]"),
-                ({"shape": ("tokens", "batch")}, r"int64 \[tokens, batch\]"),
-                ({"shape": ("batch", 16)}, r"int64 \[batch, 16\]"),
-                ({"shape": ("batch", "tokens", 1)}, r"int64 \[batch, tokens, 1\]"),
-            )
-        ),
+        (spec, changes, message)
+        for spec in (IDS, MASK, TYPES, MARKS, MEMORY)
+        for role, changes, message in OF_ONE_ROLE
+        if spec.role is not role
     ],
 )
 def test_what_only_one_role_has_is_refused_in_others(
-    manifest: Manifest, spec: InputSpec, role: Role, changes: dict, message: str
+    manifest: Manifest, spec: InputSpec, changes: dict, message: str
 ) -> None:
-    """Bounds are for marks; memories are float32, and fed from an output."""
-    if spec.role is not role:
-        refused(manifest, with_one(spec, **changes), "{last}" + message, FED)
+    refused(manifest, with_one(spec, **changes), "{last}" + message, FED)
 
 
 @pytest.mark.parametrize(
