@@ -110,21 +110,13 @@ def results_in_one_process(bundle_path: Path, job: Job, windows: list[Window]) -
         return list(LocalPool(session, job.task, options=job.options).map(iter(windows)))
 
 
-def same_results(got: list[tuple[Window, WindowResult]], expected: list[tuple[Window, WindowResult]]) -> bool:
-    """Whether windows, rows and counts are the same in the same order, and vectors to the last bit."""
-    if [window.rows for window, _ in got] != [window.rows for window, _ in expected]:
-        return False
-    if [result.counts for _, result in got] != [result.counts for _, result in expected]:
-        return False
-    return [comparable(result) for _, result in got] == [comparable(result) for _, result in expected]
+def comparable(pairs: list[tuple[Window, WindowResult]]) -> list[tuple[object, ...]]:
+    """Rows, counts and results in order, vectors as their bits."""
 
+    def bits(row: dict[str, Any]) -> dict[str, object]:
+        return {**row, "embedding": None if row["embedding"] is None else row["embedding"].tobytes()}
 
-def comparable(result: WindowResult) -> list[dict[str, object]]:
-    vectors = [row["embedding"] for row in result.results]
-    return [
-        {**row, "embedding": None if vector is None else vector.tobytes()}
-        for row, vector in zip(result.results, vectors, strict=True)
-    ]
+    return [(window.rows, result.counts, list(map(bits, result.results))) for window, result in pairs]
 
 
 def workers(pid: int | None = None) -> list[psutil.Process]:
@@ -172,11 +164,11 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_in_order_and_leave_th
     assert ray.is_initialized()
     wait_until(lambda: not workers())
     expected = results_in_one_process(bundle_path, job, windows)
-    assert same_results(got, expected)
+    assert comparable(got) == comparable(expected)
     assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3
     # The comparison sees an exchanged pair of windows, and one that is there twice.
-    assert not same_results([got[1], got[0], *got[2:]], expected)
-    assert not same_results([*got, got[-1]], expected)
+    for wrong in ([got[1], got[0], *got[2:]], [*got, got[-1]]):
+        assert comparable(wrong) != comparable(expected)
 
 
 def test_killed_workers_and_a_lost_node_change_nothing(
@@ -202,7 +194,7 @@ def test_killed_workers_and_a_lost_node_change_nothing(
     assert len(set(killed)) == 2
     # The worker of the lost node may be the one that was killed last, and is not there yet.
     assert caplog.text.count("a worker died and is replaced") in (2, 3)
-    assert same_results(got, results_in_one_process(bundle_path, job, windows))
+    assert comparable(got) == comparable(results_in_one_process(bundle_path, job, windows))
 
 
 @pytest.mark.parametrize(
@@ -466,11 +458,15 @@ def bundle_with_engine(path: Path) -> hdruntime.Bundle:
     return hdruntime.Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=(engine,)))
 
 
-def test_a_cluster_without_gpus_is_refused_for_an_engine(bundle_path: Path) -> None:
-    with pytest.raises(BackendUnavailableError, match="needs a GPU, and the Ray cluster has none"):
-        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="tensorrt", threads=None)
-
-
-def test_more_threads_than_any_node_has_cores_are_refused(bundle_path: Path) -> None:
-    with pytest.raises(InputError, match=r"A worker of 9 threads .* the largest of the Ray cluster has 8"):
-        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="auto", threads=9)
+@pytest.mark.parametrize(
+    ("backend", "threads", "error", "message"),
+    [
+        ("tensorrt", None, BackendUnavailableError, "needs a GPU, and the Ray cluster has none"),
+        ("auto", 9, InputError, r"A worker of 9 threads .* the largest of the Ray cluster has 8"),
+    ],
+)
+def test_a_cluster_without_a_place_for_any_worker_is_refused(
+    bundle_path: Path, backend: str, threads: int | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend=backend, threads=threads)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -77,6 +79,10 @@ def parsed(message: Message) -> model_config_pb2.ModelConfig:
     return text_format.Parse(protobuf_text(message), model_config_pb2.ModelConfig())
 
 
+def tensors_of(items: Any) -> list[tuple[str, int, list[int]]]:
+    return [(item.name, item.data_type, list(item.dims)) for item in items]
+
+
 def files_below(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
@@ -89,26 +95,28 @@ def test_a_graph_is_served_on_a_cpu_with_the_bundles_inputs_and_outputs(bundle: 
     assert config.default_model_filename == "model.onnx"
     assert config.max_batch_size == model.max_batch_size == 8
     int64, float32 = model_config_pb2.TYPE_INT64, model_config_pb2.TYPE_FP32
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.input] == [
-        (name, int64, [-1]) for name in ("input_ids", "attention_mask", "token_type_ids")
-    ]
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.output] == [
-        ("last_hidden_state", float32, [-1, 4])
-    ]
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    assert tensors_of(config.input) == [(name, int64, [-1]) for name in names]
+    assert tensors_of(config.output) == [("last_hidden_state", float32, [-1, 4])]
     assert [group.kind for group in config.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_CPU]
     assert not config.instance_group[0].profile
     assert config.parameters["enable_mem_pattern"].string_value == "0"
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
 
 
-def test_onnx_runtime_loads_the_packaged_graph_and_computes_what_the_bundle_does(
-    bundle: Bundle, tmp_path: Path, model: Callable[..., np.ndarray]
-) -> None:
-    packaged = package_for_triton(bundle, tmp_path / "models").path
+def assert_served_as_configured(packaged: Path) -> onnxruntime.InferenceSession:
     session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
     config = config_at(packaged)
     assert [item.name for item in session.get_inputs()] == [item.name for item in config.input]
     assert [item.name for item in session.get_outputs()] == [item.name for item in config.output]
+    return session
+
+
+def test_onnx_runtime_loads_the_packaged_graph_and_computes_what_the_bundle_does(
+    bundle: Bundle, tmp_path: Path, model: Callable[..., np.ndarray]
+) -> None:
+    packaged = package_for_triton(bundle, tmp_path / "models").path
+    session = assert_served_as_configured(packaged)
     ids = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     np.testing.assert_allclose(session.run(None, feeds)[0], model(ids), rtol=1e-6)
@@ -125,12 +133,12 @@ def test_a_memory_is_served_as_float32_of_its_sizes(tmp_path: Path, engine: Engi
     """Triton's client gives it back what it got; the server holds nothing between calls."""
     bundle = open_bundle(make_recurrent_bundle(tmp_path / "recurrent"))
     config = parsed(triton_config(bundle, engine, name="tiny", file="model"))
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.input] == [
+    assert tensors_of(config.input) == [
         ("input_ids", model_config_pb2.TYPE_INT64, [-1]),
         ("attention_mask", model_config_pb2.TYPE_INT64, [-1]),
         (MEMORY, model_config_pb2.TYPE_FP32, [1, 4, 4]),
     ]
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.output] == [
+    assert tensors_of(config.output) == [
         ("last_hidden_state", model_config_pb2.TYPE_FP32, [-1, 4]),
         (NEW_MEMORY, model_config_pb2.TYPE_FP32, [1, 4, 4]),
     ]
@@ -140,10 +148,7 @@ def test_onnx_runtime_loads_a_packaged_graph_with_a_memory(tmp_path: Path) -> No
     plain = open_bundle(make_recurrent_bundle(tmp_path / "recurrent"))
     for_cpus = tuple(dataclasses.replace(graph, lowering="onnxruntime_cpu") for graph in plain.manifest.graphs)
     seal(plain.path, dataclasses.replace(plain.manifest, graphs=for_cpus))
-    packaged = package_for_triton(open_bundle(plain.path), tmp_path / "models").path
-    session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
-    assert [item.name for item in session.get_inputs()] == [item.name for item in config_at(packaged).input]
-    assert [item.name for item in session.get_outputs()] == [item.name for item in config_at(packaged).output]
+    assert_served_as_configured(package_for_triton(open_bundle(plain.path), tmp_path / "models").path)
 
 
 def test_an_engine_is_served_on_gpus_with_all_its_profiles(engine_bundle: Bundle, tmp_path: Path) -> None:
@@ -209,36 +214,30 @@ def test_the_largest_batch_is_one_that_every_length_has_a_profile_for(profiles: 
     assert most_rows(engine_of(*profiles)) == rows_by_trying(profiles)
 
 
-def test_an_engine_with_plugins_is_refused_and_the_way_out_is_named(
-    new_bundle: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("engine", "plugins", "reason"),
+    [
+        (
+            engine_of(profile((1, 1, 8))),
+            {"SlidingWindowAttention": 6},
+            r"plugins of ours \(SlidingWindowAttention in 6 la",
+        ),
+        (engine_of(profile((1, 1, 8)), flavour="tensorrt_rtx"), {}, "its engine is for tensorrt_rtx"),
+        (engine_of(profile((4, 4, 8))), {}, "no single row at some length"),
+    ],
+    ids=["plugins", "TensorRT-RTX", "no single row"],
+)
+def test_an_engine_that_triton_cannot_serve_is_refused_and_the_way_out_is_named(
+    new_bundle: Callable[..., Path], tmp_path: Path, engine: EngineFile, plugins: dict[str, int], reason: str
 ) -> None:
-    plugins = {"SlidingWindowAttention": 6}
-    bundle = with_engine(new_bundle(cpu_graph=True), engine_of(profile((1, 1, 8))), plugins)
-    with pytest.raises(
-        BackendUnavailableError, match=r"SlidingWindowAttention in 6 layers(.|\n)*--attention-impl native"
-    ):
+    bundle = with_engine(new_bundle(cpu_graph=True), engine, plugins)
+    message = f"{reason}(.|\n)*--attention-impl native(.|\n)*--backend onnxruntime"
+    with pytest.raises(BackendUnavailableError, match=message):
         package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
     assert not (tmp_path / "models").exists()
     automatic = package_for_triton(bundle, tmp_path / "models")
     assert automatic.engine is None
-    assert "plugins of ours" in automatic.reason
-
-
-@pytest.mark.parametrize(
-    ("engine", "reason"),
-    [
-        (engine_of(profile((1, 1, 8)), flavour="tensorrt_rtx"), "its engine is for tensorrt_rtx"),
-        (engine_of(profile((4, 4, 8))), "no single row at some length"),
-    ],
-    ids=["TensorRT-RTX", "no single row"],
-)
-def test_an_engine_that_triton_cannot_serve_is_refused(
-    new_bundle: Callable[..., Path], tmp_path: Path, engine: EngineFile, reason: str
-) -> None:
-    bundle = with_engine(new_bundle(cpu_graph=True), engine, {})
-    with pytest.raises(BackendUnavailableError, match=f"{reason}(.|\n)*--backend onnxruntime"):
-        package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
-    assert package_for_triton(bundle, tmp_path / "models").engine is None
+    assert re.search(reason, automatic.reason)
 
 
 def test_a_bundle_without_engine_is_refused_where_one_was_asked_for(bundle: Bundle, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ __all__ = [
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,9 +60,6 @@ class KernelDescription:
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
     # those that do
     not_loaded: tuple[SparseLayer, int, int, int, int]
-    # a node and a mask, whose measure is tried on the wrong answers of other attributes and inputs
-    measured: tuple[SparseLayer, torch.Tensor]
-    wrong: Mapping[str, dict[str, Any]]  # these, by name
     fitting: SparseLayer  # a node with twelve heads of 64 that kernels can be launched for
     # attributes, and the shape of a query or a table -> the message that refuses a launch
     refused: Sequence[tuple[dict[str, Any], str]]
@@ -162,22 +159,13 @@ def _window_cases() -> list[KernelCase]:
 
 
 _SQUARE = Window(left=16, right=16, heads=1)
-_HALF_PADDED = row_of_kinds(61, [0], range(50, 61))
+
 
 _WINDOW_KERNELS = KernelDescription(
     tiles=Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     cases=_window_cases(),
     # Blocks of 32 queries: the last one whose windows end before token 128 is the third.
     not_loaded=(_SQUARE, 200, 128, 96, 128),
-    measured=(replace(_SQUARE, bound=1), _HALF_PADDED),
-    wrong={
-        "one token more to the left": {"left": 17},
-        "one token less to the left": {"left": 15},
-        "one token more to the right": {"right": 17},
-        "one token less to the right": {"right": 15},
-        "another dilation": {"dilation": (2,)},
-        "another scale": {"scale": 1.05 * 32**-0.5},
-    },
     fitting=Window(left=256, right=256, heads=12, head_dim=64, bound=16),
     refused=[
         ({"left": -1}, "left is -1; it is 0 or more"),
@@ -264,18 +252,6 @@ _BLOCK_KERNELS = KernelDescription(
     cases=_block_cases(),
     # Block 4 is the first that sees block 5.
     not_loaded=(_PLAIN, 128, 80, 64, 64),
-    measured=(replace(_HF_EVAL, listed=(2, 5, 2)), block_mask(95)),
-    wrong={
-        "a wider window": {"window": 2},
-        "block 0 once more": {"first_repeats": 4},
-        "block 0 once less": {"first_repeats": 2},
-        "no global block in front": {"first_global": 0},
-        "no global block behind": {"last_global": 0},
-        "the end of the row": {"ends_by_row": 1},
-        "dense": {"dense_tokens": 95},
-        "another scale": {"scale": 1.05 * 32**-0.5},
-        "another table": {"listed_blocks": torch.tensor([[[3, 4]], [[2, 4]]], dtype=torch.int32)},
-    },
     fitting=Blocks(block=64, repeats=3, dense=704, heads=12, head_dim=64),
     refused=[
         ({"block_size": 0}, "block_size is 0; the kernel has blocks of 1 to 1024 tokens"),

@@ -203,51 +203,6 @@ def listed_at(plan: torch.Tensor, place: int, *, room: int) -> tuple[list[int], 
     return plan[0, place + 2 : place + 2 + wholes].tolist(), dict(zip(named, times.tolist(), strict=True))
 
 
-# What the comparison refuses.
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(
-    ("described", "wrong"),
-    [(described, wrong) for described in KERNELS.values() for wrong in described.wrong.values()],
-    ids=[name for described in KERNELS.values() for name in described.wrong],
-)
-def test_the_comparison_refuses_other_attributes(
-    described: KernelDescription, wrong: dict[str, Any], dtype: str
-) -> None:
-    layer, kinds = described.measured
-    layer = replace(layer, dtype=dtype)
-    inputs = inputs_of(layer, kinds)
-    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
-    assert_as_accurate(right.to(pytorch.dtype), right, pytorch)
-    with pytest.raises(AssertionError, match="error"):
-        assert_as_accurate(right_answers(layer, inputs, **wrong).to(pytorch.dtype), right, pytorch)
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, 1e-3])
-@each_operator
-def test_the_comparison_refuses_a_single_wrong_value(operator: str, described: KernelDescription, value: float) -> None:
-    layer, kinds = described.measured
-    inputs = inputs_of(layer, kinds)
-    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
-    for token in (0, kinds.shape[1] - 1):
-        wrong = right.float()
-        wrong[0, 0, token, 7] += value
-        with pytest.raises(AssertionError):
-            assert_as_accurate(wrong, right, pytorch)
-
-
-def test_the_comparison_refuses_a_global_token_that_counts_twice() -> None:
-    layer, kinds = KERNELS["SlidingWindowAttention"].measured
-    inputs = inputs_of(layer, kinds)
-    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
-    doubled = {name: torch.cat([inputs[name][:, :, :1], inputs[name]], 2) for name in STATES}
-    doubled["token_kind"] = torch.cat([kinds[:, :1], kinds], 1)
-    answers = right_answers(replace(layer, bound=2), doubled)[:, :, 1:]
-    with pytest.raises(AssertionError, match="error"):
-        assert_as_accurate(answers.float(), right, pytorch)
-
-
 # Launches.
 
 

@@ -289,33 +289,18 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
 
 
 @pytest.mark.parametrize(
-    ("operator", "shapes", "changes", "message"),
+    ("operator", "attributes", "shapes", "message"),
     [
-        ("SlidingWindowAttention", shapes, changes, message)
-        for shapes, changes, message in (
-            (shapes_of((1, 2, 64, 48)), {}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
-            (shapes_of((1, 2, 64, 32)), {"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
-            (shapes_of((1, 2, 64, 32)), {"left": -1}, "left is -1; it is 0 or more"),
-        )
-    ]
-    + [
-        (BLOCKS, shapes, changes, message)
-        for shapes, changes, message in (
-            (shapes_of((1, 2, 9, 48)), {}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
-            (
-                shapes_of((2, 2, 1000, 64), (3, 14, 3)),
-                {},
-                r"listed_blocks is \[3, 14, 3\]; for 2 heads it is \[1 or 2, rows, listed\]",
-            ),
-            (LISTED, {"block_size": 4096}, "block_size is 4096; the kernel has blocks of 1 to 1024 tokens"),
-            ([*UNLISTED[:3], (2, 999)], {}, r"token_mask is \[2, 999\]"),
-        )
+        ("SlidingWindowAttention", WINDOW, shapes_of((1, 2, 64, 48)), "no head_dim 48; it has 32, 64, 80, 96, 128"),
+        (BLOCKS, BIGBIRD, shapes_of((2, 2, 1000, 64), (3, 14, 3)), r"listed_blocks is \[3, 14, 3\]; for 2 heads"),
+        (BLOCKS, BIGBIRD, [*UNLISTED[:3], (2, 999)], r"token_mask is \[2, 999\]"),
     ],
 )
 def test_a_build_without_a_kernel_for_it_stops(
-    operator: str, shapes: list[Sequence[int]], changes: dict[str, Any], message: str
+    operator: str, attributes: dict[str, Any], shapes: list[Sequence[int]], message: str
 ) -> None:
-    plugin = plugin_of(trt, (BIGBIRD if operator == BLOCKS else WINDOW) | changes, None, operator=operator)
+    """All that `check` refuses: tests/plugins/kernels/test_sparse_kernel.py."""
+    plugin = plugin_of(trt, attributes, None, operator=operator)
     with pytest.raises(ValueError, match=message):
         plugin.configure_plugin(profiled(shapes), [])
     assert len(take_plugin_errors()) == 1
