@@ -276,7 +276,12 @@ def test_map_batches_adds_what_a_job_writes(cluster: Any, bundle_path: Path, job
     [
         ({}, {"text": ["read"]}, 0, 'given a dict; it needs Arrow tables.(.|\n)*batch_format="pyarrow"'),
         ({}, pa.table({"body": ["read"]}), 0, "no column 'text'; its columns are body"),
-        ({}, pa.table({"text": ["read"], "tokens": [1]}), 0, "columns 'tokens', as the results are called"),
+        (
+            {},
+            pa.table({"text": ["read"], "tokens": [1]}),
+            0,
+            "already has columns 'tokens', which are names of results",
+        ),
         ({"backend": "tensorrt"}, None, 0, "Ray gave this worker none(.|\n)*num_gpus=1"),
         ({"backend": "tensorrt"}, None, 1, "the bundle has no tensorrt engine"),
         (
@@ -462,7 +467,7 @@ def bundle_with_engine(path: Path) -> hdruntime.Bundle:
     ("backend", "threads", "error", "message"),
     [
         ("tensorrt", None, BackendUnavailableError, "needs a GPU, and the Ray cluster has none"),
-        ("auto", 9, InputError, r"A worker of 9 threads .* the largest of the Ray cluster has 8"),
+        ("auto", 9, InputError, r"A worker of 9 threads .* the largest node of the Ray cluster has 8"),
     ],
 )
 def test_a_cluster_without_a_place_for_any_worker_is_refused(

@@ -47,7 +47,7 @@ def engine_of(*profiles: ProfileShape, flavour: str = "tensorrt") -> EngineFile:
 
 
 def with_engine(path: Path, engine: EngineFile, plugins: dict[str, int]) -> Bundle:
-    """The bundle, with an engine that nobody here could run, and its passport."""
+    """The bundle, with an engine that no machine could run, and its passport."""
     (path / "engines").mkdir()
     (path / engine.file).write_bytes(ENGINE)
     built_on = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
@@ -220,10 +220,10 @@ def test_the_largest_batch_is_one_that_every_length_has_a_profile_for(profiles: 
         (
             engine_of(profile((1, 1, 8))),
             {"SlidingWindowAttention": 6},
-            r"plugins of ours \(SlidingWindowAttention in 6 la",
+            r"needs our plugins \(SlidingWindowAttention in 6 la",
         ),
         (engine_of(profile((1, 1, 8)), flavour="tensorrt_rtx"), {}, "its engine is for tensorrt_rtx"),
-        (engine_of(profile((4, 4, 8))), {}, "no single row at some length"),
+        (engine_of(profile((4, 4, 8))), {}, "at some length no profile takes a single row"),
     ],
     ids=["plugins", "TensorRT-RTX", "no single row"],
 )
@@ -252,7 +252,7 @@ def test_a_bundle_without_a_graph_for_cpus_is_refused(new_bundle: Callable[..., 
 
 
 @pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt_lean", "pytorch", ""])
-def test_a_backend_that_triton_is_given_nothing_for_is_refused(bundle: Bundle, tmp_path: Path, backend: str) -> None:
+def test_a_backend_that_triton_does_not_serve_is_refused(bundle: Bundle, tmp_path: Path, backend: str) -> None:
     with pytest.raises(InputError, match="Use auto, tensorrt or onnxruntime"):
         package_for_triton(bundle, tmp_path / "models", backend=backend)
 
@@ -266,9 +266,9 @@ def test_a_name_that_is_no_plain_directory_is_refused(bundle: Bundle, tmp_path: 
     assert files_below(tmp_path) == files_below(bundle.path.parent)
 
 
-def test_a_name_of_a_bundle_that_will_not_do_is_blamed_on_the_bundle(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_invalid_name_of_a_bundle_is_reported_as_the_bundles(bundle: Bundle, tmp_path: Path) -> None:
     renamed = Bundle(bundle.path, dataclasses.replace(bundle.manifest, name="org/model"))
-    with pytest.raises(InputError, match="The name of the bundle, 'org/model' will not do"):
+    with pytest.raises(InputError, match="The name of the bundle, 'org/model' is not valid"):
         package_for_triton(renamed, tmp_path / "models")
 
 
@@ -288,10 +288,10 @@ def test_a_model_of_ours_is_replaced_by_force_only(bundle: Bundle, engine_bundle
     assert files_below(tmp_path / "models" / "tiny") == {"config.pbtxt", "1/model.onnx", "tokenizer.json"}
 
 
-def test_a_model_of_somebody_else_is_never_replaced(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_model_that_hdexport_did_not_write_is_never_replaced(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     (tmp_path / "models" / "tiny" / "config.pbtxt").write_text('name: "tiny"')
-    with pytest.raises(OutputExistsError, match="is no Triton model of hdexport"):
+    with pytest.raises(OutputExistsError, match="is not a Triton model of hdexport"):
         package_for_triton(bundle, tmp_path / "models", force=True)
 
 
@@ -311,7 +311,7 @@ def test_what_was_added_to_a_model_of_ours_is_not_deleted(bundle: Bundle, tmp_pa
     ],
     ids=["type", "axes"],
 )
-def test_a_tensor_that_triton_has_no_form_for_is_refused(bundle: Bundle, spec: TensorSpec) -> None:
+def test_a_tensor_that_triton_cannot_describe_is_refused(bundle: Bundle, spec: TensorSpec) -> None:
     odd = Bundle(bundle.path, dataclasses.replace(bundle.manifest, outputs=(spec,)))
     with pytest.raises(BundleCorruptError, match=r"lists x as .* Triton needs \[batch, ...\]"):
         triton_config(odd, None, name="tiny", file="model.onnx")

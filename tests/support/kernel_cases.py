@@ -254,8 +254,8 @@ _BLOCK_KERNELS = KernelDescription(
     not_loaded=(_PLAIN, 128, 80, 64, 64),
     fitting=Blocks(block=64, repeats=3, dense=704, heads=12, head_dim=64),
     refused=[
-        ({"block_size": 0}, "block_size is 0; the kernel has blocks of 1 to 1024 tokens"),
-        ({"block_size": 2048}, "block_size is 2048; the kernel has blocks of 1 to 1024 tokens"),
+        ({"block_size": 0}, "block_size is 0; the kernels support blocks of 1 to 1024 tokens"),
+        ({"block_size": 2048}, "block_size is 2048; the kernels support blocks of 1 to 1024 tokens"),
         ({"window": -2}, "window is -2; it is -1 to"),
         ({"last_global": 2}, "last_global is 2; it is 0 to 1"),
         ({"first_global": -1}, "first_global is -1; it is 0 to"),
@@ -266,7 +266,7 @@ _BLOCK_KERNELS = KernelDescription(
         ({"table": (12, 62, 0)}, r"listed_blocks is \[12, 62, 0\]"),
         ({"block_size": 1, "query": (1, 12, 2**20, 64), "table": (12, 9, 2**20)}, "are too many"),
     ],
-    uncompiled=[({"block_size": 1025}, "block_size is 1025; the kernel has blocks of 1 to 1024 tokens")],
+    uncompiled=[({"block_size": 1025}, "block_size is 1025; the kernels support blocks of 1 to 1024 tokens")],
 )
 
 KERNELS = {"BlockSparseAttention": _BLOCK_KERNELS, "SlidingWindowAttention": _WINDOW_KERNELS}

@@ -312,7 +312,7 @@ _FIVE = Window(left=16, right=16, bound=5)
 _FEW_OF_MANY = Window(left=16, right=7, bound=40)
 _TWO_STEPS = replace(_FIVE, dilation=(1, 3))
 _WIDE_WINDOW = Window(left=256, right=256, heads=4, head_dim=64, dtype="float16")
-_NO_STEP, _NEGATIVE = "is none: one value", "is negative"
+_NO_STEP, _NEGATIVE = "is invalid: give one value", "is negative"
 
 WINDOWS = Description(
     layers=_WINDOWS,

@@ -219,11 +219,11 @@ def shapes_of(query: Sequence[int], table: Sequence[int] | None = None) -> list[
         for changes, message in (
             ({"query": (2, 12, 0, 64)}, "tokens is 0; it is 1 or more"),
             ({"query": (0, 12, 99, 64)}, "batch is 0; it is 1 or more"),
-            ({"query": (2, 12, 99, 48)}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
+            ({"query": (2, 12, 99, 48)}, "not support head_dim 48; they support 32, 64, 80, 96, 128"),
             ({"query": (2, 12, 2**22, 128)}, "too large for one launch"),
             ({"query": (2**16, 12, 1000, 64)}, "too large for one launch"),
-            ({"scale": 0.0}, "scale is 0.0; the kernel needs a finite one greater than 0"),
-            ({"scale": math.nan}, "scale is nan; the kernel needs"),
+            ({"scale": 0.0}, "scale is 0.0; the kernels need a finite one greater than 0"),
+            ({"scale": math.nan}, "scale is nan; the kernels need"),
             *described.refused,
         )
     ],
@@ -243,8 +243,8 @@ def test_what_cannot_be_launched_is_refused(operator: str, changes: dict[str, An
         (name, changes, message)
         for name, described in KERNELS.items()
         for changes, message in (
-            ({"head_dim": 72}, "no head_dim 72; it has 32, 64, 80, 96, 128"),
-            ({"dtype": "int8"}, "no int8; it has float16, bfloat16, float32"),
+            ({"head_dim": 72}, "not support head_dim 72; they support 32, 64, 80, 96, 128"),
+            ({"dtype": "int8"}, "not support int8; they support float16, bfloat16, float32"),
             ({"architectures": [75]}, "compute capability 8.0 or newer, not sm_75"),
             *described.uncompiled,
         )

@@ -120,7 +120,7 @@ def run(plugin: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype
 
 
 def kinds(*rows: str) -> torch.Tensor:
-    """Rows of a batch, a letter a token: `.` padding, `l` local, `G` global."""
+    """Rows of a batch, one letter per token: `.` padding, `l` local, `G` global."""
     return torch.tensor([[".lG".index(letter) for letter in row] for row in rows], dtype=torch.int32)
 
 
@@ -206,7 +206,10 @@ def test_an_engine_stores_all_that_makes_the_plugin(operator: str, attributes: d
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scale": None}, "the fields left, right, dilation, global_bound were given; there are left, right, dilation"),
+        (
+            {"scale": None},
+            "the fields left, right, dilation, global_bound were given; it should be left, right, dilation",
+        ),
         ({"window": 3}, "the fields left, right, dilation, global_bound, scale, window were given"),
         ({"left": (1, 2)}, "the field left holds 2 x INT32; it is one value of type int"),
         ({"left": 1.0}, "the field left holds 1 x FLOAT32"),
@@ -291,7 +294,12 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
 @pytest.mark.parametrize(
     ("operator", "attributes", "shapes", "message"),
     [
-        ("SlidingWindowAttention", WINDOW, shapes_of((1, 2, 64, 48)), "no head_dim 48; it has 32, 64, 80, 96, 128"),
+        (
+            "SlidingWindowAttention",
+            WINDOW,
+            shapes_of((1, 2, 64, 48)),
+            "not support head_dim 48; they support 32, 64, 80, 96, 128",
+        ),
         (BLOCKS, BIGBIRD, shapes_of((2, 2, 1000, 64), (3, 14, 3)), r"listed_blocks is \[3, 14, 3\]; for 2 heads"),
         (BLOCKS, BIGBIRD, [*UNLISTED[:3], (2, 999)], r"token_mask is \[2, 999\]"),
     ],
@@ -390,7 +398,7 @@ def test_kernels_are_loaded_once_and_before_anything_is_enqueued(driver: Simulat
         "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel",
     ],
 )  # fmt: skip
-def test_an_error_of_the_driver_is_told_and_not_swallowed(call: str, driver: SimulatedDriver, kernels: Path) -> None:
+def test_an_error_of_the_driver_is_reported(call: str, driver: SimulatedDriver, kernels: Path) -> None:
     driver.failing[call] = 700
     with pytest.raises(LaunchError, match=r"CUDA error 700 at .*: the reason for 700"):
         run(plugin_of(trt, WINDOW, kernels))
@@ -408,7 +416,7 @@ def test_an_error_of_the_driver_is_told_and_not_swallowed(call: str, driver: Sim
     ],
     ids=["no context", "no cuda-python"],
 )
-def test_kernels_that_cannot_be_loaded_are_told(
+def test_kernels_that_cannot_be_loaded_are_reported(
     module: Any, error: type[Exception], message: str, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", module)
@@ -426,10 +434,10 @@ def test_a_tensor_that_is_not_aligned_is_refused(place: int, kernels: Path) -> N
         attached.enqueue(described, described[:1], addresses[:4], addresses[4:5], addresses[5], STREAM)
 
 
-def test_a_call_whose_shapes_were_not_told_or_were_refused_launches_nothing(kernels: Path) -> None:
+def test_a_call_of_other_shapes_or_after_refused_ones_launches_nothing(kernels: Path) -> None:
     attached = run(plugin_of(trt, WINDOW, kernels))
     longer = tensor_descriptions(trt, (2, 2, 71, 32), "float16")
-    with pytest.raises(LaunchError, match=r"shapes of \(2, 2, 70, 32\) were told, and \(2, 2, 71, 32\) came"):
+    with pytest.raises(LaunchError, match=r"set up for shapes \(2, 2, 70, 32\), but got \(2, 2, 71, 32\)"):
         enqueue(attached, longer)
     with pytest.raises(LaunchError, match="no kernels to launch"):
         enqueue(attached.clone(), longer)
@@ -488,7 +496,7 @@ def test_a_kernel_that_is_missing_or_changed_is_named(
     ("gpu_architecture", "compiled_for"),
     [(80, 80), (86, 86), (89, 86), (120, 120), (90, None), (121, None), (75, None)],
 )
-def test_a_gpu_runs_what_was_compiled_for_it_or_for_its_elder_of_one_generation(
+def test_a_gpu_runs_what_was_compiled_for_it_or_for_an_earlier_gpu_of_its_generation(
     gpu_architecture: int, compiled_for: int | None, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[LaunchedKernel] = []
@@ -523,7 +531,7 @@ def test_registering_again_is_no_error_and_makes_no_second_creator() -> None:
 
 
 class Namesake(ModuleType):
-    """Another module that is called as the real one, with a registry of its own."""
+    """A module with the name of the real one, and a registry of its own."""
 
     def __init__(self) -> None:
         super().__init__(trt.__name__)

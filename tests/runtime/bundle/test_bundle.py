@@ -374,14 +374,14 @@ def test_force_never_deletes_what_is_no_bundle(tmp_path: Path, kind: str) -> Non
     if kind == "foreign_manifest":
         (destination / "manifest.json").write_text('{"name": "a browser extension", "manifest_version": 3}')
     before = contents(tmp_path)
-    refused_before_the_block(destination, OutputExistsError, "no bundle of hdexport", force=True)
+    refused_before_the_block(destination, OutputExistsError, "is not a bundle of hdexport", force=True)
     assert contents(tmp_path) == before
     assert destination.exists()
 
 
 def test_force_never_deletes_files_that_somebody_put_into_a_bundle(bundle_path: Path) -> None:
     (bundle_path / "results.jsonl").write_text("mine")
-    message = r"no part of a bundle of hdexport \(results.jsonl\), which --force would delete"
+    message = r"not part of a bundle of hdexport \(results.jsonl\); --force would delete them"
     refused_before_the_block(bundle_path, OutputExistsError, message, force=True)
     assert (bundle_path / "results.jsonl").read_text() == "mine"
 

@@ -84,16 +84,16 @@ def refused(manifest: Manifest, inputs: Sequence[InputSpec], message: str, *outp
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ((), "inputs has 0 of the role ids, and there is one"),
-        ((MASK,), "inputs has 0 of the role ids, and there is one"),
-        ((IDS,), "inputs has 0 of the role mask, and there is one"),
+        ((), "inputs has 0 of the role ids; exactly one is needed"),
+        ((MASK,), "inputs has 0 of the role ids; exactly one is needed"),
+        ((IDS,), "inputs has 0 of the role mask; exactly one is needed"),
         *(
             ((IDS, MASK, other, dataclasses.replace(spec, name="b")), f"inputs has 2 of the role {message}")
             for spec, other, message in (
-                (IDS, TYPES, "ids, and there is one"),
-                (MASK, TYPES, "mask, and there is one"),
-                (TYPES, TYPES, "token_types; one at most"),
-                (MARKS, MARKS, "marks; one at most"),
+                (IDS, TYPES, "ids; exactly one is needed"),
+                (MASK, TYPES, "mask; exactly one is needed"),
+                (TYPES, TYPES, "token_types; at most one is allowed"),
+                (MARKS, MARKS, "marks; at most one is allowed"),
             )
         ),
         ((IDS, MASK, dataclasses.replace(MARKS, name="input_ids")), "inputs has 2 of input_ids"),
@@ -142,8 +142,12 @@ def test_a_token_that_contradicts_its_rule_is_named(
 
 
 OF_ONE_ROLE = [
-    (Role.MARKS, {"bound": 5}, r"\.bound is 5, and only marks have one"),
-    (Role.MEMORY, {"fed_from": "last_hidden_state"}, r"\.fed_from is last_hidden_state, and only memories have one"),
+    (Role.MARKS, {"bound": 5}, r"\.bound is 5; only marks have a bound"),
+    (
+        Role.MEMORY,
+        {"fed_from": "last_hidden_state"},
+        r"\.fed_from is last_hidden_state; only memories are fed from an output",
+    ),
     *(
         (Role.MEMORY, changes, rf" should be int64 \[batch, tokens\], not {found}")
         for changes, found in (
@@ -186,11 +190,11 @@ def test_what_only_one_role_has_is_refused_in_others(
                 ({"shape": ()}, r"float32 \[\]"),
             )
         ),
-        ({"fed_from": None}, r"{last}\.fed_from is None, and a memory has the name of an output there"),
-        ({"fed_from": "right"}, r"{last} is float32 \[batch, 1, 4, 4\] of the output right, and there is none"),
+        ({"fed_from": None}, r"{last}\.fed_from is None; a memory needs the name of an output"),
+        ({"fed_from": "right"}, r"{last} is float32 \[batch, 1, 4, 4\], fed from the output right, but there is none"),
         (
             {"shape": ("batch", 4, 1, 4)},
-            r"{last} is float32 \[batch, 4, 1, 4\] of the output left, and that is float32 \[batch, 1, 4, 4\]",
+            r"{last} is float32 \[batch, 4, 1, 4\], fed from the output left, but that is float32 \[batch, 1, 4, 4\]",
         ),
     ],
 )

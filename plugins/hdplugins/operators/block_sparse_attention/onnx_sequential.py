@@ -258,7 +258,7 @@ _LAST_SLOT = """
     last_place = Identity ({number})
 """
 
-# The rows of global blocks, one head of one text a step, with all its keys.
+# The rows of global blocks, one head of one text per step, with all its keys.
 _GLOBAL_ROWS = """
     global_starts = Mul (global_blocks, block)
     global_column_starts = Unsqueeze (global_starts, last_axis)

@@ -19,7 +19,7 @@ _SMALLEST_TILE = 16
 
 _LARGEST_TILE = 128
 
-# Found as those of `attention_tiles` are, with blocks of 16, 32, 64, 84 and 128 tokens.
+# Found like those of `attention_tiles`, with blocks of 16, 32, 64, 84 and 128 tokens.
 _HALF_OTHERWISE = {
     (80, 80, 32): Tiles(32, 32, 2, 2, 64),
     (86, 80, 32): Tiles(32, 32, 2, 2, 64),
@@ -71,7 +71,7 @@ def tiles_for_blocks(architecture: int, head_dim: int, dtype: str, block_size: i
         tiles,
         block_queries=queries,
         block_keys=min(tiles.block_keys, whole_block),
-        # As many queries a warp as the table's, for they decide what must fit the registers.
+        # As many queries per warp as in the table: they decide what must fit in the registers.
         num_warps=max(1, tiles.num_warps * queries // tiles.block_queries),
     )
 
@@ -83,9 +83,9 @@ def check_block_size(block_size: int) -> None:
         ValueError: it says what fits.
     """
     if not 1 <= block_size <= _LARGEST_BLOCK:
-        raise ValueError(f"block_size is {block_size}; the kernel has blocks of 1 to {_LARGEST_BLOCK} tokens.")
+        raise ValueError(f"block_size is {block_size}; the kernels support blocks of 1 to {_LARGEST_BLOCK} tokens.")
 
 
 def power_of_two(number: int) -> int:
-    """The smallest power of two that is not less."""
+    """The smallest power of two that is at least this number."""
     return 1 << (number - 1).bit_length()

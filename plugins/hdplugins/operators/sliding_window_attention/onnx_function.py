@@ -3,13 +3,13 @@
 The queries are cut into blocks, and each block meets the span of keys that its windows reach: scores are [..., block,
 span], never [tokens, tokens]. Two tables say which tokens make a block and its span. They are computed from the length
 of the text: no length needs to be a multiple of anything, and a span is never longer than the text. A head of dilation
-D is D windows over every D-th token, one a residue class: an axis of the tables. Global tokens are copied behind the
+D is D windows over every D-th token, one per residue class: an axis of the tables. Global tokens are copied behind the
 keys, or found where they are, and joined to every span, so that one softmax covers both.
 
 The blocks come in two orders. In parallel they are one batch of products, which TensorRT fuses; the size of a block
 must not depend on the length then, or TensorRT's bounds multiply to gigabytes of planned memory. Sequentially they are
-a Scan, one block of one text a step, which fits into a CPU's caches whatever the batch: about as fast in ONNX Runtime,
-at a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64, a
+a Scan, one block of one text per step, which fits in a CPU's caches at any batch size: about as fast in ONNX Runtime, at
+a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64, a
 window of 256 tokens each side:
 
 ======  ==========  ==========  ==========================
@@ -21,7 +21,7 @@ tokens  parallel    sequential  dense (MultiHeadAttention)
 16384   353 (1412)  405 (69)    4368 (114)
 ======  ==========  ==========  ==========================
 
-With a block of every text a step, 8 texts of 512 tokens took 40 % longer on one core and twice the memory. Two thirds
+With a block of every text per step, 8 texts of 512 tokens took 40 % longer on one core and twice the memory. Two thirds
 of the sequential time are the two products, at the processor's peak; slicing spans instead of gathering them, masks
 computed once for all layers and MultiHeadAttention inside a step gained 5 % at most.
 
@@ -51,7 +51,7 @@ def function_name(*, dilation: Sequence[int], global_bound: int) -> str:
     """Operator type of the nodes with these attributes, once they have a body.
 
     Bodies that differ need names that differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1
-    gives every node the first overload, without a word.
+    gives every node the first overload without warning.
 
     Args:
         dilation: as in :func:`function_for`.
@@ -69,16 +69,18 @@ def function_for(
     """The body for the nodes with these attributes; ``left``, ``right`` and ``scale`` are read from each node.
 
     Args:
-        dilation: tokens that one step of the window is: one value a head, or a single one for all heads.
-        global_bound: the most global tokens that a text may hold; 0 leaves out all that they need. What a body makes
-            of a text with more is undefined. TensorRT takes up to 3840.
+        dilation: tokens that one step of the window is: one value per head, or a single one for all heads.
+        global_bound: the most global tokens that a text may hold; 0 leaves out all that they need. The answer for
+            a text with more is undefined. TensorRT takes up to 3840.
         order: of the blocks.
 
     Raises:
         ValueError: a dilation below 1, none at all, or a negative bound.
     """
     if not dilation or min(dilation) < 1:
-        raise ValueError(f"The dilation {list(dilation)} is none: one value of 1 or more a head, or a single one.")
+        raise ValueError(
+            f"The dilation {list(dilation)} is invalid: give one value of 1 or more per head, or a single one."
+        )
     if global_bound < 0:
         raise ValueError(f"The bound of {global_bound} global tokens is negative.")
     text = _SHARED + (_GLOBALS.format(bound=global_bound) if global_bound else _NO_GLOBALS)
