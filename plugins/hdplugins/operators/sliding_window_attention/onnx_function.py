@@ -8,8 +8,8 @@ keys, or found where they are, and joined to every span, so that one softmax cov
 
 The blocks come in two orders. In parallel they are one batch of products, which TensorRT fuses; the size of a block
 must not depend on the length then, or TensorRT's bounds multiply to gigabytes of planned memory. Sequentially they are
-a Scan, one block of one text per step, which fits in a CPU's caches at any batch size: about as fast in ONNX Runtime, at
-a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64, a
+a Scan, one block of one text per step, which fits in a CPU's caches at any batch size: about as fast in ONNX Runtime,
+with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64, a
 window of 256 tokens each side:
 
 ======  ==========  ==========  ==========================
