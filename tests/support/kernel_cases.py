@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = [
     "BLOCK_MODES",
     "KERNELS",
-    "KernelCase",
     "KernelDescription",
     "block_mask",
     "inputs_of",
@@ -19,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
@@ -31,32 +31,11 @@ _DTYPES = ("float32", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCase:
-    """One call of a kernel.
-
-    Attributes:
-        name: of the case.
-        layer: the node.
-        kinds: its mask or kinds of tokens, [batch, tokens].
-        tiles: of the kernel; None for small ones.
-        size: of the queries.
-        is_nightly: not tried in every run.
-    """
-
-    name: str
-    layer: SparseLayer
-    kinds: torch.Tensor
-    tiles: Tiles | None = None
-    size: float = 1.0
-    is_nightly: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class KernelDescription:
     """What tests of all kernels and plugins ask of those of one operator."""
 
     tiles: Tiles  # small ones: short texts then have blocks of every sort, at the edges and between them
-    cases: Sequence[KernelCase]  # whose answers must be right
+    cases: Sequence[Any]  # layer, kinds, tiles and size of the queries, whose answers must be right
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
     # those that do
     not_loaded: tuple[SparseLayer, int, int, int, int]
@@ -87,6 +66,19 @@ def right_answers(
     return layer.by_definition(states, inputs, **changes)
 
 
+def _case(
+    *name: object,
+    layer: SparseLayer,
+    kinds: torch.Tensor,
+    tiles: Tiles | None = None,
+    size: float = 1.0,
+    is_nightly: bool = False,
+) -> Any:
+    """A call of a kernel: mask or kinds of tokens, [batch, tokens], and tiles, None for small ones."""
+    text = " ".join(map(str, [type(layer).__name__, *name]))
+    return pytest.param(layer, kinds, tiles, size, id=text, marks=[pytest.mark.nightly] if is_nightly else [])
+
+
 def row_of_kinds(tokens: int, globals_: Sequence[int] = (), padding: Sequence[int] = ()) -> torch.Tensor:
     """[1, tokens]"""
     row = torch.ones(1, tokens, dtype=torch.int32)
@@ -111,18 +103,13 @@ def _padding(kind: str, tokens: int) -> Sequence[int]:
     }[kind]
 
 
-def _window_cases() -> list[KernelCase]:
+def _window_cases() -> list[Any]:
     def case(*name: object, kinds: torch.Tensor, size: float = 1.0, tiles: Tiles | None = None, **layer: Any) -> None:
+        window = Window(**{"left": 16, "right": 16, "heads": 1, "bound": int((kinds == 2).sum(1).max()), **layer})
         is_nightly = name[-1] == "nightly"
-        bound = int((kinds == 2).sum(1).max())
-        window = Window(**{"left": 16, "right": 16, "heads": 1, "bound": bound, **layer})
-        cases.append(
-            KernelCase(
-                name=" ".join(map(str, name)), layer=window, kinds=kinds, size=size, tiles=tiles, is_nightly=is_nightly
-            )
-        )
+        cases.append(_case(*name, layer=window, kinds=kinds, size=size, tiles=tiles, is_nightly=is_nightly))
 
-    cases: list[KernelCase] = []
+    cases: list[Any] = []
     for globals_, tokens in itertools.product(("none", "first", "scattered", "all"), (1, 15, 16, 17, 32, 33, 61, 131)):
         case("globals", globals_, tokens, kinds=row_of_kinds(tokens, _globals(globals_, tokens)))
     for left, right in ((0, 0), (1, 1), (64, 64), (500, 500), (16, 3), (0, 16), (40, 0), (2**31, 2**40)):
@@ -201,12 +188,12 @@ BLOCK_MODES = {
 }
 
 
-def _block_cases() -> list[KernelCase]:
-    def case(*name: object, layer: Blocks, kinds: torch.Tensor, is_nightly: bool = False, **others: Any) -> None:
-        text = " ".join(map(str, name))
-        cases.append(KernelCase(name=text, layer=layer, kinds=kinds, is_nightly=is_nightly, **others))
+def _block_cases() -> list[Any]:
+    cases: list[Any] = []
 
-    cases: list[KernelCase] = []
+    def case(*name: object, **call: Any) -> None:
+        cases.append(_case(*name, **call))
+
     for (mode, layer), tokens, by_row in itertools.product(BLOCK_MODES.items(), (1, 16, 33, 95), (0, 1)):
         layer = replace(layer, by_row=by_row, dense=_DENSE * by_row, heads=2 if layer.listed else 1)
         case(

@@ -68,6 +68,8 @@ class Layer(ABC):
     """A node of an attention operator."""
 
     operator: ClassVar[Operator]
+    bound: ClassVar[int] = 0
+    """The most global tokens of a text."""
     heads: int = 2
     head_dim: int = 32
     dtype: str = "float32"
@@ -125,9 +127,6 @@ class Layer(ABC):
 @dataclass(frozen=True, kw_only=True)
 class SparseLayer(Layer):
     """A node of a sparse operator."""
-
-    bound: ClassVar[int] = 0
-    """The most global tokens of a text."""
 
     @property
     @abstractmethod

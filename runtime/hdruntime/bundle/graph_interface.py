@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Found", "check_interface"]
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from hdruntime.bundle.manifest import GraphFile, TensorSpec
 from hdruntime.bundle.reader import Bundle
@@ -32,7 +33,9 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
     ):
         if {spec.name for spec in listed} != set(found) or not all(_agree(spec, *found[spec.name]) for spec in listed):
             here = ", ".join(_shown(name, *found[name]) for name in sorted(found))
-            there = ", ".join(_shown(spec.name, spec.dtype, spec.shape) for spec in sorted(listed, key=_name))
+            there = ", ".join(
+                _shown(spec.name, spec.dtype, spec.shape) for spec in sorted(listed, key=attrgetter("name"))
+            )
             raise BundleCorruptError(
                 f"The {kind} of {graph.file} are {here or 'none'}, but the manifest of {bundle.path} lists {there}.\n"
                 "Rebuild the bundle."
@@ -44,10 +47,6 @@ def _agree(spec: TensorSpec, dtype: str, axes: Sequence[object]) -> bool:
         return False
     # A lowering may forget how large an axis is, but one that varies cannot have a size.
     return all(listed == axis for listed, axis in zip(spec.shape, axes, strict=True) if isinstance(axis, int))
-
-
-def _name(spec: TensorSpec) -> str:
-    return spec.name
 
 
 def _shown(name: str, dtype: str, axes: Sequence[object]) -> str:

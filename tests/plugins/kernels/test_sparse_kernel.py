@@ -24,7 +24,6 @@ from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import (
     BLOCK_MODES,
     KERNELS,
-    KernelCase,
     KernelDescription,
     block_mask,
     inputs_of,
@@ -60,15 +59,12 @@ def test_every_operator_with_a_plugin_is_described() -> None:
 
 
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=f"{name[0]} {case.name}", marks=[pytest.mark.nightly] if case.is_nightly else [])
-        for name, described in KERNELS.items()
-        for case in described.cases
-    ],
+    ("layer", "kinds", "tiles", "size"), [case for described in KERNELS.values() for case in described.cases]
 )
-def test_a_kernel_gives_the_right_answer(case: KernelCase, interpreter: Interpreter) -> None:
-    check(interpreter, case.layer, case.kinds, tiles=case.tiles, size=case.size)
+def test_a_kernel_gives_the_right_answer(
+    layer: SparseLayer, kinds: torch.Tensor, tiles: Tiles | None, size: float, interpreter: Interpreter
+) -> None:
+    check(interpreter, layer, kinds, tiles=tiles, size=size)
 
 
 @each_operator

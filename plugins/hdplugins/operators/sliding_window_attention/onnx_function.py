@@ -9,8 +9,8 @@ keys, or found where they are, and joined to every span, so that one softmax cov
 The blocks come in two orders. In parallel they are one batch of products, which TensorRT fuses; the size of a block
 must not depend on the length then, or TensorRT's bounds multiply to gigabytes of planned memory. Sequentially they are
 a Scan, one block of one text per step, which fits in a CPU's caches at any batch size: about as fast in ONNX Runtime,
-with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64, a
-window of 256 tokens each side:
+with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64,
+a window of 256 tokens each side:
 
 ======  ==========  ==========  ==========================
 tokens  parallel    sequential  dense (MultiHeadAttention)
@@ -41,10 +41,9 @@ import onnx.helper
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 from hdplugins.operators.onnx_text import BlockOrder, nodes_of
+from hdplugins.operators.sliding_window_attention import OPERATOR
 
-_NAME = "SlidingWindowAttention"
-_INPUTS = ("query", "key", "value", "token_kind")
-_ATTRIBUTES = ("left", "right", "dilation", "global_bound", "scale")
+_NAME, _INPUTS, _ATTRIBUTES = OPERATOR.name, OPERATOR.inputs, OPERATOR.attributes
 
 
 def function_name(*, dilation: Sequence[int], global_bound: int) -> str:
