@@ -1,4 +1,4 @@
-"""A bundle whose checksums are right and whose content is not: what reads it says so, or it works. No traceback."""
+"""A bundle with right checksums and wrong content: commands report an error or work, without a traceback."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def write_json(path: Path, value: object) -> None:
 
 
 def resealed(bundle: Path, manifest: dict[str, Any]) -> Path:
-    """The bundle with that manifest, as somebody who knows the format writes it."""
+    """The bundle with that manifest, and the checksums of its files."""
     for name, record in manifest["files"].items():
         data = (bundle / name).read_bytes()
         record.update(sha256=hashlib.sha256(data).hexdigest(), size_bytes=len(data))
@@ -84,7 +84,7 @@ def resealed(bundle: Path, manifest: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two bundles which together have everything that a manifest may hold; tests restore what they change.
+    """Two bundles that together have every key of a manifest; tests restore what they change.
 
     Then the same two, as format version 1 had them.
     """
@@ -134,7 +134,7 @@ def bundle(bundles: dict[str, Path], request: pytest.FixtureRequest) -> Iterator
 
 
 def use(path: Path) -> None:
-    """All that reads a bundle without PyTorch; a mistake in it is an `HdexportError`."""
+    """Everything that reads a bundle without PyTorch; it may raise an `HdexportError`."""
     bundle = open_bundle(path)
     results_of_bundle(bundle)
     with hdruntime.load(bundle, "onnxruntime") as session:
@@ -146,20 +146,20 @@ def use(path: Path) -> None:
 
 
 def inspected(hdexport: Command, path: Path, *options: str) -> str:
-    """What `hdexport inspect` says as it fails, an error that it knows; nothing where it works.
+    """The error of `hdexport inspect`, which must be a translated one; nothing where it works.
 
-    Libraries may warn either way: onnx_ir does of a graph whose nodes read what nobody writes.
+    Libraries may warn either way: onnx_ir does for a graph whose nodes read values without a producer.
     """
     done = hdexport("inspect", path, *options)
     assert done.returncode in (0, 1)
     assert len(re.findall("^error: ", done.stderr, re.MULTILINE)) == done.returncode, done.stderr
     assert "Traceback" not in done.stderr
-    assert "add --debug" not in done.stderr, "an error that nobody translated"
+    assert "add --debug" not in done.stderr, "an error without a translation"
     assert (done.stdout == "") == (done.returncode == 1)
     return done.stderr if done.returncode else ""
 
 
-# What is known to have given tracebacks
+# What once gave tracebacks
 
 
 def change(where: str, value: object) -> Callable[[dict[str, Any]], None]:
@@ -278,10 +278,10 @@ def test_what_contradicts_the_format_is_named(
     ],
     indirect=["bundle"],
 )
-def test_what_contradicts_a_kind_of_attention_is_named_by_whoever_knows_the_kind(
+def test_what_contradicts_a_kind_of_attention_is_named_by_inspect(
     bundle: tuple[Path, dict[str, Any]], hdexport: Command, where: str, value: object, message: str
 ) -> None:
-    """The runtime looks at none of it: the bundle runs."""
+    """The runtime ignores the record: the bundle runs."""
     path, manifest = bundle
     change(f"attention/0/{where}", value)(manifest)
     write_json(path / "manifest.json", manifest)
@@ -362,7 +362,7 @@ def test_no_command_is_broken_by_a_damaged_graph(
 
 
 @pytest.mark.parametrize("text", ["", "[]", "5", '{"a": NaN}', "[" * 5000, "\ud800"])
-def test_a_passport_that_is_none_is_refused(bundle: tuple[Path, dict[str, Any]], hdexport: Command, text: str) -> None:
+def test_a_malformed_passport_is_refused(bundle: tuple[Path, dict[str, Any]], hdexport: Command, text: str) -> None:
     path, manifest = bundle
     (path / ENGINE.passport).write_text(text, errors="surrogatepass")
     assert re.search(r"passport .*rtx\.json cannot be read", inspected(hdexport, resealed(path, manifest)))
@@ -370,7 +370,7 @@ def test_a_passport_that_is_none_is_refused(bundle: tuple[Path, dict[str, Any]],
 
 @pytest.mark.parametrize("bundle", ["blocks"], indirect=True)
 @pytest.mark.parametrize("text", ["", "[]", "{", "[" * 5000])
-def test_a_configuration_that_is_none_is_refused(bundle: tuple[Path, dict[str, Any]], text: str) -> None:
+def test_a_malformed_configuration_is_refused(bundle: tuple[Path, dict[str, Any]], text: str) -> None:
     path, manifest = bundle
     (path / "config.json").write_text(text)
     with pytest.raises(BundleCorruptError, match=r"config\.json (cannot be read|should hold an object)"):

@@ -60,14 +60,14 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A node of one core that says that it has a GPU. This process is connected."""
+    """A node of one core that claims a GPU. This process is connected."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
 
-    # What would run beside it shows logs and adds machines.
+    # Without the processes that show logs and add machines.
     alone = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    # A lost node is known to be in a second, not in 16; one that is only slow to answer has as long as ever.
+    # A lost node is detected in a second, not in 16; a slow one has as much time as usual.
     lost = {"health_check_initial_delay_ms": 200, "health_check_period_ms": 200}
     made = Cluster(initialize_head=True, head_node_args={**NODE, **alone, "num_gpus": 1, "_system_config": lost})
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
@@ -120,7 +120,7 @@ def comparable(pairs: list[tuple[Window, WindowResult]]) -> list[tuple[object, .
 
 
 def workers(pid: int | None = None) -> list[psutil.Process]:
-    """The processes that Ray calls after our worker.
+    """The processes that Ray names after our worker.
 
     They descend from the process of that pid, or from this one: others on this machine may run such a test, too, and
     the cluster of the test before may not be gone.
@@ -225,7 +225,7 @@ def test_another_bundle_at_the_same_path_is_refused(cluster: Any, bundle_path: P
     make_bundle(copy, token_types=True)
     with pytest.raises(BundleError, match=r"^Node \S+ of the Ray cluster has another bundle at .*copy") as raised:
         pool.__enter__()
-    # Not Ray's own, which it makes of ours.
+    # Not the class that Ray derives from ours.
     assert type(raised.value) is BundleError
 
 
@@ -304,7 +304,7 @@ def test_what_does_not_fit_a_mapper_is_said(
     def call() -> None:
         BundleMapper(**{"bundle": bundle_path, **options})(batch)  # type: ignore[arg-type]
 
-    # A task, whose process serves the next one, too; an actor would start one of its own.
+    # A task, whose process the next one reuses; each actor would start a new one.
     task = ray.remote(num_cpus=0, num_gpus=gpus)(call)
     with pytest.raises(ray.exceptions.RayError, match=message):
         ray.get(task.remote())

@@ -1,8 +1,8 @@
 """The plugin class of an operator: TensorRT's `IPluginV3` interfaces, filled from the operator's face.
 
 How TensorRT calls a plugin: it creates one by the creator, from a node's attributes or an engine's fields, clones it,
-tells it the shapes (`on_shape_change`) whenever they change, and then lets it `enqueue`. Kernels are loaded and
-launches are packed when shapes are told, so that `enqueue` does nothing but launch. The bindings turn an exception into
+passes it the shapes (`on_shape_change`) whenever they change, and then calls `enqueue`. Kernels are loaded and launches
+are packed when the shapes are known, so that `enqueue` only launches. The bindings turn an exception into
 the error code that TensorRT expects, and print it; `take_plugin_errors` returns it for the report of the failure.
 
 On a machine without a GPU TensorRT-RTX 1.7.1 calls everything but `attach_to_context`, `set_tactic`, `on_shape_change`
@@ -162,7 +162,7 @@ class Plugin:
         return self._workspace([tuple(tensor.max) for tensor in inputs])[1]
 
     def get_valid_tactics(self) -> list[int]:
-        # None but TensorRT's default: the kernel is chosen by the GPU, when shapes are told.
+        # TensorRT's default only: the GPU decides the kernel, when the shapes are known.
         return []
 
     def set_tactic(self, tactic: int) -> None:

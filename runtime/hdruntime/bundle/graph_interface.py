@@ -12,7 +12,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError
 
 Found = Mapping[str, tuple[str, Sequence[object]]]
-"""Name -> type, as NumPy calls it, and axes of an input or output: sizes, or anything else where they may vary."""
+"""Name -> NumPy's name of the type, and axes of an input or output: sizes, or any other object where they vary."""
 
 
 def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs: Found) -> None:
@@ -45,7 +45,7 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
 def _agree(spec: TensorSpec, dtype: str, axes: Sequence[object]) -> bool:
     if spec.dtype != dtype or len(spec.shape) != len(axes):
         return False
-    # A lowering may forget how large an axis is, but one that varies cannot have a size.
+    # A lowering may lose the size of an axis, but an axis that varies cannot have one.
     return all(listed == axis for listed, axis in zip(spec.shape, axes, strict=True) if isinstance(axis, int))
 
 

@@ -40,7 +40,7 @@ _DISTRIBUTIONS = {
     Backend.TENSORRT_RTX: ("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
     Backend.TENSORRT_LEAN: ("tensorrt-lean-cu13", "tensorrt-lean-cu12", "tensorrt-lean"),
 }
-"""What installs a flavour's module, newest CUDA first; each brings ``..._bindings`` too, which may be alone."""
+"""Distributions of a flavour's module, newest CUDA first; each comes with ``..._bindings``, which may be alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -158,7 +158,7 @@ def read_passport(bundle: Bundle, engine: EngineFile) -> Provenance:
     """What the passport beside an engine adds to the manifest.
 
     Raises:
-        BundleCorruptError: it is no JSON, or lacks what this version needs.
+        BundleCorruptError: it is not JSON, or lacks a key that this version needs.
     """
     path = bundle.file(engine.passport)
     try:
@@ -185,11 +185,11 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _version_with_cuda() -> str | None:
-    """Of ONNX Runtime. Which of its packages are installed says nothing: the later one overwrites the other's files."""
+    """Of ONNX Runtime, asked of the module: the package installed later overwrites the files of the other."""
     try:
         import onnxruntime
     except ImportError:
-        # Broken or uninstalled: no reason for an engine not to run.
+        # Broken or not installed: engines still run.
         return None
     return onnxruntime.__version__ if CUDA_PROVIDER in onnxruntime.get_available_providers() else None
 

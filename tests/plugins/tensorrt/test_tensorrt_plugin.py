@@ -61,7 +61,7 @@ def no_old_errors() -> None:
 
 @pytest.fixture
 def launched() -> list[LaunchedKernel]:
-    """What the driver is told to start."""
+    """The launches that the driver received."""
     return []
 
 
@@ -100,8 +100,8 @@ TABLE = (2, 14, 3)
 LISTED, UNLISTED = shapes_of((2, 2, 1000, 64), TABLE), shapes_of((2, 2, 1000, 64))
 
 
-def told(attached: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> list[Any]:
-    """What an execution context tells of its tensors before a call."""
+def set_up(attached: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> list[Any]:
+    """Pass a plugin its shapes, as an execution context does before a call; its tensors' descriptions."""
     described = tensor_descriptions(trt, shape, dtype, *tables)
     attached.on_shape_change(described, described[:1])
     return described
@@ -115,7 +115,7 @@ def enqueue(attached: Any, described: list[Any], out: int = 0x5000, workspace: i
 def run(plugin: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> Any:
     """One call, as an execution context makes it, and what was attached to the context."""
     attached = plugin.attach_to_context(None)
-    enqueue(attached, told(attached, shape, *tables, dtype=dtype))
+    enqueue(attached, set_up(attached, shape, *tables, dtype=dtype))
     return attached
 
 
@@ -375,7 +375,7 @@ def test_kernels_of_other_types_or_sizes_are_not_launched(
 def test_kernels_are_loaded_once_and_before_anything_is_enqueued(driver: SimulatedDriver, kernels: Path) -> None:
     plugin = plugin_of(trt, WINDOW, kernels)
     attached = plugin.attach_to_context(None)
-    described = told(attached)
+    described = set_up(attached)
     assert driver.calls.count("cuModuleLoadData") == 2
     assert driver.calls.count("cuFuncSetAttribute") == 1
     driver.calls.clear()
@@ -386,7 +386,7 @@ def test_kernels_are_loaded_once_and_before_anything_is_enqueued(driver: Simulat
     driver.launching_only = False
     run(plugin, (1, 2, 9, 32))
     assert "cuModuleLoadData" not in driver.calls
-    told(attached, (1, 2, 9, 64))
+    set_up(attached, (1, 2, 9, 64))
     # Heads of another size have kernels of their own, but plan_keys serves both.
     assert driver.calls.count("cuModuleLoadData") == 1
 
@@ -452,7 +452,7 @@ def test_a_call_of_other_shapes_or_after_refused_ones_launches_nothing(kernels: 
 def test_execution_contexts_have_shapes_of_their_own(kernels: Path, launched: list[LaunchedKernel]) -> None:
     plugin = plugin_of(trt, WINDOW, kernels)
     contexts = [plugin.attach_to_context(None) for _ in range(2)]
-    described = [told(attached, (1, 2, tokens, 32)) for attached, tokens in zip(contexts, (70, 9), strict=True)]
+    described = [set_up(attached, (1, 2, tokens, 32)) for attached, tokens in zip(contexts, (70, 9), strict=True)]
     for attached, tensors in zip(contexts, described, strict=True):
         enqueue(attached, tensors)
     assert [launch.arguments["tokens"] for launch in launched] == [70, 70, 9, 9]

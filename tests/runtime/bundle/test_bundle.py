@@ -68,7 +68,7 @@ def test_unlisted_files_are_ignored(bundle_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, Path.touch], ids=["nothing", "empty", "file"])
-def test_what_is_no_bundle_is_said_to_be_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_path_without_a_bundle_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "bundle"
     make(path)
     with pytest.raises(BundleNotFoundError, match=r"There is no bundle at .*\n.*hdexport build"):
@@ -142,7 +142,7 @@ def test_a_path_that_leaves_the_bundle_is_refused(bundle_path: Path, relative: s
     (bundle_path.parent / "outside").write_text("secret")
     record = {"sha256": "0" * 64, "size_bytes": 6}
     edit_manifest(bundle_path, lambda data: data["files"].update({relative: record}))
-    with pytest.raises(BundleCorruptError, match=r"outside of the bundle|lacks its file"):
+    with pytest.raises(BundleCorruptError, match=r"outside the bundle|lacks its file"):
         open_bundle(bundle_path)
 
 
@@ -150,7 +150,7 @@ def test_a_link_that_leaves_the_bundle_is_refused(bundle_path: Path) -> None:
     outside = bundle_path.parent / "outside"
     (bundle_path / "config.json").rename(outside)
     (bundle_path / "config.json").symlink_to(outside)
-    with pytest.raises(BundleCorruptError, match=r"'config.json', which is outside of the bundle"):
+    with pytest.raises(BundleCorruptError, match=r"'config.json', which is outside the bundle"):
         open_bundle(bundle_path)
 
 
@@ -363,7 +363,7 @@ def test_the_destination_is_never_missing_while_it_is_replaced(bundle_path: Path
 
 
 @pytest.mark.parametrize("kind", ["file", "empty", "other", "foreign_manifest"])
-def test_force_never_deletes_what_is_no_bundle(tmp_path: Path, kind: str) -> None:
+def test_force_never_deletes_what_is_not_a_bundle(tmp_path: Path, kind: str) -> None:
     destination = tmp_path / "home"
     if kind == "file":
         destination.write_text("thesis")
@@ -379,7 +379,7 @@ def test_force_never_deletes_what_is_no_bundle(tmp_path: Path, kind: str) -> Non
     assert destination.exists()
 
 
-def test_force_never_deletes_files_that_somebody_put_into_a_bundle(bundle_path: Path) -> None:
+def test_force_never_deletes_files_added_to_a_bundle(bundle_path: Path) -> None:
     (bundle_path / "results.jsonl").write_text("mine")
     message = r"not part of a bundle of hdexport \(results.jsonl\); --force would delete them"
     refused_before_the_block(bundle_path, OutputExistsError, message, force=True)
@@ -527,7 +527,7 @@ def test_the_only_copy_of_an_old_bundle_is_never_taken_for_a_leftover(bundle_pat
     open_bundle(kept)
 
 
-def test_what_the_runtime_leaves_in_a_bundle_is_no_part_of_it(bundle_path: Path) -> None:
+def test_what_the_runtime_leaves_in_a_bundle_is_not_part_of_it(bundle_path: Path) -> None:
     (bundle_path / "engines").mkdir()
     (bundle_path / "engines" / "tensorrt_rtx-0123456789abcdef.runtime_cache").write_bytes(b"kernels of this machine")
     before = open_bundle(bundle_path).manifest

@@ -227,7 +227,7 @@ _GLOBAL_OR_LISTED = """
     > (is_global_step)
 """
 
-# Only padding needs a rule of its own. Where, not a product: the sums of padded queries may be anything.
+# Only padding needs a separate rule. Where, not a product: the sums of padded queries may be anything.
 _SCAN_BLOCKS = """
     scanned_sums = Scan <num_scan_inputs = {number}, body = attend (
         {signature}

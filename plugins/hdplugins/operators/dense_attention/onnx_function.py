@@ -47,8 +47,8 @@ DenseAttention <scale> (query, key, value, key_mask{bias_input}) => (attended)
 def function_of_node(*, inputs: int, attributes: Mapping[str, object]) -> onnx.FunctionProto:
     """The body for a node of the portable graph.
 
-    An ONNX function cannot test whether an optional input is there, so each arity has a body of its own; a model uses
-    one of them throughout.
+    An ONNX function cannot test whether an optional input is there, so each arity has its own body; the nodes of a
+    model have one arity.
 
     Args:
         inputs: of the node: 4, or 5 with ``bias``.

@@ -280,7 +280,7 @@ _FIND_GLOBALS = """
     found_index = Concat <axis = -1> (key_index, global_columns)
 """
 
-# Larger blocks copy fewer keys twice and compute more scores in vain. In parallel a quarter of the reach was best; in
+# Larger blocks copy fewer keys twice and compute more masked scores. In parallel a quarter of the reach was best; in
 # sequence 32 to 256 queries hardly differed in time.
 _BLOCK_SIZE = {
     BlockOrder.PARALLEL: """
@@ -393,7 +393,7 @@ _SOME_HEADS = """
     step_values = Gather <axis = 1> (values, heads)
 """
 
-# Only padding needs a rule of its own, for every real query sees at least itself. Where, not a product: the sums of
+# Only padding needs a separate rule, since every real query sees at least itself. Where, not a product: the sums of
 # padded queries may be anything.
 _CLOSING = """
     real = Cast <to = 9> (token_kind)
