@@ -40,11 +40,12 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which h
 
 WINDOW_LAYER = Window(left=16, right=16, bound=5)
 WINDOW = WINDOW_LAYER.node_attributes
-BLOCKS = "BlockSparseAttention"
+BLOCKS, WINDOWS = "BlockSparseAttention", "SlidingWindowAttention"
 BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
 BIGBIRD = BLOCK_LAYER.node_attributes
+ATTRIBUTES: dict[str, dict[str, Any]] = {BLOCKS: BIGBIRD, WINDOWS: WINDOW}
 TILES = {
-    "SlidingWindowAttention": Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
+    WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
 }
 SHAPE = (2, 2, 70, 32)
@@ -82,12 +83,11 @@ def kernels(tmp_path: Path) -> Path:
 
 
 def kernels_for(
-    folder: Path, *shapes: list[Sequence[int]], operator: str = "SlidingWindowAttention", architectures: Sequence[int]
+    folder: Path, *shapes: list[Sequence[int]], operator: str = WINDOWS, architectures: Sequence[int]
 ) -> Path:
     for given in shapes:
-        attributes = BIGBIRD if operator == BLOCKS else WINDOW
         face = face_of(OPERATORS[operator])
-        sources = face.kernel_sources(given, attributes, dtype="float16", architectures=architectures)
+        sources = face.kernel_sources(given, ATTRIBUTES[operator], dtype="float16", architectures=architectures)
         write_simulated_kernels(folder / "kernels", operator, sources)
     return folder / "kernels"
 
@@ -129,16 +129,14 @@ def mask(tokens: int, *lengths: int) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
-    "one token": (WINDOW_LAYER, [kinds("l")]),
-    "around the window": (replace(WINDOW_LAYER, bound=0), [kinds("l" * tokens) for tokens in (15, 16, 17, 33)]),
     "globals and padding": (WINDOW_LAYER, [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41)]),
-    "all global": (WINDOW_LAYER, [kinds("G" * 5)]),
-    "nothing but padding": (WINDOW_LAYER, [kinds("." * 37)]),
     "another length, and back": (WINDOW_LAYER, [kinds("Gl" * 2 + "l" * tokens) for tokens in (60, 9, 60)]),
-    "a dilation a head": (replace(WINDOW_LAYER, dilation=(1, 3), left=4, right=2), [kinds("G" + "l" * 50)]),
-    "one dilation": (replace(WINDOW_LAYER, dilation=(2,), left=5, right=9), [kinds("l" * 50)]),
-    "wider than the text": (replace(WINDOW_LAYER, left=2**31 - 1, right=2**31 - 1), [kinds("l" * 40)]),
-}
+    "around the window, one dilation": (
+        replace(WINDOW_LAYER, dilation=(2,), bound=0), [kinds("l" * tokens) for tokens in (1, 15, 16, 17, 33)],
+    ),
+    "a dilation per head": (replace(WINDOW_LAYER, dilation=(1, 3), left=4, right=2), [kinds("G" + "l" * 50)]),
+    "wider than the text": (replace(WINDOW_LAYER, left=2**31 - 1, right=2**31 - 1), [kinds("l" * 40), kinds("." * 37)]),
+}  # fmt: skip
 PARTS = [mask(1, 1), mask(520, 520, 300), mask(1, 1)]
 """Short, then long enough for parts and their sum, then short again."""
 
@@ -188,7 +186,7 @@ def test_the_comparison_refuses_other_attributes(
     ("operator", "attributes"),
     [
         (
-            "SlidingWindowAttention",
+            WINDOWS,
             {"left": 3, "right": 2**31 - 1, "dilation": (1, 2, 4), "global_bound": 0, "scale": 0.1},
         ),
         (BLOCKS, BIGBIRD | {"window": -1, "first_global": 2**31 - 1}),
@@ -232,36 +230,29 @@ def described(dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
     return tensor
 
 
-def test_query_key_value_and_result_are_of_one_type_and_kinds_are_int32() -> None:
-    plugin = plugin_of(trt, WINDOW, None)
-    half, single, bfloat, int32 = (
-        described(kind) for kind in (trt.DataType.HALF, trt.DataType.FLOAT, trt.DataType.BF16, trt.DataType.INT32)
-    )
-
-    for own in (half, single, bfloat):
-        assert fits(plugin, own, own, own, int32, own)
-    assert not fits(plugin, half, half, single, int32, half)
-    assert not fits(plugin, half, half, half, int32, single)
-    assert not fits(plugin, half, half, half, half, half)
-    assert not fits(plugin, int32, int32, int32, int32, int32)
-    assert not fits(plugin, half, half, half, described(trt.DataType.INT64), half)
-    packed = described(trt.DataType.HALF, trt.TensorFormat.HWC8)
-    assert not fits(plugin, packed, half, half, int32, half)
-    assert plugin.get_output_data_types([trt.DataType.BF16] * 3 + [trt.DataType.INT32]) == [trt.DataType.BF16]
-
-
-def fits(plugin: Any, *tensors: Any) -> bool:
-    return all(plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors)))
-
-
-def test_the_types_of_the_inputs_that_a_node_has_are_checked() -> None:
-    plugin = plugin_of(trt, BIGBIRD, None, operator=BLOCKS)
-    half, whole = described(trt.DataType.HALF), described(trt.DataType.INT32)
-    assert fits(plugin, half, half, half, whole, half)
-    assert fits(plugin, half, half, half, whole, whole, half)
-    assert not fits(plugin, half, half, half, whole, whole)
-    assert not fits(plugin, half, half, half, whole, half, half)
-    assert not fits(plugin, half, half, half, whole, whole, whole)
+@pytest.mark.parametrize(
+    ("operator", "types", "takes"),
+    [
+        *((name, f"{own} {own} {own} INT32 {own}", True) for name in ATTRIBUTES for own in ("HALF", "FLOAT", "BF16")),
+        (WINDOWS, "HALF HALF FLOAT INT32 HALF", False),
+        (WINDOWS, "HALF HALF HALF INT32 FLOAT", False),
+        (WINDOWS, "HALF HALF HALF HALF HALF", False),
+        (WINDOWS, "INT32 INT32 INT32 INT32 INT32", False),
+        (WINDOWS, "HALF HALF HALF INT64 HALF", False),
+        (BLOCKS, "HALF HALF HALF INT32 INT32 HALF", True),
+        (BLOCKS, "HALF HALF HALF INT32 INT32", False),
+        (BLOCKS, "HALF HALF HALF INT32 HALF HALF", False),
+        (BLOCKS, "HALF HALF HALF INT32 INT32 INT32", False),
+    ],
+)
+def test_states_and_result_are_of_one_type_and_other_inputs_are_int32(operator: str, types: str, takes: bool) -> None:
+    plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
+    tensors = [described(getattr(trt.DataType, name)) for name in types.split()]
+    fits = [plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors))]
+    assert all(fits) == takes
+    packed = [described(trt.DataType.HALF, trt.TensorFormat.HWC8), *tensors[1:]]
+    assert not plugin.supports_format_combination(0, packed, len(tensors) - 1)
+    assert plugin.get_output_data_types([tensor.desc.type for tensor in tensors]) == [tensors[0].desc.type]
 
 
 def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
@@ -274,17 +265,13 @@ def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("operator", "attributes", "shapes"),
-    [
-        ("SlidingWindowAttention", WINDOW, shapes_of((4, 2, 1000, 32))),
-        (BLOCKS, BIGBIRD, shapes_of((4, 2, 1000, 64), (2, 14, 9))),
-    ],
+    ("operator", "shapes"), [(WINDOWS, shapes_of((4, 2, 1000, 32))), (BLOCKS, shapes_of((4, 2, 1000, 64), (2, 14, 9)))]
 )
 def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
-    operator: str, attributes: dict[str, Any], shapes: list[Sequence[int]]
+    operator: str, shapes: list[Sequence[int]]
 ) -> None:
-    plugin = plugin_of(trt, attributes, None, operator=operator)
-    needed = face_of(OPERATORS[operator]).workspace(shapes, attributes)
+    plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
+    needed = face_of(OPERATORS[operator]).workspace(shapes, ATTRIBUTES[operator])
     size = plugin.get_workspace_size(profiled(shapes), [])
     assert 0 <= size - sum(needed.values()) < len(needed) * 256
     if len(shapes) > 4:
@@ -292,23 +279,16 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
 
 
 @pytest.mark.parametrize(
-    ("operator", "attributes", "shapes", "message"),
+    ("operator", "shapes", "message"),
     [
-        (
-            "SlidingWindowAttention",
-            WINDOW,
-            shapes_of((1, 2, 64, 48)),
-            "not support head_dim 48; they support 32, 64, 80, 96, 128",
-        ),
-        (BLOCKS, BIGBIRD, shapes_of((2, 2, 1000, 64), (3, 14, 3)), r"listed_blocks is \[3, 14, 3\]; for 2 heads"),
-        (BLOCKS, BIGBIRD, [*UNLISTED[:3], (2, 999)], r"token_mask is \[2, 999\]"),
+        (WINDOWS, shapes_of((1, 2, 64, 48)), "not support head_dim 48; they support 32, 64, 80, 96, 128"),
+        (BLOCKS, shapes_of((2, 2, 1000, 64), (3, 14, 3)), r"listed_blocks is \[3, 14, 3\]; for 2 heads"),
+        (BLOCKS, [*UNLISTED[:3], (2, 999)], r"token_mask is \[2, 999\]"),
     ],
 )
-def test_a_build_without_a_kernel_for_it_stops(
-    operator: str, attributes: dict[str, Any], shapes: list[Sequence[int]], message: str
-) -> None:
+def test_a_build_without_a_kernel_for_it_stops(operator: str, shapes: list[Sequence[int]], message: str) -> None:
     """All that `check` refuses: tests/plugins/kernels/test_sparse_kernel.py."""
-    plugin = plugin_of(trt, attributes, None, operator=operator)
+    plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
     with pytest.raises(ValueError, match=message):
         plugin.configure_plugin(profiled(shapes), [])
     assert len(take_plugin_errors()) == 1
@@ -349,9 +329,9 @@ def test_launches_carry_the_table_where_there_is_one(
         (BLOCKS, UNLISTED, {}, "float16", "list_blocks"),
         (BLOCKS, LISTED, {"block_size": 128}, "float16", "count_tokens"),
         (BLOCKS, shapes_of((1, 2, 9, 128), (1, 1, 1)), {}, "float16", "attend"),
-        ("SlidingWindowAttention", [(1, 2, 9, 128)], {}, "float16", "attend"),
-        ("SlidingWindowAttention", [SHAPE], {}, "float32", "attend"),
-        ("SlidingWindowAttention", [SHAPE], {}, "bfloat16", "attend"),
+        (WINDOWS, [(1, 2, 9, 128)], {}, "float16", "attend"),
+        (WINDOWS, [SHAPE], {}, "float32", "attend"),
+        (WINDOWS, [SHAPE], {}, "bfloat16", "attend"),
     ],
     ids=["no table", "another block size", "blocks, another head_dim", "another head_dim", "float32", "bfloat16"],
 )
@@ -366,7 +346,7 @@ def test_kernels_of_other_types_or_sizes_are_not_launched(
     tmp_path: Path,
 ) -> None:
     kernels_for(tmp_path, LISTED, operator=BLOCKS, architectures=[86])
-    plugin = plugin_of(trt, (BIGBIRD if operator == BLOCKS else WINDOW) | changes, kernels, operator=operator)
+    plugin = plugin_of(trt, ATTRIBUTES[operator] | changes, kernels, operator=operator)
     with pytest.raises(KernelError, match=f"the kernel {function} of these types and sizes is for none"):
         run(plugin, shapes[0], *shapes[4:], dtype=dtype)
     assert launched == []
@@ -553,7 +533,7 @@ def test_modules_of_one_name_have_creators_of_their_own(kernels: Path) -> None:
     first, second = Namesake(), Namesake()
     for namesake in (first, second, first):
         with plugins_with_kernels(namesake, kernels):
-            creator = trt.get_plugin_registry().get_creator("SlidingWindowAttention", "1", "hdexport")
+            creator = trt.get_plugin_registry().get_creator(WINDOWS, "1", "hdexport")
             assert creator is None or creator.kernels is None
     assert first.registered == second.registered == expected
     assert plugin_of(trt, WINDOW, kernels).kernels == kernels
@@ -570,7 +550,7 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == ["BlockSparseAttention", "SlidingWindowAttention"]
+    assert [operator.name for operator in plugin_operators()] == [BLOCKS, WINDOWS]
     assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
     for operator in plugin_operators():
         face = face_of(operator)
