@@ -91,13 +91,9 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
 def _read_manifest(path: Path) -> Manifest:
     try:
         text = (path / MANIFEST_FILE).read_bytes()
-    except FileNotFoundError:
-        reason = "has no manifest.json" if path.is_dir() else "does not exist"
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.\n{_BUILD_ONE}") from None
-    except NotADirectoryError:
-        raise BundleNotFoundError(
-            f"There is no bundle at {path}: it is a file, and a bundle is a directory.\n{_BUILD_ONE}"
-        ) from None
     except OSError as error:
         raise BundleError(f"The bundle {path} cannot be read: {error}.") from error
     try:
