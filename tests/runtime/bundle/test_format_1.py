@@ -185,25 +185,18 @@ def test_block_sparse_attention_is_that_of_today(
         ({"window": {**WINDOW, "dilation": [1, 2]}}, r"manifest\.window\.dilation has 2 values for 4 heads"),
         ({"window": {**WINDOW, "dilation": []}}, r"manifest\.window\.dilation has 0 values for 4 heads"),
         ({"window": {**WINDOW, "dilation": [0]}}, r"manifest\.window\.dilation\[0\] should be `int` >= 1, not 0"),
-        ({"block_sparse": {**BIGBIRD, "block_size": 0}}, r"manifest\.block_sparse\.block_size should be `int` >= 1"),
-        ({"block_sparse": {**BIGBIRD, "kind": "spiral"}}, r"manifest\.block_sparse\.kind should be one of 'bigbird'"),
-        ({"block_sparse": {**BIGBIRD, "kind": "etc"}}, r"manifest\.block_sparse\.mode should be none for etc, not hf_"),
-        (
-            {"block_sparse": {**BIGBIRD, "mode": "none"}},
-            r"manifest\.block_sparse\.mode should be hf_eval or table for bigbird",
+        *(
+            ({"block_sparse": {**BIGBIRD, **change}}, rf"manifest\.block_sparse\.{message}")
+            for change, message in (
+                ({"block_size": 0}, "block_size should be `int` >= 1"),
+                ({"kind": "spiral"}, "kind should be one of 'bigbird'"),
+                ({"kind": "etc"}, "mode should be none for etc, not hf_"),
+                ({"mode": "none"}, "mode should be hf_eval or table for bigbird"),
+                ({"last_block": "first"}, "last_block should be one of 'padded', 'row'"),
+                ({"dense_tokens": -1}, "dense_tokens should be `int` >= 0"),
+            )
         ),
-        (
-            {"block_sparse": {**BIGBIRD, "last_block": "first"}},
-            r"manifest\.block_sparse\.last_block should be one of 'padded'",
-        ),
-        (
-            {"block_sparse": {**BIGBIRD, "dense_tokens": -1}},
-            r"manifest\.block_sparse\.dense_tokens should be `int` >= 0",
-        ),
-        (
-            {"global_attention": FIRST_TOKEN},
-            r"manifest\.global_attention needs an input global_attention_mask",
-        ),
+        ({"global_attention": FIRST_TOKEN}, r"manifest\.global_attention needs an input global_attention_mask"),
         ({"global_attention": {**QUESTION, "default": "all"}}, r"manifest\.global_attention\.default should be one of"),
         ({"global_attention": {**QUESTION, "bound": 0}}, r"manifest\.global_attention\.bound should be `int` >= 1"),
         ({"token_type_separator_id": -1}, r"manifest\.token_type_separator_id should be `int.*` >= 0, not -1"),
