@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["FACE", "HEADER_INTS"]
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from hdplugins.kernels.aot import Constant
@@ -85,10 +84,10 @@ class _Face(PluginFace):
     def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
         """The plan is [batch, plan_ints] int32, `partials` is float32; see `triton_kernel`."""
         batch, heads, _, head_dim = shapes[0]
-        sizes = _sizes(shapes, **attributes)
+        known = _scalars(shapes, attributes)
         return {
-            "plan": 4 * batch * sizes.plan_ints,
-            "partials": 4 * batch * heads * sizes.splits * sizes.global_rows * (head_dim + 2),
+            "plan": 4 * batch * known["plan_ints"],
+            "partials": 4 * batch * heads * known["splits"] * _global_rows(known, attributes) * (head_dim + 2),
         }
 
     def launches(
@@ -98,23 +97,22 @@ class _Face(PluginFace):
         batch, heads, tokens, head_dim = shapes[0]
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=attributes["scale"])
         _check_attributes(heads, _table(shapes), attributes)
-        sizes = _sizes(shapes, **attributes)
-        if max(sizes.plan_ints, sizes.splits * sizes.global_rows * head_dim) > _MOST_INT32:
-            table = _table(shapes)
-            raise ValueError(f"{tokens} tokens in {sizes.blocks} blocks with a table of {table} are too many.")
-        known = _scalars(shapes, sizes, constants["attend"]["block_keys"], attributes)
-        tiles_of_block = ceil_div(sizes.block_size, constants["attend"]["block_queries"])
-        programs = (sizes.global_blocks * sizes.splits + sizes.blocks) * tiles_of_block
+        known = _scalars(shapes, attributes, block_keys=constants["attend"]["block_keys"])
+        blocks, splits, global_rows = known["blocks"], known["splits"], _global_rows(known, attributes)
+        if max(known["plan_ints"], splits * global_rows * head_dim) > _MOST_INT32:
+            raise ValueError(f"{tokens} tokens in {blocks} blocks with a table of {_table(shapes)} are too many.")
+        tiles_of_block = ceil_div(attributes["block_size"], constants["attend"]["block_queries"])
+        programs = ((known["first_global"] + known["last_global"]) * splits + blocks) * tiles_of_block
         grids = {
-            "count_tokens": (ceil_div(sizes.blocks, constants["count_tokens"]["chunk"]), batch, 1),
-            "list_blocks": (sizes.blocks + 1, known["table_heads"], batch),
+            "count_tokens": (ceil_div(blocks, constants["count_tokens"]["chunk"]), batch, 1),
+            "list_blocks": (blocks + 1, known["table_heads"], batch),
             "attend": (programs, heads, batch),
-            "combine": (ceil_div(sizes.global_rows, constants["combine"]["rows"]), heads, batch),
+            "combine": (ceil_div(global_rows, constants["combine"]["rows"]), heads, batch),
         }
         return tuple(
             Launch(kernel=name, grid=grids[name], scalars={scalar: known[scalar] for scalar in scalars})
             for name, scalars in self.SCALARS.items()
-            if name != "combine" or sizes.splits
+            if name != "combine" or splits
         )
 
 
@@ -126,92 +124,46 @@ def _table(shapes: Shapes) -> Sequence[int] | None:
     return list(shapes[4]) if len(shapes) > 4 else None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Sizes:
-    """What follows from shapes and attributes.
-
-    Attributes:
-        block_size: tokens of a block.
-        blocks: of a text with its padding.
-        global_blocks: whose queries see all, in a text that is not short.
-        most_listed: blocks that any other block of queries sees at most.
-        list_ints: int32 values of a list.
-        plan_ints: of a text's plan.
-        splits: parts that the keys of global blocks are split into; 0 where they are not.
-    """
-
-    block_size: int
-    blocks: int
-    global_blocks: int
-    most_listed: int
-    list_ints: int
-    plan_ints: int
-    splits: int
-
-    @property
-    def global_rows(self) -> int:
-        """Queries of the global blocks."""
-        return self.global_blocks * self.block_size
+def _global_rows(known: Mapping[str, Any], attributes: Attributes) -> int:
+    """Queries of the blocks that see all, in a text that is not short."""
+    return int((known["first_global"] + known["last_global"]) * attributes["block_size"])
 
 
-def _sizes(
-    shapes: Shapes,
-    *,
-    block_size: int,
-    first_global: int,
-    last_global: int,
-    window: int,
-    first_repeats: int,
-    dense_tokens: int,
-    ends_by_row: int,
-    scale: float,
-) -> _Sizes:
-    tokens, table = shapes[0][2], _table(shapes)
-    blocks = ceil_div(tokens, block_size)
-    table_heads, _, listed = table or (1, 0, 0)
-    global_blocks = min(first_global, blocks) + bool(last_global)
-    most_listed = min(blocks, global_blocks + max(0, 2 * window + 1) + bool(first_repeats) + listed)
-    list_ints = 2 + 3 * most_listed
-    parts = min(_MOST_SPLITS, ceil_div(tokens, _LEAST_KEYS_OF_PART))
-    # Texts that end with the batch are all short or none is.
-    is_any_long = bool(ends_by_row) or tokens > dense_tokens
-    return _Sizes(
-        block_size=block_size,
-        blocks=blocks,
-        global_blocks=global_blocks,
-        most_listed=most_listed,
-        list_ints=list_ints,
-        plan_ints=HEADER_INTS + 2 * blocks + 2 + 3 * blocks + table_heads * blocks * list_ints,
-        splits=parts if parts > 1 and global_blocks and is_any_long else 0,
-    )
-
-
-def _scalars(shapes: Shapes, sizes: _Sizes, block_keys: int, attributes: Attributes) -> dict[str, Any]:
+def _scalars(shapes: Shapes, attributes: Attributes, *, block_keys: int = 1) -> dict[str, Any]:
     """Every scalar argument of any kernel. More blocks than there are is as many, and cannot overflow."""
     _, heads, tokens, head_dim = shapes[0]
     table_heads, table_rows, table_listed = _table(shapes) or (1, 0, 0)
-    blocks = sizes.blocks
+    block_size, window, dense_tokens = (int(attributes[name]) for name in ("block_size", "window", "dense_tokens"))
+    blocks = ceil_div(tokens, block_size)
+    first_global, last_global = min(int(attributes["first_global"]), blocks), int(bool(attributes["last_global"]))
+    near = max(0, 2 * window + 1) + bool(attributes["first_repeats"])
+    # Blocks that a block of queries sees at most, unless it sees all.
+    most_listed = min(blocks, first_global + last_global + near + table_listed)
+    list_ints = 2 + 3 * most_listed
+    parts = min(_MOST_SPLITS, ceil_div(tokens, _LEAST_KEYS_OF_PART))
+    # Texts that end with the batch are all short or none is.
+    is_any_long = bool(attributes["ends_by_row"]) or tokens > dense_tokens
     return {
         "stride_batch": heads * tokens * head_dim,
         "stride_head": tokens * head_dim,
         "stride_token": head_dim,
         "tokens": tokens,
         "blocks": blocks,
-        "plan_ints": sizes.plan_ints,
-        "list_ints": sizes.list_ints,
-        "most_listed": sizes.most_listed,
-        "first_global": min(int(attributes["first_global"]), blocks),
-        "last_global": int(bool(attributes["last_global"])),
-        "window": min(int(attributes["window"]), blocks),
+        "plan_ints": HEADER_INTS + 2 * blocks + 2 + 3 * blocks + table_heads * blocks * list_ints,
+        "list_ints": list_ints,
+        "most_listed": most_listed,
+        "first_global": first_global,
+        "last_global": last_global,
+        "window": min(window, blocks),
         "first_repeats": int(attributes["first_repeats"]),
-        "dense_tokens": min(int(attributes["dense_tokens"]), tokens),
+        "dense_tokens": min(dense_tokens, tokens),
         "ends_by_row": int(bool(attributes["ends_by_row"])),
         "table_heads": table_heads,
         "table_rows": table_rows,
         "table_listed": table_listed,
         # Steps without a mask must not reach into the next block.
-        "tokens_of_whole": -1 if sizes.block_size % block_keys else sizes.block_size,
-        "splits": sizes.splits,
+        "tokens_of_whole": -1 if block_size % block_keys else block_size,
+        "splits": parts if parts > 1 and first_global + last_global and is_any_long else 0,
         "scale": attributes["scale"] * LOG2_E,
     }
 
