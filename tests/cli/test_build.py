@@ -374,7 +374,7 @@ def test_force_replaces_no_directory_of_other_things(refused: Refused, checkpoin
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.tex").write_text("mine")
     options = ("--force", "--target", "onnx", "-o", tmp_path / "out")
-    refused("build", checkpoint, *options, message=r"is no bundle of hdexport, so --force does not.*\nRemove it your")
+    refused("build", checkpoint, *options, message=r"is not a bundle of hdexport, so --force does not.*\nRemove it")
     assert contents(tmp_path) == {"out/thesis.tex": b"mine"}
 
 

@@ -56,7 +56,7 @@ def _half_a_manifest(bundle: Path) -> None:
         (_changed_byte, r"model\.onnx .* has changed: expected sha256 .*\nRebuild or copy the bundle again"),
         (_cut_short, r"model\.onnx .* has changed: expected \d+ bytes, found 100 bytes\.\nRebuild or copy"),
         (_missing_file, r"lacks its file tokenizer\.json\.\nRebuild or copy the bundle again"),
-        (_path_outside, r"lists '\.\./outside', which is outside of the bundle\.\n.* do not use this bundle"),
+        (_path_outside, r"lists '\.\./outside', which is outside the bundle\.\n.* do not use this bundle"),
         (
             _newer_format,
             rf"format version {FORMAT_VERSION + 1}; .* up to {FORMAT_VERSION}(.|\n)*pip install -U hdexport",
