@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hdexport.attention.kind import OperatorNode, Setup, Subject
 from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
 from hdexport.families import convertible_model_types
@@ -33,6 +34,7 @@ from hdruntime.bundle.manifest import (
     GraphFile,
     Manifest,
     Positions,
+    SentenceSettings,
     TensorDtype,
     TensorSpec,
 )
@@ -113,7 +115,11 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         progress.step("Reading the checkpoint")
         checkpoint = _checkpoint(options)
         tokenizer = write_tokenizer(checkpoint, directory)
-        manifest = dataclasses.replace(_write_graphs(checkpoint, directory, options, progress), tokenizer=tokenizer)
+        task = options.task or checkpoint.task()
+        sentence = sentence_settings(checkpoint, task)
+        manifest = dataclasses.replace(
+            _write_graphs(checkpoint, directory, task, sentence, options, progress), tokenizer=tokenizer
+        )
         shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
         manifest = seal(directory, manifest)
         if options.verify:
@@ -130,16 +136,23 @@ def _checkpoint(options: BuildOptions) -> Checkpoint:
     return find_checkpoint(options.model, allow_pickle=options.allow_pickle)
 
 
-def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions, progress: Progress) -> Manifest:
+def _write_graphs(
+    checkpoint: Checkpoint,
+    directory: Path,
+    task: Task,
+    sentence: SentenceSettings | None,
+    options: BuildOptions,
+    progress: Progress,
+) -> Manifest:
     """Write the graphs and engines; returns the manifest but for what is not of them."""
-    task = options.task or checkpoint.task()
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, options, progress)
     setups = _attention(model, checkpoint, task, options, progress)
     for setup in setups.values():
         setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-    module = _graph_module(model, checkpoint, task, setups, options)
+    pools_prompts = sentence is None or sentence.include_prompt
+    module = _graph_module(model, checkpoint, task, setups, options, pools_prompts=pools_prompts)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
@@ -149,6 +162,7 @@ def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions
         _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters),
         graphs=graphs,
         engines=engines,
+        sentence=sentence,
     )
 
 
@@ -194,7 +208,13 @@ def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOption
 
 
 def _graph_module(
-    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, setups: Mapping[str, Setup], options: BuildOptions
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    setups: Mapping[str, Setup],
+    options: BuildOptions,
+    *,
+    pools_prompts: bool,
 ) -> GraphModule:
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.sentence_pooling import sentence_pooling
@@ -221,6 +241,7 @@ def _graph_module(
         inputs=graph_inputs(
             has_token_types=has_token_types,
             token_type_separator_id=family.token_type_separator_id(model.config, task),
+            pools_prompts=pools_prompts,
             others=[spec for setup in setups.values() for spec in setup.inputs],
         ),
         folded_token_types=folded_token_types,

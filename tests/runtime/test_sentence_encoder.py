@@ -88,11 +88,6 @@ def test_normalised_vectors_have_length_one_and_the_same_direction(encoder: Sent
     assert_close(unit, plain / np.linalg.norm(plain.astype(np.float64), axis=1, keepdims=True), atol=1e-6)
 
 
-def test_a_vector_of_zeros_stays_one(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(encoder, "_batches", lambda texts, _: iter([([0], np.zeros((1, 4), np.float32))]))
-    assert (encoder.encode("read", normalize_embeddings=True) == 0).all()
-
-
 def test_similarity_is_the_cosine_of_each_with_each(encoder: SentenceEncoder) -> None:
     first, second = np.array([[3.0, 4.0], [0.0, 2.0], [0.0, 0.0]]), np.array([[5.0, 0.0], [-6.0, -8.0]])
     assert_close(encoder.similarity(first, second), np.array([[0.6, -1], [0, -0.8], [0, 0]]), atol=1e-7)
@@ -137,9 +132,13 @@ def test_a_length_that_the_bundle_does_not_serve_is_refused(bundle_path: Path, t
         (5, {}, "sentences is of type int; it must be a string, or a list of strings"),
         (["read", "long documents", "\ud800"], {}, r"sentences\[2\]: .* not valid Unicode"),
         (["read"], {"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
-        (["read"], {"precision": "int8"}, "precision is 'int8'; it must be 'float32'"),
-        (["read"], {"convert_to_tensor": True}, "NumPy array.\n.*torch.from_numpy"),
-        (["read"], {"convert_to_numpy": False}, "NumPy array.\n.*torch.from_numpy"),
+        (["read"], {"precision": "int4"}, "precision is 'int4'; it must be one of 'float32'"),
+        (["read"], {"precision": "int8"}, "A single embedding has no ranges"),
+        (["read"], {"output_value": None}, "output_value is None; it must be 'sentence_embedding' or 'token_embeddings'"),
+        (["read"], {"device": "cuda:0"}, r"device is 'cuda:0', and the bundle was loaded on cpu \(onnxruntime\)"),
+        (["read"], {"device": ["cpu", "cpu"]}, r"device is .* loaded on cpu"),
+        (["read"], {"truncate_dim": 5}, "truncated to 5 dimensions; these have 4"),
+        (["read"], {"prompt_name": "passage"}, "no prompt 'passage'; this bundle has query, document"),
     ],
 )
 def test_what_does_not_fit_is_refused(

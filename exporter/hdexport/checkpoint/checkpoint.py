@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Checkpoint", "default_model", "find_checkpoint"]
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from hdexport.checkpoint.config import read_config, settings_from
 from hdexport.checkpoint.hub import HubModel, download, hub_model
 from hdexport.checkpoint.loading import load_model
+from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
+from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of
 from hdexport.model.positions import LONGEST
@@ -46,17 +49,34 @@ class Checkpoint:
     config: dict[str, Any]
     family: Family
 
-    @property
-    def is_sentence_transformer(self) -> bool:
-        """Whether the directory carries the modules of sentence-transformers."""
-        return (self.path / "modules.json").is_file()
-
     def task(self) -> Task:
-        """The task that the checkpoint was made for."""
+        """The task that the checkpoint was made for.
+
+        Raises:
+            ModelError: it was saved from a class of sentence-transformers that is not supported.
+        """
+        saved_from = sentence_class(self.path)
+        if saved_from not in (None, "SentenceTransformer", "CrossEncoder"):
+            raise ModelError(
+                f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
+                "SentenceTransformer and CrossEncoder are supported.\n"
+                "Build what its Transformer gives: --task feature-extraction or --task fill-mask"
+            )
         return infer_task(
             list(self.config.get("architectures") or []),
-            is_sentence_transformer=self.is_sentence_transformer,
+            is_sentence_transformer=saved_from == "SentenceTransformer",
         )
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer in transformers, which lowers the case of texts where sentence-transformers does.
+
+        None where the checkpoint has none.
+
+        Raises:
+            ModelError: its files cannot be read.
+        """
+        return read_tokenizer(self.path)
 
     @property
     def base_positions(self) -> int:

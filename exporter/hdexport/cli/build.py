@@ -164,6 +164,12 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
         f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
         f"{size_bytes / 1e6:.1f} MB, {engines}"
     )
+    settings = manifest.sentence
+    if settings is not None and settings.max_seq_length != manifest.max_len:
+        print(
+            f"Its own length is {settings.max_seq_length} tokens, to which SentenceEncoder cuts texts, unless told "
+            "otherwise: max_seq_length='bundle'"
+        )
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")

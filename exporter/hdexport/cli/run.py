@@ -102,6 +102,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mean",
         help="what is made of the pieces' vectors: their mean, weighted by tokens (default), or their largest values",
     )
+    parser.add_argument(
+        "--prompt-name",
+        metavar="NAME",
+        help="the model's prompt that goes before every text, e.g. query; see `hdexport inspect` (default: the model's "
+        "default, if it has one)",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
         "--restart", action="store_true", help="throw away what an unfinished job has kept, and start over"
@@ -178,6 +185,8 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         overflow=Overflow(options.overflow),
         stride=0 if options.stride == "0" else whole_number("--stride", options.stride, example=64),
         split_pooling=SplitPooling(options.split_pooling),
+        prompt_name=options.prompt_name,
+        prompt=options.prompt,
         force=options.force,
         restart=options.restart,
     )

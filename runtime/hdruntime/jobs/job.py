@@ -106,11 +106,12 @@ def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: J
     check_output(output, force=options.force or has_folder or has_receipt(output))
     task = results_of_bundle(bundle, tokenized=options.columns.input_ids is not None)
     _check_options(bundle.manifest.task, task, options)
+    prompt = options.chosen_prompt(bundle.manifest)
     files = find_inputs(inputs, columns=options.columns)
     if any(file.path.resolve() == output.resolve() for file in files):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
     fields = _fields(task, files, options.columns)
-    identity = _identity(bundle, files, fields, options)
+    identity = _identity(bundle, files, fields, options, prompt)
     done = None if options.force or options.restart or has_folder else receipt_of(output, identity)
     if options.restart or not (done or was_published(output, identity)):
         check_output(output, force=options.force)
@@ -220,6 +221,9 @@ def _require_unchanged(change: str | None, folder: JobFolder) -> None:
 
 def _check_options(task: str, results: TaskResults, options: JobOptions) -> None:
     columns = options.columns
+    if (options.prompt or options.prompt_name) and (columns.input_ids is not None or not results.prompts):
+        reads = "rows of ids have it already" if results.prompts else f"the bundle's task is {task}"
+        raise InputError(f"A prompt goes before texts that are embedded or classified; {reads}.\nLeave it out.")
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
             "Rows of ids are not split: which of them every piece needs is unknown.\n"
@@ -233,8 +237,8 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
         return
     if results.pairs is Pairs.REQUIRED and columns.text_pair is None:
         raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, a question and its context.\n"
-            "Name their columns: --text-column question --text-pair-column context"
+            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
+            f"Name their columns, e.g.: {results.columns}"
         )
     if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
         raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out --text-pair-column.")
@@ -249,7 +253,9 @@ def _fields(task: TaskResults, files: Sequence[InputFile], columns: Columns) -> 
     )
 
 
-def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions) -> Identity:
+def _identity(
+    bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions, prompt: str
+) -> Identity:
     columns = options.columns
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),
@@ -261,6 +267,7 @@ def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Fi
         "--overflow": options.overflow.value,
         "--stride": options.stride,
         "--split-pooling": options.split_pooling.value,
+        "--prompt": prompt,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }

@@ -45,6 +45,8 @@ class TaskResults:
         values: (what was kept, of all pieces together; the encoding of the row; the row) -> a value for each field;
             raises InputError for a row that the task cannot be done on.
         splits: whether what is kept of a row's pieces is small enough to be put together.
+        prompts: whether a prompt may go before a text.
+        texts, columns: of a task on pairs, what a row's texts are, and options that name columns of them.
     """
 
     outputs: tuple[str, ...]
@@ -53,6 +55,9 @@ class TaskResults:
     values: Callable[[Outputs, Encoding, Row], Values]
     of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
     splits: bool = True
+    prompts: bool = False
+    texts: str = "a question and its context"
+    columns: str = "--text-column question --text-pair-column context"
 
 
 def results_of_bundle(bundle: Bundle, *, tokenized: bool = False) -> TaskResults:
@@ -95,7 +100,7 @@ def _embedding(bundle: Bundle, output: str) -> TaskResults:
     width = _last_axis(bundle, output)
     kind = pa.list_(pa.float32(), -1 if width is None else width)
     fields = (pa.field("embedding", kind),)
-    return TaskResults(outputs=(output,), pairs=Pairs.ALLOWED, fields=fields, values=values)
+    return TaskResults(outputs=(output,), pairs=Pairs.ALLOWED, fields=fields, values=values, prompts=True)
 
 
 def _text_classification(bundle: Bundle) -> TaskResults:
@@ -111,7 +116,15 @@ def _text_classification(bundle: Bundle) -> TaskResults:
         pa.field("score", pa.float32()),
         pa.field("scores", scores),
     )
-    return TaskResults(outputs=("logits",), pairs=Pairs.ALLOWED, fields=fields, values=values)
+    return TaskResults(
+        outputs=("logits",),
+        pairs=Pairs.ALLOWED if bundle.manifest.sentence is None else Pairs.REQUIRED,
+        fields=fields,
+        values=values,
+        prompts=True,
+        texts="which its cross-encoder compares",
+        columns="--text-column query --text-pair-column document",
+    )
 
 
 def _token_classification(bundle: Bundle) -> TaskResults:
@@ -190,7 +203,9 @@ def _labels(bundle: Bundle) -> Sequence[str]:
 
 
 def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
-    """As Hugging Face's pipeline decides it, from the checkpoint's configuration."""
+    """That of the cross-encoder, or as Hugging Face's pipeline decides it, from the checkpoint's configuration."""
+    if bundle.manifest.sentence is not None and bundle.manifest.sentence.activation is not None:
+        return Activation(bundle.manifest.sentence.activation)
     config = read_config(bundle)
     if config.get("problem_type") == "regression":
         return Activation.IDENTITY

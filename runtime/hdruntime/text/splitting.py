@@ -6,7 +6,8 @@
         outputs = session.infer(split.pieces)  # a dict a piece
         whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
 
-Every piece is run by itself: it has the special tokens of a text of its own, and of a pair the whole first text.
+Every piece is run by itself: it has the special tokens and the prompt of a text of its own, and of a pair the whole
+first text.
 Nothing is carried from piece to piece, as the memory of a recurrent model would be: no family of this version has one.
 """
 
@@ -17,6 +18,7 @@ __all__ = ["SplitEncoding", "SplitPooling", "merged", "pooled_embedding", "split
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -160,23 +162,33 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
 
 
 def _range_to_cut(whole: Encoding, sequence: int) -> tuple[int, int]:
-    """Where a text's own tokens are; the special tokens are before and behind them."""
+    """Where a text's own tokens are; the special tokens and the prompt are before them, special tokens behind."""
     sequences = whole.sequence_ids
     if sequence not in sequences:
         return 0, 0
-    return sequences.index(sequence), len(sequences) - sequences[::-1].index(sequence)
+    end = len(sequences) - sequences[::-1].index(sequence)
+    return min(max(sequences.index(sequence), whole.prompt_tokens), end), end
 
 
 def _piece(whole: Encoding, start: int, first: int, last: int, end: int) -> Encoding:
-    return Encoding(*(values[:start] + values[first:last] + values[end:] for values in vars(whole).values()))
+    def cut(values: list[Any]) -> list[Any]:
+        return values[:start] + values[first:last] + values[end:]
+
+    return Encoding(
+        cut(whole.input_ids),
+        cut(whole.token_type_ids),
+        cut(whole.offsets),
+        cut(whole.sequence_ids),
+        min(whole.prompt_tokens, start),
+    )
 
 
 def _room_error(name: str, max_len: int, stride: int, room: int) -> InputError:
     if room < 1:
         return InputError(
-            f"{name} cannot be split: a piece has {max_len} tokens, and what every piece repeats (the special tokens "
-            "and, of a pair, the first text) has as many or more.\n"
-            "Shorten the first text, or truncate: --overflow truncate"
+            f"{name} cannot be split: a piece has {max_len} tokens, and what every piece repeats (the special "
+            "tokens, the prompt and, of a pair, the first text) has as many or more.\n"
+            "Shorten the prompt or the first text, or truncate: --overflow truncate"
         )
     return InputError(
         f"{name} cannot be split with a stride of {stride}: it must be 0 to {room - 1}, the tokens that a piece shares "
