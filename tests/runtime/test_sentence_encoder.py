@@ -134,7 +134,11 @@ def test_a_length_that_the_bundle_does_not_serve_is_refused(bundle_path: Path, t
         (["read"], {"batch_size": 0}, "batch_size is 0; it must be 1 or more"),
         (["read"], {"precision": "int4"}, "precision is 'int4'; it must be one of 'float32'"),
         (["read"], {"precision": "int8"}, "A single embedding has no ranges"),
-        (["read"], {"output_value": None}, "output_value is None; it must be 'sentence_embedding' or 'token_embeddings'"),
+        (
+            ["read"],
+            {"output_value": None},
+            "output_value is None; it must be 'sentence_embedding' or 'token_embeddings'",
+        ),
         (["read"], {"device": "cuda:0"}, r"device is 'cuda:0', and the bundle was loaded on cpu \(onnxruntime\)"),
         (["read"], {"device": ["cpu", "cpu"]}, r"device is .* loaded on cpu"),
         (["read"], {"truncate_dim": 5}, "truncated to 5 dimensions; these have 4"),

@@ -104,9 +104,10 @@ def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: J
     # What this very job may have put there is looked at below, when it is known which job it is.
     has_folder = has_job_folder(output)
     check_output(output, force=options.force or has_folder or has_receipt(output))
-    task = results_of_bundle(bundle, tokenized=options.columns.input_ids is not None)
+    tokenized = options.columns.input_ids is not None
+    task = results_of_bundle(bundle, tokenized=tokenized, aggregation=options.aggregation)
     _check_options(bundle.manifest.task, task, options)
-    prompt = options.chosen_prompt(bundle.manifest)
+    prompt = options.chosen_prompt(bundle.manifest, task)
     files = find_inputs(inputs, columns=options.columns)
     if any(file.path.resolve() == output.resolve() for file in files):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
@@ -221,9 +222,6 @@ def _require_unchanged(change: str | None, folder: JobFolder) -> None:
 
 def _check_options(task: str, results: TaskResults, options: JobOptions) -> None:
     columns = options.columns
-    if (options.prompt or options.prompt_name) and (columns.input_ids is not None or not results.prompts):
-        reads = "rows of ids have it already" if results.prompts else f"the bundle's task is {task}"
-        raise InputError(f"A prompt goes before texts that are embedded or classified; {reads}.\nLeave it out.")
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
             "Rows of ids are not split: which of them every piece needs is unknown.\n"
@@ -268,6 +266,7 @@ def _identity(
         "--stride": options.stride,
         "--split-pooling": options.split_pooling.value,
         "--prompt": prompt,
+        "--aggregation": options.aggregation and options.aggregation.value,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }

@@ -17,7 +17,15 @@ from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Row
 from hdruntime.text.pooling import mean_over_tokens
-from hdruntime.text.tasks import Activation, answer, classification, entities, fillings
+from hdruntime.text.tasks import (
+    Activation,
+    Aggregation,
+    answer,
+    classification,
+    continued_words,
+    entities,
+    fillings,
+)
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
@@ -45,7 +53,7 @@ class TaskResults:
         values: (what was kept, of all pieces together; the encoding of the row; the row) -> a value for each field;
             raises InputError for a row that the task cannot be done on.
         splits: whether what is kept of a row's pieces is small enough to be put together.
-        prompts: whether a prompt may go before a text.
+        prompts: whether a prompt may go before a text; ids have it already.
         texts, columns: of a task on pairs, what a row's texts are, and options that name columns of them.
     """
 
@@ -60,15 +68,19 @@ class TaskResults:
     columns: str = "--text-column question --text-pair-column context"
 
 
-def results_of_bundle(bundle: Bundle, *, tokenized: bool = False) -> TaskResults:
+def results_of_bundle(
+    bundle: Bundle, *, tokenized: bool = False, aggregation: Aggregation | None = None
+) -> TaskResults:
     """The columns of the bundle's task.
 
     Args:
         bundle: what will run.
         tokenized: rows are ids, without a text.
+        aggregation: what an entity is, for token-classification; None for a token.
 
     Raises:
-        InputError: the bundle has no tokenizer or no mask token where the task needs one, or the task needs a text.
+        InputError: the bundle has no tokenizer or no mask token where the task needs one, the task needs a text, or has
+            no aggregation.
     """
     task = bundle.manifest.task
     if tokenized and task in _TASKS_ON_TEXT:
@@ -78,7 +90,12 @@ def results_of_bundle(bundle: Bundle, *, tokenized: bool = False) -> TaskResults
             f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
             "Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column."
         )
-    return _RESULTS_OF_TASK[task](bundle)
+    if task == "token-classification":
+        return _token_classification(bundle, aggregation or Aggregation.NONE)
+    if aggregation is not None:
+        raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
+    results = _RESULTS_OF_TASK[task](bundle)
+    return dataclasses.replace(results, prompts=False) if tokenized else results
 
 
 def _feature_extraction(bundle: Bundle) -> TaskResults:
@@ -127,11 +144,20 @@ def _text_classification(bundle: Bundle) -> TaskResults:
     )
 
 
-def _token_classification(bundle: Bundle) -> TaskResults:
-    labels = _labels(bundle)
+def _token_classification(bundle: Bundle, aggregation: Aggregation) -> TaskResults:
+    labels, info = _labels(bundle), bundle.manifest.tokenizer
+    assert info is not None, "results_of_bundle checks it"
+    tokenizer = read_tokenizer(bundle.file(info.file))
 
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
-        found = entities(outputs["logits"], labels, text=row.text, encoding=encoding)
+        found = entities(
+            outputs["logits"],
+            labels,
+            text=row.text,
+            encoding=encoding,
+            aggregation=aggregation,
+            continues=continued_words(tokenizer, encoding, row.text),
+        )
         return {"entities": [dataclasses.asdict(entity) for entity in found]}
 
     entity = pa.struct(
@@ -182,7 +208,6 @@ _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
     "feature-extraction": _feature_extraction,
     "sentence-similarity": _sentence_similarity,
     "text-classification": _text_classification,
-    "token-classification": _token_classification,
     "question-answering": _question_answering,
     "fill-mask": _fill_mask,
 }

@@ -32,6 +32,7 @@ from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.session import Session
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
+from hdruntime.text.tasks import Aggregation
 from hdruntime.text.tokenization import Encoding, Overflow
 
 WINDOW_CHARACTERS = 2**17
@@ -68,6 +69,7 @@ class WindowOptions:
         split_pooling: what is made of the pieces' vectors, or of their logits where a text has one row of them.
         prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
         prompt: the prompt itself.
+        aggregation: what an entity is, for token-classification; None for a token.
     """
 
     max_batch_tokens: int | None = None
@@ -76,6 +78,7 @@ class WindowOptions:
     split_pooling: SplitPooling = SplitPooling.MEAN
     prompt_name: str | None = None
     prompt: str | None = None
+    aggregation: Aggregation | None = None
 
     def check(self) -> None:
         """Refuse what no session can do.
@@ -95,12 +98,14 @@ class WindowOptions:
         if self.prompt is not None and self.prompt_name is not None:
             raise InputError("--prompt and --prompt-name both say what goes before a text.\nLeave one of them out.")
 
-    def chosen_prompt(self, manifest: Manifest) -> str:
+    def chosen_prompt(self, manifest: Manifest, task: TaskResults) -> str:
         """What goes before every text.
 
         Raises:
-            InputError: the bundle has no prompt of that name.
+            InputError: the bundle has no prompt of that name, or the task takes none.
         """
+        if (self.prompt or self.prompt_name) and not task.prompts:
+            raise InputError("A prompt goes before texts that are embedded or classified; these rows are not.")
         return chosen_prompt(*prompts_of(manifest), name=self.prompt_name, prompt=self.prompt)
 
 
@@ -232,7 +237,7 @@ class WindowInference:
             session,
             overflow=options.overflow,
             stride=options.stride,
-            prompt=options.chosen_prompt(session.manifest),
+            prompt=options.chosen_prompt(session.manifest, task),
         )
         batch_tokens = options.max_batch_tokens or session.batch_tokens
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))

@@ -151,10 +151,13 @@ def test_a_module_that_is_not_supported_is_refused_by_name(module: str, tmp_path
         ("{}", "lists no modules"),
         ("not json", "cannot be read"),
         ('[{"idx": 0}]', "without type or path"),
-        ('[{"type": "a.Transformer", "path": ""}]', "chains the modules Transformer; a Transformer followed by"),
+        (
+            '[{"type": "sentence_transformers.models.Transformer", "path": ""}]',
+            "chains the modules Transformer; a Transformer followed by",
+        ),
         (
             '[{"type": "a.StaticEmbedding", "path": ""}, {"type": "a.Normalize", "path": ""}]',
-            "chains the modules StaticEmbedding, Normalize",
+            "chains the modules a.StaticEmbedding, a.Normalize",
         ),
     ],
 )
@@ -173,7 +176,20 @@ def test_a_pooling_without_its_config_is_refused(tmp_path: Path) -> None:
             sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "missing", "other shape", "no size", "activation", "on tokens"])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "truncated",
+        "missing",
+        "other shape",
+        "no size",
+        "activation",
+        "own activation",
+        "residual",
+        "on tokens",
+        "to tokens",
+    ],
+)
 def test_a_damaged_or_foreign_dense_layer_is_refused(damage: str, tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, "Dense", pooling=flags("mean"))
     folder = tmp_path / "2_Dense"
@@ -189,18 +205,32 @@ def test_a_damaged_or_foreign_dense_layer_is_refused(damage: str, tmp_path: Path
         del config["in_features"]
     elif damage == "activation":
         config["activation_function"] = "torch.nn.modules.activation.Softplus"
+    elif damage == "own activation":
+        config["activation_function"] = "own.Tanh"
+    elif damage == "residual":
+        config["use_residual"] = True
     else:
-        config["module_input_name"] = "token_embeddings"
+        config[f"module_{'input' if damage == 'on tokens' else 'output'}_name"] = "token_embeddings"
     (folder / "config.json").write_text(json.dumps(config))
     expected = {
         "truncated": "cannot be read",
         "missing": "holds no model.safetensors",
         "other shape": "cannot be read",
         "no size": "has in_features None and out_features 4; whole",
-        "activation": "'Softplus'; supported: Identity, Tanh",
-        "on tokens": "to 'token_embeddings'; only",
+        "activation": "activation_function 'torch.*Softplus'; supported: Identity, Tanh",
+        "own activation": "activation_function 'own.Tanh'; supported: Identity, Tanh",
+        "residual": "use_residual, which is not supported",
+        "on tokens": "module_input_name 'token_embeddings'; only",
+        "to tokens": "module_output_name 'token_embeddings'; only",
     }
     with pytest.raises(ModelError, match=rf"2_Dense.*{expected[damage]}"):
+        sentence_pooling(tmp_path, hidden_size=WIDTH)
+
+
+def test_a_normalisation_of_tokens_is_refused(tmp_path: Path) -> None:
+    save_sentence_modules(tmp_path, "Normalize", pooling=flags("mean"))
+    (tmp_path / "2_Normalize" / "config.json").write_text('{"module_input_name": "token_embeddings"}')
+    with pytest.raises(ModelError, match=r"2_Normalize.* has module_input_name 'token_embeddings'; only"):
         sentence_pooling(tmp_path, hidden_size=WIDTH)
 
 

@@ -90,6 +90,18 @@ def test_a_text_that_fits_is_its_own_piece(words: int) -> None:
     assert made.cuts == [0, words + 2]
 
 
+def test_every_piece_begins_with_the_prompt() -> None:
+    whole = dataclasses.replace(split(20).whole, prompt_tokens=4)  # [CLS] and three words
+    (made,) = split_encodings([whole], max_len=10, stride=1, is_pair=False)
+    ids = whole.input_ids
+    assert [piece.input_ids for piece in made.pieces] == [
+        ids[:4] + ids[first : first + 5] + ids[-1:] for first in (4, 8, 12)
+    ] + [ids[:4] + ids[16:]]
+    assert all(piece.prompt_tokens == 4 for piece in made.pieces)
+    with pytest.raises(InputError, match=r"what every piece repeats \(the special tokens, the prompt and"):
+        split_encodings([whole], max_len=5, stride=0, is_pair=False)
+
+
 def context(split: SplitEncoding, piece: int, token: int) -> float:
     """How many tokens of the text a token of it sees on the side where a piece shows fewer; -1 if it is not there.
 
@@ -122,8 +134,8 @@ def test_every_token_comes_once_and_from_the_piece_that_shows_most_around_it(
         assert first < end
         for token in range(first, end):
             local = token - piece * made.step
-            for field, values in vars(made.whole).items():
-                assert vars(made.pieces[piece])[field][local] == values[token]
+            for field in ("input_ids", "token_type_ids", "offsets", "sequence_ids"):
+                assert getattr(made.pieces[piece], field)[local] == getattr(made.whole, field)[token]
             if made.whole.sequence_ids[token] == (0 if question is None else 1):
                 best = max(context(made, other, token) for other in range(len(made.pieces)))
                 assert context(made, piece, token) == best
