@@ -445,6 +445,8 @@ class Session:
             Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
             Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
         }
+        if tokenizer and not tokenizer.token_types:
+            del values[Role.TOKEN_TYPES]
         given = {spec.name: values[spec.role] for spec in self.manifest.inputs if spec.role in values}
         return checked_inputs(given, self.manifest, max_len=self._max_len)
 

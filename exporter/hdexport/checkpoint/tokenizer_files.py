@@ -51,6 +51,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         pad_token=tokenizer.pad_token or "",
         unk_token_id=tokenizer.unk_token_id,
         mask_token_id=tokenizer.mask_token_id,
+        token_types="token_type_ids" in tokenizer.model_input_names,
     )
 
 

@@ -247,13 +247,18 @@ class EngineFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerInfo:
-    """The tokenizer's file and the ids that the runtime needs."""
+    """The tokenizer's file and the ids that the runtime needs.
+
+    Attributes:
+        token_types: whether the model reads the tokenizer's types of tokens; else their input has its default.
+    """
 
     file: str
     pad_token_id: TokenId
     pad_token: str
     unk_token_id: TokenId | None
     mask_token_id: TokenId | None
+    token_types: bool = True
 
 
 @dataclass(frozen=True, kw_only=True)
