@@ -330,8 +330,8 @@ class Manifest:
             rest for whoever knows the kind. The runtime looks at none of it.
         inputs: of the graphs; a session obeys their roles, defaults and bounds.
         padding: how far rows may be padded; None for any length.
-        sentence: what sentence-transformers knows of the checkpoint; None for tasks that it does not have, and of
-            bundles of hdexport 0.2 and earlier.
+        sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
+            that were built before it was kept.
         half_range: of the portable graph; None where it is not float16, or was not verified.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
