@@ -185,7 +185,7 @@ class SentenceEncoder:
             [tokens, hidden_size] of one text, and a list of such arrays of several.
 
         Raises:
-            InputError: something that is no text, a prompt that there is not, or an argument that does not fit.
+            InputError: an input is not a text, the prompt is unknown, or an argument is invalid.
             MissingDependencyError: a tensor is asked for, and PyTorch is not installed.
             NonFiniteOutputError: a vector is NaN or infinite.
             BackendError: the backend failed, or the encoder is closed.

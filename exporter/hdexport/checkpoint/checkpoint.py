@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _READ = ("", ".json", ".model", ".safetensors", ".txt")
-"""Suffixes of files and folders of a checkpoint that are looked for, and taken for not there where a link is broken."""
+"""Suffixes of files and folders that are read; a broken link among them would look like a missing file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,8 @@ class Checkpoint:
         is_id = isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0
         if not is_id and (is_needed or padding is not None):
             raise ModelError(
-                f"{file} has pad_token_id {shown(padding)}, which is no id.\nSet it to the tokenizer's, e.g. 1."
+                f"{file} has pad_token_id {shown(padding)}, which is not a token id.\n"
+                "Set it to the tokenizer's, e.g. 1."
             )
         if isinstance(rows, int) and rows > LONGEST:
             raise ModelError(
@@ -154,7 +155,7 @@ class Checkpoint:
             allow_pickle: also take ``.bin`` files.
 
         Raises:
-            ModelError: there are none, or only pickles and those are not allowed.
+            ModelError: there are no weights, or only pickles, which are not allowed.
         """
         return weight_files(self.path, allow_pickle=allow_pickle)
 
@@ -176,15 +177,14 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pic
         allow_pickle: download weights that are stored as a pickle where there are no others.
 
     Raises:
-        ModelError: there is none, its config cannot be read, or its family is not supported.
-        InputError: a revision of what is not on the hub.
+        ModelError: there is no checkpoint, its config cannot be read, or its family is not supported.
+        InputError: a revision is given for a directory.
     """
     path, hub = Path(model), hub_model(str(model))
     if hub is None or _is_there(path):
         if revision is not None:
             raise InputError(
-                f"--revision {revision} is for models on the Hugging Face hub, and {str(model)!r} is none.\n"
-                "Leave it out."
+                f"--revision {revision} is for models on the Hugging Face Hub; {str(model)!r} is a path.\nLeave it out."
             )
         if not path.is_dir():
             raise ModelError(
@@ -219,7 +219,7 @@ def default_model() -> tuple[Path, str]:
 
 
 def _is_there(path: Path) -> bool:
-    # A link that leads nowhere, or to itself, is no name on the hub either.
+    # A link that leads nowhere, or to itself, is not a name on the hub either.
     return path.exists() or path.is_symlink()
 
 

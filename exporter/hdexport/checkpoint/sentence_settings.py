@@ -76,7 +76,7 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
     Token vectors (``feature-extraction``) are given as they are, whatever modules would follow them.
 
     Raises:
-        ModelError: a file cannot be read, or a setting cannot be honoured, or is none of those that it can be.
+        ModelError: a file cannot be read, a setting cannot be honoured, or its value is invalid.
     """
     path = checkpoint.path
     if checkpoint.tokenizer is None:

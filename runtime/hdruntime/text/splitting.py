@@ -1,13 +1,12 @@
-"""Texts of more tokens than a bundle accepts: cut into pieces that fit, whose outputs are put together again.
+"""Texts of more tokens than a bundle accepts, cut into pieces that fit; the pieces' outputs are merged.
 
 ::
 
     for split in session.split(texts, stride=64):
-        outputs = session.infer(split.pieces)  # a dict a piece
+        outputs = session.infer(split.pieces)  # one dict per piece
         whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
 
-Every piece is run by itself: it has the special tokens and the prompt of a text of its own, and of a pair the whole
-first text.
+Every piece is run by itself: it has special tokens and the prompt, and pieces of a pair the whole first text.
 Nothing is carried from piece to piece, as the memory of a recurrent model would be: no family of this version has one.
 """
 
@@ -50,7 +49,7 @@ class SplitEncoding:
 
     Attributes:
         whole: the text's tokens, of any number.
-        pieces: one or more; of a text that fits it is ``whole`` itself.
+        pieces: one or more; the only piece of a text that fits is ``whole`` itself.
         step: tokens from a piece's start to the next one's: the text's token ``i`` is token ``i - k * step`` of piece
             ``k``.
         cuts: [pieces + 1], ascending from 0 to the text's tokens: those from ``cuts[k]`` up to ``cuts[k + 1]`` see most
@@ -75,8 +74,7 @@ def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int,
         is_pair: the second text is cut, and every piece has the whole first one.
 
     Raises:
-        InputError: ``stride`` is negative, or a piece would have no new token. A text that fits needs no stride, but
-            that of all other texts has to fit it.
+        InputError: ``stride`` is negative, or a piece would have no new token.
     """
     return [
         _split(encoding, f"Text {index}" if len(encodings) > 1 else "The text", max_len, stride, is_pair)
@@ -153,16 +151,16 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
     step = max(1, room - stride)
     if fits:
         return SplitEncoding(whole=whole, pieces=[whole], step=step, cuts=[0, len(whole)])
-    # A piece starts where the one before it has not reached the end.
+    # A piece starts wherever the one before it does not reach the end.
     starts = range(start, end - stride, step)
     pieces = [_piece(whole, start, first, min(first + room, end), end) for first in starts]
-    # In the middle of what two pieces share: before it, tokens see more in the first of them, behind it in the second.
+    # In the middle of what two pieces share: before it, tokens see more in the first of them, after it in the second.
     cuts = [0, *(first + stride // 2 for first in starts[1:]), len(whole)]
     return SplitEncoding(whole=whole, pieces=pieces, step=step, cuts=cuts)
 
 
 def _range_to_cut(whole: Encoding, sequence: int) -> tuple[int, int]:
-    """Where a text's own tokens are; the special tokens and the prompt are before them, special tokens behind."""
+    """Where a text's own tokens are; the special tokens and the prompt are before them, special tokens after them."""
     sequences = whole.sequence_ids
     if sequence not in sequences:
         return 0, 0

@@ -1,4 +1,4 @@
-"""What a task's raw outputs mean: one row's arrays become a class, entities, an answer, tokens for masks."""
+"""What a task's raw outputs mean: the arrays of one row become a class, entities, an answer or tokens for masks."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Answer:
-    """The best answer: characters ``start`` to ``end`` (exclusive) of the context; empty if there is none."""
+    """The best answer: characters ``start`` to ``end`` (exclusive) of the context; empty if there is no answer."""
 
     answer: str
     start: int
@@ -206,7 +206,7 @@ def answer(start_logits: np.ndarray, end_logits: np.ndarray, *, context: str, en
     """
     if 0 not in encoding.sequence_ids:
         raise InputError("The question has no tokens.")
-    # Not by token types, which models of RoBERTa's kind have none of.
+    # Not by token types: RoBERTa models have none.
     inside = np.array([token for token, text in enumerate(encoding.sequence_ids) if text == 1], np.intp)
     if not len(inside):
         return Answer("", 0, 0, 0.0)

@@ -16,16 +16,15 @@ from hdexport.checkpoint.tokenizer_files import write_tokenizer
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import SentenceSettings
 from hdruntime.errors import ModelError
-from support.tiny_models import BASE, save_sentence_modules, save_tiny_model
+from support.tiny_models import BASE, change_json, save_sentence_modules, save_tiny_model
 
 CONFIG, TRANSFORMER = "config_sentence_transformers.json", "sentence_bert_config.json"
 
 
 @pytest.fixture
-def encoder(tmp_path: Path) -> Path:
-    save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)
-    save_sentence_modules(tmp_path, "Normalize", pooling={"pooling_mode": "mean"})
-    return tmp_path
+def encoder(tiny_bert: Path) -> Path:
+    save_sentence_modules(tiny_bert, "Normalize", pooling={"pooling_mode": "mean"})
+    return tiny_bert
 
 
 @pytest.fixture
@@ -33,13 +32,8 @@ def cross_encoder(tmp_path: Path) -> Path:
     save_tiny_model(tmp_path, "bert", Task.TEXT_CLASSIFICATION, id2label={0: "score"}, label2id={"score": 0})
     modules = [{"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.Transformer"}]
     (tmp_path / "modules.json").write_text(json.dumps(modules))
-    change(tmp_path, CONFIG, model_type="CrossEncoder")
+    change_json(tmp_path / CONFIG, model_type="CrossEncoder")
     return tmp_path
-
-
-def change(path: Path, file: str, **values: object) -> None:
-    content = json.loads((path / file).read_text()) if (path / file).exists() else {}
-    (path / file).write_text(json.dumps(content | values))
 
 
 def settings(path: Path, task: Task | None = None) -> SentenceSettings | None:
@@ -49,16 +43,15 @@ def settings(path: Path, task: Task | None = None) -> SentenceSettings | None:
 
 def test_settings_are_those_of_the_files(encoder: Path) -> None:
     assert settings(encoder) == SentenceSettings(kind="encoder", max_seq_length=BASE, pooling=("mean",), normalize=True)
-    change(
-        encoder,
-        CONFIG,
+    change_json(
+        encoder / CONFIG,
         prompts={"query": "query: ", "title": None},
         default_prompt_name="title",
         similarity_fn_name="dot",
         truncate_dim=5,
     )
-    change(encoder, TRANSFORMER, max_seq_length=12, do_lower_case=False)
-    change(encoder, "1_Pooling/config.json", include_prompt=False)
+    change_json(encoder / TRANSFORMER, max_seq_length=12, do_lower_case=False)
+    change_json(encoder / "1_Pooling/config.json", include_prompt=False)
     assert settings(encoder) == SentenceSettings(
         kind="encoder",
         max_seq_length=12,
@@ -86,7 +79,7 @@ def test_settings_are_those_of_the_files(encoder: Path) -> None:
 def test_the_own_length_is_the_least_of_those_that_are_said(
     encoder: Path, file: str, values: dict[str, object], tokens: int
 ) -> None:
-    change(encoder, file, **values)
+    change_json(encoder / file, **values)
     found = settings(encoder)
     assert found is not None
     assert found.max_seq_length == tokens
@@ -99,8 +92,8 @@ def test_other_tasks_have_no_such_settings(encoder: Path, task: Task) -> None:
 
 def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(encoder: Path) -> None:
     (encoder / "modules.json").write_text('[{"type": "own.Transformer", "path": ""}, {"type": "own.Head", "path": ""}]')
-    change(encoder, CONFIG, prompts={"query": "q: "}, model_type="SparseEncoder")
-    change(encoder, TRANSFORMER, max_seq_length=11, query_length=4)
+    change_json(encoder / CONFIG, prompts={"query": "q: "}, model_type="SparseEncoder")
+    change_json(encoder / TRANSFORMER, max_seq_length=11, query_length=4)
     expected = SentenceSettings(kind="encoder", max_seq_length=11, prompts={"query": "q: "})
     assert settings(encoder, Task.FEATURE_EXTRACTION) == expected
     for name in ("modules.json", CONFIG, TRANSFORMER):
@@ -139,16 +132,15 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
 def test_a_setting_that_cannot_be_honoured_is_refused_by_name(
     encoder: Path, file: str, values: dict[str, object], message: str
 ) -> None:
-    change(encoder, file, **values)
+    change_json(encoder / file, **values)
     with pytest.raises(ModelError, match=rf"{file} .*{message}"):
         settings(encoder)
 
 
 def test_settings_that_change_no_result_are_accepted(encoder: Path) -> None:
     plain = settings(encoder)
-    change(
-        encoder,
-        TRANSFORMER,
+    change_json(
+        encoder / TRANSFORMER,
         transformer_task="feature-extraction",
         modality_config={"text": {"method": "forward", "method_output_name": "last_hidden_state"}},
         module_output_name="token_embeddings",
@@ -182,15 +174,15 @@ def test_a_class_of_the_checkpoints_own_is_not_taken_for_one_of_the_library(enco
 def test_the_activation_of_a_cross_encoder_is_found(
     cross_encoder: Path, named: str | None, labels: int, activation: str, version: int
 ) -> None:
-    change(cross_encoder, "config.json", id2label={index: str(index) for index in range(labels)})
+    change_json(cross_encoder / "config.json", id2label={index: str(index) for index in range(labels)})
     if version == 6:
-        change(cross_encoder, CONFIG, activation_fn=named)
+        change_json(cross_encoder / CONFIG, activation_fn=named)
     else:
         (cross_encoder / "modules.json").unlink()
         (cross_encoder / CONFIG).unlink()
         of_5 = {"sentence_transformers": {"version": "5.1.0"} | ({"activation_fn": named} if named else {})}
-        change(
-            cross_encoder, "config.json", **of_5 if version == 5 else {"sbert_ce_default_activation_function": named}
+        change_json(
+            cross_encoder / "config.json", **of_5 if version == 5 else {"sbert_ce_default_activation_function": named}
         )
     assert find_checkpoint(cross_encoder).task() is Task.TEXT_CLASSIFICATION
     found = settings(cross_encoder)
@@ -204,7 +196,7 @@ def test_the_activation_of_a_cross_encoder_is_found(
 
 @pytest.mark.parametrize("named", ["torch.nn.modules.activation.Tanh", "own.Sigmoid"])
 def test_an_activation_that_is_not_supported_is_refused(cross_encoder: Path, named: str) -> None:
-    change(cross_encoder, CONFIG, activation_fn=named)
+    change_json(cross_encoder / CONFIG, activation_fn=named)
     with pytest.raises(ModelError, match=rf"{CONFIG} has activation_fn '{named}'; supported: torch.nn.Sigmoid, "):
         settings(cross_encoder)
 
@@ -233,7 +225,7 @@ def test_texts_are_lowercased_by_the_bundles_tokenizer(
         return found
 
     plain = written()["normalizer"]
-    change(encoder, TRANSFORMER, do_lower_case=True)
+    change_json(encoder / TRANSFORMER, do_lower_case=True)
     assert _steps(written()["normalizer"]) == (
         _steps(plain) if "Lowercase" in str(present) else ["Lowercase", *_steps(plain)]
     )

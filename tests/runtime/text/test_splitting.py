@@ -157,7 +157,7 @@ def test_a_token_from_another_piece_is_seen_to_have_less_around_it() -> None:
         (20, 3, 4, r"with a stride of 4: it must be 0 to 3, .*\nA piece has 10 tokens, of which every one repeats 6"),
         (2, 3, -1, "with a stride of -1"),
         (20, 7, 0, r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the special "
-         r"tokens and, of a pair, the first text\) has as many or more\.\nShorten the first text, or truncate: --over"),
+         r"tokens, the prompt and, of a pair, the first text\) has as many or more\.\nShorten the prompt or"),
         (0, 9, 0, "cannot be split: a piece has 10 tokens"),
     ],
 )  # fmt: skip
