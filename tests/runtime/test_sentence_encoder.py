@@ -83,17 +83,6 @@ def test_any_strings_in_a_row_will_do(encoder: SentenceEncoder, kind: Callable[[
     assert (encoder.encode(kind(SENTENCES)) == encoder.encode(SENTENCES)).all()
 
 
-def test_normalised_vectors_have_length_one_and_the_same_direction(encoder: SentenceEncoder) -> None:
-    plain, unit = encoder.encode(SENTENCES), encoder.encode(SENTENCES, normalize_embeddings=True)
-    assert_close(unit, plain / np.linalg.norm(plain.astype(np.float64), axis=1, keepdims=True), atol=1e-6)
-
-
-def test_a_prompt_goes_before_every_text(encoder: SentenceEncoder) -> None:
-    with_prompt = encoder.encode(["documents", ""], prompt="long ")
-    assert (with_prompt == encoder.encode(["long documents", "long "])).all()
-    assert (with_prompt != encoder.encode(["documents", ""])).any()
-
-
 def test_long_texts_are_cut_without_a_word(encoder: SentenceEncoder) -> None:
     """The tiny bundle serves 16 tokens, two of which are special."""
     sentence = "long documents " * 8
@@ -147,18 +136,19 @@ def test_what_does_not_fit_is_refused(
         encoder.encode(sentences, **options)
 
 
-def test_an_unknown_pooling_lists_the_valid_ones(bundle_path: Path) -> None:
-    with pytest.raises(InputError, match="pooling is 'median'; it must be 'mean', 'cls', 'max', or None"):
-        SentenceEncoder(bundle_path, pooling="median")
-
-
 @pytest.mark.parametrize(
-    ("bundle", "message"),
-    [({"task": "text-classification"}, "gives no embeddings"), ({"tokenizer": False}, "has no tokenizer")],
+    ("bundle", "options", "message"),
+    [
+        ({"task": "text-classification"}, {}, "gives no embeddings"),
+        ({"tokenizer": False}, {}, "has no tokenizer"),
+        ({}, {"pooling": "median"}, "pooling is 'median'; it must be 'mean', 'cls', 'max', or None"),
+    ],
 )
-def test_a_bundle_that_cannot_encode_is_refused(new_bundle: BundleMaker, bundle: dict[str, Any], message: str) -> None:
+def test_a_bundle_that_cannot_encode_is_refused(
+    new_bundle: BundleMaker, bundle: dict[str, Any], options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        SentenceEncoder(new_bundle(**bundle))
+        SentenceEncoder(new_bundle(**bundle), **options)
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2])

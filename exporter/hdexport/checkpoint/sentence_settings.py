@@ -4,13 +4,15 @@ from __future__ import annotations
 
 __all__ = ["lowercases", "sentence_class", "sentence_settings"]
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from hdexport.checkpoint.sentence_modules import pooling_settings, sentence_modules
 from hdexport.model.tasks import Task
 from hdexport.support.json_files import read_object, shown
-from hdruntime.bundle.manifest import SentenceSettings, Similarity
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.bundle.manifest import SentenceSettings, Similarity, Size
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -44,8 +46,37 @@ _HARMLESS = {
 
 _ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
 
+Settings = TypeVar("Settings")
+
 _DEFAULT_PROMPTS = ("query", "document")
 """Names of prompts that every model has, empty unless it says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    """What is read of ``config_sentence_transformers.json``; other keys change nothing."""
+
+    model_type: str = "SentenceTransformer"
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: Similarity | None = None
+    truncate_dim: Size | None = None
+    activation_fn: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TokenizerOptions:
+    model_max_length: Size | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TransformerConfig:
+    """What is read of ``sentence_bert_config.json``; :func:`_check_transformer` refuses other keys."""
+
+    max_seq_length: Size | None = None
+    do_lower_case: bool | None = None
+    tokenizer_args: _TokenizerOptions | None = None
+    processor_kwargs: _TokenizerOptions | None = None
 
 
 def sentence_class(path: Path) -> str | None:
@@ -54,10 +85,7 @@ def sentence_class(path: Path) -> str | None:
     Raises:
         ModelError: a file cannot be read.
     """
-    if not (path / "modules.json").is_file():
-        return None
-    config = _object(path / _CONFIG)
-    return _checked(path / _CONFIG, "model_type", config.get("model_type", "SentenceTransformer"), str)
+    return _read(path / _CONFIG, _Config).model_type if (path / "modules.json").is_file() else None
 
 
 def lowercases(path: Path) -> bool:
@@ -66,8 +94,7 @@ def lowercases(path: Path) -> bool:
     Raises:
         ModelError: a file cannot be read.
     """
-    file, config = _transformer_config(path)
-    return _checked(file, "do_lower_case", config.get("do_lower_case", False), bool)
+    return bool(_read(_transformer_file(path), _TransformerConfig).do_lower_case)
 
 
 def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | None:
@@ -111,52 +138,41 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
 def _general(checkpoint: Checkpoint) -> dict[str, Any]:
     """Settings that encoders and cross-encoders share."""
     file = checkpoint.path / _CONFIG
-    config = _object(file)
-    prompts = {
-        name: "" if text is None else _checked(file, f"prompts.{name}", text, str)
-        for name, text in _checked(file, "prompts", config.get("prompts") or {}, dict).items()
-    }
-    default, similarity = config.get("default_prompt_name"), config.get("similarity_fn_name") or "cosine"
-    if default not in (None, *_DEFAULT_PROMPTS, *prompts):
-        names = ", ".join(dict.fromkeys((*_DEFAULT_PROMPTS, *prompts)))
+    config = _read(file, _Config)
+    prompts = {name: text or "" for name, text in (config.prompts or {}).items()}
+    names = list(dict.fromkeys((*_DEFAULT_PROMPTS, *prompts)))
+    if config.default_prompt_name not in (None, *names):
         raise ModelError(
-            f"{file} has default_prompt_name {shown(default)}; its prompts are {names}.\n"
+            f"{file} has default_prompt_name {shown(config.default_prompt_name)}; its prompts are {', '.join(names)}.\n"
             "Set it to one of them, or to null."
-        )
-    if similarity not in get_args(Similarity):
-        raise ModelError(
-            f"{file} has similarity_fn_name {shown(similarity)}; supported: {', '.join(get_args(Similarity))}.\n"
-            "Set it to one of them; vectors do not depend on it."
         )
     return {
         "max_seq_length": _max_seq_length(checkpoint),
         "prompts": prompts,
-        "default_prompt_name": default,
-        "similarity": similarity,
-        "truncate_dim": _size(file, "truncate_dim", config.get("truncate_dim")),
+        "default_prompt_name": config.default_prompt_name,
+        "similarity": config.similarity_fn_name or "cosine",
+        "truncate_dim": config.truncate_dim,
     }
 
 
 def _max_seq_length(checkpoint: Checkpoint) -> int:
     """Tokens that texts are cut to, which are no more than the checkpoint has positions for."""
-    file, config = _transformer_config(checkpoint.path)
-    options = config.get("tokenizer_args") or config.get("processor_kwargs") or {}
-    own = _size(file, "max_seq_length", options.get("model_max_length", config.get("max_seq_length")))
-    if own is None:
-        own = checkpoint.tokenizer.model_max_length
+    config = _read(_transformer_file(checkpoint.path), _TransformerConfig)
+    options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
+    own = options.model_max_length or config.max_seq_length or checkpoint.tokenizer.model_max_length
     return int(min(own, checkpoint.base_positions))
 
 
 def _check_transformer(path: Path, kind: str) -> None:
     """Refuse settings of the module Transformer that change its results, and are not honoured elsewhere."""
-    file, config = _transformer_config(path)
+    file = _transformer_file(path)
     task, output, module_output = _FIXED[kind]
     expected = {
         "transformer_task": task,
         "modality_config": {"text": {"method": "forward", "method_output_name": output}},
         "module_output_name": module_output,
     }
-    for name, value in config.items():
+    for name, value in _read(file, dict[str, Any]).items():
         if value in (None, False, {}, []) or name in ("max_seq_length", "do_lower_case"):
             continue
         if name in _HARMLESS:
@@ -182,7 +198,7 @@ def _activation(checkpoint: Checkpoint) -> Any:
     if isinstance(of_old, dict):
         named = of_old.get("activation_fn", named)
     is_new = sentence_class(checkpoint.path) == "CrossEncoder"
-    if is_new and (of_new := _object(checkpoint.path / _CONFIG).get("activation_fn")):
+    if is_new and (of_new := _read(checkpoint.path / _CONFIG, _Config).activation_fn):
         file, named = checkpoint.path / _CONFIG, of_new
     if named is None:
         default = "sigmoid" if checkpoint.settings().num_labels == 1 else "identity"
@@ -197,30 +213,17 @@ def _activation(checkpoint: Checkpoint) -> Any:
     return activation
 
 
-def _transformer_config(path: Path) -> tuple[Path, dict[str, Any]]:
-    """The module Transformer's settings, and the file that holds them."""
+def _transformer_file(path: Path) -> Path:
+    """The file that holds the module Transformer's settings; it may be missing."""
     modules = sentence_modules(path)
-    folder = path / modules[0].folder if modules else path
-    file = next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
-    return (file, read_object(file)) if modules and file else (folder / _TRANSFORMER_CONFIGS[0], {})
+    files = [path / modules[0].folder / name for name in _TRANSFORMER_CONFIGS] if modules else []
+    return next((file for file in files if file.is_file()), path / "no settings")
 
 
-def _object(file: Path) -> dict[str, Any]:
-    return read_object(file) if file.is_file() else {}
-
-
-def _size(file: Path, name: str, value: object) -> int | None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise ModelError(
-            f"{file} has {name} {shown(value)}; a whole number from 1 up is needed.\nSet it to the model's."
-        )
-    return value
-
-
-def _checked(file: Path, name: str, value: Any, kind: type) -> Any:
-    if not isinstance(value, kind):
-        raise ModelError(
-            f"{file} has {name} {shown(value)}; its type has to be {kind.__name__}.\nCorrect it, or download the model "
-            "again."
-        )
-    return value
+def _read(file: Path, kind: type[Settings]) -> Settings:
+    """The settings in a file, checked; the defaults where it is missing."""
+    values = read_object(file) if file.is_file() else {}
+    try:
+        return from_values(values, kind, name=shown(file))
+    except JsonMismatchError as error:
+        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None

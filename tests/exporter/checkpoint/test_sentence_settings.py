@@ -107,20 +107,29 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
 @pytest.mark.parametrize(
     ("file", "values", "message"),
     [
-        (CONFIG, {"prompts": ["query: "]}, r"prompts \['query: '\]; its type has to be dict"),
-        (CONFIG, {"prompts": {"query": 5}}, r"prompts\.query 5; its type has to be str"),
-        (CONFIG, {"default_prompt_name": "passage"}, "default_prompt_name 'passage'; its prompts are query, document"),
-        (CONFIG, {"similarity_fn_name": "maxsim"}, "similarity_fn_name 'maxsim'; supported: cosine, dot, euclidean"),
-        (CONFIG, {"truncate_dim": 0}, "truncate_dim 0; a whole number from 1 up"),
-        (CONFIG, {"model_type": 3}, "model_type 3; its type has to be str"),
+        (CONFIG, {"prompts": ["query: "]}, r"prompts should be `object \| null`, not \[\"query: \"\]"),
+        (CONFIG, {"prompts": {"query": 5}}, r"prompts\['query'\] should be `str \| null`, not 5"),
+        (
+            CONFIG,
+            {"default_prompt_name": "passage"},
+            " has default_prompt_name 'passage'; its prompts are query, document",
+        ),
+        (
+            CONFIG,
+            {"similarity_fn_name": "maxsim"},
+            "similarity_fn_name should be one of .*'cosine', 'dot'.*, not \"maxsim\"",
+        ),
+        (CONFIG, {"truncate_dim": 0}, "truncate_dim should be `int` >= 1, not 0"),
+        (CONFIG, {"model_type": 3}, "model_type should be `str`, not 3"),
         (CONFIG, {"model_type": "SparseEncoder"}, "model_type 'SparseEncoder'; SentenceTransformer and CrossEncoder"),
-        (TRANSFORMER, {"max_seq_length": -1}, "max_seq_length -1; a whole number from 1 up"),
-        (TRANSFORMER, {"max_seq_length": True}, "max_seq_length True; a whole number from 1 up"),
+        (TRANSFORMER, {"max_seq_length": -1}, "max_seq_length should be `int` >= 1, not -1"),
+        (TRANSFORMER, {"max_seq_length": True}, r"max_seq_length should be `int \| null`, not true"),
         (
             TRANSFORMER,
             {"transformer_task": "fill-mask"},
             "'transformer_task' 'fill-mask', which a bundle cannot honour",
         ),
+        (TRANSFORMER, {"tokenizer_args": {"model_max_length": "5"}}, r"tokenizer_args\.model_max_length should be"),
         (TRANSFORMER, {"query_length": 32}, "'query_length' 32, which a bundle cannot honour"),
         (TRANSFORMER, {"modality_config": {"message": {}}}, r"'modality_config' \{'message': \{\}\}, which"),
         (TRANSFORMER, {"processing_kwargs": {"text": {"padding": 1}}}, "'processing_kwargs' .*, which"),
@@ -133,7 +142,7 @@ def test_a_setting_that_cannot_be_honoured_is_refused_by_name(
     encoder: Path, file: str, values: dict[str, object], message: str
 ) -> None:
     change_json(encoder / file, **values)
-    with pytest.raises(ModelError, match=rf"{file} .*{message}"):
+    with pytest.raises(ModelError, match=rf"{file}.*{message}"):
         settings(encoder)
 
 
