@@ -34,7 +34,6 @@ from hdruntime.bundle.manifest import (
     GraphFile,
     Manifest,
     Positions,
-    SentenceSettings,
     TensorDtype,
     TensorSpec,
 )
