@@ -166,10 +166,8 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     )
     settings = manifest.sentence
     if settings is not None and settings.max_seq_length != manifest.max_len:
-        print(
-            f"Its own length is {settings.max_seq_length} tokens, to which SentenceEncoder cuts texts, unless told "
-            "otherwise: max_seq_length='bundle'"
-        )
+        lifted = "; SentenceEncoder, too, without max_seq_length='bundle'" if settings.kind == "encoder" else ""
+        print(f"Its own length: {settings.max_seq_length} tokens, to which sentence-transformers cuts texts{lifted}")
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")
