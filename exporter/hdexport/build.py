@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hdexport.attention.kind import OperatorNode, Setup, Subject
 from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
@@ -141,13 +142,16 @@ def _write_graphs(
 ) -> Manifest:
     """Write the graphs and engines; returns the manifest without tokenizer, files and verification."""
     task = options.task or checkpoint.task()
+    # Before the weights are read: what cannot be honoured is said at once.
+    sentence = sentence_settings(checkpoint, task)
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, options, progress)
     setups = _attention(model, checkpoint, task, options, progress)
     for setup in setups.values():
         setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-    module = _graph_module(model, checkpoint, task, setups, options)
+    pools_prompts = sentence is None or sentence.include_prompt
+    module = _graph_module(model, checkpoint, task, setups, options, pools_prompts=pools_prompts)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
@@ -157,6 +161,7 @@ def _write_graphs(
         _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters),
         graphs=graphs,
         engines=engines,
+        sentence=sentence,
     )
 
 
@@ -202,7 +207,13 @@ def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOption
 
 
 def _graph_module(
-    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, setups: Mapping[str, Setup], options: BuildOptions
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    setups: Mapping[str, Setup],
+    options: BuildOptions,
+    *,
+    pools_prompts: bool,
 ) -> GraphModule:
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.sentence_pooling import sentence_pooling
@@ -229,6 +240,7 @@ def _graph_module(
         inputs=graph_inputs(
             has_token_types=has_token_types,
             token_type_separator_id=family.token_type_separator_id(model.config, task),
+            pools_prompts=pools_prompts,
             others=[spec for setup in setups.values() for spec in setup.inputs],
         ),
         folded_token_types=folded_token_types,

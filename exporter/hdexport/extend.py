@@ -18,11 +18,11 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.all_files import (
     CHECKPOINT_DIRECTORY,
     is_copied,
-    module_folders,
     rewrite_json,
     write_index,
     write_weights,
 )
+from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import read_weights
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme, check_options, extend_table
 from hdexport.support.progress import Progress

@@ -1,4 +1,4 @@
-"""The tasks: which head a checkpoint is loaded with, and what its graph puts out."""
+"""The tasks: which head a checkpoint is loaded with."""
 
 from __future__ import annotations
 

@@ -104,13 +104,15 @@ def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: J
     # What this very job may have put there is looked at below, when it is known which job it is.
     has_folder = has_job_folder(output)
     check_output(output, force=options.force or has_folder or has_receipt(output))
-    task = results_of_bundle(bundle, tokenized=options.columns.input_ids is not None)
+    tokenized = options.columns.input_ids is not None
+    task = results_of_bundle(bundle, tokenized=tokenized, aggregation=options.aggregation)
     _check_options(bundle.manifest.task, task, options)
+    prompt = options.chosen_prompt(bundle.manifest, task)
     files = find_inputs(inputs, columns=options.columns)
     if any(file.path.resolve() == output.resolve() for file in files):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
     fields = _fields(task, files, options.columns)
-    identity = _identity(bundle, files, fields, options)
+    identity = _identity(bundle, files, fields, options, prompt)
     done = None if options.force or options.restart or has_folder else receipt_of(output, identity)
     if options.restart or not (done or was_published(output, identity)):
         check_output(output, force=options.force)
@@ -233,8 +235,8 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
         return
     if results.pairs is Pairs.REQUIRED and columns.text_pair is None:
         raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, a question and its context.\n"
-            "Name their columns: --text-column question --text-pair-column context"
+            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
+            f"Name their columns, e.g.: {results.columns}"
         )
     if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
         raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out --text-pair-column.")
@@ -249,7 +251,9 @@ def _fields(task: TaskResults, files: Sequence[InputFile], columns: Columns) -> 
     )
 
 
-def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions) -> Identity:
+def _identity(
+    bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions, prompt: str
+) -> Identity:
     columns = options.columns
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),
@@ -261,6 +265,8 @@ def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Fi
         "--overflow": options.overflow.value,
         "--stride": options.stride,
         "--split-pooling": options.split_pooling.value,
+        "--prompt": prompt,
+        "--aggregation": options.aggregation and options.aggregation.value,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }

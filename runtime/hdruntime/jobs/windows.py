@@ -30,7 +30,9 @@ from hdruntime.jobs.results import TaskResults
 from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
 from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.session import Session
+from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
+from hdruntime.text.tasks import Aggregation
 from hdruntime.text.tokenization import Encoding, Overflow
 
 WINDOW_CHARACTERS = 2**17
@@ -65,12 +67,18 @@ class WindowOptions:
         overflow: what becomes of a row of too many tokens. Of a row of ids, the last are cut off; it cannot be split.
         stride: tokens that a piece of a split text repeats of the one before it.
         split_pooling: what is made of the pieces' vectors, or of their logits where a text has one row of them.
+        prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
+        prompt: the prompt itself.
+        aggregation: what an entity is, for token-classification; None for a token.
     """
 
     max_batch_tokens: int | None = None
     overflow: Overflow = Overflow.ERROR
     stride: int = 0
     split_pooling: SplitPooling = SplitPooling.MEAN
+    prompt_name: str | None = None
+    prompt: str | None = None
+    aggregation: Aggregation | None = None
 
     def check(self) -> None:
         """Refuse what no session can do.
@@ -87,6 +95,18 @@ class WindowOptions:
             raise InputError(f"--stride {self.stride} is negative.\nUse 0 or more tokens.")
         if self.stride and self.overflow is not Overflow.SPLIT:
             raise InputError("--stride is for texts that are split.\nAdd --overflow split, or leave it out.")
+        if self.prompt is not None and self.prompt_name is not None:
+            raise InputError("--prompt and --prompt-name both say what goes before a text.\nLeave one of them out.")
+
+    def chosen_prompt(self, manifest: Manifest, task: TaskResults) -> str:
+        """What goes before every text.
+
+        Raises:
+            InputError: the bundle has no prompt of that name, or the task takes none.
+        """
+        if (self.prompt or self.prompt_name) and not task.prompts:
+            raise InputError("A prompt goes before texts that are embedded or classified; these rows are not.")
+        return chosen_prompt(*prompts_of(manifest), name=self.prompt_name, prompt=self.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +233,12 @@ class WindowInference:
         self._session = session
         self._task = task
         self._pooling = options.split_pooling
-        self._encoder = RowEncoder(session, overflow=options.overflow, stride=options.stride)
+        self._encoder = RowEncoder(
+            session,
+            overflow=options.overflow,
+            stride=options.stride,
+            prompt=options.chosen_prompt(session.manifest, task),
+        )
         batch_tokens = options.max_batch_tokens or session.batch_tokens
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))
         self._with_tokens = {spec.name for spec in session.manifest.outputs if spec.shape[1:2] == ("tokens",)}

@@ -86,7 +86,9 @@ class WindowWorker:
         """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
         session = session_in_worker(path, backend=backend, threads=threads, identity=identity)
         # Made here: a task's functions cannot be pickled.
-        task = results_of_bundle(open_bundle(path, check_files=False), tokenized=tokenized)
+        task = results_of_bundle(
+            open_bundle(path, check_files=False), tokenized=tokenized, aggregation=options.aggregation
+        )
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),
