@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
+OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +27,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edges")
     make_bundle(folder / "bücher-文", external_data=True)
     (folder / "tëxt.txt").write_text("long documents")
+    (folder / "bad.jsonl").write_text("{}\n")
     return folder
 
 
@@ -36,7 +39,7 @@ def shell(script: str, folder: Path, **environment: str) -> subprocess.Completed
         text=True,
         cwd=folder,
         timeout=60,
-        env=os.environ | {"HDEXPORT": HDEXPORT, "OMP_NUM_THREADS": "1"} | environment,
+        env=OFFLINE | {"HDEXPORT": HDEXPORT} | environment,
     )
 
 
@@ -59,10 +62,64 @@ def test_a_closed_standard_error_takes_nothing(small: Path) -> None:
     assert shell("$HDEXPORT inspect nowhere 2>&-", small).returncode == 1
 
 
-@pytest.mark.parametrize("command", ["inspect bücher-文", "inspect bücher-文 --json", "--help"])
-def test_a_reader_that_had_enough_is_no_error(small: Path, command: str) -> None:
-    done = shell(f"$HDEXPORT {command} | head -c 1", small)
-    assert (done.returncode, len(done.stdout), done.stderr) == (0, 1, "")
+WITHOUT_CEILINGS = """
+from hdexport.bench.run.prepared import Preparation
+from hdexport.cli import main
+Preparation.measure_ceilings = lambda preparation: None
+raise SystemExit(main())
+"""
+"""The command without the limits of the machine, most of the work of a benchmark that measures next to nothing."""
+
+
+def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """A command whose stdout is a pipe without a reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [*([sys.executable, "-c", WITHOUT_CEILINGS] if "bench" in arguments else [HDEXPORT]), *arguments]
+    try:
+        return subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, env=OFFLINE)
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("arguments", [["inspect", "{small}"], ["inspect", "{small}", "--json"], ["build", "--help"]])
+def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(small: Path, arguments: list[str]) -> None:
+    done = without_reader(*(argument.format(small=small / "bücher-文") for argument in arguments))
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["build", "{checkpoint}", "--target", "onnx", "-o", "{output}"], 0),
+        (["extend", "{checkpoint}", "--max-len", "100", "-o", "{output}"], 0),
+        (["package", "{bundle}", "--triton", "{output}"], 0),
+        (["run", "{small}/bücher-文", "{small}/tëxt.txt", "-o", "{output}.jsonl"], 0),
+        (["run", "{small}/bücher-文", "{small}/bad.jsonl", "-o", "{output}.jsonl", "--progress", "json"], 2),
+        pytest.param(
+            ["bench", "{bundle}", "--lengths", "8", "--peers", "none", "--rounds", "1", "-o", "{output}"],
+            0,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_work_is_done_whoever_reads_what_is_printed(
+    small: Path, checkpoint: Path, bundle: Path, tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    names = {"small": small, "checkpoint": checkpoint, "bundle": bundle, "output": tmp_path / "out"}
+    done = without_reader(*(argument.format(**names) for argument in arguments))
+    assert done.returncode == code, done.stderr
+    (output,) = tmp_path.iterdir()
+    assert output.name in ("out", "out.jsonl")
+
+
+def test_warnings_that_nobody_reads_do_not_end_the_work(small: Path, tmp_path: Path) -> None:
+    done = shell(
+        f"$HDEXPORT run bücher-文 bad.jsonl -o {tmp_path}/out.jsonl 2>&1 | true; echo ${{PIPESTATUS[0]}}", small
+    )
+    assert done.stdout == "2\n"
+    assert (tmp_path / "out.jsonl").exists()
 
 
 def test_a_full_disk_behind_the_output_is_one_sentence(small: Path) -> None:
@@ -136,14 +193,14 @@ def building(checkpoint: Path, output: Path, *ignored: signal.Signals) -> Iterat
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
-    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(output)]
+    command = [HDEXPORT, "build", str(checkpoint), "--force", "--target", "onnx", "-o", str(output)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=ignore,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        env=OFFLINE,
     )
     try:
         wait_until(lambda: any(output.parent.glob(f".{output.name}.partial-*")) or process.poll() is not None)
@@ -164,9 +221,21 @@ def test_a_build_that_is_stopped_leaves_nothing(
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert errors.endswith("interrupted\n")
+    assert errors.endswith("interrupted: nothing was kept\n")
     assert "Traceback" not in errors
     assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(
+    checkpoint: Path, bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(bundle, tmp_path / "out")
+    with building(checkpoint, tmp_path / "out") as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.endswith(f"interrupted: {tmp_path}/out is as it was before\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_what_was_ignored_stays_ignored(checkpoint: Path, tmp_path: Path) -> None:

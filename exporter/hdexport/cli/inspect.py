@@ -278,8 +278,9 @@ def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterabl
         table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
     for row in rows:
         table.add_row(*row)
-    console.print(title, style="bold")
     with console.capture() as captured:
+        console.print(title, style="bold")
         console.print(table)
-    # The last column is padded to its widest cell, which copies badly; nothing in it has a style.
+    # The last column is padded to its widest cell, which copies badly. Where a pipe's reader is gone, `print` raises
+    # what `main` understands, and rich ends the process.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")

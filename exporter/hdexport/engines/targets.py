@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from hdexport.engines.tensorrt_packages import buildable_flavours
 from hdruntime.bundle.manifest import Backend
-from hdruntime.errors import InputError
 
 logger = logging.getLogger(__name__)
 
@@ -26,13 +25,7 @@ def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
 
     Returns:
         ``Backend.TENSORRT``, ``Backend.TENSORRT_RTX``, both or none, each once.
-
-    Raises:
-        InputError: there is no such target.
     """
-    for target in targets:
-        if target not in TARGETS:
-            raise InputError(f"There is no target {target!r}.\nChoose from: {', '.join(TARGETS)}.")
     flavours: dict[Backend, None] = {}
     for target in targets:
         if target == "auto":

@@ -20,6 +20,7 @@ from typing import Any
 
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime.bundle.manifest import Backend
+from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import EngineError, HdexportError, InputError
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.optional import require
@@ -30,9 +31,6 @@ _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
-
-_ON_REQUEST = ("sm75",)
-"""Architectures that TensorRT-RTX leaves out unless asked: they slow the engine down on the others."""
 
 
 def buildable_flavours() -> tuple[Backend, ...]:
@@ -123,4 +121,4 @@ def supported_architectures(trt: ModuleType) -> tuple[str, ...]:
 
 def default_architectures(trt: ModuleType) -> tuple[str, ...]:
     """Those that an engine of TensorRT-RTX runs on when it was restricted to none."""
-    return tuple(name for name in supported_architectures(trt) if name not in _ON_REQUEST)
+    return tuple(name for name in supported_architectures(trt) if name not in TENSORRT_RTX_ON_REQUEST)

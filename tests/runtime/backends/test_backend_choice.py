@@ -70,7 +70,7 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_takes_the_cpu_where_the_bundle_has_no_engine(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="hdruntime"):
-        _, runner = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=HOPPER)
+        _, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=HOPPER)
     assert runner.backend is Backend.ONNXRUNTIME
     assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA H100)" in caplog.text
 
@@ -84,7 +84,7 @@ def test_an_engine_that_does_not_fit_the_machine_is_refused_with_the_reason(
 ) -> None:
     bundle = add_engine(bundle_path, architectures=("sm89",))
     with caplog.at_level(logging.INFO, logger="hdruntime"):
-        _, runner = open_runner(bundle, "auto", threads=None, machine=machine)
+        _, runner, _ = open_runner(bundle, "auto", threads=None, machine=machine)
     assert runner.backend is Backend.ONNXRUNTIME
     assert "auto: not tensorrt_rtx: " in caplog.text
     remedy = "hdexport rebuild .* --target tensorrt-rtx" if machine is HOPPER else "Use the backend onnxruntime"
@@ -111,7 +111,7 @@ def test_a_package_that_is_missing_comes_with_its_command(bundle_path: Path) -> 
 def test_an_engine_that_fits_is_taken(bundle_path: Path, backend: str, caplog: pytest.LogCaptureFixture) -> None:
     bundle = add_engine(bundle_path, architectures=("sm89", "sm90"))
     with caplog.at_level(logging.INFO, logger="hdruntime"):
-        _, runner = open_runner(bundle, backend, threads=None, machine=HOPPER)
+        _, runner, _ = open_runner(bundle, backend, threads=None, machine=HOPPER)
     assert runner.backend is Backend.TENSORRT_RTX
     assert ("chose tensorrt_rtx" in caplog.text) is (backend == "auto")
 
@@ -120,7 +120,7 @@ def test_an_engine_that_fits_is_taken(bundle_path: Path, backend: str, caplog: p
 def test_options_reach_the_engine(bundle_path: Path) -> None:
     bundle = add_engine(bundle_path, architectures=("sm90",))
     gpu = hdruntime.GpuOptions(device=1, graphs="off", kernel_specialization="eager")
-    _, runner = open_runner(bundle, "auto", threads=None, gpu=gpu, machine=HOPPER)
+    _, runner, _ = open_runner(bundle, "auto", threads=None, gpu=gpu, machine=HOPPER)
     given = dataclasses.asdict(gpu)
     assert given.pop("memory_limit_bytes") is None
     assert runner.options == given  # type: ignore[attr-defined]
@@ -136,7 +136,7 @@ def test_an_engine_that_should_load_and_does_not_is_warned_of(
 
     monkeypatch.setattr(tensorrt, "TensorRtRunner", fail)
     bundle = add_engine(bundle_path, architectures=("sm90",))
-    _, runner = open_runner(bundle, "auto", threads=None, machine=HOPPER)
+    _, runner, _ = open_runner(bundle, "auto", threads=None, machine=HOPPER)
     assert runner.backend is Backend.ONNXRUNTIME
     assert "tensorrt_rtx should run here and does not: the plan is damaged" in caplog.text
     with pytest.raises(BackendError, match="the plan is damaged"):
@@ -175,7 +175,7 @@ def test_onnx_runtime_takes_the_gpu_where_no_engine_does(
     bundle = open_bundle(bundle_path) if architectures is None else add_engine(bundle_path, architectures=architectures)
     gpu = hdruntime.GpuOptions(device=1, memory_limit_bytes=2**30)
     with caplog.at_level(logging.INFO, logger="hdruntime"):
-        _, runner = open_runner(bundle, backend, threads=3, gpu=gpu, machine=WITH_CUDA)
+        _, runner, _ = open_runner(bundle, backend, threads=3, gpu=gpu, machine=WITH_CUDA)
     assert isinstance(runner, _OnGpu)
     assert (runner.gpu, runner.threads) == (gpu, 3)
     assert ("chose onnxruntime_cuda" in caplog.text) is (backend == "auto")
@@ -185,7 +185,7 @@ def test_onnx_runtime_takes_the_gpu_where_no_engine_does(
 @pytest.mark.usefixtures("loads", "cuda_starts")
 def test_an_engine_that_fits_comes_before_onnx_runtime(bundle_path: Path) -> None:
     bundle = add_engine(bundle_path, architectures=("sm90",))
-    _, runner = open_runner(bundle, "auto", threads=None, machine=WITH_CUDA)
+    _, runner, _ = open_runner(bundle, "auto", threads=None, machine=WITH_CUDA)
     assert runner.backend is Backend.TENSORRT_RTX
 
 
@@ -195,7 +195,7 @@ def test_a_limit_of_memory_is_not_given_to_an_engine(bundle_path: Path, caplog: 
     limit = hdruntime.GpuOptions(memory_limit_bytes=2**30)
     with pytest.raises(BackendUnavailableError, match=r"holds no memory_limit_bytes(.|\n)*backend onnxruntime_cuda"):
         open_runner(bundle, "tensorrt_rtx", threads=None, gpu=limit, machine=WITH_CUDA)
-    _, runner = open_runner(bundle, "auto", threads=None, gpu=limit, machine=WITH_CUDA)
+    _, runner, _ = open_runner(bundle, "auto", threads=None, gpu=limit, machine=WITH_CUDA)
     assert runner.backend is Backend.ONNXRUNTIME_CUDA
     assert "tensorrt_rtx holds no memory_limit_bytes" in caplog.text
 
@@ -222,7 +222,7 @@ def test_a_gpu_that_is_not_used_is_warned_of_with_the_command(
     bundle_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     bundle = add_engine(bundle_path, architectures=("sm89",))
-    _, runner = open_runner(bundle, "auto", threads=None, machine=HOPPER)
+    _, runner, _ = open_runner(bundle, "auto", threads=None, machine=HOPPER)
     assert runner.backend is Backend.ONNXRUNTIME
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
     for part in (r"although there is a GPU \(NVIDIA H100\)", "hdexport rebuild", INSTALL_CUDA):
@@ -231,7 +231,7 @@ def test_a_gpu_that_is_not_used_is_warned_of_with_the_command(
 
 def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     for bundle in (open_bundle(bundle_path), add_engine(bundle_path, architectures=("sm90",))):
-        _, runner = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
+        _, runner, _ = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
         assert runner.backend is Backend.ONNXRUNTIME
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
@@ -243,7 +243,7 @@ def test_onnx_runtime_that_should_find_the_gpu_and_does_not_is_warned_of(
     if "onnxruntime_cuda" in this_machine().versions:
         pytest.skip("there is a GPU")
     with pytest.warns(UserWarning, match="CUDAExecutionProvider"):
-        _, runner = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=WITH_CUDA)
+        _, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=WITH_CUDA)
     assert runner.backend is Backend.ONNXRUNTIME
     assert "onnxruntime_cuda should run here and does not: ONNX Runtime" in caplog.text
 
@@ -278,7 +278,7 @@ def test_an_engine_is_rebuilt_when_asked(
     bundle_path: Path, rebuilds: list[list[str]], backend: str, had_engine: bool
 ) -> None:
     bundle = add_engine(bundle_path, architectures=("sm89",)) if had_engine else open_bundle(bundle_path)
-    opened, runner = open_runner(bundle, backend, threads=None, rebuild=True, machine=HOPPER)
+    opened, runner, _ = open_runner(bundle, backend, threads=None, rebuild=True, machine=HOPPER)
     assert runner.backend is Backend.TENSORRT_RTX
     assert opened.manifest.engines[0].architectures == ("sm90",)
     assert rebuilds == [
@@ -305,7 +305,7 @@ def test_two_that_ask_at_a_time_rebuild_once(bundle_path: Path, rebuilds: list[l
 
 
 def test_without_a_gpu_nothing_is_rebuilt(bundle_path: Path, rebuilds: list[list[str]]) -> None:
-    _, runner = open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=NOWHERE)
+    _, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=NOWHERE)
     assert runner.backend is Backend.ONNXRUNTIME
     assert rebuilds == []
 
@@ -332,7 +332,7 @@ def test_the_real_command_rebuilds(bundle_path: Path) -> None:
     assert trt
     ada = dataclasses.replace(HOPPER, gpu=dataclasses.replace(HOPPER.gpu, name="NVIDIA L4", architecture="sm89"))
     machine = dataclasses.replace(ada, versions=this_machine().versions)
-    opened, runner = open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=machine)
+    opened, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=machine)
     assert runner.backend is Backend.TENSORRT_RTX
     assert "sm89" in opened.manifest.engines[0].architectures
 
