@@ -29,7 +29,7 @@ class CommandParser(argparse.ArgumentParser):
         # argparse's own hides that the reader of a pipe is gone.
         print(self.format_help(), end="", file=file)
 
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         if self._is_intermixing:
             return super().parse_known_args(args, namespace)
         words = sys.argv[1:] if args is None else list(args)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import logging
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -19,17 +21,22 @@ from hdruntime.backends import choice
 from hdruntime.backends.choice import open_runner
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.bundle.manifest_json import manifest_from_json
-from hdruntime.bundle.passport import ThisMachine, this_machine
+from hdruntime.bundle.passport import ThisMachine, builds_for, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
+from hdruntime.constants import TENSORRT_RTX_ARCHITECTURES, TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
-from hdruntime.gpu.driver import Gpu
+from hdruntime.gpu.driver import Gpu, why_no_gpu
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 NOWHERE = ThisMachine(gpu=None, driver=None, versions={Backend.TENSORRT_RTX: "1.7.1.116"})
-HOPPER = ThisMachine(
-    gpu=Gpu(name="NVIDIA H100", architecture="sm90", memory_bytes=80 * 2**30),
+ADA = ThisMachine(
+    gpu=Gpu(name="NVIDIA L4", architecture="sm89", memory_bytes=24 * 2**30),
     driver="580.65.06",
     versions={Backend.TENSORRT_RTX: "1.7.1.116"},
+)
+HOPPER = dataclasses.replace(
+    ADA, gpu=Gpu(name="NVIDIA H200", architecture="sm90", memory_bytes=141 * 2**30), driver="580.65.06"
 )
 BUILT_ON = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
 
@@ -70,38 +77,38 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_auto_takes_the_cpu_where_the_bundle_has_no_engine(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="hdruntime"):
-        _, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=HOPPER)
+        _, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=ADA)
     assert runner.backend is Backend.ONNXRUNTIME
-    assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA H100)" in caplog.text
+    assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA L4)" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("machine", "reason"),
-    [(NOWHERE, "CUDA sees no GPU here"), (HOPPER, r"it is for GPUs of sm89, and this one \(NVIDIA H100\) is sm90")],
+    [(NOWHERE, "CUDA sees no GPU here"), (ADA, r"it is for GPUs of sm86, and this one \(NVIDIA L4\) is sm89")],
 )
 def test_an_engine_that_does_not_fit_the_machine_is_refused_with_the_reason(
     bundle_path: Path, caplog: pytest.LogCaptureFixture, machine: ThisMachine, reason: str
 ) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89",))
+    bundle = add_engine(bundle_path, architectures=("sm86",))
     with caplog.at_level(logging.INFO, logger="hdruntime"):
         _, runner, _ = open_runner(bundle, "auto", threads=None, machine=machine)
     assert runner.backend is Backend.ONNXRUNTIME
     assert "auto: not tensorrt_rtx: " in caplog.text
-    remedy = "hdexport rebuild .* --target tensorrt-rtx" if machine is HOPPER else "Use the backend onnxruntime"
+    remedy = "hdexport rebuild .* --target tensorrt-rtx" if machine is ADA else "Use the backend onnxruntime"
     with pytest.raises(BackendUnavailableError, match=rf"cannot run here: .*{reason}(.|\n)*{remedy}"):
         open_runner(bundle, "tensorrt_rtx", threads=None, machine=machine)
 
 
 @pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_lean"])
 def test_a_bundle_without_an_engine_of_that_flavour_is_refused(bundle_path: Path, backend: str) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
+    bundle = add_engine(bundle_path, architectures=("sm89",))
     with pytest.raises(BackendUnavailableError, match=rf"{backend} with .*: the bundle has no tensorrt engine"):
-        open_runner(bundle, backend, threads=None, machine=HOPPER)
+        open_runner(bundle, backend, threads=None, machine=ADA)
 
 
 def test_a_package_that_is_missing_comes_with_its_command(bundle_path: Path) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
-    machine = dataclasses.replace(HOPPER, versions={})
+    bundle = add_engine(bundle_path, architectures=("sm89",))
+    machine = dataclasses.replace(ADA, versions={})
     with pytest.raises(BackendUnavailableError, match=r"is not installed here.\nInstall it with: .*hdexport\[rtx\]"):
         open_runner(bundle, "tensorrt_rtx", threads=None, machine=machine)
 
@@ -109,18 +116,18 @@ def test_a_package_that_is_missing_comes_with_its_command(bundle_path: Path) -> 
 @pytest.mark.usefixtures("loads")
 @pytest.mark.parametrize("backend", ["auto", "tensorrt_rtx"])
 def test_an_engine_that_fits_is_taken(bundle_path: Path, backend: str, caplog: pytest.LogCaptureFixture) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89", "sm90"))
+    bundle = add_engine(bundle_path, architectures=("sm86", "sm89"))
     with caplog.at_level(logging.INFO, logger="hdruntime"):
-        _, runner, _ = open_runner(bundle, backend, threads=None, machine=HOPPER)
+        _, runner, _ = open_runner(bundle, backend, threads=None, machine=ADA)
     assert runner.backend is Backend.TENSORRT_RTX
     assert ("chose tensorrt_rtx" in caplog.text) is (backend == "auto")
 
 
 @pytest.mark.usefixtures("loads")
 def test_options_reach_the_engine(bundle_path: Path) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
+    bundle = add_engine(bundle_path, architectures=("sm89",))
     gpu = hdruntime.GpuOptions(device=1, graphs="off", kernel_specialization="eager")
-    _, runner, _ = open_runner(bundle, "auto", threads=None, gpu=gpu, machine=HOPPER)
+    _, runner, _ = open_runner(bundle, "auto", threads=None, gpu=gpu, machine=ADA)
     given = dataclasses.asdict(gpu)
     assert given.pop("memory_limit_bytes") is None
     assert runner.options == given  # type: ignore[attr-defined]
@@ -135,18 +142,23 @@ def test_an_engine_that_should_load_and_does_not_is_warned_of(
         raise BackendError("the plan is damaged")
 
     monkeypatch.setattr(tensorrt, "TensorRtRunner", fail)
-    bundle = add_engine(bundle_path, architectures=("sm90",))
-    _, runner, _ = open_runner(bundle, "auto", threads=None, machine=HOPPER)
+    bundle = add_engine(bundle_path, architectures=("sm89",))
+    _, runner, _ = open_runner(bundle, "auto", threads=None, machine=ADA)
     assert runner.backend is Backend.ONNXRUNTIME
     assert "tensorrt_rtx should run here and does not: the plan is damaged" in caplog.text
     with pytest.raises(BackendError, match="the plan is damaged"):
-        open_runner(bundle, "tensorrt_rtx", threads=None, machine=HOPPER)
+        open_runner(bundle, "tensorrt_rtx", threads=None, machine=ADA)
 
 
 # ONNX Runtime on the GPU.
 
-WITH_CUDA = dataclasses.replace(HOPPER, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1", **HOPPER.versions})
-INSTALL_CUDA = r"Install it with: pip install 'hdexport\[gpu\]' && pip uninstall -y onnxruntime && pip install --force"
+WITH_CUDA = dataclasses.replace(ADA, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1", **ADA.versions})
+INSTALL = {
+    Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
+    Backend.TENSORRT: "pip install 'hdexport[tensorrt]'",
+    Backend.TENSORRT_RTX: "pip install 'hdexport[rtx]'",
+    Backend.TENSORRT_LEAN: "pip install 'hdexport[lean]'",
+}
 
 
 class _OnGpu:
@@ -168,7 +180,7 @@ def cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("cuda_starts")
 @pytest.mark.parametrize("backend", ["auto", "onnxruntime_cuda"])
-@pytest.mark.parametrize("architectures", [None, ("sm89",)], ids=["no engine", "an engine for another GPU"])
+@pytest.mark.parametrize("architectures", [None, ("sm86",)], ids=["no engine", "an engine for another GPU"])
 def test_onnx_runtime_takes_the_gpu_where_no_engine_does(
     bundle_path: Path, backend: str, architectures: tuple[str, ...] | None, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -184,14 +196,14 @@ def test_onnx_runtime_takes_the_gpu_where_no_engine_does(
 
 @pytest.mark.usefixtures("loads", "cuda_starts")
 def test_an_engine_that_fits_comes_before_onnx_runtime(bundle_path: Path) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
+    bundle = add_engine(bundle_path, architectures=("sm89",))
     _, runner, _ = open_runner(bundle, "auto", threads=None, machine=WITH_CUDA)
     assert runner.backend is Backend.TENSORRT_RTX
 
 
 @pytest.mark.usefixtures("loads", "cuda_starts")
 def test_a_limit_of_memory_is_not_given_to_an_engine(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
+    bundle = add_engine(bundle_path, architectures=("sm89",))
     limit = hdruntime.GpuOptions(memory_limit_bytes=2**30)
     with pytest.raises(BackendUnavailableError, match=r"holds no memory_limit_bytes(.|\n)*backend onnxruntime_cuda"):
         open_runner(bundle, "tensorrt_rtx", threads=None, gpu=limit, machine=WITH_CUDA)
@@ -204,7 +216,7 @@ def test_a_limit_of_memory_is_not_given_to_an_engine(bundle_path: Path, caplog: 
     ("machine", "reason", "remedy"),
     [
         (NOWHERE, "CUDA sees no GPU here", "Use the backend onnxruntime"),
-        (HOPPER, "no ONNX Runtime that was built with CUDA is installed here", INSTALL_CUDA),
+        (ADA, "no ONNX Runtime that was built with CUDA is installed here", re.escape(INSTALL_ONNXRUNTIME_CUDA)),
     ],
 )
 def test_onnx_runtime_on_the_gpu_runs_or_says_what_is_missing(
@@ -213,7 +225,7 @@ def test_onnx_runtime_on_the_gpu_runs_or_says_what_is_missing(
     bundle = open_bundle(bundle_path)
     said = choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=machine)
     assert said is not None
-    with pytest.raises(BackendUnavailableError, match=rf"_cuda with .* cannot run here: {reason}.\n{remedy}"):
+    with pytest.raises(BackendUnavailableError, match=rf"_cuda with .* cannot run here: {reason}.\n.*{remedy}"):
         open_runner(bundle, "onnxruntime_cuda", threads=None, machine=machine)
     assert choice.why_unavailable(bundle, Backend.ONNXRUNTIME_CUDA, machine=WITH_CUDA) is None
 
@@ -221,18 +233,24 @@ def test_onnx_runtime_on_the_gpu_runs_or_says_what_is_missing(
 def test_a_gpu_that_is_not_used_is_warned_of_with_the_command(
     bundle_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89",))
-    _, runner, _ = open_runner(bundle, "auto", threads=None, machine=HOPPER)
+    bundle = add_engine(bundle_path, architectures=("sm86",))
+    _, runner, _ = open_runner(bundle, "auto", threads=None, machine=ADA)
     assert runner.backend is Backend.ONNXRUNTIME
     (record,) = [record for record in caplog.records if record.levelno >= logging.WARNING]
-    for part in (r"although there is a GPU \(NVIDIA H100\)", "hdexport rebuild", INSTALL_CUDA):
-        assert re.search(part, record.message), part
+    assert record.message == (
+        "backend auto: chose onnxruntime, on the CPU, although there is a GPU (NVIDIA L4).\n"
+        "tensorrt_rtx cannot run here: it is for GPUs of sm86, and this one (NVIDIA L4) is sm89.\n"
+        "onnxruntime_cuda cannot run here: no ONNX Runtime that was built with CUDA is installed here.\n"
+        "To use the GPU:\n"
+        f"  tensorrt_rtx: hdexport rebuild {bundle_path} --target tensorrt-rtx\n"
+        f"  onnxruntime_cuda: {INSTALL_ONNXRUNTIME_CUDA}"
+    )
 
 
 def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for bundle in (open_bundle(bundle_path), add_engine(bundle_path, architectures=("sm90",))):
-        _, runner, _ = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
-        assert runner.backend is Backend.ONNXRUNTIME
+    for bundle in (open_bundle(bundle_path), add_engine(bundle_path, architectures=("sm89",))):
+        _, runner, reason = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
+        assert (runner.backend, reason) == (Backend.ONNXRUNTIME, why_no_gpu(()))
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
@@ -254,17 +272,148 @@ def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
         hdruntime.load(bundle_path, "cuda")
 
 
+@pytest.mark.parametrize(
+    ("hidden", "level"), [(None, logging.WARNING), ("", logging.INFO)], ids=["by something", "by the user"]
+)
+def test_a_gpu_that_only_the_driver_sees_is_named(
+    bundle_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, hidden: str | None, level: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if hidden is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", hidden)
+    machine = dataclasses.replace(NOWHERE, listed_gpus=("NVIDIA H200",))
+    with caplog.at_level(logging.INFO, logger="hdruntime"):
+        _, runner, reason = open_runner(open_bundle(bundle_path), "auto", threads=None, machine=machine)
+    assert runner.backend is Backend.ONNXRUNTIME
+    assert reason == why_no_gpu(("NVIDIA H200",))
+    assert reason.startswith("CUDA does not see the GPU that the NVIDIA driver lists (NVIDIA H200)")
+    assert reason.endswith("with CUDA_VISIBLE_DEVICES=''") == (hidden is not None)
+    assert [record.levelno for record in caplog.records if reason in record.message][-1] == level
+
+
+# Advice. Following it leads to what runs, whatever is installed, and never back to where it began.
+
+
+def follow(advice: str, bundle: Bundle, machine: ThisMachine) -> tuple[Bundle, ThisMachine]:
+    """What the commands of an advice leave behind, if they do what the real ones do."""
+    assert machine.gpu is not None
+    for command in advice.split(" && "):
+        if command.startswith("hdexport rebuild"):
+            words = shlex.split(command)
+            flavour = Backend(words[words.index("--target") + 1].replace("-", "_"))
+            version = machine.versions.get(flavour)
+            assert version is not None, f"{command}: {flavour.value} is not installed"
+            assert builds_for(flavour, machine.gpu.architecture), command
+            of_rtx = [name for name in TENSORRT_RTX_ARCHITECTURES if name not in TENSORRT_RTX_ON_REQUEST]
+            given = [f"sm{words[words.index('--sm') + 1]}"] if "--sm" in words else of_rtx
+            engine = dataclasses.replace(
+                ENGINE,
+                flavour=flavour.value,
+                version=version,
+                architectures=tuple(given) if flavour is Backend.TENSORRT_RTX else (machine.gpu.architecture,),
+                version_compatible="--version-compatible" in words,
+            )
+            bundle = with_engines(bundle, engine)
+        else:
+            extra = re.search(r"hdexport\[(\w+)\]", command)
+            if extra is None:
+                assert command in INSTALL_ONNXRUNTIME_CUDA
+                continue
+            backend = next(backend for backend, line in INSTALL.items() if f"[{extra[1]}]" in line)
+            machine = dataclasses.replace(machine, versions={**machine.versions, backend: "11.5.0"})
+    return bundle, machine
+
+
+def with_engines(bundle: Bundle, *engines: EngineFile) -> Bundle:
+    return Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=engines))
+
+
+ENGINE = EngineFile(
+    file="engines/it.engine",
+    passport="engines/it.json",
+    flavour="tensorrt",
+    version="11.4.0",
+    precision="float16",
+    architectures=("sm86",),
+    profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),),
+)
+BUNDLED = {
+    "no engine": (),
+    "tensorrt": (ENGINE,),
+    "version-compatible": (dataclasses.replace(ENGINE, version_compatible=True),),
+    "of a newer version": (dataclasses.replace(ENGINE, version="12.0.0", version_compatible=True),),
+    "tensorrt_rtx": (dataclasses.replace(ENGINE, flavour="tensorrt_rtx", architectures=("sm80", "sm86", "sm89")),),
+}
+GPUS = ["sm61", "sm75", "sm80", "sm86", "sm89", "sm90", "sm100", "sm120"]
+
+
+@pytest.mark.parametrize("engines", BUNDLED.values(), ids=BUNDLED)
+@pytest.mark.parametrize("architecture", GPUS)
+def test_following_the_advice_leads_to_a_backend_that_runs(
+    bundle_path: Path, architecture: str, engines: tuple[EngineFile, ...]
+) -> None:
+    gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
+    original = with_engines(open_bundle(bundle_path), *engines)
+    for chosen in itertools.chain.from_iterable(itertools.combinations(INSTALL, count) for count in range(5)):
+        for version, asked in itertools.product(("11.3.0", "11.4.0", "11.5.0"), INSTALL):
+            bundle = original
+            machine = ThisMachine(gpu=gpu, driver="580.65.06", versions=dict.fromkeys(chosen, version))
+            seen = []
+            backend = asked
+            while (refusal := choice.why_unavailable(bundle, backend, machine=machine)) is not None:
+                assert refusal not in seen, seen
+                seen.append(refusal)
+                ways = dict(re.findall(r"^  (\w+): (.+)$", refusal, re.MULTILINE))
+                if ways:
+                    assert not builds_for(choice._FLAVOUR[backend], architecture)
+                    name, advice = next(iter(ways.items()))
+                    backend = Backend(name)
+                    if advice == "runs here":
+                        continue
+                else:
+                    advice = re.search(r": ((?:pip|hdexport) .*)$", refusal, re.MULTILINE)[1]  # type: ignore[index]
+                bundle, machine = follow(advice, bundle, machine)
+            assert len(seen) <= 4
+
+
+@pytest.mark.parametrize("backend", INSTALL)
+def test_without_a_gpu_every_advice_is_the_backend_that_needs_none(bundle_path: Path, backend: Backend) -> None:
+    refusal = choice.why_unavailable(open_bundle(bundle_path), backend, machine=NOWHERE)
+    assert refusal is not None
+    assert refusal.endswith("Use the backend onnxruntime (or auto), which needs no GPU. See: hdexport doctor")
+
+
+def test_on_an_h200_the_advice_names_what_runs_there(bundle_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    bundle = add_engine(bundle_path, architectures=("sm80", "sm86", "sm89", "sm120", "sm121"))
+    open_runner(bundle, "auto", threads=None, machine=HOPPER)
+    ways = (
+        "To use the GPU:\n"
+        f"  tensorrt: pip install 'hdexport[tensorrt]' && hdexport rebuild {bundle_path} --target tensorrt\n"
+        f"  onnxruntime_cuda: {INSTALL_ONNXRUNTIME_CUDA}"
+    )
+    assert caplog.messages[-1].endswith(ways)
+    with pytest.raises(BackendUnavailableError) as refused:
+        open_runner(bundle, "tensorrt_rtx", threads=None, machine=HOPPER)
+    assert str(refused.value).endswith(f"tensorrt_rtx supports no GPU of sm90.\n{ways}")
+
+
+def test_the_gpus_of_tensorrt_rtx_are_those_of_the_package() -> None:
+    packages = pytest.importorskip("hdexport.engines.tensorrt_packages")
+    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
+    assert packages.supported_architectures(trt) == TENSORRT_RTX_ARCHITECTURES
+
+
 # Rebuilding. The command that builds is tested with the command line; here it is replaced by what it leaves behind.
 
 
 @pytest.fixture
 def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that were run; each makes the bundle's engine fit an H100."""
+    """The commands that were run; each makes the bundle's engine fit an L4."""
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         commands.append(command)
-        add_engine(Path(command[4]), architectures=("sm90",))
+        add_engine(Path(command[4]), architectures=("sm89",))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(choice.subprocess, "run", run)
@@ -277,14 +426,14 @@ def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_an_engine_is_rebuilt_when_asked(
     bundle_path: Path, rebuilds: list[list[str]], backend: str, had_engine: bool
 ) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89",)) if had_engine else open_bundle(bundle_path)
-    opened, runner, _ = open_runner(bundle, backend, threads=None, rebuild=True, machine=HOPPER)
+    bundle = add_engine(bundle_path, architectures=("sm86",)) if had_engine else open_bundle(bundle_path)
+    opened, runner, _ = open_runner(bundle, backend, threads=None, rebuild=True, machine=ADA)
     assert runner.backend is Backend.TENSORRT_RTX
-    assert opened.manifest.engines[0].architectures == ("sm90",)
+    assert opened.manifest.engines[0].architectures == ("sm89",)
     assert rebuilds == [
         [sys.executable, "-c", choice._REBUILD, "rebuild", str(bundle_path), "--target", "tensorrt-rtx"]
     ]
-    open_runner(opened, backend, threads=None, rebuild=True, machine=HOPPER)
+    open_runner(opened, backend, threads=None, rebuild=True, machine=ADA)
     assert len(rebuilds) == 1, "what runs is not rebuilt"
 
 
@@ -293,7 +442,7 @@ def test_two_that_ask_at_a_time_rebuild_once(bundle_path: Path, rebuilds: list[l
     bundle = open_bundle(bundle_path)
     threads = [
         threading.Thread(
-            target=open_runner, args=(bundle, "auto"), kwargs={"threads": None, "rebuild": True, "machine": HOPPER}
+            target=open_runner, args=(bundle, "auto"), kwargs={"threads": None, "rebuild": True, "machine": ADA}
         )
         for _ in range(4)
     ]
@@ -311,18 +460,27 @@ def test_without_a_gpu_nothing_is_rebuilt(bundle_path: Path, rebuilds: list[list
 
 
 @pytest.mark.parametrize(
-    ("backend", "install"), [("tensorrt", r"hdexport\[tensorrt\]"), ("tensorrt_lean", r"hdexport\[tensorrt\]")]
+    ("machine", "backend", "why"),
+    [
+        (ADA, "tensorrt", "tensorrt is not installed"),
+        (ADA, "tensorrt_lean", "tensorrt is not installed"),
+        (HOPPER, "auto", "tensorrt is not installed"),
+        (HOPPER, "tensorrt_rtx", "tensorrt_rtx supports no GPU of sm90"),
+    ],
 )
-def test_a_rebuild_without_its_package_says_what_to_install(bundle_path: Path, backend: str, install: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=rf"cannot be rebuilt here: .*tensorrt.*\n.*{install}"):
-        open_runner(open_bundle(bundle_path), backend, threads=None, rebuild=True, machine=HOPPER)
+def test_a_rebuild_that_is_not_possible_here_says_what_is(
+    bundle_path: Path, machine: ThisMachine, backend: str, why: str
+) -> None:
+    message = rf"cannot be rebuilt here: {why}.\nTo use the GPU:\n  tensorrt: {re.escape(INSTALL[Backend.TENSORRT])}"
+    with pytest.raises(BackendUnavailableError, match=message):
+        open_runner(open_bundle(bundle_path), backend, threads=None, rebuild=True, machine=machine)
 
 
 def test_a_rebuild_that_does_not_help_is_not_repeated_without_a_word(
     bundle_path: Path, rebuilds: list[list[str]]
 ) -> None:
-    blackwell = dataclasses.replace(HOPPER, gpu=dataclasses.replace(HOPPER.gpu, architecture="sm100"))
-    with pytest.raises(BackendUnavailableError, match=r"was rebuilt .*: it is for GPUs of sm90, and this one .* sm100"):
+    blackwell = dataclasses.replace(ADA, gpu=dataclasses.replace(ADA.gpu, architecture="sm120"))
+    with pytest.raises(BackendUnavailableError, match=r"was rebuilt .*: it is for GPUs of sm89, and this one .* sm120"):
         open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=blackwell)
 
 
@@ -330,8 +488,7 @@ def test_a_rebuild_that_does_not_help_is_not_repeated_without_a_word(
 def test_the_real_command_rebuilds(bundle_path: Path) -> None:
     trt = pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
     assert trt
-    ada = dataclasses.replace(HOPPER, gpu=dataclasses.replace(HOPPER.gpu, name="NVIDIA L4", architecture="sm89"))
-    machine = dataclasses.replace(ada, versions=this_machine().versions)
+    machine = dataclasses.replace(ADA, versions=this_machine().versions)
     opened, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=machine)
     assert runner.backend is Backend.TENSORRT_RTX
     assert "sm89" in opened.manifest.engines[0].architectures
@@ -341,5 +498,5 @@ def test_a_rebuild_that_fails_says_why(bundle_path: Path) -> None:
     """The real command, on a bundle whose graph is none."""
     (bundle_path / "model.onnx").write_bytes(b"no graph")
     seal(bundle_path, manifest_from_json((bundle_path / "manifest.json").read_bytes()))
-    with pytest.raises(BackendError, match=r"(?s)Rebuilding the engine of .* for tensorrt-rtx failed:\n.*model\.onnx"):
-        open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=HOPPER)
+    with pytest.raises(BackendError, match=r"(?s)Rebuilding the engine of .* for tensorrt_rtx failed:\n.*model\.onnx"):
+        open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=ADA)
