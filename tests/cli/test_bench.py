@@ -184,6 +184,9 @@ def test_a_run_compared_with_itself_has_not_changed_and_a_slower_one_has(
             case["latency"]["rounds_p50_ms"] = [3 * each for each in case["latency"]["rounds_p50_ms"]]
     after.write_text(json.dumps(result))
     changed, same = hdexport("bench", "--compare", before, after), hdexport("bench", "--compare", before, before)
+    compared = json.loads(hdexport("bench", "--compare", before, after, "--json").stdout)
+    assert {change["case"][0] for change in compared["changes"]} == {OURS}
+    assert {change["kind"] for change in compared["changes"]} == {"latency"}
     assert (changed.returncode, same.returncode) == (0, 0), (changed.stderr, same.stderr)
     assert OURS in changed.stdout
     assert OURS not in same.stdout
@@ -206,6 +209,7 @@ def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: 
     finally:
         process.kill()  # where the signal did not; its workers end with it
     assert process.returncode == 130, errors
+    assert re.search(rf"^interrupted: \d+ rounds are kept in {tmp_path / 'out'}$", errors, re.MULTILINE)
     result = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert 2 <= len(result["cases"][0]["latency"]["rounds_p50_ms"]) < 1000
     assert "stopped before its end" in " ".join(result["notes"])

@@ -8,7 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,8 @@ import pytest
 from hdexport.cli.memory_errors import want_of_memory
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
 
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
 OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
@@ -236,6 +238,20 @@ def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(
     assert process.returncode == 130, errors
     assert errors.endswith(f"interrupted: {tmp_path}/out is as it was before\n")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_job_that_is_stopped_before_its_first_row_says_that_nothing_was_kept(
+    hdexport: Command, small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Interrupted where it begins, which no signal hits."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hdruntime.jobs.run_job", interrupt)
+    done = hdexport("run", small / "bücher-文", small / "tëxt.txt", "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped: nothing was kept\n")
+    assert not list(tmp_path.iterdir())
 
 
 def test_what_was_ignored_stays_ignored(checkpoint: Path, tmp_path: Path) -> None:

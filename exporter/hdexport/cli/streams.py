@@ -37,16 +37,14 @@ def outlive_readers() -> None:
 
     For commands whose result is not what they print; the others end, with `READER_GONE`.
     """
-    for name, number in (("stdout", 1), ("stderr", 2)):
+    for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
-        if isinstance(stream, io.TextIOWrapper) and stream.fileno() == number:
-            stream.flush()
-            lasting = io.BufferedWriter(_LastingFile(number, "wb", closefd=False))
-            setattr(
-                sys,
-                name,
-                io.TextIOWrapper(lasting, stream.encoding, stream.errors, line_buffering=stream.line_buffering),
-            )
+        if not (isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.BufferedWriter)):
+            continue  # what a program that calls `main` put there
+        stream.flush()
+        lasting = io.BufferedWriter(_LastingFile(stream.fileno(), "wb", closefd=False))
+        replacement = io.TextIOWrapper(lasting, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
+        setattr(sys, name, replacement)
 
 
 class _LastingFile(io.FileIO):
