@@ -274,7 +274,7 @@ def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle:
         (["BUNDLE", "--peers", "tf"], "there is no peer 'tf'; valid are torch"),
         (["BUNDLE", "--backends", "cuda"], "there is no backend 'cuda'"),
         (["BUNDLE", "--rounds", "none"], "not a whole number"),
-        (["BUNDLE", "--time-limit", "-1"], "no number of seconds"),
+        (["BUNDLE", "--time-limit", "-1"], "not a number of seconds"),
         (["BUNDLE", "--memory-budget", "lots"], "no amount of memory"),
         (["nowhere"], "nowhere"),
         (["--compare", "a.json", "b.json"], "a.json"),

@@ -1,8 +1,8 @@
 """Measure latency, memory and error of bundles and of other ways to run the model, across lengths.
 
-Every case runs in a process of its own, all cases once a round, so that drift of the machine hits all alike. Running
-out of memory and running out of time are results. DIR gets bench.json, bench.csv and bench.html, one page that needs
-no network. Stopped with Ctrl-C, it writes what it has. See docs/bench.md.
+Each case runs in its own process, and each round runs every case, so that drift of the machine affects all alike.
+Running out of memory or time is a result. DIR receives bench.json, bench.csv and bench.html, one page that needs no
+network. After Ctrl-C, the command writes what it has. See docs/bench.md.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths",
         metavar="LIST",
-        help="tokens of a text: 128,512,4096, or 512:8192:x2, or 512:2048:+512 (default: 512, doubled up to the "
+        help="tokens per text: 128,512,4096, or 512:8192:x2, or 512:2048:+512 (default: 512, doubled up to the "
         "longest that a bundle takes)",
     )
-    parser.add_argument("--batch", metavar="LIST", default="1", help="texts of a call: 1,8 (default: 1)")
+    parser.add_argument("--batch", metavar="LIST", default="1", help="texts per call: 1,8 (default: 1)")
     parser.add_argument(
         "--peers",
         metavar="LIST",
@@ -53,11 +53,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"backends that run the bundles: {', '.join(BACKENDS)} (default: onnxruntime, those of the bundle's "
         "engines and, where there is a GPU, onnxruntime_cuda)",
     )
-    parser.add_argument("--rounds", metavar="N", default="3", help="processes that each case is given (default: 3)")
+    parser.add_argument("--rounds", metavar="N", default="3", help="processes per case (default: 3)")
     parser.add_argument("--threads", metavar="N", help="CPU threads of each process (default: all)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where peers run (default: the GPU if there is one)")
     parser.add_argument(
-        "--time-limit", metavar="S", default="600", help="seconds that one process may take (default: 600)"
+        "--time-limit", metavar="S", default="600", help="time limit of one process in seconds (default: 600)"
     )
     parser.add_argument(
         "--memory-budget",
@@ -70,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_pickle_argument(parser)
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, default=Path("bench"), help="where to write (default: bench)"
+        "-o", "--output", metavar="DIR", type=Path, default=Path("bench"), help="directory to write (default: bench)"
     )
-    parser.add_argument("--png", action="store_true", help="write each chart as a picture, too")
+    parser.add_argument("--png", action="store_true", help="also write each chart as a picture")
     parser.add_argument("--force", action="store_true", help="replace the results that are in DIR")
     parser.add_argument(
         "--compare",
@@ -93,7 +93,7 @@ def run(options: argparse.Namespace) -> int:
     outlive_readers()
     if not options.bundles:
         raise InputError("There is no bundle to measure.\nName one: hdexport bench BUNDLE, made by: hdexport build")
-    # What draws the page is asked for before an hour is spent on what it shall show.
+    # Measuring may take an hour: what draws the page must be there before.
     for package in ("altair", "jinja2", "vl_convert"):
         require(package)
     from hdexport.bench.run.rounds import Bench
@@ -106,7 +106,7 @@ def run(options: argparse.Namespace) -> int:
         whole_or_nothing(options.output),
         staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder,
     ):
-        # Beneath what the next run removes if this one is killed.
+        # In the directory that the next run removes if this one is killed.
         scratch = folder / "scratch"
         with BenchTable() as table, Bench(_bench_options(options), table, scratch) as bench:
             try:
@@ -135,7 +135,9 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
 
     time_limit_s = decimal_number("--time-limit", options.time_limit)
     if not 0 < time_limit_s < float("inf"):
-        raise InputError(f"--time-limit {options.time_limit} is no number of seconds.\nGive one like --time-limit 600.")
+        raise InputError(
+            f"--time-limit {options.time_limit} is not a number of seconds.\nGive one like --time-limit 600."
+        )
     return BenchOptions(
         bundles=tuple(dict.fromkeys(options.bundles)),
         lengths=None if options.lengths is None else parse_lengths(options.lengths),

@@ -69,15 +69,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-verify", action="store_const", dest="verify", const="none", help="the same as --verify none"
     )
     positions = parser.add_argument_group("positions")
-    positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)")
+    positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: the checkpoint's)")
     add_position_arguments(positions)
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(
         "--attention",
         metavar="SPEC",
-        help="gives a model of BERT's kind attention with cost and memory linear in tokens, its weights kept; answers "
-        "change: fine-tuning is expected (default: what the model has). "
+        help="replace the attention of a model like BERT by one with cost and memory linear in tokens, keeping its "
+        "weights; answers change: fine-tuning is expected (default: the model's own). "
         + ". ".join(f"{form.grammar}: {form.help}" for form in forms),
     )
     for kind in kinds():
@@ -101,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     outlive_readers()
     let_threads_sleep()
     with TerminalProgress(verbose=options.verbose) as progress:
-        # The first line shows before anything heavy is imported.
+        # The first line shows before heavy imports.
         progress.step("Starting")
         from hdexport.build import build
 
@@ -130,8 +130,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     base = checkpoint.base_positions
     max_len = base if options.max_len is None else whole_number("--max-len", options.max_len)
     scheme, alpha = Scheme(options.positions), decimal_number("--alpha", options.alpha)
-    # What a glance at the configuration can refuse is refused before PyTorch is loaded.
-    # Positions that are computed have no table to extend: any length will do, as with tiling.
+    # Before PyTorch is loaded. Computed positions have no table to extend: they take any length, as tiling does.
     needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
     check_options(scheme=needed, alpha=alpha, max_len=max_len, base=base)
     flavours = flavours_of_targets(options.target or ["auto"])

@@ -1,7 +1,7 @@
 """Write a checkpoint with more positions, as a Hugging Face directory.
 
-Continued training on long texts is what makes the new positions good; then build a bundle of it. Every weight but the
-position table, and the table's own first rows, keep every bit.
+The new positions become good by continued training on long texts; build a bundle of the trained checkpoint then. Every
+weight keeps every bit, as do the first rows of the position table.
 """
 
 from __future__ import annotations

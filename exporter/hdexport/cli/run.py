@@ -23,6 +23,7 @@ from hdruntime.errors import HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
+    from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
     from hdruntime.jobs import Job, JobOptions
     from hdruntime.jobs.progress import JobProgress
@@ -134,7 +135,8 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
     from hdruntime.jobs import plan_job, run_job
 
-    outlive_readers()
+    if str(options.output) != "-":  # rows that are printed are the result
+        outlive_readers()
     job_options = _job_options(options)
     threads = optional_number("--threads", options.threads, example=2)
     backend = ""
@@ -191,7 +193,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
 
 
 def _ray_address(text: str) -> str:
-    """Nothing else, so that the word after a bare ``--ray`` may be the bundle."""
+    """The value of ``--ray``; the path of a bundle after a bare ``--ray`` is not one."""
     if not re.fullmatch(r"(auto|\S+:\d+)?", text):
         raise argparse.ArgumentTypeError(f"{text!r} is not auto or host:port")
     return text
@@ -217,12 +219,17 @@ def _pool(
         address = options.ray or None
         with RayPool(bundle.path, job, backend=options.backend, threads=threads, address=address) as pool:
             report.loaded(has_gpu=False)
-            yield pool, ""
+            assert pool.loaded is not None
+            yield pool, _chosen(options, pool.loaded.backend, pool.loaded.backend_reason)
         return
     with hdruntime.load(bundle, options.backend, threads=threads, rebuild=options.rebuild) as session:
         report.loaded(has_gpu=session.backend is not Backend.ONNXRUNTIME)
-        chosen = f"\nBackend: {session.backend.value} ({session.backend_reason})" if options.backend == "auto" else ""
+        chosen = _chosen(options, session.backend, session.backend_reason)
         yield LocalPool(session, job.task, options=job.options), chosen
+
+
+def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:
+    return f"\nBackend: {backend.value} ({reason})" if options.backend == "auto" else ""
 
 
 def _kept(job: Job) -> str:

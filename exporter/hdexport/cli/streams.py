@@ -37,14 +37,12 @@ def outlive_readers() -> None:
 
     For commands whose result is not what they print; the others end, with `READER_GONE`.
     """
-    for name in ("stdout", "stderr"):
+    for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
-        if not (isinstance(stream, io.TextIOWrapper) and isinstance(stream.buffer, io.BufferedWriter)):
-            continue  # what a program that calls `main` put there
-        stream.flush()
-        lasting = io.BufferedWriter(_LastingFile(stream.fileno(), "wb", closefd=False))
-        replacement = io.TextIOWrapper(lasting, stream.encoding, stream.errors, line_buffering=stream.line_buffering)
-        setattr(sys, name, replacement)
+        if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == number:  # not that of a calling program
+            stream.flush()
+            lasting = io.BufferedWriter(_LastingFile(number, "wb", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(lasting, stream.encoding, stream.errors, line_buffering=True))
 
 
 class _LastingFile(io.FileIO):
@@ -64,11 +62,11 @@ def complain(text: str) -> None:
 
 def reader_is_gone() -> bool:
     """Whether the standard output is a pipe without a reader."""
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # no file, as in a notebook
+    descriptor = _descriptor(sys.stdout)
+    if descriptor is None:
         return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
@@ -88,6 +86,13 @@ def _send_nowhere(descriptor: int) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, descriptor)
     os.close(nowhere)
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):  # not a file, as in a notebook
+        return None
 
 
 def _nowhere() -> TextIO:

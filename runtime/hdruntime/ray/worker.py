@@ -69,11 +69,13 @@ class Loaded:
     Attributes:
         node: address of its node.
         backend: what runs the bundle there.
+        backend_reason: why.
         window_characters: what a window should have for it, about.
     """
 
     node: str
     backend: Backend
+    backend_reason: str
     window_characters: int
 
 
@@ -85,12 +87,14 @@ class WindowWorker:
     ) -> Loaded:
         """Load the bundle. It is no constructor, whose errors Ray would not hand on as they are."""
         session = session_in_worker(path, backend=backend, threads=threads, identity=identity)
+        has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
         # Not sent along: a task's functions do not travel.
         task = results_of_bundle(open_bundle(path, check_files=False), tokenized=tokenized)
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),
             backend=session.backend,
+            backend_reason=session.backend_reason if has_gpu or backend != _AUTO else "Ray gave the workers no GPU",
             window_characters=self._pool.window_characters,
         )
 
