@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import hdruntime
+from hdexport.engines.targets import EngineTarget
 from hdruntime.backends import choice
 from hdruntime.backends.choice import open_runner
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
@@ -398,9 +399,10 @@ def test_on_an_h200_the_advice_names_what_runs_there(bundle_path: Path, caplog: 
 
 
 def test_the_gpus_of_tensorrt_rtx_are_those_of_the_package() -> None:
-    packages = pytest.importorskip("hdexport.engines.tensorrt_packages")
-    trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
-    assert packages.supported_architectures(trt) == TENSORRT_RTX_ARCHITECTURES
+    pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
+    default = tuple(name for name in TENSORRT_RTX_ARCHITECTURES if name not in TENSORRT_RTX_ON_REQUEST)
+    assert EngineTarget(Backend.TENSORRT_RTX).architectures == default
+    assert EngineTarget(Backend.TENSORRT_RTX, TENSORRT_RTX_ARCHITECTURES).architectures == TENSORRT_RTX_ARCHITECTURES
 
 
 # Rebuilding. The command that builds is tested with the command line; here it is replaced by what it leaves behind.
