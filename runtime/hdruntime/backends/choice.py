@@ -1,4 +1,4 @@
-"""Which backend runs a bundle here: the one that is asked for, or the first that can; rebuilds engines on request."""
+"""The choice of the backend for a bundle: the requested one, or the first that can run; rebuilds engines on request."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ _ASKED = "asked for"
 _FLAVOUR = {
     Backend.TENSORRT: Backend.TENSORRT,
     Backend.TENSORRT_RTX: Backend.TENSORRT_RTX,
-    # What the lean runtime runs, TensorRT builds.
+    # TensorRT builds the lean runtime's engines.
     Backend.TENSORRT_LEAN: Backend.TENSORRT,
 }
-"""Backend that runs engines -> flavour of these engines, in the order that ``auto`` tries."""
+"""Backend for engines -> flavour of these engines, in the order that ``auto`` tries."""
 
 _INSTALL = {
     Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
@@ -54,11 +54,11 @@ from importlib.metadata import entry_points
 (command,) = entry_points(group="console_scripts", name="hdexport")
 sys.exit(command.load()(sys.argv[1:]))
 """
-"""The command that messages name, as it was installed for the Python that runs this: the runtime imports nothing that
-builds. A process of its own: what a build needs is gone when it ends."""
+"""Starts the ``hdexport`` command that is installed for this Python: the runtime imports no code for building, and a
+separate process frees a build's memory when it ends."""
 
 _ERROR_LINES = 20
-"""Of a rebuild that failed; the reason is at the end."""
+"""Of a failed rebuild's output; the reason is at the end."""
 
 
 def open_runner(
@@ -70,24 +70,24 @@ def open_runner(
     gpu: GpuOptions | None = None,
     machine: ThisMachine | None = None,
 ) -> tuple[Bundle, Runner, str]:
-    """Load what ``backend`` runs of the bundle.
+    """Load a bundle's graph or engine with a backend.
 
     Args:
         bundle: an opened bundle.
         backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here,
-            TensorRT engines first, then ONNX Runtime on the GPU; the choice and its reason are logged, as a warning
-            where there is a GPU that is not used.
-        threads: CPU threads of one run; None leaves it to the backend.
-        rebuild: build an engine where the bundle has none that runs on this machine's GPU.
-        gpu: how backends run on a GPU, by default ``GpuOptions()``.
-        machine: where to run, by default here.
+            TensorRT engines first, then ONNX Runtime on the GPU. The choice and its reason are logged, as a warning if
+            a GPU stays unused.
+        threads: CPU threads of one run; None leaves the number to the backend.
+        rebuild: build an engine if the bundle has none that runs on this machine's GPU.
+        gpu: options of backends on a GPU, by default ``GpuOptions()``.
+        machine: the machine to run on, by default this one.
 
     Returns:
-        the bundle, opened again if it was rebuilt; what runs it; and why that was chosen.
+        the bundle, opened again if it was rebuilt, its runner, and the reason for the choice.
 
     Raises:
-        InputError: no backend of that name.
-        BackendUnavailableError: the backend that was asked for cannot run here, or not this bundle.
+        InputError: the backend is unknown.
+        BackendUnavailableError: the requested backend cannot run here, or cannot run this bundle.
         BackendError: it could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
@@ -104,12 +104,12 @@ def open_runner(
 
 
 def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | None = None) -> str | None:
-    """Why a backend would be refused, and what to do about it; None where it would not.
+    """Why a backend cannot run a bundle, and what to do about it; None if it can.
 
     Args:
         bundle: an opened bundle.
-        backend: one that is asked for by name.
-        machine: where to run, by default here.
+        backend: requested by name.
+        machine: the machine to run on, by default this one.
     """
     if backend is Backend.ONNXRUNTIME:
         return None
@@ -131,7 +131,7 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, 
         try:
             runner = _gpu_runner(bundle, backend, machine, gpu, threads)
         except BackendError as error:
-            # Nothing spoke against it, so this deserves more than an information that is rarely shown.
+            # All checks passed, so the failure deserves a warning.
             logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
             continue
         assert machine.gpu is not None
@@ -154,7 +154,7 @@ def _gpu_backends(bundle: Bundle) -> list[Backend]:
 
 
 def _unused_gpu(bundle: Bundle, machine: ThisMachine) -> str:
-    """What to say where there is a GPU and the CPU runs the bundle: what is missing, and what to type."""
+    """The warning for an unused GPU: what is missing, and what to type."""
     assert machine.gpu is not None
     refusals = {backend: _reasons_against(bundle, backend, machine) for backend in _gpu_backends(bundle)}
     return "\n".join([
@@ -200,7 +200,7 @@ def _engine_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: 
 
 
 def _reasons_against(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:
-    """Why a backend on a GPU cannot run a bundle; empty where it can."""
+    """Why a backend on a GPU cannot run a bundle; empty if it can."""
     if backend is not Backend.ONNXRUNTIME_CUDA:
         return _best_engine(bundle, backend, machine)[1]
     if machine.gpu is None:
@@ -214,7 +214,7 @@ def _engines(bundle: Bundle, backend: Backend) -> list[EngineFile]:
 
 
 def _best_engine(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tuple[EngineFile | None, tuple[str, ...]]:
-    """The engine with the fewest reasons against it, and those reasons."""
+    """The engine with the fewest reasons against it, and these reasons."""
     engines = _engines(bundle, backend)
     if not engines:
         return None, (f"the bundle has no {_FLAVOUR[backend].value} engine",)
@@ -289,7 +289,7 @@ def _rebuild_command(bundle: Bundle, backend: Backend, machine: ThisMachine) -> 
 
 
 def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: ThisMachine) -> Bundle:
-    """The bundle with an engine that runs here, built unless it has one."""
+    """The bundle with an engine that runs here, built if needed."""
     if _runs_on_any(bundle, backends, machine):
         return bundle
     assert machine.gpu is not None
@@ -305,14 +305,14 @@ def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: This
     # Only here: a bundle can be run where files have no locks.
     from hdruntime.bundle.staging import locked_directory
 
-    # The lock goes with the directory that is replaced. Without locks, two rebuilds are a waste and no harm.
+    # The lock disappears with the replaced directory. Without locks, two rebuilds only waste time.
     with locked_directory(bundle.path, wait=True):
-        # Another process may have done it while this one waited.
+        # Another process may have rebuilt it while this one waited.
         bundle = open_bundle(bundle.path)
         if not _runs_on_any(bundle, backends, machine):
             _run_rebuild(bundle, buildable[0], machine)
             bundle = open_bundle(bundle.path)
-            # Left to the usual choice, this would cost minutes at each start.
+            # Otherwise every start would rebuild the engine again, which takes minutes.
             _, reasons = _best_engine(bundle, buildable[0], machine)
             if reasons:
                 raise BackendUnavailableError(

@@ -1,4 +1,4 @@
-"""The NVIDIA driver and GPUs of this machine, asked through the driver's own libraries."""
+"""The NVIDIA driver and GPUs of this machine, read through the driver's own libraries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 _CUDA_LIBRARY = "nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"
 _MANAGEMENT_LIBRARY = "nvml.dll" if sys.platform == "win32" else "libnvidia-ml.so.1"
@@ -29,9 +29,9 @@ class Gpu:
     """A GPU that CUDA programs of this process see.
 
     Attributes:
-        name: as its vendor calls it.
+        name: the vendor's.
         architecture: ``sm`` and its compute capability, e.g. ``sm90``.
-        memory_bytes: all its memory, free or not.
+        memory_bytes: total memory.
     """
 
     name: str
@@ -39,21 +39,11 @@ class Gpu:
     memory_bytes: int
 
 
-class _Library(Protocol):
-    """A library of C functions that return 0 when they succeed."""
-
-    def __getattr__(self, name: str) -> _Function: ...
-
-
-class _Function(Protocol):
-    def __call__(self, *arguments: object) -> int: ...
-
-
-def gpus(cuda: _Library | None = None) -> tuple[Gpu, ...]:
+def gpus(cuda: Any = None) -> tuple[Gpu, ...]:
     """The GPUs that CUDA offers this process, respecting ``CUDA_VISIBLE_DEVICES``; none without a driver.
 
     Args:
-        cuda: the CUDA driver's library; by default the one that is installed.
+        cuda: the CUDA driver's library, whose functions return 0 on success; by default the installed one.
     """
     cuda = cuda or _load(_CUDA_LIBRARY)
     if cuda is None or cuda.cuInit(0) != _SUCCESS:
@@ -64,11 +54,11 @@ def gpus(cuda: _Library | None = None) -> tuple[Gpu, ...]:
     return tuple(_gpu(cuda, index) for index in range(count.value))
 
 
-def driver_version(management: _Library | None = None) -> str | None:
-    """Version of the NVIDIA driver, e.g. ``580.65.06``; None when there is none.
+def driver_version(management: Any = None) -> str | None:
+    """Version of the NVIDIA driver, e.g. ``580.65.06``; None without a driver.
 
     Args:
-        management: the driver's management library; by default the one that is installed.
+        management: the driver's management library, likewise.
     """
     management = management or _load(_MANAGEMENT_LIBRARY)
     if management is None or management.nvmlInit_v2() != _SUCCESS:
@@ -79,11 +69,11 @@ def driver_version(management: _Library | None = None) -> str | None:
     return text.value.decode() if status == _SUCCESS else None
 
 
-def listed_gpus(management: _Library | None = None) -> tuple[str, ...]:
+def listed_gpus(management: Any = None) -> tuple[str, ...]:
     """Names of the GPUs that the driver's management library lists, whether or not CUDA offers them to this process.
 
     Args:
-        management: that library; by default the one that is installed.
+        management: that library, by default the installed one.
     """
     management = management or _load(_MANAGEMENT_LIBRARY)
     if management is None or management.nvmlInit_v2() != _SUCCESS:
@@ -113,7 +103,7 @@ def why_no_gpu(listed: Sequence[str]) -> str:
     return f"CUDA does not see the GPU that the NVIDIA driver lists ({', '.join(listed)}){hidden}"
 
 
-def _gpu(cuda: _Library, index: int) -> Gpu:
+def _gpu(cuda: Any, index: int) -> Gpu:
     device, major, minor = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
     memory_bytes = ctypes.c_size_t()
     name = ctypes.create_string_buffer(_NAME_BYTES)
@@ -122,11 +112,8 @@ def _gpu(cuda: _Library, index: int) -> Gpu:
     cuda.cuDeviceTotalMem_v2(ctypes.byref(memory_bytes), device)
     cuda.cuDeviceGetAttribute(ctypes.byref(major), _CAPABILITY_MAJOR, device)
     cuda.cuDeviceGetAttribute(ctypes.byref(minor), _CAPABILITY_MINOR, device)
-    return Gpu(
-        name=name.value.decode(),
-        architecture=f"sm{major.value}{minor.value}",
-        memory_bytes=memory_bytes.value,
-    )
+    architecture = f"sm{major.value}{minor.value}"
+    return Gpu(name=name.value.decode(), architecture=architecture, memory_bytes=memory_bytes.value)
 
 
 def _load(name: str) -> ctypes.CDLL | None:
