@@ -31,22 +31,22 @@ BIN = Path(sys.executable).parent
         ("inspect a b", "unrecognized arguments: b\nSee: {inspect}"),
         (
             "biuld m",
-            "argument COMMAND: invalid choice: 'biuld' (choose from {commands})\nDid you mean build?\nSee: {top}",
+            "argument COMMAND: invalid choice: biuld (choose from {commands})\nDid you mean build?\nSee: {top}",
         ),
         ("--verion", "unrecognized arguments: --verion\nDid you mean --version?\nSee: {top}"),
         ("", "the following arguments are required: COMMAND\nSee: {top}"),
         ("bench --json", "--json prints a comparison.\nAdd --compare A.json B.json, or read DIR/bench.json."),
-        ("run --ray=here b in.txt -o out.jsonl", "argument --ray: 'here' is not auto or host:port\nSee: {run}"),
+        ("run --ray=here b in.txt -o out.jsonl", "argument --ray: here is not auto or host:port\nSee: {run}"),
     ],
 )
 def test_what_is_misspelt_is_answered_with_what_was_meant_and_the_commands_own_help(
     hdexport: Command, line: str, message: str
 ) -> None:
     done = hdexport(*line.split())
-    commands = ", ".join(map(repr if sys.version_info < (3, 12) else str, COMMANDS))
     helps = {name: f"hdexport {name} --help" for name in COMMANDS}
-    expected = message.format(commands=commands, top="hdexport --help", **helps)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "", f"error: {expected}\n")
+    expected = message.format(commands=", ".join(COMMANDS), top="hdexport --help", **helps)
+    # Python's releases quote the choices or not.
+    assert (done.returncode, done.stdout, done.stderr.replace("'", "")) == (1, "", f"error: {expected}\n")
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,7 @@ def test_what_is_misspelt_is_answered_with_what_was_meant_and_the_commands_own_h
         "run b --ray 1.txt -o out.jsonl 2.txt",
         "run -o out.jsonl b 1.txt --ray= 2.txt",
         "run --ray -o out.jsonl b 1.txt 2.txt",
+        "run -o out.jsonl --ray -- b 1.txt 2.txt",
     ],
 )
 def test_options_may_stand_before_and_between_what_they_belong_to(line: str) -> None:

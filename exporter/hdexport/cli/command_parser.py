@@ -36,11 +36,15 @@ class CommandParser(argparse.ArgumentParser):
         self._refuse_unknown_options(words)
         if self._subparsers is not None:
             return super().parse_known_args(words, namespace)
-        self._is_intermixing = True
-        try:
-            namespace, extras = self.parse_known_intermixed_args(list(self._with_values_attached(words)), namespace)
-        finally:
-            self._is_intermixing = False
+        words = list(self._with_values_attached(words))
+        if "--" in words:  # which intermixing does not understand
+            namespace, extras = super().parse_known_args(words, namespace)
+        else:
+            self._is_intermixing = True
+            try:
+                namespace, extras = self.parse_known_intermixed_args(words, namespace)
+            finally:
+                self._is_intermixing = False
         if extras:
             # Not left to the parser above, which would point to its own help.
             self.error(f"unrecognized arguments: {' '.join(extras)}{self._suggestion(extras[0])}")
