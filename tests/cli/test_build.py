@@ -223,7 +223,9 @@ def test_a_bundle_that_fails_its_verification_is_not_written(
     monkeypatch.setattr("hdexport.verify.comparison.FLOAT32_ATOL", -1.0)
     done = hdexport("build", checkpoint, "--target", "onnx", "-o", tmp_path / "out")
     assert done.returncode == 1
-    assert "FAILED: last_hidden_state" in done.stdout
+    failed = [line for line in done.stdout.splitlines() if line.startswith("-[ ] model.onnx: ")]
+    assert re.fullmatch(rf"-\[ \] model.onnx: 0 of {len(failed) - 1} checks passed, .*", failed.pop())
+    assert all(line.endswith(" FAILED: last_hidden_state") for line in failed)
     assert done.stderr.startswith("error: The bundle's answers differ from PyTorch's")
     assert "Traceback" not in done.stderr
     assert names_in(tmp_path) == []

@@ -23,7 +23,9 @@ sys.exit(code)
 
 
 def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
+    inherited = os.environ.get("PYTHONPATH")
+    search_path = os.pathsep.join(filter(None, [path and str(path), inherited]))
+    environment = os.environ | ({"PYTHONPATH": search_path} if search_path else {})
     command = Path(sys.executable).with_name("hdexport")
     return subprocess.run([command, "doctor", *arguments], capture_output=True, text=True, timeout=600, env=environment)
 

@@ -38,7 +38,12 @@ def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
     """An environment in which no optional package, and not even numpy, can be imported."""
     path = tmp_path_factory.mktemp("blocked")
     (path / "sitecustomize.py").write_text(BLOCKED)
-    return os.environ | {"PYTHONPATH": str(path), "COLUMNS": "100"}
+    return os.environ | python_path(path) | {"COLUMNS": "100"}
+
+
+def python_path(folder: Path) -> dict[str, str]:
+    """The variable that puts a folder before what this process imports from."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 HELP_OF_EACH = """
@@ -74,7 +79,7 @@ def test_completion_needs_no_package_but_argcomplete(bare_environment: dict[str,
     (tmp_path / "sitecustomize.py").write_text(BLOCKED.replace('"argcomplete", ', ""))
     line, answer = "hdexport build --target o", tmp_path / "answer"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
-    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer), "PYTHONPATH": str(tmp_path)}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer)} | python_path(tmp_path)
     done = subprocess.run([HDEXPORT], capture_output=True, text=True, timeout=60, env=bare_environment | asked)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert answer.read_text().strip() == "onnx"
@@ -96,7 +101,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     # As on a machine that only runs bundles: numpy is there, torch is not.
     without_torch = tmp_path / "sitecustomize.py"
     without_torch.write_text(BLOCKED.replace('"numpy", ', ""))
-    environment = bare_environment | {"PYTHONPATH": str(tmp_path)}
+    environment = bare_environment | python_path(tmp_path)
     command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 1
