@@ -1,4 +1,4 @@
-"""Constants that more than one package of hdexport relies on."""
+"""Constants shared by several packages of hdexport."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = [
 from typing import Final
 
 FORMAT_VERSION = 2
-"""Version of the bundle's layout and manifest; raised when an older runtime could misread a bundle."""
+"""Version of the bundle's layout and manifest; increased when an older runtime could misread a bundle."""
 
 MANIFEST_FILE = "manifest.json"
-"""Name of the manifest in a bundle; what makes a directory a bundle."""
+"""Name of the manifest in a bundle; a directory with this file is a bundle."""
 
 CONFIG_FILE = "config.json"
 """In a bundle: the checkpoint's configuration."""
@@ -37,13 +37,13 @@ CUDA_LOWERING: Final = "onnxruntime_cuda"
 """``GraphFile.lowering`` of the graph made for ONNX Runtime on an NVIDIA GPU; not every bundle has it."""
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
-"""What ONNX Runtime calls its way to run on an NVIDIA GPU."""
+"""ONNX Runtime's execution provider for NVIDIA GPUs."""
 
 RUNTIME_CACHE_SUFFIX = ".runtime_cache"
-"""End of the names of files that the runtime leaves in a bundle: no part of it, and of no loss."""
+"""Suffix of files that the runtime leaves in a bundle; they are not part of it and may be deleted."""
 
 KERNELS_FOLDER = "kernels"
-"""In a bundle: the GPU kernels that our plugins launch; all its engines share it."""
+"""In a bundle: the GPU kernels that our plugins launch; all its engines share them."""
 
 TENSORRT_RTX_ARCHITECTURES = ("sm75", "sm80", "sm86", "sm89", "sm120", "sm121")
 """GPU architectures that TensorRT-RTX (1.7) builds for: GeForce, RTX and A100, but neither Hopper nor B200."""

@@ -8,15 +8,15 @@
     │   ├── BundleCorruptError      a file is missing, changed, or lies outside the bundle
     │   └── BundleVersionError      the bundle was written by a newer hdexport
     ├── InputError                  the caller's ids, masks, texts, rows or options do not fit
-    │   └── InputChangedError       a job's input is not what it was when the job began
-    ├── OutputExistsError           the output is there already
-    ├── BackendError                a backend cannot run what was asked of it
-    │   ├── BackendUnavailableError the backend, its package or its hardware is not here
+    │   └── InputChangedError       a job's input changed after the job began
+    ├── OutputExistsError           the output already exists
+    ├── BackendError                a backend cannot run a bundle or a batch
+    │   ├── BackendUnavailableError the backend, its package or its hardware is not available
     │   ├── NonFiniteOutputError    a result holds NaN or infinity
-    │   └── OutOfMemoryError        the batch is too large for the memory that is free
+    │   └── OutOfMemoryError        the batch is too large for the free memory
     ├── MissingDependencyError      an optional package is not installed
-    ├── ModelError                  a checkpoint cannot be read, or is of no supported family
-    ├── ExportError                 a checkpoint could not be turned into a graph
+    ├── ModelError                  a checkpoint cannot be read, or its family is not supported
+    ├── ExportError                 a checkpoint cannot be exported as a graph
     ├── EngineError                 TensorRT did not build an engine
     └── VerificationError           a bundle's answers differ from PyTorch's
 
@@ -69,19 +69,19 @@ class InputError(HdexportError, ValueError):
 
 
 class InputChangedError(InputError):
-    """A job's input is not what it was when the job began."""
+    """A job's input changed after the job began."""
 
 
 class OutputExistsError(HdexportError):
-    """The output is there already."""
+    """The output already exists."""
 
 
 class BackendError(HdexportError):
-    """A backend cannot run what was asked of it."""
+    """A backend cannot run a bundle or a batch."""
 
 
 class BackendUnavailableError(BackendError):
-    """The backend, its package or its hardware is not here."""
+    """The backend, its package or its hardware is not available."""
 
 
 class NonFiniteOutputError(BackendError):
@@ -89,7 +89,7 @@ class NonFiniteOutputError(BackendError):
 
 
 class OutOfMemoryError(BackendError):
-    """The batch is too large for the memory that is free; a smaller one may run."""
+    """The batch is too large for the free memory; a smaller one may run."""
 
 
 class MissingDependencyError(HdexportError, ImportError):
@@ -97,11 +97,11 @@ class MissingDependencyError(HdexportError, ImportError):
 
 
 class ModelError(HdexportError):
-    """A checkpoint cannot be read, or is of no supported family."""
+    """A checkpoint cannot be read, or its family is not supported."""
 
 
 class ExportError(HdexportError):
-    """A checkpoint could not be turned into a graph."""
+    """A checkpoint cannot be exported as a graph."""
 
 
 class EngineError(HdexportError):

@@ -1,4 +1,4 @@
-"""Optional packages, loaded where they are used."""
+"""Optional packages, imported where they are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ INSTALL_ONNXRUNTIME_CUDA = (
     "pip install 'hdexport[gpu]' && pip uninstall -y onnxruntime && "
     "pip install --force-reinstall --no-deps onnxruntime-gpu"
 )
-"""Installs what the extra ``gpu`` is for: onnxruntime and onnxruntime-gpu share their files, so the last one stays."""
+"""Installs the extra ``gpu`` for use: onnxruntime and onnxruntime-gpu share files, so the last one installed stays."""
 
 _EXTRA_OF_PACKAGE = {
     "altair": "bench",
@@ -41,10 +41,10 @@ def require(package: str) -> ModuleType:
     """Import an optional package.
 
     Args:
-        package: import name, one of those that an extra of hdexport installs.
+        package: import name of a package that an extra of hdexport installs.
 
     Raises:
-        MissingDependencyError: the package is not installed; the message gives the command that installs it.
+        MissingDependencyError: the package is not installed; the message has the command that installs it.
     """
     try:
         return importlib.import_module(package)
@@ -55,10 +55,10 @@ def require(package: str) -> ModuleType:
 
 
 def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | None:
-    """What to say about an import that failed; None where it is no optional package's.
+    """Our error for a failed import; None if the missing package is not an optional one.
 
     Args:
-        error: as Python raised it, here or where a module that needs the package was imported.
+        error: from the import of the package, or of a module that needs it.
     """
     extra = _EXTRA_OF_PACKAGE.get((error.name or "").partition(".")[0])
     if extra is None:

@@ -1,4 +1,4 @@
-"""A bundle that is loaded and answers."""
+"""Loaded bundles that run batches and texts."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from hdruntime.gpu.device_arrays import DeviceArray
 
 _MOST_THREADS = 1024
-"""More than any one machine has cores; a backend would try to start as many as it is told."""
+"""More than the cores of any machine; a backend would try to start any number of threads."""
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -50,23 +49,22 @@ def load(
     """Load a bundle.
 
     Args:
-        bundle: its directory, or what :func:`open_bundle` returned.
+        bundle: its directory, or the result of :func:`open_bundle`.
         backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
-            first, then ONNX Runtime on the GPU, and logs which and why. A GPU that is there and is not used is warned
-            of.
-        threads: CPU threads of one run; None leaves it to the backend.
-        rebuild: where there is a GPU that no engine of the bundle runs on, build one in place first: minutes, and the
-            packages that building takes.
-        gpu: how backends run on a GPU, by default ``GpuOptions()``.
+            first, then ONNX Runtime on the GPU, and logs its choice and the reason. An unused GPU causes a warning.
+        threads: CPU threads of one run; None leaves the number to the backend.
+        rebuild: if no engine of the bundle runs on this machine's GPU, build one in place first. It takes minutes, and
+            needs the packages for building.
+        gpu: options of backends on a GPU, by default ``GpuOptions()``.
 
     Raises:
-        BundleError: there is no bundle, or it is damaged or too new.
-        BackendError: the backend cannot run here, or not this bundle.
-        InputError: no backend of that name, or ``threads`` is not 1 to 1024.
+        BundleError: the bundle is missing, damaged or too new.
+        BackendError: the backend cannot run here, or cannot run this bundle.
+        InputError: the backend is unknown, or ``threads`` is not 1 to 1024.
     """
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise InputError(
-            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for what suits the backend."
+            f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for the backend's default."
         )
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
     opened, runner, reason = open_runner(opened, backend, threads=threads, rebuild=rebuild, gpu=gpu)
@@ -80,14 +78,15 @@ def load(
 class Session:
     """A loaded bundle, made by :func:`load`; also a context manager.
 
-    Safe to use from several threads. Where one closes it, the others get their results or a BackendError. Not to be
-    used in a process that was forked of the one that loaded it (``os.fork``, multiprocessing's start method ``fork``):
-    there it raises BackendError, since neither threads nor GPU contexts are forked. Load the bundle in every process.
+    Safe to use from several threads. If one closes it, the others get their results or a BackendError. In a process
+    that was forked after loading (``os.fork``, multiprocessing's start method ``fork``) it raises BackendError, because
+    a fork copies neither threads nor GPU contexts. Load the bundle in every process.
     """
 
     def __init__(self, bundle: Bundle, runner: Runner, *, backend_reason: str = "") -> None:
         self._bundle = bundle
-        self._output_names = [spec.name for spec in bundle.manifest.outputs]
+        self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in bundle.manifest.outputs}
+        self._output_names = list(self._has_tokens_axis)
         self._scheduler = Scheduler(
             runner,
             mask=bundle.manifest.mask,
@@ -101,12 +100,12 @@ class Session:
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle says about itself."""
+        """The bundle's manifest."""
         return self._bundle.manifest
 
     @property
     def backend(self) -> Backend:
-        """What runs the bundle."""
+        """The backend that runs the bundle."""
         return self._backend
 
     @property
@@ -116,12 +115,12 @@ class Session:
 
     @property
     def max_len(self) -> int:
-        """Most tokens of a text: the manifest's, or fewer where an engine was built for fewer."""
+        """Most tokens of a text: the manifest's limit, or the engine's if it is lower."""
         return self._max_len
 
     @property
     def batch_tokens(self) -> int:
-        """Tokens of a batch, padding included, that suit the backend: :meth:`embed` and :meth:`infer` default to it.
+        """The backend's preferred tokens of a batch, including padding; default of :meth:`embed` and :meth:`infer`.
 
         Raises:
             BackendError: the session is closed.
@@ -130,14 +129,14 @@ class Session:
 
     @property
     def padding(self) -> PaddingCount:
-        """Tokens that were computed since the bundle was loaded, and padding among them."""
+        """Tokens of texts, and of padding, computed since the bundle was loaded."""
         return self._scheduler.padding
 
     @property
     def engine_bytes(self) -> int | None:
-        """GPU memory of the engine's weights and contexts, as TensorRT says; None where it does not, or on a CPU.
+        """GPU memory of the engine's weights and contexts as reported by TensorRT; None without a report, or on a CPU.
 
-        Scratch memory of the contexts grows to what the largest batch so far needed.
+        Scratch memory of the contexts grows to the needs of the largest batch so far.
 
         Raises:
             BackendError: the session is closed.
@@ -146,9 +145,9 @@ class Session:
         return runner.engine_bytes() if isinstance(runner, DeviceRunner) else None
 
     def most_rows(self, tokens: int) -> int:
-        """Texts of that length that a call runs in one piece; a larger batch gets its answers, too, in parts.
+        """Most texts of this length that a call runs in one piece; a larger batch runs in parts.
 
-        An engine's profiles limit it, and memory once a batch got none; ``sys.maxsize`` where nothing does.
+        An engine's profiles limit it, and so does memory after a batch that did not fit; else ``sys.maxsize``.
 
         Raises:
             BackendError: the session is closed.
@@ -156,18 +155,18 @@ class Session:
         return self._scheduler.most_rows(tokens)
 
     def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
-        """Run one batch as it is given.
+        """Run one batch as given.
 
         Args:
-            input_ids: [batch, tokens], any integers; nested lists will do.
+            input_ids: [batch, tokens], any integers; nested lists are accepted.
             attention_mask: [batch, tokens], 1 for real tokens, 0 for padding; default ones.
-            token_type_ids: [batch, tokens], default zeros, or, in question answering with BigBird, 0 up to the first
-                separator and 1 behind it; only if the bundle has this input.
+            token_type_ids: [batch, tokens], default zeros, or, for question answering with BigBird, 0 up to the first
+                separator and 1 after it; only if the bundle has this input.
             global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
-                is the first real token of a row, or, where the task is question answering, its tokens before the
-                first separator. Marks on padding are ignored.
-            memories: of a recurrent model, by their names, each float32 of the manifest's shape: what the output that
-                the manifest names was in the call before for the same rows; default zeros, a text begins.
+                is the first real token of a row, or, for question answering, the tokens before the first separator.
+                Marks on padding are ignored.
+            memories: of a recurrent model, by name, each float32 of the manifest's shape: the output that the manifest
+                names, from the previous call for the same rows; default zeros, for the start of a text.
                 :meth:`recurrent` feeds them.
 
         Returns:
@@ -184,14 +183,14 @@ class Session:
         return result.outputs
 
     def recurrent(self) -> Callable[..., dict[str, FloatArray]]:
-        """A call that remembers: it gives every memory what its output was in the call before.
+        """A function that calls the session and feeds every memory with its output of the previous call.
 
         For the segments of long texts in a model with a memory, one segment of each text after the other. The first
-        call begins with the memories' defaults; a memory that is given to a call takes the place of the remembered, and
-        None that of a text that begins. A call that fails is not remembered.
+        call begins with the memories' defaults; a memory given to a call replaces the remembered one, and None begins a
+        new text. A failed call is not remembered.
 
         Returns:
-            what takes and returns what the session itself does; its calls have as many rows each.
+            a function with the session's own arguments and results; all its calls must have the same number of rows.
         """
         sources = {spec.name: spec.fed_from for spec in self.manifest.inputs if spec.fed_from is not None}
         remembered: dict[str, npt.ArrayLike | None] = {}
@@ -204,29 +203,29 @@ class Session:
         return call
 
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
-        """Run one batch that is in the memory of the GPU, and leave its results there; nothing is copied to the CPU.
+        """Run one batch that is in GPU memory, and leave its results there.
 
-        What only values tell is not checked, for that would take a copy: ids outside of the vocabulary, masks that are
+        Values are not checked, because that would need a copy to the CPU: ids outside the vocabulary, masks that are
         neither 0 nor 1, NaN in results.
 
         Args:
-            outputs: names of the outputs wanted, default all.
-            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 of a memory, with
-                ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's have both). They have been read
-                when this returns.
+            outputs: names of the requested outputs, default all.
+            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a memory, with
+                ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's arrays have both). They have been
+                read on return.
 
         Returns:
-            output name -> array of the shape in the manifest, which may still be computed: PyTorch takes it by
-            ``torch.from_dlpack``, and waits where it has to. Padded positions hold 0.
+            output name -> array of the shape in the manifest, whose computation may continue: ``torch.from_dlpack``
+            accepts it, and waits as needed. Padded positions hold 0.
 
         Raises:
             InputError: an input does not fit, or is not on the engine's GPU.
-            BackendError: the backend takes no such arrays, it failed, or the session is closed.
+            BackendError: the backend does not accept such arrays, it failed, or the session is closed.
         """
         runner = self._scheduler.runner
         if not isinstance(runner, DeviceRunner):
             raise BackendError(
-                f"The backend {self._backend.value} takes no arrays on a GPU.\n"
+                f"The backend {self._backend.value} does not accept arrays on a GPU.\n"
                 "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
             )
         return runner.start_on_device(inputs, self._checked_output_names(outputs))
@@ -241,12 +240,12 @@ class Session:
         """Encode texts, or pairs, with the bundle's tokenizer; see :meth:`TextTokenizer.encode`.
 
         Raises:
-            InputError: the bundle has no tokenizer, a text does not fit, or ``overflow`` is ``split``, which gives more
-                than one encoding a text: :meth:`split` does that.
+            InputError: the bundle has no tokenizer, a text does not fit, or ``overflow`` is ``split``, which needs more
+                than one encoding per text: :meth:`split` does that.
         """
         if overflow == Overflow.SPLIT:
             raise InputError(
-                "tokenize gives one encoding a text, so it cannot split.\n"
+                "tokenize returns one encoding per text, so it cannot split.\n"
                 "Use session.split(texts, stride=...), or session.embed(texts, overflow='split')."
             )
         return self._text_tokenizer.encode(texts, pairs, overflow=overflow)
@@ -254,19 +253,19 @@ class Session:
     def split(
         self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0
     ) -> list[SplitEncoding]:
-        """Encode texts, or pairs, of any number of tokens; those that are too long are cut into pieces.
+        """Encode texts, or pairs, of any number of tokens; texts that are too long are cut into pieces.
 
         Args:
             texts: may be empty strings.
-            pairs: the second text of each pair, as many as ``texts``. It is what is cut; every piece has the whole
-                first text.
-            stride: tokens that a piece repeats of the one before it.
+            pairs: the second text of each pair, as many as ``texts``. Only it is cut; every piece has the whole first
+                text.
+            stride: tokens that a piece repeats from the previous piece.
 
         Returns:
-            a text each, in the order given; :func:`hdruntime.text.splitting.merged` puts its pieces' outputs together.
+            one result per text, in order; :func:`hdruntime.text.splitting.merged` merges the outputs of its pieces.
 
         Raises:
-            InputError: the bundle has no tokenizer, or a piece would have no token that the one before it has not.
+            InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a piece.
         """
         encodings = self._text_tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT)
         return split_encodings(encodings, max_len=self._max_len, stride=stride, is_pair=pairs is not None)
@@ -278,21 +277,21 @@ class Session:
         batch_tokens: int | None = None,
         outputs: Sequence[str] | None = None,
     ) -> list[dict[str, FloatArray]]:
-        """Run texts of different lengths, batched by length inside.
+        """Run texts of different lengths, batched by length.
 
         Args:
-            encodings: what :meth:`tokenize` returned.
-            batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
-            outputs: names of the outputs wanted, default all.
+            encodings: from :meth:`tokenize`.
+            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
+            outputs: names of the requested outputs, default all.
 
         Returns:
-            a dict a text, in the order given: output name -> float32 array without the batch axis, its
-            tokens axis as long as the text.
+            one dict per text, in order: output name -> float32 array without the batch axis, its tokens axis as long
+            as the text.
 
         Raises:
-            InputError: a text is too long, an id is not in the vocabulary, there is no such output, or the bundle
-                marks questions as global and a text has none, or one of too many tokens.
-            NonFiniteOutputError: a result is NaN or infinite; rows are named as numbered in ``encodings``.
+            InputError: a text is too long, an id is not in the vocabulary, an output is unknown, or the bundle marks
+                questions as global and a text has no question, or one of too many tokens.
+            NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
             BackendError: the backend failed, or the session is closed.
         """
         names = self._checked_output_names(outputs)
@@ -302,7 +301,7 @@ class Session:
             for index, row in enumerate(result.rows):
                 length = len(encodings[row])
                 for name, values in result.outputs.items():
-                    results[row][name] = values[index, :length] if self._has_tokens_axis(name) else values[index]
+                    results[row][name] = values[index, :length] if self._has_tokens_axis[name] else values[index]
         return results
 
     def run_batches(
@@ -312,23 +311,23 @@ class Session:
         batch_tokens: int | None = None,
         outputs: Sequence[str] | None = None,
     ) -> Iterator[BatchResult]:
-        """Run texts of different lengths as :meth:`infer` does, and hand out each batch when it is done.
+        """Run texts of different lengths as :meth:`infer` does, and yield each batch when it is finished.
 
-        The longest texts come first. A batch that gets no memory is halved, and texts of such lengths go in smaller
-        batches as long as the session lives. A row whose result is NaN or infinite, or that the backend does not run
-        even alone, has its error, and the others of its batch have their results.
+        The longest texts come first. A batch that does not fit in memory is halved, and texts of such lengths run in
+        smaller batches for the rest of the session. A row has its error if its result is NaN or infinite, or if the
+        backend fails on it alone; the other rows of its batch have their results.
 
         Args:
-            encodings: what :meth:`tokenize` returned.
-            batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
-            outputs: names of the outputs wanted, default all.
+            encodings: from :meth:`tokenize`.
+            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
+            outputs: names of the requested outputs, default all.
 
         Returns:
             an iterator; each text is in one of its results.
 
         Raises:
-            InputError: as :meth:`infer`. Only an id that is not in the vocabulary shows as late as its batch's turn.
-            OutOfMemoryError: no text ever fitted in the memory, or one no longer does of a length that did.
+            InputError: as :meth:`infer`. An id outside the vocabulary is only found when its batch begins.
+            OutOfMemoryError: no text ever fitted in memory, or one no longer fits whose length did before.
             BackendError: the session is closed.
         """
         lengths = [len(encoding) for encoding in encodings]
@@ -350,22 +349,21 @@ class Session:
         stride: int = 0,
         split_pooling: SplitPooling | str = SplitPooling.MEAN,
     ) -> FloatArray:
-        """One vector a text: the bundle's ``sentence_embedding``, else the mean of its token vectors.
+        """One vector per text: the bundle's ``sentence_embedding``, else the mean of its token vectors.
 
         Args:
-            texts: an empty string is a text, too.
-            batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
-            overflow: what to do with a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it
-                in pieces.
-            stride: tokens that a piece of a split text repeats of the one before it.
-            split_pooling: what is made of the pieces' vectors: their ``mean``, weighted by tokens, or their ``max``. If
-                they all have length 1, so has the result.
+            texts: may be empty strings.
+            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
+            overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it in pieces.
+            stride: tokens that a piece of a split text repeats from the previous piece.
+            split_pooling: combines the pieces' vectors: ``mean``, weighted by tokens, or ``max``. If all of them have
+                norm 1, the result is normalised too.
 
         Returns:
-            float32 [texts, dimensions], in the order given.
+            float32 [texts, dimensions], in order.
 
         Raises:
-            InputError: the bundle's task gives no embeddings, it has no tokenizer, or a text does not fit.
+            InputError: the bundle's task has no embeddings, it has no tokenizer, or a text does not fit.
             NonFiniteOutputError: an embedding is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
@@ -384,18 +382,13 @@ class Session:
         return np.stack(vectors) if vectors else self._no_vectors()
 
     def close(self) -> None:
-        """Free the backend's memory; what is called afterwards, or under way in other threads, raises BackendError."""
+        """Free the backend's memory; later calls, and calls running in other threads, raise BackendError."""
         self._scheduler.close()
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property
@@ -410,18 +403,15 @@ class Session:
                 raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
         return self._output_names if names is None else list(names)
 
-    def _has_tokens_axis(self, name: str) -> bool:
-        return any(spec.name == name and spec.has_tokens_axis for spec in self.manifest.outputs)
-
     def _vectors(
         self, output: TensorSpec, encodings: Sequence[Encoding], numbers: Sequence[int], batch_tokens: int | None
     ) -> FloatArray:
-        """[encodings, dimensions], one vector an encoding; errors name them by their ``numbers``."""
+        """[encodings, dimensions], one vector per encoding; errors use their ``numbers``."""
         vectors: FloatArray | None = None
         for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=[output.name]):
             self._require_good(result, numbers)
             values = result.outputs[output.name]
-            if "tokens" in output.shape:
+            if output.has_tokens_axis:
                 values = mean_over_tokens(values, result.attention_mask)
             if vectors is None:
                 vectors = np.empty((len(encodings), values.shape[1]), dtype=np.float32)
@@ -445,7 +435,7 @@ class Session:
         return checked_inputs(given, self.manifest, max_len=self._max_len)
 
     def _require_good(self, result: BatchResult, numbers: Sequence[int]) -> None:
-        """Raise for a batch with failed rows; the caller knows them by their numbers, if there is more than one."""
+        """Raise for a batch with failed rows, named by the caller's numbers if there is more than one row."""
         if not result.errors:
             return
         for name, wrong in non_finite_rows(result.outputs).items():

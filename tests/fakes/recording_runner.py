@@ -1,4 +1,4 @@
-"""A backend that answers at once, remembers what it was asked, and fails as a test wants it to."""
+"""A backend that answers at once, records its batches, and fails as a test requests."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ __all__ = ["BROKEN_ID", "NAN_ID", "RecordingRunner", "answer"]
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -21,53 +22,43 @@ NAN_ID = 9
 
 
 def answer(input_ids: np.ndarray, hidden_size: int = 4) -> np.ndarray:
-    """What the backend computes: float32 [..., hidden_size], each id and its position in the text, in turns."""
+    """The backend's answer: float32 [..., hidden_size], each id and its position in the text, alternating."""
     positions = np.broadcast_to(np.arange(input_ids.shape[-1]), input_ids.shape)
     values = np.stack([input_ids, positions] * (hidden_size // 2), axis=-1).astype(np.float32)
     values[input_ids == NAN_ID] = np.nan
     return values
 
 
+@dataclass(eq=False, kw_only=True)
 class RecordingRunner:
     """A `Runner` for bundles of feature extraction.
 
-    Args:
-        memory: tokens, padding included, of all batches under way; what does not fit gets no memory.
-        fails_late: lack of memory shows when results are asked for, rather than at the start.
-        rows: tokens -> most rows.
+    Attributes:
+        memory: tokens, including padding, of all batches in flight; a batch beyond it runs out of memory.
+        fails_late: lack of memory is raised when results are requested, rather than at the start.
+        most_rows: tokens -> most rows.
+        shapes: of every started batch.
+        failures: number of batches that ran out of memory.
+        in_flight: numbers of the batches in flight.
+        most_seen: most batches in flight at a time.
+        order: numbers of the batches in the order of requests for their results.
     """
 
     backend = Backend.ONNXRUNTIME
 
-    def __init__(
-        self,
-        *,
-        memory: int = sys.maxsize,
-        fails_late: bool = False,
-        most_in_flight: int = 1,
-        batch_tokens: int = 64,
-        max_len: int = 16,
-        prefers_equal_lengths: bool = False,
-        rows: Callable[[int], int] = lambda tokens: sys.maxsize,
-    ) -> None:
-        self.memory = memory
-        self.fails_late = fails_late
-        self.most_in_flight = most_in_flight
-        self.batch_tokens = batch_tokens
-        self.max_len = max_len
-        self.prefers_equal_lengths = prefers_equal_lengths
-        self.most_rows = rows
-        self.shapes: list[tuple[int, int]] = []
-        """Of every batch that was started."""
-        self.failures = 0
-        """Batches that got no memory."""
-        self.in_flight: list[int] = []
-        """Numbers of the batches under way."""
-        self.most_seen = 0
-        """Most batches that were under way at a time."""
-        self.order: list[int] = []
-        """Numbers of the batches whose results were asked for."""
-        self.is_closed = False
+    memory: int = sys.maxsize
+    fails_late: bool = False
+    most_in_flight: int = 1
+    batch_tokens: int = 64
+    max_len: int = 16
+    prefers_equal_lengths: bool = False
+    most_rows: Callable[[int], int] = lambda tokens: sys.maxsize
+    shapes: list[tuple[int, int]] = field(default_factory=list)
+    failures: int = 0
+    in_flight: list[int] = field(default_factory=list)
+    most_seen: int = 0
+    order: list[int] = field(default_factory=list)
+    is_closed: bool = False
 
     def computed_tokens(self, attention_mask: np.ndarray) -> int:
         """See `hdruntime.backends.Runner`."""

@@ -1,7 +1,7 @@
-"""A CUDA driver that is none: it has the calls that a launch needs, and refuses every other.
+"""A simulated CUDA driver with only the calls that a launch needs.
 
-It stands in for the module ``cuda.bindings.driver``. Its "machine code" is JSON that says which Triton kernel it would
-be; what runs it is handed in, see `simulated_gpu`.
+It replaces the module ``cuda.bindings.driver``. Its "machine code" is JSON that names a Triton kernel; the caller
+supplies the function that runs it, see `simulated_gpu`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hdplugins.kernels.aot import KernelSource
 _MAGIC = b"simulated cubin "
 _SCRATCH_POINTERS = 2
 _SHARED_BYTES = {"attend": 60 * 1024}
-"""More than a launch may have unless the function's attribute says so."""
+"""More than a launch may use unless the function's attribute allows it."""
 
 _USUAL_SHARED_BYTES = 48 * 1024
 _contexts = itertools.count(0xC0)
@@ -35,7 +35,7 @@ class LaunchedKernel:
     """One launch, as the driver saw it.
 
     Attributes:
-        source: the machine code's account of itself: function, signature, constants, num_warps.
+        source: the content of the machine code: function, signature, constants, num_warps.
         grid: programs along x, y and z.
         arguments: name -> value; pointers are addresses.
         stream: its handle.
@@ -59,7 +59,7 @@ class SimulatedDriver:
     Attributes:
         calls: names of the calls, in order.
         failing: call -> the code that it answers.
-        launching_only: refuse everything but launches, as while TensorRT enqueues.
+        launching_only: refuse all calls but launches, as during TensorRT's enqueueing.
     """
 
     class CUdevice_attribute(enum.IntEnum):  # noqa: N801
@@ -82,7 +82,7 @@ class SimulatedDriver:
         self.calls: list[str] = []
         self.failing: dict[str, int] = {}
         self.launching_only = False
-        # A context of its own, unless one is given: what other tests loaded is not there then.
+        # By default a new context, without the modules of other tests.
         self._context = next(_contexts) if context is None else context
         self._architecture, self._run = architecture, run
         self._modules: list[dict[str, Any]] = []
@@ -147,10 +147,10 @@ class SimulatedDriver:
 
 
 def write_simulated_kernels(folder: Path, operator: str, sources: Sequence[KernelSource]) -> None:
-    """What `hdexport.engines.kernels.write_kernels` would have put there, compiled for the simulated driver."""
+    """Write the files of `hdexport.engines.kernels.write_kernels`, compiled for the simulated driver."""
     folder.mkdir(exist_ok=True)
     for source in sources:
-        # Pairs, for the order counts.
+        # Pairs, because the order matters.
         code = {**asdict(source), "signature": list(source.signature.items())}
         cubin = folder / f"{operator}-{source.function}-sm{source.architecture}-{len(list(folder.iterdir()))}.cubin"
         cubin.write_bytes(_MAGIC + json.dumps(code).encode())
@@ -172,7 +172,7 @@ def write_simulated_kernels(folder: Path, operator: str, sources: Sequence[Kerne
 
 
 def _read_arguments(parameters: int, signature: Sequence[Sequence[str]]) -> dict[str, int | float]:
-    """The values that an array of addresses of values leads to, as a GPU would read them."""
+    """The values behind an array of their addresses, as a GPU would read them."""
     count = len(signature) + _SCRATCH_POINTERS
     places = (ctypes.c_void_p * count).from_address(parameters)
     for place in places[len(signature) :]:

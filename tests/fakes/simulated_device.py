@@ -1,15 +1,18 @@
-"""A GPU that is none: its memory is the host's behind addresses of its own, and its streams run late and out of step.
+"""A simulated GPU: host memory with separate addresses, and streams that run late and in random order.
 
-It stands in for the module ``cuda.bindings.driver``, like `simulated_cuda` does for launches. What is enqueued on a
-stream happens some time later: whenever the driver is called, a few operations of any streams may run, in a random
-order that respects streams, events and synchronisation. So a program that forgets to wait gives a wrong answer or an
-error for some seed. Memory that is freed, or never was allocated, is not read or written unnoticed.
+It replaces the module ``cuda.bindings.driver``, like `simulated_cuda` does for launches. Work on a stream runs some
+time after it was enqueued: at any call of the driver, a few operations of any streams may run, in a random order that
+respects streams, events and synchronisation. So a program that forgets to wait gives a wrong answer or an error for
+some seed. Access to memory that is freed or was never allocated is a recorded fault.
 """
+
+# ruff: noqa: N801, N802, N815  (the driver's own names)
 
 from __future__ import annotations
 
 __all__ = ["SimulatedDevice"]
 
+import contextlib
 import ctypes
 import enum
 import functools
@@ -17,7 +20,7 @@ import itertools
 import random
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +30,7 @@ FIRST_ADDRESS = 0x7F0000000000
 _GAP = 1 << 20
 _NAN_BYTE = 0xFF
 _FREED_BYTE = 0xDD
+_CONTEXT = 0xC0
 
 
 class Code(enum.IntEnum):
@@ -50,7 +54,7 @@ class RefusedError(Exception):
 
 @dataclass(eq=False)
 class Event:
-    """Recorded again and again; who waits, waits for the record that was the latest when it asked."""
+    """May be recorded repeatedly; a waiter waits for the latest record at the time of its call."""
 
     recorded: int = 0
     done: int = 0
@@ -58,7 +62,7 @@ class Event:
 
 @dataclass(eq=False)
 class Stream:
-    """What it does, each thing with whether it may run yet."""
+    """Operations, each with a function that tells whether it may run yet."""
 
     queue: deque[tuple[Callable[[], None], Callable[[], bool]]] = field(default_factory=deque)
     capture: list[Callable[[], None]] | None = None
@@ -74,11 +78,19 @@ class Graph:
 
 
 class _Handle(int):
-    """The driver's objects are no plain integers."""
+    """The driver's objects are not plain integers."""
 
 
-def call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
-    """One call of the driver: counted, refused when a test says so, and answered as (code, result...)."""
+def driver(kind: type[SimulatedDevice]) -> type[SimulatedDevice]:
+    """Make the class's methods ``cu...`` calls of the driver."""
+    for name, function in list(vars(kind).items()):
+        if name.startswith("cu") and name != "cuGetErrorString":
+            setattr(kind, name, _call(function))
+    return kind
+
+
+def _call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
+    """A call of the driver: counted, refused if a test requests it, and answered as (code, result...)."""
     name = function.__name__
 
     @functools.wraps(function)
@@ -87,7 +99,7 @@ def call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
             self.calls.append(name)
             try:
                 if name in self.failing:
-                    raise RefusedError(Code.INVALID_VALUE if self.failing[name] is None else self.failing[name])
+                    raise RefusedError(self.failing[name])
                 self._fail_once(name)
                 if self.broken is not None:
                     raise RefusedError(self.broken)
@@ -107,43 +119,44 @@ def call(function: Callable[..., Any]) -> Callable[..., tuple[Any, ...]]:
 _WITHOUT_CONTEXT = {"cuInit", "cuDeviceGet", "cuDevicePrimaryCtxRetain", "cuCtxPushCurrent"}
 
 
+@driver
 class SimulatedDevice:
     """A driver with one GPU, for tests.
 
     Args:
         seed: of the order in which streams run.
-        eagerness: how likely an operation runs whenever the driver is called; 0 leaves all to synchronisation.
+        eagerness: probability that an operation runs at a call of the driver; 0 leaves all to synchronisation.
 
     Attributes:
         calls: names of the calls, in order.
-        failing: call -> the code that it answers; None for an invalid value.
-        failing_after: a call and how often it succeeds before it once finds no memory.
+        failing: call -> the code that it answers.
+        failing_after: a call, and how often it succeeds before it once finds no memory.
         ignored: calls that do nothing, for tests of programs without them.
-        broken: what every call answers, as after an illegal address.
+        broken: the code that every call answers, as after an illegal address.
         free_bytes: memory that may still be allocated, None for any amount.
-        free_pinned_bytes: likewise.
-        elapsed_ms: what every pair of events answers.
-        wrong_replays: graphs do nothing when they are launched.
-        faults: what programs did wrong, as they went.
+        free_pinned_bytes: likewise for pinned memory.
+        elapsed_ms: time between any two events.
+        wrong_replays: launched graphs do nothing.
+        faults: errors of programs, in order.
     """
 
     class CUstreamCaptureMode(enum.IntEnum):
         CU_STREAM_CAPTURE_MODE_GLOBAL = 0
         CU_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1
 
-    class CUpointer_attribute(enum.IntEnum):  # noqa: N801
+    class CUpointer_attribute(enum.IntEnum):
         CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL = 9
 
     class CUmemorytype(enum.IntEnum):
         CU_MEMORYTYPE_DEVICE = 2
 
-    class CUDA_MEMCPY2D:  # noqa: N801
-        srcMemoryType = dstMemoryType = None  # noqa: N815
-        srcDevice = dstDevice = srcPitch = dstPitch = WidthInBytes = Height = 0  # noqa: N815
+    class CUDA_MEMCPY2D:
+        srcMemoryType = dstMemoryType = None
+        srcDevice = dstDevice = srcPitch = dstPitch = WidthInBytes = Height = 0
 
     def __init__(self, seed: int = 0, *, eagerness: float | None = None) -> None:
         self.calls: list[str] = []
-        self.failing: dict[str, Code | None] = {}
+        self.failing: dict[str, Code] = {}
         self.failing_after: tuple[str, int] | None = None
         self.ignored: set[str] = set()
         self.broken: Code | None = None
@@ -165,52 +178,49 @@ class SimulatedDevice:
 
     # Memory, as operations see it.
 
-    def bytes_at(self, address: int, size: int) -> np.ndarray:
-        """Device memory, to be read and written; uint8 [size]."""
-        return self._bytes(self._memory, address, size, "memory of the device")
-
-    def host_bytes_at(self, address: int, size: int) -> np.ndarray:
-        """Pinned memory, likewise."""
-        return self._bytes(self._pinned, address, size, "pinned memory")
-
-    def _bytes(self, blocks: Mapping[int, np.ndarray], address: int, size: int, kind: str) -> np.ndarray:
-        for base, block in blocks.items():
+    def bytes_at(self, address: int, size: int, *, pinned: bool = False) -> np.ndarray:
+        """Memory of the device, or pinned memory, to be read and written; uint8 [size]."""
+        for base, block in (self._pinned if pinned else self._memory).items():
             if base <= address and address + size <= base + len(block):
                 return block[address - base : address - base + size]
-        self.faults.append(f"{size} bytes at {int(address):#x} are no {kind}")
+        self.faults.append(f"{size} bytes at {int(address):#x} are no {'pinned memory' if pinned else 'device memory'}")
         self.broken = Code.ILLEGAL_ADDRESS
         return np.full(size, _NAN_BYTE, np.uint8)
 
     def upload(self, values: np.ndarray) -> int:
-        """What another library would have on the GPU: its address. Freed by `forget`."""
+        """The address of an array that another library has on the GPU; freed by `forget`."""
         with self._lock:
             address = self._allocate(values.nbytes)
             self._memory[address][:] = np.frombuffer(values.tobytes(), np.uint8)
             return address
 
     def forget(self, address: int) -> None:
-        """Free what was uploaded."""
+        """Free an uploaded array."""
         del self._memory[address]
 
     def later(self, stream: int, run: Callable[[], None]) -> None:
-        """Enqueue something, as a kernel launch does."""
+        """Enqueue an operation, as a kernel launch does."""
         with self._lock:
             self._enqueue(stream, run)
 
     def new_stream(self) -> int:
-        """A stream of another library's."""
+        """A stream of another library."""
         return self._new(Stream())
 
-    def capturing(self, stream: int) -> bool:
-        """Whether the stream is being captured."""
-        return self._stream(stream).capture is not None
+    @contextlib.contextmanager
+    def as_current(self) -> Iterator[None]:
+        """The GPU is current, for another library."""
+        self.cuCtxPushCurrent(_CONTEXT)
+        yield
+        self.cuCtxPopCurrent()
 
-    def invalidate_capture(self, stream: int) -> None:
-        """What a forbidden call does."""
-        self._stream(stream).invalid = True
+    def capturing(self, stream: int) -> Stream | None:
+        """The stream, if it is being captured."""
+        found = self._thing(stream, Stream)
+        return None if found.capture is None else found
 
     def left(self) -> dict[str, int]:
-        """What was not given back: how much of each kind."""
+        """Objects and memory that were not freed: the number of each kind."""
         kinds: dict[str, int] = {"device memory": len(self._memory), "pinned memory": len(self._pinned)}
         for handle, thing in self._objects.items():
             if handle != 1:
@@ -219,70 +229,57 @@ class SimulatedDevice:
 
     # The driver's calls.
 
-    @call
-    def cuInit(self, flags: int) -> None: ...  # noqa: N802
+    def cuInit(self, flags: int) -> None: ...
 
-    @call
-    def cuDeviceGet(self, ordinal: int) -> int:  # noqa: N802
+    def cuDeviceGet(self, ordinal: int) -> int:
         if ordinal != 0:
             raise RefusedError(Code.INVALID_VALUE)
         return ordinal
 
-    @call
-    def cuDevicePrimaryCtxRetain(self, device: int) -> int:  # noqa: N802
-        return 0xC0
+    def cuDevicePrimaryCtxRetain(self, device: int) -> int:
+        return _CONTEXT
 
-    @call
-    def cuCtxPushCurrent(self, context: int) -> None:  # noqa: N802
+    def cuCtxPushCurrent(self, context: int) -> None:
         self._current().append(context)
 
-    @call
-    def cuCtxPopCurrent(self) -> int:  # noqa: N802
+    def cuCtxPopCurrent(self) -> int:
         return self._current().pop()
 
-    @call
-    def cuCtxSynchronize(self) -> None:  # noqa: N802
+    def cuCtxSynchronize(self) -> None:
         self._refuse_while_capturing()
         self._run_until(lambda: not any(stream.queue for stream in self._streams()))
 
-    @call
-    def cuStreamCreate(self, flags: int) -> int:  # noqa: N802
+    def cuStreamCreate(self, flags: int) -> int:
         assert flags == 1, "streams that wait for the default stream serialise everything"
         return self._new(Stream())
 
-    @call
-    def cuStreamDestroy(self, stream: int) -> None:  # noqa: N802
-        found = self._stream(stream)
+    def cuStreamDestroy(self, stream: int) -> None:
+        found = self._thing(stream, Stream)
         if found.queue:
             self.faults.append("a stream was destroyed that still had work")
         del self._objects[int(stream)]
 
-    @call
-    def cuStreamSynchronize(self, stream: int) -> None:  # noqa: N802
-        found = self._stream(stream)
+    def cuStreamSynchronize(self, stream: int) -> None:
+        found = self._thing(stream, Stream)
         if found.capture is not None:
             found.invalid = True
             raise RefusedError(Code.STREAM_CAPTURE_UNSUPPORTED)
         self._run_until(lambda: not found.queue)
 
-    @call
-    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:  # noqa: N802
-        found = self._event(event)
+    def cuStreamWaitEvent(self, stream: int, event: int, flags: int) -> None:
+        found = self._thing(event, Event)
         awaited = found.recorded
         self._enqueue(stream, lambda: None, ready=lambda: found.done >= awaited)
 
-    @call
-    def cuEventCreate(self, flags: int) -> int:  # noqa: N802
+    def cuEventCreate(self, flags: int) -> int:
         return self._new(Event())
 
-    @call
-    def cuEventDestroy(self, event: int) -> None:  # noqa: N802
-        self._event(event)
+    def cuEventDestroy(self, event: int) -> None:
+        self._thing(event, Event)
         del self._objects[int(event)]
 
-    @call
-    def cuEventRecord(self, event: int, stream: int) -> None:  # noqa: N802
-        found = self._event(event)
+    def cuEventRecord(self, event: int, stream: int) -> None:
+        found = self._thing(event, Event)
         found.recorded += 1
         number = found.recorded
 
@@ -291,29 +288,25 @@ class SimulatedDevice:
 
         self._enqueue(stream, record)
 
-    @call
-    def cuEventSynchronize(self, event: int) -> None:  # noqa: N802
-        found = self._event(event)
+    def cuEventSynchronize(self, event: int) -> None:
+        found = self._thing(event, Event)
         awaited = found.recorded
         self._run_until(lambda: found.done >= awaited)
 
-    @call
-    def cuEventElapsedTime(self, start: int, end: int) -> float:  # noqa: N802
+    def cuEventElapsedTime(self, start: int, end: int) -> float:
         for event in (start, end):
-            found = self._event(event)
+            found = self._thing(event, Event)
             if not found.recorded or found.done < found.recorded:
                 raise RefusedError(Code.INVALID_HANDLE)
         return self.elapsed_ms
 
-    @call
-    def cuMemAlloc(self, size: int) -> _Handle:  # noqa: N802
+    def cuMemAlloc(self, size: int) -> _Handle:
         self._refuse_while_capturing()
         if self.free_bytes is not None and size > self.free_bytes:
             raise RefusedError(Code.OUT_OF_MEMORY)
         return _Handle(self._allocate(size))
 
-    @call
-    def cuMemFree(self, address: int) -> None:  # noqa: N802
+    def cuMemFree(self, address: int) -> None:
         self._refuse_while_capturing()
         block = self._memory.pop(int(address), None)
         if block is None:
@@ -321,8 +314,7 @@ class SimulatedDevice:
         if self.free_bytes is not None:
             self.free_bytes += len(block)
 
-    @call
-    def cuMemHostAlloc(self, size: int, flags: int) -> int:  # noqa: N802
+    def cuMemHostAlloc(self, size: int, flags: int) -> int:
         if self.free_pinned_bytes is not None and size > self.free_pinned_bytes:
             raise RefusedError(Code.OUT_OF_MEMORY)
         if self.free_pinned_bytes is not None:
@@ -331,8 +323,7 @@ class SimulatedDevice:
         self._pinned[block.ctypes.data] = block
         return block.ctypes.data
 
-    @call
-    def cuMemFreeHost(self, address: int) -> None:  # noqa: N802
+    def cuMemFreeHost(self, address: int) -> None:
         block = self._pinned.pop(address)
         if self.free_pinned_bytes is not None:
             self.free_pinned_bytes += len(block)
@@ -340,20 +331,16 @@ class SimulatedDevice:
         block.fill(_FREED_BYTE)
         self._freed_pinned.append(block)
 
-    @call
-    def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
-        self._copy(stream, lambda: self.bytes_at(target, size), lambda: self.host_bytes_at(source, size))
+    def cuMemcpyHtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
+        self._copy(target, source, size, stream, source_pinned=True)
 
-    @call
-    def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
-        self._copy(stream, lambda: self.host_bytes_at(target, size), lambda: self.bytes_at(source, size))
+    def cuMemcpyDtoHAsync(self, target: int, source: int, size: int, stream: int) -> None:
+        self._copy(target, source, size, stream, target_pinned=True)
 
-    @call
-    def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:  # noqa: N802
-        self._copy(stream, lambda: self.bytes_at(target, size), lambda: self.bytes_at(source, size))
+    def cuMemcpyDtoDAsync(self, target: int, source: int, size: int, stream: int) -> None:
+        self._copy(target, source, size, stream)
 
-    @call
-    def cuMemcpy2DAsync(self, copy: Any, stream: int) -> None:  # noqa: N802
+    def cuMemcpy2DAsync(self, copy: Any, stream: int) -> None:
         assert copy.srcMemoryType == copy.dstMemoryType == self.CUmemorytype.CU_MEMORYTYPE_DEVICE
         pitches = copy.srcPitch, copy.dstPitch
         places, width, height = (copy.srcDevice, copy.dstDevice), copy.WidthInBytes, copy.Height
@@ -367,51 +354,42 @@ class SimulatedDevice:
 
         self._enqueue(stream, run)
 
-    @call
-    def cuMemcpyDtoH(self, target: int, source: int, size: int) -> None:  # noqa: N802
+    def cuMemcpyDtoH(self, target: int, source: int, size: int) -> None:
         ctypes.memmove(target, self.bytes_at(source, size).tobytes(), size)
 
-    @call
-    def cuMemsetD8Async(self, address: int, value: int, size: int, stream: int) -> None:  # noqa: N802
+    def cuMemsetD8Async(self, address: int, value: int, size: int, stream: int) -> None:
         self._enqueue(stream, lambda: self.bytes_at(address, size).fill(value))
 
-    @call
-    def cuPointerGetAttribute(self, attribute: int, address: int) -> int:  # noqa: N802
+    def cuPointerGetAttribute(self, attribute: int, address: int) -> int:
         assert attribute == self.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         if not any(base <= address < base + len(block) for base, block in self._memory.items()):
             raise RefusedError(Code.INVALID_VALUE)
         return 0
 
-    @call
-    def cuStreamBeginCapture(self, stream: int, mode: int) -> None:  # noqa: N802
+    def cuStreamBeginCapture(self, stream: int, mode: int) -> None:
         assert mode == self.CUstreamCaptureMode.CU_STREAM_CAPTURE_MODE_THREAD_LOCAL
-        found = self._stream(stream)
+        found = self._thing(stream, Stream)
         found.capture, found.invalid = [], False
 
-    @call
-    def cuStreamEndCapture(self, stream: int) -> int:  # noqa: N802
-        found = self._stream(stream)
+    def cuStreamEndCapture(self, stream: int) -> int:
+        found = self._thing(stream, Stream)
         captured, found.capture = found.capture, None
         if captured is None or found.invalid:
             raise RefusedError(Code.STREAM_CAPTURE_INVALIDATED)
         return self._new(captured)
 
-    @call
-    def cuGraphInstantiate(self, graph: int, flags: int) -> int:  # noqa: N802
+    def cuGraphInstantiate(self, graph: int, flags: int) -> int:
         return self._new(Graph(tuple(self._objects[int(graph)])))
 
-    @call
-    def cuGraphDestroy(self, graph: int) -> None:  # noqa: N802
+    def cuGraphDestroy(self, graph: int) -> None:
         del self._objects[int(graph)]
 
-    @call
-    def cuGraphExecDestroy(self, graph: int) -> None:  # noqa: N802
+    def cuGraphExecDestroy(self, graph: int) -> None:
         if self._objects[int(graph)].launched:
             self.faults.append("a graph was destroyed while it ran")
         del self._objects[int(graph)]
 
-    @call
-    def cuGraphLaunch(self, graph: int, stream: int) -> None:  # noqa: N802
+    def cuGraphLaunch(self, graph: int, stream: int) -> None:
         found = self._objects[int(graph)]
         found.launched += 1
         for operation in () if self.wrong_replays else found.operations:
@@ -422,7 +400,7 @@ class SimulatedDevice:
 
         self._enqueue(stream, end)
 
-    def cuGetErrorString(self, code: int) -> tuple[Any, ...]:  # noqa: N802
+    def cuGetErrorString(self, code: int) -> tuple[Code, bytes]:
         return (Code.SUCCESS, Code(code).name.lower().encode())
 
     # How calls fail and streams run.
@@ -436,7 +414,7 @@ class SimulatedDevice:
             raise RefusedError(Code.OUT_OF_MEMORY)
 
     def _enqueue(self, stream: int, run: Callable[[], None], *, ready: Callable[[], bool] = lambda: True) -> None:
-        found = self._stream(stream)
+        found = self._thing(stream, Stream)
         if found.capture is not None:
             found.capture.append(run)
         else:
@@ -460,11 +438,12 @@ class SimulatedDevice:
         self._random.choice(runnable).queue.popleft()[0]()
         return True
 
-    def _copy(self, stream: int, target: Callable[[], np.ndarray], source: Callable[[], np.ndarray]) -> None:
-        """Both are looked up when the copy runs: what is freed by then is gone."""
-
+    def _copy(
+        self, target: int, source: int, size: int, stream: int, target_pinned: bool = False, source_pinned: bool = False
+    ) -> None:
         def run() -> None:
-            target()[:] = source()
+            # Both are looked up when the copy runs: memory that is freed by then is gone.
+            self.bytes_at(target, size, pinned=target_pinned)[:] = self.bytes_at(source, size, pinned=source_pinned)
 
         self._enqueue(stream, run)
 
@@ -489,20 +468,13 @@ class SimulatedDevice:
         self._objects[int(handle)] = thing
         return handle
 
-    def _stream(self, handle: int) -> Stream:
-        return self._thing(handle, Stream)
-
-    def _event(self, handle: int) -> Event:
-        return self._thing(handle, Event)
-
     def _thing(self, handle: int, kind: type) -> Any:
         found = self._objects.get(int(handle))
         if not isinstance(found, kind):
-            self.faults.append(f"{int(handle):#x} is no {kind.__name__}, or none any more")
+            self.faults.append(f"{int(handle):#x} is no {kind.__name__}, or no longer exists")
             raise RefusedError(Code.INVALID_HANDLE)
         return found
 
     def _current(self) -> list[int]:
-        if not hasattr(self._contexts, "stack"):
-            self._contexts.stack = []
-        return self._contexts.stack
+        stack: list[int] = vars(self._contexts).setdefault("stack", [])
+        return stack

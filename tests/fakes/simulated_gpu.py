@@ -43,7 +43,7 @@ def plugin_of(
         attributes: name -> an int, a tuple of ints, or a float.
         kernels: the bundle's folder.
         operator: its name.
-        changes: attributes that are otherwise; None leaves one out.
+        changes: changed attributes; None leaves one out.
     """
     fields = [
         trt.PluginField(name, np.atleast_1d(np.array(value, kind)), getattr(trt.PluginFieldType, type_name))
@@ -57,9 +57,9 @@ def plugin_of(
 
 
 def tensor_descriptions(trt: Any, shape: Sequence[int], dtype: str, *others: Sequence[int]) -> list[Any]:
-    """What TensorRT tells of query, key, value and token_kind, for query of that [batch, heads, tokens, head_dim].
+    """TensorRT's descriptions of query, key, value and token_kind, for a query [batch, heads, tokens, head_dim].
 
-    The int32 inputs behind these, if any, have the other shapes.
+    The int32 inputs after these, if any, have the other shapes.
     """
     types = {"float32": trt.DataType.FLOAT, "float16": trt.DataType.HALF, "bfloat16": trt.DataType.BF16}
     shapes = [*[tuple(shape)] * 3, (shape[0], shape[2]), *map(tuple, others)]
@@ -74,7 +74,7 @@ def tensor_descriptions(trt: Any, shape: Sequence[int], dtype: str, *others: Seq
 def plugin_answers(
     operator: str, calls: Sequence[Inputs], folder: Path, tiles: Tiles, attributes: dict[str, Any]
 ) -> list[torch.Tensor]:
-    """What one plugin in one execution context answers to calls, in order; for `Interpreter.run`.
+    """The answers of one plugin in one execution context to calls, in order; for `Interpreter.run`.
 
     Args:
         operator: its name.
@@ -135,7 +135,7 @@ def _enqueue(
 def _run(launched: LaunchedKernel, memory: Mapping[int, torch.Tensor]) -> None:
     assert launched.stream == _STREAM
     kinds = dict(launched.source["signature"])
-    # An address that is no tensor's start is a KeyError here, and would be a wrong answer on a GPU.
+    # An address that is not a tensor's start is a KeyError here, and would be a wrong answer on a GPU.
     arguments = {
         name: _typed(memory[int(value)], kinds[name]) if kinds[name].startswith("*") else value
         for name, value in launched.arguments.items()
@@ -145,7 +145,7 @@ def _run(launched: LaunchedKernel, memory: Mapping[int, torch.Tensor]) -> None:
 
 
 def _typed(tensor: torch.Tensor, kind: str) -> torch.Tensor:
-    """Scratch memory as what a kernel takes it for."""
+    """Scratch memory with the kernel's type."""
     if tensor.dtype != torch.uint8:
         return tensor
     return tensor.view({"*i32": torch.int32, "*fp32": torch.float32}[kind])

@@ -1,7 +1,7 @@
-"""A TensorRT that is none: its engines hold ONNX graphs, which ONNX Runtime runs in the memory of a simulated GPU.
+"""A simulated TensorRT: its engines hold ONNX graphs, which ONNX Runtime runs in the memory of a simulated GPU.
 
-It refuses what TensorRT forbids, and fills with NaN what TensorRT leaves undefined: outputs before they are computed,
-scratch memory that another batch uses too, graphs whose execution context has changed. Plugins, loggers and
+It refuses calls that TensorRT forbids, and writes NaN where TensorRT leaves values undefined: outputs before they are
+computed, results from shared scratch memory, graphs whose execution context has changed. Plugins, loggers and
 enumerations are TensorRT-RTX's own.
 """
 
@@ -14,7 +14,7 @@ import dataclasses
 import json
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -40,7 +40,7 @@ _REAL = (
     "IPlugin", "PluginField", "ILogger", "DataType", "TensorIOMode", "EngineStat", "ExecutionContextAllocationStrategy",
     "CudaGraphStrategy", "DynamicShapesKernelSpecializationStrategy",
 )  # fmt: skip
-"""What names begin with that are TensorRT-RTX's own: our plugins' base classes, and enumerations."""
+"""Prefixes of names from TensorRT-RTX itself: our plugins' base classes, and enumerations."""
 
 CACHE_MAGIC = b"simulated cache "
 
@@ -48,7 +48,7 @@ CACHE_MAGIC = b"simulated cache "
 def simulated_engine(
     model: bytes, profiles: Sequence[ProfileShape], *, input_type: str = "INT64", output_type: str = "FLOAT"
 ) -> bytes:
-    """An engine's file: the ONNX graph that it computes, and its profiles; the types are of what is int64 and float."""
+    """An engine's file: its ONNX graph and its profiles; the types replace int64 and float."""
     described = {
         "model": base64.b64encode(model).decode(),
         "profiles": [[list(profile.batch), list(profile.tokens)] for profile in profiles],
@@ -56,27 +56,6 @@ def simulated_engine(
         "output_type": output_type,
     }
     return _MAGIC + json.dumps(described).encode()
-
-
-@dataclass(eq=False)
-class Trouble:
-    """What shall go wrong.
-
-    Attributes:
-        deserialize: message with which deserialising fails.
-        context: message with which making an execution context fails.
-        enqueue: message with which a batch fails.
-        capture: enqueueing fails while the stream is captured.
-        shape: every shape is refused.
-        uncapturable: contexts say that their streams cannot be captured.
-    """
-
-    deserialize: str | None = None
-    context: str | None = None
-    enqueue: str | None = None
-    capture: bool = False
-    shape: bool = False
-    uncapturable: bool = False
 
 
 class SimulatedTensorRt(ModuleType):
@@ -87,13 +66,14 @@ class SimulatedTensorRt(ModuleType):
         flavour: the module's name.
 
     Attributes:
-        trouble: what shall go wrong.
-        contexts: how many execution contexts there are.
-        made: how many there ever were.
-        caches: runtime caches, in order of their making.
-        scratch_bytes: scratch memory of a token.
+        trouble: what fails -> TensorRT's message: "deserialize", "context", "shape", "enqueue", "capture" (enqueueing
+            during a capture), "uncapturable" (contexts say that their streams cannot be captured).
+        living: the living execution contexts.
+        made: number of execution contexts ever made.
+        caches: runtime caches, in order of creation.
+        scratch_bytes: scratch memory per token.
         weights_bytes: weights of every engine.
-        shapes_run: the shapes of all batches that were enqueued, in order: (batch, tokens).
+        shapes_run: the shapes (batch, tokens) of all enqueued batches, in order.
     """
 
     __version__ = "9.9.9"
@@ -101,8 +81,9 @@ class SimulatedTensorRt(ModuleType):
     def __init__(self, device: SimulatedDevice, flavour: str) -> None:
         super().__init__(flavour)
         self.device = device
-        self.trouble = Trouble()
-        self.contexts = self.made = 0
+        self.trouble: dict[str, str] = {}
+        self.living: weakref.WeakSet[IExecutionContext] = weakref.WeakSet()
+        self.made = 0
         self.caches: list[IRuntimeCache] = []
         self.scratch_bytes = 64
         self.weights_bytes = 12345
@@ -122,7 +103,7 @@ class SimulatedTensorRt(ModuleType):
 
 
 class PluginRegistry:
-    """It takes all creators; there is one a simulated module, where the real one is the process's."""
+    """Accepts all creators; one per simulated module, where the real one is one per process."""
 
     def register_creator(self, creator: Any, plugin_namespace: str) -> bool:
         return True
@@ -133,8 +114,8 @@ class Runtime:
         self._trt, self._logger = trt, logger
 
     def deserialize_cuda_engine(self, serialized_engine: bytes) -> ICudaEngine | None:
-        if self._trt.trouble.deserialize is not None or not serialized_engine.startswith(_MAGIC):
-            return self._refuse(self._trt.trouble.deserialize or "the magic number is another")
+        if "deserialize" in self._trt.trouble or not serialized_engine.startswith(_MAGIC):
+            return self._refuse(self._trt.trouble.get("deserialize", "the magic number differs"))
         return ICudaEngine(self._trt, self, json.loads(serialized_engine[len(_MAGIC) :]))
 
     def _refuse(self, message: str) -> None:
@@ -150,12 +131,12 @@ class ICudaEngine:
         self._session = onnxruntime.InferenceSession(
             base64.b64decode(described["model"]), options, providers=["CPUExecutionProvider"]
         )
-        self._types = {
-            **{item.name: self._type_of(item, described["input_type"]) for item in self._session.get_inputs()},
-            **{item.name: described["output_type"] for item in self._session.get_outputs()},
-        }
-        self._inputs = [item.name for item in self._session.get_inputs()]
-        self._axes = {item.name: item.shape for item in (*self._session.get_inputs(), *self._session.get_outputs())}
+        inputs, outputs = self._session.get_inputs(), self._session.get_outputs()
+        of_input = {"tensor(int64)": described["input_type"], "tensor(float)": "FLOAT"}
+        self._types = {item.name: of_input[item.type] for item in inputs}
+        self._types |= {item.name: described["output_type"] for item in outputs}
+        self._inputs = [item.name for item in inputs]
+        self._axes = {item.name: item.shape for item in (*inputs, *outputs)}
 
     @property
     def num_io_tensors(self) -> int:
@@ -181,10 +162,6 @@ class ICudaEngine:
         sizes = {"batch": batch, "tokens": tokens}
         return tuple(sizes.get(axis, axis) for axis in self._axes[name])
 
-    @staticmethod
-    def _type_of(item: Any, of_integers: str) -> str:
-        return of_integers if item.type == "tensor(int64)" else "FLOAT"
-
     def get_engine_stat(self, stat: Any) -> int:
         return self._trt.weights_bytes if stat == self._trt.EngineStat.TOTAL_WEIGHTS_SIZE else -1
 
@@ -192,14 +169,14 @@ class ICudaEngine:
         return IRuntimeConfig(self._trt) if self._trt.__name__ == "tensorrt_rtx" else PlainRuntimeConfig()
 
     def create_execution_context(self, runtime_config: PlainRuntimeConfig) -> IExecutionContext | None:
-        if self._trt.trouble.context is not None:
-            return self._runtime._refuse(self._trt.trouble.context)
+        if "context" in self._trt.trouble:
+            return self._runtime._refuse(self._trt.trouble["context"])
         kind = RtxExecutionContext if isinstance(runtime_config, IRuntimeConfig) else IExecutionContext
         return kind(self._trt, self, runtime_config)
 
 
 class PlainRuntimeConfig:
-    """What TensorRT has of it."""
+    """TensorRT's part."""
 
     _strategy: Any = None
 
@@ -208,7 +185,7 @@ class PlainRuntimeConfig:
 
 
 class IRuntimeConfig(PlainRuntimeConfig):
-    """What TensorRT-RTX has."""
+    """TensorRT-RTX's part."""
 
     dynamic_shapes_kernel_specialization_strategy = cuda_graph_strategy = None
 
@@ -226,7 +203,7 @@ class IRuntimeConfig(PlainRuntimeConfig):
 
 
 class IRuntimeCache:
-    """Holds the shapes that kernels were compiled for."""
+    """The shapes with compiled kernels."""
 
     def __init__(self) -> None:
         self._content: set[str] = set()
@@ -243,7 +220,7 @@ class IRuntimeCache:
 
 @dataclass(frozen=True)
 class Bound:
-    """What a context was told when a batch was enqueued; `version` is of a captured one, which must stay."""
+    """A context's settings when a batch was enqueued; `version` is that of a captured one, which must not change."""
 
     shape: tuple[int, int]
     addresses: dict[str, int]
@@ -262,15 +239,14 @@ class State:
 
 
 class IExecutionContext:
-    """A context with memory of the user's."""
+    """A context with the caller's memory."""
 
     def __init__(self, trt: SimulatedTensorRt, engine: ICudaEngine, config: PlainRuntimeConfig) -> None:
         assert config._strategy == trt.ExecutionContextAllocationStrategy.USER_MANAGED
         self._trt, self._engine, self._config = trt, engine, config
         self._state, self._version = State(), 0
-        trt.contexts += 1
         trt.made += 1
-        weakref.finalize(self, _count_down, trt)
+        trt.living.add(self)
 
     def set_optimization_profile_async(self, profile_index: int, stream_handle: int) -> bool:
         self._state = State(profile=profile_index)
@@ -279,8 +255,9 @@ class IExecutionContext:
     def set_input_shape(self, name: str, shape: tuple[int, ...]) -> bool:
         low, _, high = self._engine.get_tensor_profile_shape(name, self._state.profile)
         fits = len(shape) == len(low) and all(a <= size <= b for a, size, b in zip(low, shape, high, strict=True))
-        if self._trt.trouble.shape or not fits:
-            return self._refuse(f"shape {shape} of {name} is outside of profile {self._state.profile}")
+        if "shape" in self._trt.trouble or not fits:
+            reason = f"shape {shape} of {name} is outside of profile {self._state.profile}"
+            return self._refuse(self._trt.trouble.get("shape", reason))
         if self._state.shapes.get(name) != shape:
             self._state.shapes[name] = shape
             self._state.needed, self._state.flushed = None, False
@@ -310,21 +287,23 @@ class IExecutionContext:
         return True
 
     def execute_async_v3(self, stream_handle: int) -> bool:
-        if self._trt.trouble.enqueue is not None:
-            self._state.needed = None  # what it was doing to its memory is anyone's guess
-            return self._refuse(self._trt.trouble.enqueue)
+        if "enqueue" in self._trt.trouble:
+            self._state.needed = None  # the state of its memory is unknown
+            return self._refuse(self._trt.trouble["enqueue"])
         state, device = self._state, self._trt.device
         if state.needed is None or state.scratch[1] < state.needed:
             return self._refuse(f"scratch memory of {state.scratch[1]} bytes, needed are {state.needed}")
         if set(state.addresses) != set(self._engine._types):
             return self._refuse("not every tensor has an address")
-        if device.capturing(stream_handle) and (self._trt.trouble.capture or not state.flushed):
-            device.invalidate_capture(stream_handle)
+        captured = device.capturing(stream_handle)
+        if captured is not None and ("capture" in self._trt.trouble or not state.flushed):
+            captured.invalid = True
             return self._refuse("operation not permitted when stream is capturing")
         state.flushed = True
         self._trt.shapes_run.append(self._shape())
-        self._note_in_cache()
-        version = self._version if device.capturing(stream_handle) else None
+        if (cache := getattr(self._config, "_cache", None)) is not None:
+            cache._content.add("x".join(map(str, self._shape())))
+        version = self._version if captured is not None else None
         bound = Bound(self._shape(), dict(state.addresses), (state.scratch[0], state.needed), version)
         # A batch uses its scratch memory from its first kernel to its last.
         context, engine = weakref.ref(self), self._engine
@@ -337,25 +316,16 @@ class IExecutionContext:
         assert self._state.shapes == {name: self._engine._shape_of(name, *shape) for name in self._engine._inputs}
         return shape
 
-    def _note_in_cache(self) -> None:
-        cache = getattr(self._config, "_cache", None)
-        if cache is not None:
-            cache._content.add("x".join(map(str, self._shape())))
-
     def _refuse(self, message: str) -> bool:
         self._engine._runtime._refuse(message)
         return False
 
 
 class RtxExecutionContext(IExecutionContext):
-    """What TensorRT-RTX has besides."""
+    """TensorRT-RTX's additional method."""
 
     def is_stream_capturable(self, stream: int) -> bool:
-        return not self._trt.trouble.uncapturable
-
-
-def _count_down(trt: SimulatedTensorRt) -> None:
-    trt.contexts -= 1
+        return "uncapturable" not in self._trt.trouble
 
 
 def _pattern(bound: Bound) -> np.ndarray:
@@ -380,8 +350,8 @@ def _compute(device: SimulatedDevice, context: Any, engine: ICudaEngine, bound: 
     names = [item.name for item in engine._session.get_outputs()]
     try:
         answers = engine._session.run(names, feed)
-    except Exception as error:  # ids of memory that was never written are outside of the vocabulary
-        device.faults.append(f"the inputs are none: {str(error)[:80]}")
+    except Exception as error:  # ids from memory without content are outside the vocabulary
+        device.faults.append(f"the inputs are invalid: {str(error)[:80]}")
         right, answers = False, []
     for name, values in zip(names, answers, strict=False):
         written = values if right else np.full_like(values, np.nan)
@@ -394,25 +364,36 @@ def add_engine(
     *,
     flavour: str = "tensorrt",
     max_len: int = 512,
-    version_compatible: bool = False,
-    **options: str,
+    types: Mapping[str, str] | None = None,
+    **changes: Any,
 ) -> Bundle:
-    """Give a bundle of `support.tiny_bundle` a simulated engine, and room for longer texts."""
+    """Give a bundle of `support.tiny_bundle` a simulated engine, in place of any other, and room for longer texts.
+
+    Args:
+        bundle: its directory.
+        profiles: of the engine.
+        flavour: of the engine.
+        max_len: of the bundle.
+        types: options of `simulated_engine`.
+        changes: other fields of the engine in the manifest.
+    """
     manifest = open_bundle(bundle).manifest
-    (bundle / "engines").mkdir()
-    engine = bundle / "engines" / f"{flavour}.engine"
-    engine.write_bytes(simulated_engine((bundle / "model.onnx").read_bytes(), profiles, **options))
-    engine.with_suffix(".json").write_text("{}")
     listed = EngineFile(
-        file=f"engines/{engine.name}",
+        file=f"engines/{flavour}.engine",
         passport=f"engines/{flavour}.json",
         flavour=flavour,
         version="9.9.9",
         precision="float32",
         architectures=("sm86",),
         profiles=tuple(profiles),
-        version_compatible=version_compatible,
     )
+    (bundle / "engines").mkdir(exist_ok=True)
+    model = (bundle / "model.onnx").read_bytes()
+    (bundle / listed.file).write_bytes(simulated_engine(model, profiles, **(types or {})))
+    built_on = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
+    passport = {"plugins": {}, "engine_sha256": "", "onnx_sha256": {}, "built_on": built_on}
+    (bundle / listed.passport).write_text(json.dumps(passport))
+    engines = (dataclasses.replace(listed, **changes),)
     positions = dataclasses.replace(manifest.positions, rows=max_len)
-    changed = dataclasses.replace(manifest, engines=(listed,), max_len=max_len, positions=positions)
+    changed = dataclasses.replace(manifest, engines=engines, max_len=max_len, positions=positions)
     return Bundle(bundle, seal(bundle, changed))

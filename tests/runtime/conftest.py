@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hdruntime.backends import onnxruntime_cuda
 from support.tiny_bundle import hidden_states, make_bundle
 
 BundleMaker = Callable[..., Path]
@@ -24,6 +25,14 @@ def new_bundle(tmp_path: Path) -> BundleMaker:
 
 
 @pytest.fixture
+def cuda_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code of ONNX Runtime's backend for a GPU, with the CPU as its device."""
+    monkeypatch.setattr(onnxruntime_cuda, "_providers", lambda gpu: [("CPUExecutionProvider", {})])
+    monkeypatch.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
+    monkeypatch.setattr(onnxruntime_cuda, "_DEVICE", "cpu")
+
+
+@pytest.fixture
 def bundle_path(new_bundle: BundleMaker) -> Path:
     """A bundle for feature extraction with external weights."""
     return new_bundle(external_data=True)
@@ -31,5 +40,5 @@ def bundle_path(new_bundle: BundleMaker) -> Path:
 
 @pytest.fixture
 def model() -> Callable[..., np.ndarray]:
-    """What the model of the bundles computes: (input_ids, attention_mask=None, padding=None) -> hidden states."""
+    """The function of the bundles' model: (input_ids, attention_mask=None, padding=None) -> hidden states."""
     return hidden_states

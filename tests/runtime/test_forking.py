@@ -1,4 +1,4 @@
-"""A session that was loaded before a fork is refused in the fork, which can load and end as any process."""
+"""A session from before a fork is refused in the fork, which can load bundles and end normally."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ print("parent", code, session(**BATCH)["last_hidden_state"].shape)
 """
 
 REFUSAL = """\
-This session was loaded in another process (PARENT), of which this one is a fork; neither threads nor GPU contexts \
-are forked.
-Load the bundle in this process, or start it otherwise: multiprocessing.get_context("spawn").
+This session was loaded in another process (PARENT), and this one is a fork of it; a fork copies neither threads nor \
+GPU contexts.
+Load the bundle in this process, or do not fork: multiprocessing.get_context("spawn").
 """
 
 
 @pytest.mark.parametrize("how", ["fork", "multiprocessing"])
-def test_a_session_is_refused_in_a_fork_whose_parent_goes_on(bundle_path: Path, how: str) -> None:
+def test_a_session_is_refused_in_a_fork_and_its_parent_continues(bundle_path: Path, how: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(PARENT), str(bundle_path), how],
         capture_output=True,

@@ -1,4 +1,4 @@
-"""Models with a memory: what a call leaves is what the next is given, row by row, however batches are run."""
+"""Models with a memory: each call gets the memory of the previous one, row by row, in any batches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime.backends import onnxruntime_cuda
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -21,7 +20,14 @@ from hdruntime.errors import BundleCorruptError, InputError, NonFiniteOutputErro
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.session import Session
 from support.comparators import assert_close
-from support.recurrent_bundle import MEMORY, NEW_MEMORY, RecurrentAnswer, make_recurrent_bundle, recurrent_states
+from support.recurrent_bundle import (
+    MEMORY,
+    NEW_MEMORY,
+    RecurrentAnswer,
+    make_recurrent_bundle,
+    recurrent_states,
+    with_memory_of,
+)
 from support.tiny_bundle import NAN_ID
 
 HIDDEN = "last_hidden_state"
@@ -38,16 +44,12 @@ def bundle(recurrent_path: Path) -> Bundle:
 
 
 @pytest.fixture(params=["onnxruntime", "onnxruntime_cuda"])
-def session(request: pytest.FixtureRequest, bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> Iterator[Session]:
-    """On the CPU; the second with the code for a GPU, whose device is the CPU."""
-    if request.param == "onnxruntime":
-        with hdruntime.load(bundle, "onnxruntime") as opened:
-            yield opened
-        return
-    monkeypatch.setattr(onnxruntime_cuda, "_providers", lambda gpu: [("CPUExecutionProvider", {})])
-    monkeypatch.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
-    monkeypatch.setattr(onnxruntime_cuda, "_DEVICE", "cpu")
-    with Session(bundle, OnnxRuntimeCudaRunner(bundle)) as opened:
+def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Session]:
+    """On the CPU; the second with the code for a GPU."""
+    if request.param == "onnxruntime_cuda":
+        request.getfixturevalue("cuda_on_cpu")
+    runner = OnnxRuntimeRunner if request.param == "onnxruntime" else OnnxRuntimeCudaRunner
+    with Session(bundle, runner(bundle)) as opened:
         yield opened
 
 
@@ -71,7 +73,7 @@ def check(got: Mapping[str, np.ndarray], expected: RecurrentAnswer) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-def test_a_text_begins_with_zeros(session: Session, rows: int) -> None:
+def test_a_text_begins_with_a_memory_of_zeros(session: Session, rows: int) -> None:
     ids, _ = batch_of([7] * rows, 7)
     zeros = np.zeros((rows, 1, 4, 4), np.float32)
     check(session(input_ids=ids), recurrent_states(ids))
@@ -80,14 +82,14 @@ def test_a_text_begins_with_zeros(session: Session, rows: int) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "a list", "every second of a larger array"])
-def test_a_memory_that_is_given_reaches_the_graph(session: Session, rows: int, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["float32", "float64", "float16", "a list", "every second row of a larger array"])
+def test_a_given_memory_reaches_the_graph(session: Session, rows: int, kind: str) -> None:
     ids, _ = batch_of([5] * rows, 5)
     old = memories(rows)
     given: Any = old
     if kind == "a list":
         given = old.tolist()
-    elif kind == "every second of a larger array":
+    elif kind == "every second row of a larger array":
         given = np.repeat(old, 2, axis=0)[::2]
     else:
         old = old.astype(np.float16).astype(np.float32) if kind == "float16" else old
@@ -119,7 +121,7 @@ def test_memories_of_swapped_rows_would_be_noticed(session: Session) -> None:
         check(got, recurrent_states(ids, mask, memories(2)))
 
 
-def test_what_was_given_is_not_changed(session: Session) -> None:
+def test_a_given_memory_is_not_changed(session: Session) -> None:
     ids, mask = batch_of([5, 3], 5)
     old = memories(2)
     session(input_ids=ids, attention_mask=mask, memory=old)
@@ -141,18 +143,13 @@ def test_what_was_given_is_not_changed(session: Session) -> None:
             r"memory has shape \[2, 1, 4, 5\]; for 2 rows it must be \[batch, 1, 4, 4\]: ",
         ),
         (MEMORY, np.zeros((2, 4, 1, 4)), r"memory has shape \[2, 4, 1, 4\]; for 2 rows it must be"),
-        (MEMORY, np.zeros((1, 1, 4, 4)), r"memory has shape \[1, 1, 4, 4\]; for 2 rows .* gave for the same rows\."),
+        (MEMORY, np.zeros((1, 1, 4, 4)), r"memory has shape \[1, 1, 4, 4\]; for 2 rows .* output for the same rows\."),
         (NEW_MEMORY, np.zeros((2, 1, 4, 4)), r"Unknown input 'new_memory'; this bundle accepts .*attention_mask, mem"),
     ],
 )
 def test_a_memory_that_does_not_fit_is_refused(session: Session, name: str, value: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         session(input_ids=[[2, 3], [4, 5]], **{name: value})
-
-
-def test_a_bundle_without_a_memory_refuses_one(bundle_path: Path) -> None:
-    with hdruntime.load(bundle_path) as session, pytest.raises(InputError, match="Unknown input 'memory'"):
-        session(input_ids=[[2]], memory=memories(1))
 
 
 def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
@@ -168,32 +165,26 @@ def test_inputs_are_in_the_manifests_order_and_types(bundle: Bundle) -> None:
 def test_a_memory_that_is_nan_is_refused(session: Session) -> None:
     old = np.zeros((3, 1, 4, 4), np.float32)
     old[1, 0, 2, 3] = np.nan
-    with pytest.raises(InputError, match=r"memory holds NaN or infinity; it must be what the call before gave"):
+    with pytest.raises(InputError, match=r"memory holds NaN or infinity; give the previous call's output"):
         session(input_ids=[[2, 3]] * 3, **{MEMORY: old})
 
 
-# Calls that remember
+# Recurrent calls
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-def test_segments_one_after_another_are_as_computed_by_hand(session: Session, rows: int) -> None:
-    call = session.recurrent()
-    expected = None
-    for number in range(5):
-        ids, _ = batch_of([4 + number] * rows, 4 + number, seed=number)
-        answer = recurrent_states(ids, None, None if expected is None else expected.memory)
-        check(call(input_ids=ids), answer)
-        expected = answer
-
-
-def test_segments_of_all_lengths_are_as_computed_by_hand(session: Session) -> None:
+@pytest.mark.parametrize(
+    "segments",
+    [[(4,), (5,), (6,)], [(4, 4, 4), (5, 5, 5), (8, 8, 8)], [(7, 7, 3), (2, 7, 7), (1, 5, 1), (6, 6, 6)]],
+    ids=["one row", "equal lengths", "all lengths"],
+)
+def test_consecutive_segments_equal_the_reference(session: Session, segments: list[tuple[int, ...]]) -> None:
     call = session.recurrent()
     memory = None
-    for number, lengths in enumerate([(7, 7, 3), (2, 7, 7), (1, 5, 1), (6, 6, 6)]):
-        ids, mask = batch_of(lengths, 7, seed=number)
-        states, memory = answer = recurrent_states(ids, mask, memory)
+    for number, lengths in enumerate(segments):
+        ids, mask = batch_of(lengths, max(lengths), seed=number)
+        answer = recurrent_states(ids, mask, memory)
         check(call(input_ids=ids, attention_mask=mask), answer)
-        assert states.shape == (3, 7, 4)
+        memory = answer.memory
 
 
 def test_a_call_that_forgets_would_be_noticed(session: Session) -> None:
@@ -203,7 +194,7 @@ def test_a_call_that_forgets_would_be_noticed(session: Session) -> None:
         check(session(input_ids=ids), recurrent_states(ids, None, first[NEW_MEMORY]))
 
 
-def test_a_memory_that_is_given_takes_the_place_of_the_remembered(session: Session) -> None:
+def test_a_given_memory_replaces_the_remembered_one(session: Session) -> None:
     ids, _ = batch_of([4, 4], 4)
     call = session.recurrent()
     call(input_ids=ids)
@@ -213,7 +204,7 @@ def test_a_memory_that_is_given_takes_the_place_of_the_remembered(session: Sessi
     check(call(input_ids=ids, memory=None), recurrent_states(ids))
 
 
-def test_two_of_them_do_not_share_what_they_remember(session: Session) -> None:
+def test_two_recurrent_calls_share_no_memory(session: Session) -> None:
     ids, _ = batch_of([4], 4)
     one, other = session.recurrent(), session.recurrent()
     first = recurrent_states(ids)
@@ -223,7 +214,7 @@ def test_two_of_them_do_not_share_what_they_remember(session: Session) -> None:
     check(session(input_ids=ids), first)
 
 
-def test_a_call_of_other_rows_is_refused_and_a_call_that_failed_is_forgotten(session: Session) -> None:
+def test_a_call_with_other_rows_is_refused_and_a_failed_call_is_forgotten(session: Session) -> None:
     ids, _ = batch_of([4, 4], 4)
     call = session.recurrent()
     first = recurrent_states(ids)
@@ -235,7 +226,7 @@ def test_a_call_of_other_rows_is_refused_and_a_call_that_failed_is_forgotten(ses
     check(call(input_ids=ids), recurrent_states(ids, None, first.memory))
 
 
-def test_where_there_is_no_memory_a_call_is_the_session_s(bundle_path: Path) -> None:
+def test_without_a_memory_a_recurrent_call_equals_the_session(bundle_path: Path) -> None:
     with hdruntime.load(bundle_path) as session:
         call = session.recurrent()
         for _ in range(2):
@@ -245,7 +236,7 @@ def test_where_there_is_no_memory_a_call_is_the_session_s(bundle_path: Path) -> 
 # Texts
 
 
-def test_texts_begin_with_zeros_however_they_share_batches(session: Session) -> None:
+def test_texts_begin_with_zeros_in_any_batches(session: Session) -> None:
     texts = ["long documents are read", "", "whole", "are documents whole", "read"]
     encodings = session.tokenize(texts)
     alone = [recurrent_states(np.array([encoding.input_ids])) for encoding in encodings]
@@ -262,30 +253,24 @@ def test_texts_begin_with_zeros_however_they_share_batches(session: Session) -> 
 
 
 class TightRunner(OnnxRuntimeRunner):
-    """One that has memory for so many rows, and finds out at the start of a batch or at its end."""
+    """Has memory for a few rows, and fails at the start of a batch or at its end."""
 
     rows, late, shapes = 2, False, ()
 
     def start(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> Callable[[], dict[str, np.ndarray]]:
         self.shapes = (*self.shapes, inputs["input_ids"].shape)
-        fits = len(inputs["input_ids"]) <= self.rows
-        if not fits and not self.late:
+        if len(inputs["input_ids"]) <= self.rows:
+            return super().start(inputs, outputs)
+
+        def fail() -> dict[str, np.ndarray]:
             raise OutOfMemoryError("no memory")
 
-        def results() -> dict[str, np.ndarray]:
-            if not fits:
-                raise OutOfMemoryError("no memory")
-            return run()
-
-        run = super().start(inputs, outputs)
-        return results
+        return fail if self.late else fail()  # type: ignore[return-value]
 
 
 @pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("most", [None, 3])
-def test_a_batch_that_is_run_in_parts_keeps_the_memories_of_its_rows(
-    bundle: Bundle, late: bool, most: int | None
-) -> None:
+def test_a_batch_run_in_parts_keeps_the_memories_of_its_rows(bundle: Bundle, late: bool, most: int | None) -> None:
     runner = TightRunner(bundle)
     runner.late = late
     if most is not None:
@@ -298,27 +283,14 @@ def test_a_batch_that_is_run_in_parts_keeps_the_memories_of_its_rows(
         check(call(input_ids=ids, attention_mask=mask), recurrent_states(ids, mask, first.memory))
     assert runner.shapes[0][0] == (7 if most is None else most)
     assert max(rows for rows, _ in runner.shapes[-3:]) <= 2
-    assert any(rows > 2 for rows, _ in runner.shapes), "a batch failed for want of memory"
+    assert any(rows > 2 for rows, _ in runner.shapes), "a batch did not fit in memory"
 
 
 # The graph and the manifest
 
 
-def with_memory_of(bundle: Bundle, *sizes: int) -> None:
-    """Seal the bundle with a manifest whose memory has other sizes."""
-    manifest = bundle.manifest
-    changed = {
-        key: tuple(
-            dataclasses.replace(spec, shape=("batch", *sizes)) if spec.name in (MEMORY, NEW_MEMORY) else spec
-            for spec in getattr(manifest, key)
-        )
-        for key in ("inputs", "outputs")
-    }
-    seal(bundle.path, dataclasses.replace(manifest, **changed))
-
-
 def test_a_graph_whose_memory_is_not_the_manifests_is_refused(bundle: Bundle) -> None:
-    with_memory_of(bundle, 1, 4, 5)
+    seal(bundle.path, with_memory_of(bundle.manifest, 1, 4, 5))
     found = re.escape("memory float32 [batch, 1, 4, 4]")
     with pytest.raises(
         BundleCorruptError,

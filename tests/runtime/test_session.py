@@ -1,4 +1,4 @@
-"""A session answers as the model does, keeps order, and refuses what does not fit."""
+"""A session gives the model's answers, keeps order, and refuses invalid inputs."""
 
 from __future__ import annotations
 
@@ -18,15 +18,11 @@ import hdruntime
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
-from hdruntime.errors import (
-    BackendError,
-    BundleCorruptError,
-    InputError,
-    NonFiniteOutputError,
-)
+from hdruntime.errors import BackendError, BundleCorruptError, InputError, NonFiniteOutputError
 from hdruntime.session import Session
 
 Model = Callable[..., np.ndarray]
+BundleMaker = Callable[..., Path]
 MAX_LEN = 16
 NAN = 9
 TEXTS = [
@@ -62,20 +58,20 @@ def test_the_answer_is_the_models(session: Session, model: Model, batch: int, to
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "int32", "uint32", "int64", "uint64", ">i4", "list"])
-def test_any_integers_do(session: Session, model: Model, dtype: str) -> None:
+def test_any_integers_are_accepted(session: Session, model: Model, dtype: str) -> None:
     ids = random_ids(2, 5)
     given: Any = ids.tolist() if dtype == "list" else ids.astype(dtype)
     np.testing.assert_allclose(session(input_ids=given)["last_hidden_state"], model(ids), atol=1e-6)
 
 
-def test_a_boolean_mask_does(session: Session) -> None:
+def test_a_boolean_mask_is_accepted(session: Session) -> None:
     mask = np.array([[True, True, False]])
     with_booleans = session(input_ids=[[4, 5, 6]], attention_mask=mask)
     with_integers = session(input_ids=[[4, 5, 6]], attention_mask=mask.astype(int))
     np.testing.assert_array_equal(with_booleans["last_hidden_state"], with_integers["last_hidden_state"])
 
 
-def test_token_types_default_to_zeros(new_bundle: Callable[..., Path]) -> None:
+def test_token_types_default_to_zeros(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(token_types=True))
     default = session(input_ids=[[4, 5]])["last_hidden_state"]
     zeros = session(input_ids=[[4, 5]], token_type_ids=[[0, 0]])["last_hidden_state"]
@@ -96,7 +92,7 @@ def test_padding_content_does_not_change_output(session: Session) -> None:
     )
 
 
-def test_rows_padded_on_the_right_run_without_padding(new_bundle: Callable[..., Path], model: Model) -> None:
+def test_rows_padded_on_the_right_run_without_padding(new_bundle: BundleMaker, model: Model) -> None:
     """The bundle's graph for the CPU ignores its mask: any padding that reached it would change the means."""
     session = hdruntime.load(new_bundle(cpu_graph=True))
     ids = random_ids(*PADDED.shape)
@@ -112,7 +108,7 @@ def test_other_masks_run_as_given_and_padding_holds_zeros(session: Session, mode
     np.testing.assert_allclose(output, model(ids, mask) * mask[:, :, np.newaxis], atol=1e-6)
 
 
-def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: Callable[..., Path]) -> None:
+def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="text-classification", cpu_graph=True))
     ids = random_ids(*PADDED.shape)
     together = session(input_ids=ids, attention_mask=PADDED)["logits"]
@@ -121,12 +117,10 @@ def test_outputs_without_a_tokens_axis_come_back_in_order(new_bundle: Callable[.
         np.testing.assert_allclose(together[row], alone[0], atol=1e-6)
 
 
-# What does not fit
+# Invalid inputs
 
-TOO_LONG = (
-    r"^Input has 17 tokens; this bundle accepts 1 to 16\.\n"
-    r"Truncate it, or rebuild with --max-len 17\.$"
-)
+TOO_LONG = r"^Input has 17 tokens; this bundle accepts 1 to 16\.\nTruncate it, or rebuild with --max-len 17\.$"
+IDS = {"input_ids": [[1, 2]]}
 
 
 @pytest.mark.parametrize(
@@ -150,35 +144,26 @@ TOO_LONG = (
         ({"input_ids": [[1, 2], [3, 11]]}, r"input_ids\[1, 1\] is 11; the vocabulary has 11 ids, 0 to 10"),
         ({"input_ids": [[1, -1]]}, r"input_ids\[0, 1\] is -1; the vocabulary has 11 ids"),
         ({"input_ids": [[4] * 17]}, TOO_LONG),
-        (
-            {"input_ids": [[1, 2]], "attention_mask": [[1]]},
-            r"attention_mask has shape \[1, 1\], but input_ids \[1, 2\]",
-        ),
-        ({"input_ids": [[1, 2]], "attention_mask": [1, 1]}, r"attention_mask has shape \[2\]"),
-        (
-            {"input_ids": [[1, 2]], "attention_mask": [[1, 2]]},
-            r"attention_mask\[0, 1\] is 2; it must be 1 for",
-        ),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1, -1]]}, r"attention_mask\[0, 1\] is -1"),
-        ({"input_ids": [[1, 2]], "attention_mask": [[1.0, 0.0]]}, "attention_mask is of type float64"),
-        (
-            {"input_ids": [[1]], "token_type_ids": [[0]]},
-            "Unknown input 'token_type_ids'; this bundle accepts input_ids, attention_mask",
-        ),
+        ({**IDS, "attention_mask": [[1]]}, r"attention_mask has shape \[1, 1\], but input_ids \[1, 2\]"),
+        ({**IDS, "attention_mask": [1, 1]}, r"attention_mask has shape \[2\]"),
+        ({**IDS, "attention_mask": [[1, 2]]}, r"attention_mask\[0, 1\] is 2; it must be 1 for"),
+        ({**IDS, "attention_mask": [[1, -1]]}, r"attention_mask\[0, 1\] is -1"),
+        ({**IDS, "attention_mask": [[1.0, 0.0]]}, "attention_mask is of type float64"),
+        ({**IDS, "token_type_ids": [[0, 0]]}, "Unknown input 'token_type_ids'; this bundle accepts input_ids, att"),
     ],
 )
-def test_what_does_not_fit_is_refused(session: Session, inputs: dict[str, Any], message: str) -> None:
+def test_invalid_inputs_are_refused(session: Session, inputs: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         session(**inputs)
 
 
-def test_a_negative_token_type_is_refused(new_bundle: Callable[..., Path]) -> None:
+def test_a_negative_token_type_is_refused(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(token_types=True))
     with pytest.raises(InputError, match=r"token_type_ids\[0, 0\] is -1; it must be 0 or more"):
         session(input_ids=[[1]], token_type_ids=[[-1]])
 
 
-def test_onnx_runtimes_own_errors_are_ours(new_bundle: Callable[..., Path]) -> None:
+def test_errors_of_onnx_runtime_become_ours(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(token_types=True))
     with pytest.raises(BackendError, match=r"ONNX Runtime failed on a batch of 1 x 1 tokens: .*Gather"):
         session(input_ids=[[1]], token_type_ids=[[2]])
@@ -206,7 +191,7 @@ def test_nan_in_infer_and_embed_names_the_callers_rows(session: Session) -> None
 
 
 @pytest.mark.parametrize(("dtype", "advice"), [("float16", "--bf16"), ("float32", "hdexport verify")])
-def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: Callable[..., Path], dtype: str, advice: str) -> None:
+def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: BundleMaker, dtype: str, advice: str) -> None:
     with pytest.raises(NonFiniteOutputError, match=advice):
         hdruntime.load(new_bundle(dtype=dtype))(input_ids=[[NAN]])
 
@@ -217,7 +202,7 @@ def test_the_advice_on_nan_depends_on_the_dtype(new_bundle: Callable[..., Path],
 @pytest.mark.parametrize("batch_tokens", [1, 7, 16, 16384, None])
 @pytest.mark.parametrize("task", ["feature-extraction", "sentence-similarity"])
 def test_embeddings_keep_order_and_do_not_depend_on_batches(
-    new_bundle: Callable[..., Path], task: str, batch_tokens: int | None
+    new_bundle: BundleMaker, task: str, batch_tokens: int | None
 ) -> None:
     session = hdruntime.load(new_bundle(task=task, cpu_graph=True))
     embeddings = session.embed(TEXTS, batch_tokens=batch_tokens)
@@ -235,7 +220,7 @@ def test_an_embedding_is_the_mean_of_the_token_vectors(session: Session) -> None
         np.testing.assert_allclose(embedding, hidden[0].mean(0), atol=1e-6)
 
 
-def test_the_graphs_own_sentence_embedding_is_preferred(new_bundle: Callable[..., Path]) -> None:
+def test_the_graphs_own_sentence_embedding_is_preferred(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     (encoding,) = session.tokenize(["long documents"])
     expected = session(input_ids=[encoding.input_ids])["sentence_embedding"]
@@ -246,20 +231,20 @@ def test_no_texts_give_no_embeddings(session: Session) -> None:
     assert session.embed([]).shape == (0, 4)
 
 
-def test_too_long_a_text_is_refused_or_truncated(session: Session) -> None:
+def test_a_text_that_is_too_long_is_refused_or_truncated(session: Session) -> None:
     text = "long " * 15
     with pytest.raises(InputError, match=r"Text 1 has 17 tokens.*\n.*--max-len 17"):
         session.embed(["long", text])
     np.testing.assert_array_equal(session.embed([text], overflow="truncate"), session.embed(["long " * 14]))
 
 
-def test_a_task_without_embeddings_says_so(new_bundle: Callable[..., Path]) -> None:
+def test_a_task_without_embeddings_is_an_error(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="text-classification"))
     with pytest.raises(InputError, match=r"task is text-classification, .*\n.*--task feature-extraction"):
         session.embed(["long"])
 
 
-def test_a_bundle_without_a_tokenizer_says_so(new_bundle: Callable[..., Path]) -> None:
+def test_a_bundle_without_a_tokenizer_is_an_error_for_texts(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(tokenizer=False))
     assert session(input_ids=[[4]])
     with pytest.raises(InputError, match="has no tokenizer; give it input_ids"):
@@ -267,7 +252,7 @@ def test_a_bundle_without_a_tokenizer_says_so(new_bundle: Callable[..., Path]) -
 
 
 @pytest.mark.parametrize("batch_tokens", [1, 12, 16384])
-def test_infer_trims_each_result_to_its_text(new_bundle: Callable[..., Path], model: Model, batch_tokens: int) -> None:
+def test_infer_trims_each_result_to_its_text(new_bundle: BundleMaker, model: Model, batch_tokens: int) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     encodings = session.tokenize(TEXTS)
     results = session.infer(encodings, batch_tokens=batch_tokens)
@@ -277,30 +262,12 @@ def test_infer_trims_each_result_to_its_text(new_bundle: Callable[..., Path], mo
         assert result["sentence_embedding"].shape == (4,)
 
 
-def test_infer_works_as_well_when_a_backend_wants_padded_batches(
-    bundle_path: Path, model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
-    session = hdruntime.load(bundle_path)
-    encodings = session.tokenize(TEXTS)
-    for encoding, result in zip(encodings, session.infer(encodings), strict=True):
-        expected = model(np.array([encoding.input_ids]))[0]
-        np.testing.assert_allclose(result["last_hidden_state"], expected, atol=1e-6)
-
-
-def test_infer_gives_the_outputs_asked_for(new_bundle: Callable[..., Path]) -> None:
+def test_infer_returns_the_requested_outputs(new_bundle: BundleMaker) -> None:
     session = hdruntime.load(new_bundle(task="sentence-similarity"))
     (result,) = session.infer(session.tokenize(["long"]), outputs=["sentence_embedding"])
     assert set(result) == {"sentence_embedding"}
     with pytest.raises(InputError, match=r"No output 'logits'; this bundle has token_embeddings"):
         session.infer(session.tokenize(["long"]), outputs=["logits"])
-
-
-def test_infer_refuses_too_long_an_encoding(new_bundle: Callable[..., Path], session: Session) -> None:
-    (encoding,) = session.tokenize(["long " * 14])
-    longer = hdruntime.Encoding(*(values * 2 for values in vars(encoding).values()))
-    with pytest.raises(InputError, match=r"Text 1 has 32 tokens; .*\n.*--max-len 32"):
-        session.infer([encoding, longer])
 
 
 # Backends and life
@@ -312,29 +279,28 @@ def test_impossible_threads_are_refused(bundle_path: Path, threads: int) -> None
         hdruntime.load(bundle_path, threads=threads)
 
 
-def test_the_session_has_the_threads_and_providers_asked_for(
-    bundle_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    made: list[onnxruntime.InferenceSession] = []
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[onnxruntime.InferenceSession]]:
+    """The sessions of ONNX Runtime that were made, in order."""
+    sessions: list[weakref.ref[onnxruntime.InferenceSession]] = []
     real = onnxruntime.InferenceSession
 
     def recorded(*arguments: Any, **options: Any) -> onnxruntime.InferenceSession:
-        made.append(real(*arguments, **options))
-        return made[-1]
+        session = real(*arguments, **options)
+        sessions.append(weakref.ref(session))
+        return session
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
-    hdruntime.load(bundle_path, "onnxruntime", threads=1)
-    assert made[0].get_session_options().intra_op_num_threads == 1
-    assert made[0].get_providers() == ["CPUExecutionProvider"]
+    return sessions
 
 
-def test_a_damaged_bundle_is_not_loaded(bundle_path: Path) -> None:
-    (bundle_path / "model.onnx").write_bytes(b"x")
-    with pytest.raises(BundleCorruptError, match=r"model\.onnx"):
-        hdruntime.load(bundle_path)
+def test_the_session_has_the_requested_threads_and_providers(bundle_path: Path, made: list[weakref.ref]) -> None:
+    with hdruntime.load(bundle_path, "onnxruntime", threads=1):
+        assert made[0]().get_session_options().intra_op_num_threads == 1
+        assert made[0]().get_providers() == ["CPUExecutionProvider"]
 
 
-def test_a_graph_that_onnx_runtime_cannot_read_is_explained(bundle_path: Path) -> None:
+def test_a_graph_that_onnx_runtime_cannot_read_is_an_error(bundle_path: Path) -> None:
     manifest = open_bundle(bundle_path).manifest
     (bundle_path / "model.onnx").write_bytes(b"no protobuf")
     seal(bundle_path, manifest)
@@ -358,17 +324,15 @@ def test_a_graph_whose_weights_lie_outside_of_the_bundle_is_not_loaded(bundle_pa
         hdruntime.load(bundle_path)
 
 
-def test_a_manifest_of_other_outputs_than_the_graphs_is_refused(
-    new_bundle: Callable[..., Path],
-) -> None:
+def test_a_manifest_of_other_outputs_than_the_graphs_is_refused(new_bundle: BundleMaker) -> None:
     path, other = new_bundle("one"), new_bundle("other", task="text-classification")
     seal(path, open_bundle(other).manifest)
     with pytest.raises(BundleCorruptError, match=r"outputs of model.onnx are last_hidden_state(.|\n)* lists logits"):
         hdruntime.load(path)
 
 
-def test_threads_share_a_session(new_bundle: Callable[..., Path]) -> None:
-    """Real runs at a time: tokenisers, batches and counts are shared."""
+def test_threads_share_a_session(new_bundle: BundleMaker) -> None:
+    """Simultaneous runs share tokenisers, batches and counts."""
     session = hdruntime.load(new_bundle(cpu_graph=True))
     expected = session.embed(TEXTS)
     long_text = " ".join(TEXTS)
@@ -399,7 +363,7 @@ def test_threads_share_a_session(new_bundle: Callable[..., Path]) -> None:
     assert session.padding.tokens - before.tokens == 60 * (tokens + of_split) + called
 
 
-def test_a_session_that_is_closed_while_others_use_it_raises_in_them(new_bundle: Callable[..., Path]) -> None:
+def test_closing_a_session_raises_in_other_threads(new_bundle: BundleMaker) -> None:
     """Every call gives the right answer or says that the session is closed."""
     path = new_bundle(cpu_graph=True)
     with hdruntime.load(path) as session:
@@ -422,23 +386,7 @@ def test_a_session_that_is_closed_while_others_use_it_raises_in_them(new_bundle:
             assert all(user.result(timeout=30) for user in users)
 
 
-def test_a_session_knows_what_batches_suit_its_backend(session: Session) -> None:
-    assert session.batch_tokens == 4096
-    session.close()
-    with pytest.raises(BackendError, match="session is closed"):
-        _ = session.batch_tokens
-
-
-def test_closing_frees_the_backend(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[weakref.ref[onnxruntime.InferenceSession]] = []
-    real = onnxruntime.InferenceSession
-
-    def recorded(*arguments: Any, **options: Any) -> onnxruntime.InferenceSession:
-        session = real(*arguments, **options)
-        made.append(weakref.ref(session))
-        return session
-
-    monkeypatch.setattr(onnxruntime, "InferenceSession", recorded)
+def test_closing_frees_the_backend(bundle_path: Path, made: list[weakref.ref]) -> None:
     bundle = open_bundle(bundle_path)
     runner = OnnxRuntimeRunner(bundle)
     session = Session(bundle, runner)
@@ -452,17 +400,18 @@ def test_closing_frees_the_backend(bundle_path: Path, monkeypatch: pytest.Monkey
         runner.start({name: np.ones((1, 1), np.int64) for name in ("input_ids", "attention_mask")}, [])()
 
 
-def test_a_closed_session_says_so(bundle_path: Path) -> None:
+def test_a_closed_session_is_an_error_of_every_call(bundle_path: Path) -> None:
     with hdruntime.load(bundle_path) as session:
         session.embed(["long"])
+        assert session.batch_tokens == 4096
     session.close()
-    for call in (lambda: session(input_ids=[[4]]), lambda: session.embed(["long"])):
+    for call in (lambda: session(input_ids=[[4]]), lambda: session.embed(["long"]), lambda: session.batch_tokens):
         with pytest.raises(BackendError, match="session is closed"):
             call()
 
 
-def test_a_backend_on_the_cpu_takes_no_arrays_on_a_gpu(session: Session) -> None:
+def test_a_backend_on_the_cpu_refuses_arrays_on_a_gpu(session: Session) -> None:
     with pytest.raises(
-        BackendError, match=r"onnxruntime takes no arrays on a GPU.*\n.*load the bundle with a TensorRT backend"
+        BackendError, match=r"onnxruntime does not accept arrays on a GPU.*\n.*load the bundle with a TensorRT backend"
     ):
         session.run_on_device(input_ids=object())

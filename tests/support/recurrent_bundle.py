@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-__all__ = ["MEMORY", "NEW_MEMORY", "RecurrentAnswer", "make_recurrent_bundle", "recurrent_states"]
+__all__ = ["MEMORY", "NEW_MEMORY", "RecurrentAnswer", "make_recurrent_bundle", "recurrent_states", "with_memory_of"]
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, TensorSpec
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, TensorSpec
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
+from support.onnx_models import parsed_model
 from support.tiny_bundle import HIDDEN_SIZE, TABLE, make_bundle
 
 SLOTS = 4
 MEMORY, NEW_MEMORY = "memory", "new_memory"
 SHAPE = ("batch", 1, SLOTS, HIDDEN_SIZE)
 RATES = np.array([0.0, 0.25, 0.5, 1.0], np.float32)
-"""How much of a slot a call leaves as it was."""
+"""The share of each slot that a call keeps."""
 
 
 class RecurrentAnswer(NamedTuple):
@@ -34,9 +35,9 @@ class RecurrentAnswer(NamedTuple):
 def recurrent_states(
     input_ids: np.ndarray, attention_mask: np.ndarray | None = None, memory: np.ndarray | None = None
 ) -> RecurrentAnswer:
-    """What the model computes: each token's vector plus the mean of the memory's slots, in float64.
+    """The model's answer: each token's vector plus the mean of the memory's slots, in float64.
 
-    The memory that it leaves is, slot by slot, a share of the old one plus the mean of the row's real vectors.
+    Each slot of its new memory is a share of the old slot plus the mean of the row's real vectors.
     """
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
     old = np.zeros((len(input_ids), *SHAPE[1:])) if memory is None else np.asarray(memory, np.float64)
@@ -64,39 +65,43 @@ def make_recurrent_bundle(directory: Path) -> Path:
     return directory
 
 
+def with_memory_of(manifest: Manifest, *sizes: int) -> Manifest:
+    """The manifest with a memory of other sizes."""
+
+    def resized(specs: Sequence[TensorSpec]) -> tuple[TensorSpec, ...]:
+        changed = {MEMORY: ("batch", *sizes), NEW_MEMORY: ("batch", *sizes)}
+        return tuple(dataclasses.replace(spec, shape=changed.get(spec.name, spec.shape)) for spec in specs)
+
+    return dataclasses.replace(manifest, inputs=resized(manifest.inputs), outputs=resized(manifest.outputs))
+
+
 def _write_model(path: Path) -> None:
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["vectors"]),
-        helper.make_node("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["mask", "axis_last"], ["mask_float"]),
-        helper.make_node("Equal", ["mask_float", "one"], ["is_real"]),
-        helper.make_node("Where", ["is_real", "vectors", "zero"], ["real"]),
-        helper.make_node("ReduceSum", ["real", "axis_tokens"], ["total"]),  # [batch, 1, hidden size]
-        helper.make_node("ReduceSum", ["mask_float", "axis_tokens"], ["count"]),
-        helper.make_node("Max", ["count", "one"], ["count_safe"]),
-        helper.make_node("Div", ["total", "count_safe"], ["mean"]),
-        helper.make_node("Unsqueeze", ["mean", "axis_slots"], ["mean_of_row"]),  # [batch, 1, 1, hidden size]
-        helper.make_node("Mul", [MEMORY, "rates"], ["kept"]),
-        helper.make_node("Add", ["kept", "mean_of_row"], [NEW_MEMORY]),
-        helper.make_node("ReduceMean", [MEMORY, "axis_slots"], ["remembered"], keepdims=0),  # [batch, 1, hidden size]
-        helper.make_node("Add", ["vectors", "remembered"], ["last_hidden_state"]),
-    ]
+    nodes = f"""
+        vectors = Gather(table, input_ids)
+        mask = Cast<to: int = 1>(attention_mask)
+        mask_float = Unsqueeze(mask, axis_last)
+        is_real = Equal(mask_float, one)
+        real = Where(is_real, vectors, zero)
+        total = ReduceSum(real, axis_tokens)
+        count = ReduceSum(mask_float, axis_tokens)
+        count_safe = Max(count, one)
+        mean = Div(total, count_safe)
+        mean_of_row = Unsqueeze(mean, axis_slots)
+        kept = Mul({MEMORY}, rates)
+        {NEW_MEMORY} = Add(kept, mean_of_row)
+        remembered = ReduceMean<keepdims = 0>({MEMORY}, axis_slots)
+        last_hidden_state = Add(vectors, remembered)
+    """
     constants = {
         "table": TABLE,
         "rates": RATES[:, None],
-        "axis_last": np.array([2]),
-        "axis_tokens": np.array([1]),
-        "axis_slots": np.array([2]),
-        "one": np.array(1, np.float32),
-        "zero": np.array(0, np.float32),
+        "axis_last": [2],
+        "axis_tokens": [1],
+        "axis_slots": [2],
+        "one": np.float32(1),
+        "zero": np.float32(0),
     }
-    inputs = [(name, TensorProto.INT64, ["batch", "tokens"]) for name in ("input_ids", "attention_mask")]
-    outputs = [("last_hidden_state", ["batch", "tokens", HIDDEN_SIZE]), (NEW_MEMORY, SHAPE)]
-    graph = helper.make_graph(
-        nodes,
-        "recurrent",
-        [helper.make_tensor_value_info(*item) for item in (*inputs, (MEMORY, TensorProto.FLOAT, SHAPE))],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, axes) for name, axes in outputs],
-        [numpy_helper.from_array(value, name) for name, value in constants.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+    memory = f"float[{', '.join(map(str, SHAPE))}]"
+    inputs = {**dict.fromkeys(("input_ids", "attention_mask"), "int64[batch, tokens]"), MEMORY: memory}
+    outputs = {"last_hidden_state": f"float[batch, tokens, {HIDDEN_SIZE}]", NEW_MEMORY: memory}
+    onnx.save(parsed_model(inputs, outputs, nodes, constants), path)

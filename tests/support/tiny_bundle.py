@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
 
 from hdruntime.bundle.manifest import (
     Default,
@@ -23,6 +22,7 @@ from hdruntime.bundle.manifest import (
 )
 from hdruntime.bundle.writer import seal
 from hdruntime.constants import FORMAT_VERSION
+from support.onnx_models import parsed_model
 
 HIDDEN_SIZE = 4
 MAX_LEN = 16
@@ -56,9 +56,9 @@ _OUTPUTS = {
 def hidden_states(
     input_ids: np.ndarray, attention_mask: np.ndarray | None = None, padding: PaddingRule | None = None
 ) -> np.ndarray:
-    """What the model computes: each token's vector plus the mean of the row's real ones.
+    """The model's answer: each token's vector plus the mean of the row's real ones.
 
-    With `padding` plus the sum of those in the last block, unless all tokens are dense: [batch, tokens, hidden size].
+    With `padding` also plus their sum in the last block, unless all tokens are dense: [batch, tokens, hidden size].
     """
     vectors = TABLE[input_ids].astype(np.float64)
     mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
@@ -73,83 +73,61 @@ def hidden_states(
 def write_model(
     path: Path, *, task: str, token_types: bool, masked: bool, external_data: bool, padding: PaddingRule | None = None
 ) -> None:
-    """Write the model; with ``masked=False`` it ignores its mask, so that padding shows in its answers.
+    """Write the model; with ``masked=False`` it ignores its mask, so that padding changes its answers.
 
     With `padding` they depend on the last block of the padded batch, as BigBird's do.
     """
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if token_types else [])]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names]
-    outputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in _OUTPUTS[task].items()]
-    constants = {
+    outputs = {name: f"float[{', '.join(map(str, shape))}]" for name, shape in _OUTPUTS[task].items()}
+    hidden = "token_embeddings" if task == "sentence-similarity" else "last_hidden_state"
+    nodes = f"""
+        types_of_tokens = {"Identity(token_type_ids)" if token_types else "Mul(input_ids, zero_id)"}
+        mask = {"Identity(attention_mask)" if masked else "Equal(attention_mask, attention_mask)"}
+        words = Gather(table, input_ids)
+        kinds = Gather(types, types_of_tokens)
+        vectors = Add(words, kinds)
+        mask_flat = Cast<to: int = 1>(mask)
+        mask_float = Unsqueeze(mask_flat, axis_last)
+        mask_bool = Cast<to: int = 9>(mask_float)
+        real = Where(mask_bool, vectors, zero)
+        total = ReduceSum(real, axis_tokens)
+        count = ReduceSum(mask_float, axis_tokens)
+        count_safe = Max(count, one)
+        mean = Div(total, count_safe)
+        {"states" if padding else hidden} = Add(vectors, mean)
+    """
+    constants: dict[str, object] = {
         "table": TABLE,
         "types": TYPES,
-        "zero": np.zeros((), np.float32),
-        "one": np.ones((), np.float32),
-        "zero_id": np.zeros((), np.int64),
-        "axis_tokens": np.array([1]),
-        "axis_last": np.array([2]),
+        "zero": np.float32(0),
+        "one": np.float32(1),
+        "zero_id": 0,
+        "axis_tokens": [1],
+        "axis_last": [2],
     }
-    mask = "attention_mask" if masked else "all_ones"
-    hidden = "token_embeddings" if task == "sentence-similarity" else "last_hidden_state"
-    nodes = [
-        helper.make_node("Gather", ["table", "input_ids"], ["words"]),
-        helper.make_node("Gather", ["types", "token_type_ids" if token_types else "no_types"], ["kinds"]),
-        helper.make_node("Add", ["words", "kinds"], ["vectors"]),
-        helper.make_node("Cast", [mask], ["mask_flat"], to=TensorProto.FLOAT),
-        helper.make_node("Unsqueeze", ["mask_flat", "axis_last"], ["mask_float"]),
-        helper.make_node("Cast", ["mask_float"], ["mask_bool"], to=TensorProto.BOOL),
-        helper.make_node("Where", ["mask_bool", "vectors", "zero"], ["real"]),
-        helper.make_node("ReduceSum", ["real", "axis_tokens"], ["total"]),
-        helper.make_node("ReduceSum", ["mask_float", "axis_tokens"], ["count"]),
-        helper.make_node("Max", ["count", "one"], ["count_safe"]),
-        helper.make_node("Div", ["total", "count_safe"], ["mean"]),
-        helper.make_node("Add", ["vectors", "mean"], ["states" if padding else hidden]),
-    ]
     if padding is not None:
-        constants |= {
-            "block_size": np.array([padding.multiple_of]),
-            "dense_tokens": np.array([padding.free_up_to]),
-            "one_id": np.array([1]),
-        }
-        nodes += _last_block_nodes(hidden)
-    first = []
-    if not token_types:
-        first.append(helper.make_node("Mul", ["input_ids", "zero_id"], ["no_types"]))
-    if not masked:
-        first.append(helper.make_node("Equal", ["attention_mask", "attention_mask"], ["all_ones"]))
-    if len(outputs) > 1 or task == "text-classification":
-        nodes.append(helper.make_node("Squeeze", ["mean", "axis_tokens"], [outputs[-1].name]))
-    graph = helper.make_graph(
-        first + nodes,
-        "tiny",
-        inputs,
-        outputs,
-        [numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items()],
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
-    onnx.checker.check_model(model)
+        constants |= {"block_size": [padding.multiple_of], "dense_tokens": [padding.free_up_to], "one_id": [1]}
+        # The sum of the real tokens in the padded batch's last block, unless the batch is dense.
+        nodes += f"""
+            tokens = Shape<start = 1, end = 2>(input_ids)
+            last_place = Sub(tokens, one_id)
+            last_block = Div(last_place, block_size)
+            block_start = Mul(last_block, block_size)
+            in_last_block = Slice(real, block_start, tokens, axis_tokens)
+            block_sum = ReduceSum(in_last_block, axis_tokens)
+            is_sparse = Greater(tokens, dense_tokens)
+            block_term = Where(is_sparse, block_sum, zero)
+            {hidden} = Add(states, block_term)
+        """
+    if task != "feature-extraction":
+        nodes += f"{list(outputs)[-1]} = Squeeze(mean, axis_tokens)"
     onnx.save(
-        model,
+        parsed_model(dict.fromkeys(names, "int64[batch, tokens]"), outputs, nodes, constants),
         path,
         save_as_external_data=external_data,
         location="model.onnx.data",
-        size_threshold=100,  # the table only: ONNX Runtime wants axes and shapes in the graph
+        size_threshold=100,  # the table only: ONNX Runtime needs axes and shapes in the graph
     )
-
-
-def _last_block_nodes(output: str) -> list[onnx.NodeProto]:
-    """Add the sum of the real tokens in the padded batch's last block to "states", unless the batch is dense."""
-    return [
-        helper.make_node("Shape", ["input_ids"], ["tokens"], start=1, end=2),
-        helper.make_node("Sub", ["tokens", "one_id"], ["last_place"]),
-        helper.make_node("Div", ["last_place", "block_size"], ["last_block"]),
-        helper.make_node("Mul", ["last_block", "block_size"], ["block_start"]),
-        helper.make_node("Slice", ["real", "block_start", "tokens", "axis_tokens"], ["in_last_block"]),
-        helper.make_node("ReduceSum", ["in_last_block", "axis_tokens"], ["block_sum"]),
-        helper.make_node("Greater", ["tokens", "dense_tokens"], ["is_sparse"]),
-        helper.make_node("Where", ["is_sparse", "block_sum", "zero"], ["block_term"]),
-        helper.make_node("Add", ["states", "block_term"], [output]),
-    ]
 
 
 def write_tokenizer(path: Path) -> None:
@@ -182,7 +160,7 @@ def make_bundle(
 ) -> Path:
     """Make a sealed bundle of the tiny model; ``cpu_graph`` adds one for the CPU that ignores its mask.
 
-    With `padding` its answers depend on the padded length, as that says.
+    With `padding` its answers depend on the padded length by that rule.
     """
     directory.mkdir(parents=True, exist_ok=True)
     graphs = [GraphFile(file="model.onnx", lowering="portable", dtype="float32")]

@@ -1,4 +1,4 @@
-"""Backends: what runs a bundle's graph or engine, one file each, loaded when chosen."""
+"""Backends, which run a bundle's graph or engine: one file or folder each, imported when chosen."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ class Runner(Protocol):
     """A graph or engine, loaded and ready. Safe to use from several threads, :meth:`close` included.
 
     Attributes:
-        backend: which one this is.
-        prefers_equal_lengths: batches without any padding run faster than padded ones of the same size.
-        batch_tokens: tokens of a batch, padding included, beyond which throughput gains nothing.
-        most_in_flight: batches that one caller has under way at a time, so that one is copied while another is
-            computed. Several callers may together start more: the runner then finishes the oldest to make room, and
-            never waits for a caller.
-        max_len: most tokens of a row; an engine's profiles may serve fewer than the manifest says.
+        backend: the backend of this runner.
+        prefers_equal_lengths: batches without padding run faster than padded ones of the same size.
+        batch_tokens: tokens of a batch, including padding, beyond which throughput no longer grows.
+        most_in_flight: batches that one caller keeps in flight, so that one is copied while another is computed.
+            Several callers together may start more: the runner then finishes the oldest to make room, and never waits
+            for a caller.
+        max_len: most tokens of a row; an engine's profiles may accept fewer than the manifest.
     """
 
     backend: Backend
@@ -36,10 +36,10 @@ class Runner(Protocol):
     max_len: int
 
     def most_rows(self, tokens: int) -> int:
-        """Rows that a batch padded to so many tokens may have; ``sys.maxsize`` where nothing limits them."""
+        """Most rows of a batch padded to this many tokens; ``sys.maxsize`` without a limit."""
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
-        """Tokens that a batch with this mask, int64 [batch, tokens], is computed with: its own, and all padding."""
+        """Tokens computed for a batch with this mask, int64 [batch, tokens], including all padding."""
 
     def start(
         self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
@@ -47,35 +47,35 @@ class Runner(Protocol):
         """Begin a batch.
 
         Args:
-            inputs: every input of the manifest, checked, of its type and shape, unchanged until the results are there.
-            outputs: names of the outputs wanted.
+            inputs: every input of the manifest, checked, of its type and shape; unchanged until the results arrive.
+            outputs: names of the requested outputs.
 
         Returns:
-            what waits for the results and gives them. Every caller calls it once for each batch, in the order in which
-            it started them. Name -> float32 array of the shape in the manifest, the caller's own; padded positions of
-            a tokens axis hold 0.
+            a function that waits for the results. Every caller calls it once for each batch, in the order of its
+            starts. Name -> float32 array of the shape in the manifest, owned by the caller; padded positions of a
+            tokens axis hold 0.
 
         Raises:
-            BackendError: the backend failed, or is closed. Raised here or by what is returned.
-            OutOfMemoryError: memory was short, and a smaller batch may fit. Likewise.
+            BackendError: the backend failed, or is closed. Raised here or by the returned function.
+            OutOfMemoryError: memory is too small for this batch; a smaller one may fit. Likewise.
         """
 
     def close(self) -> None:
-        """Free memory. What is started, or asked for its results, afterwards raises BackendError. May be repeated."""
+        """Free memory; later starts, and requests for results, raise BackendError. May be repeated."""
 
 
 @runtime_checkable
 class DeviceRunner(Runner, Protocol):
-    """A runner that takes and gives arrays in the memory of a GPU."""
+    """A runner that accepts and returns arrays in GPU memory."""
 
     def engine_bytes(self) -> int | None:
-        """What the engine says that it takes on the GPU now: its weights, and the scratch memory of its contexts.
+        """GPU memory that the engine reports: its weights, and the scratch memory of its contexts.
 
-        Inputs, outputs and what the driver keeps come on top. None where it does not say.
+        Inputs, outputs and the driver's memory are not included. None if the engine does not report it.
 
         Raises:
             BackendError: the runner is closed.
         """
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
-        """Begin a batch whose inputs are on the GPU and whose results stay there; see `Session.run_on_device`."""
+        """Begin a batch whose inputs are on the GPU and leave its results there; see `Session.run_on_device`."""

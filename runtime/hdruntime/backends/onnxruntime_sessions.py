@@ -1,11 +1,14 @@
-"""Sessions of ONNX Runtime on a bundle's graphs, and what their errors mean."""
+"""Sessions of ONNX Runtime on a bundle's graphs, what their runners have in common, and what their errors mean."""
 
 from __future__ import annotations
 
-__all__ = ["Inputs", "Outputs", "chosen_graph", "closed_error", "open_session", "run_error", "session_options"]
+__all__ = ["GraphRunner", "Inputs", "Outputs", "chosen_graph", "open_session", "run_error", "session_options"]
 
+import abc
+import functools
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,23 +20,75 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
 
 _ERRORS_ONLY = 3
-"""ONNX Runtime's log level; what goes wrong reaches us as an exception."""
+"""ONNX Runtime's log level; its exceptions carry the errors."""
 
 _OUT_OF_MEMORY = (
     "Failed to allocate memory",
     "bad_alloc",
-    # Of CUDA, its libraries, and the arena where a limit is held.
+    # From CUDA, its libraries, and the arena under a memory limit.
     "out of memory",
     "ALLOC_FAILED",
     "Available memory of",
 )
-"""What ONNX Runtime's errors say where it got no memory; they have no class of their own."""
+"""Words of ONNX Runtime's out-of-memory errors, which have no class of their own."""
 
 _NUMPY_NAME = {"tensor(int64)": "int64", "tensor(float)": "float32"}
-"""ONNX Runtime's name of a type -> NumPy's, of those that manifests have."""
+"""ONNX Runtime's name of a type -> NumPy's, for the types of manifests."""
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 Outputs = dict[str, npt.NDArray[np.float32]]
+
+
+class GraphRunner(abc.ABC):
+    """A bundle's graph in a session of ONNX Runtime; see `hdruntime.backends.Runner`.
+
+    Args:
+        bundle: an opened bundle.
+        session: of one of its graphs.
+    """
+
+    most_in_flight = 1
+    """A run waits for its results; a second one would only share the same cores or memory."""
+
+    def __init__(self, bundle: Bundle, session: Any) -> None:
+        manifest = bundle.manifest
+        self._ids, self._mask = manifest.ids, manifest.mask
+        self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in (*manifest.inputs, *manifest.outputs)}
+        self.max_len = manifest.max_len
+        self._session: Any = session
+
+    def most_rows(self, tokens: int) -> int:
+        """Any number; see :class:`hdruntime.backends.Runner`."""
+        return sys.maxsize
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """All tokens of the batch; see :class:`hdruntime.backends.Runner`."""
+        return attention_mask.size
+
+    def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
+        """The run of a batch, which begins when its results are requested; see :class:`hdruntime.backends.Runner`."""
+        return functools.partial(self._run, inputs, outputs)
+
+    def close(self) -> None:
+        """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""
+        self._session = None
+
+    @abc.abstractmethod
+    def _run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs: ...
+
+    @abc.abstractmethod
+    def _arrays(self, session: Any, inputs: Inputs, outputs: Sequence[str]) -> Sequence[npt.NDArray[np.float32]]:
+        """What the session computes, padding included."""
+
+    def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        session = self._session
+        if session is None:
+            raise BackendError("The ONNX Runtime session is closed; load the bundle again.")
+        try:
+            arrays = self._arrays(session, inputs, outputs)
+        except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
+            raise run_error(error, *inputs[self._ids].shape) from error
+        return dict(zip(outputs, arrays, strict=True))
 
 
 def chosen_graph(bundle: Bundle, lowerings: Sequence[str], *, where: str) -> GraphFile:
@@ -42,10 +97,10 @@ def chosen_graph(bundle: Bundle, lowerings: Sequence[str], *, where: str) -> Gra
     Args:
         bundle: an opened bundle.
         lowerings: best first.
-        where: what shall run it, for the message.
+        where: the device that runs it, for the message.
 
     Raises:
-        BundleCorruptError: there is none.
+        BundleCorruptError: the bundle has no such graph.
     """
     by_lowering = {graph.lowering: graph for graph in bundle.manifest.graphs}
     for lowering in lowerings:
@@ -58,15 +113,15 @@ def session_options(threads: int | None, *, spinning: bool = True) -> Any:
     """ONNX Runtime's ``SessionOptions`` for inputs of any shape.
 
     Args:
-        threads: threads of one run, None for ONNX Runtime's choice.
-        spinning: whether threads that wait for work keep their cores busy: faster, unless others need these.
+        threads: threads of one run; None for ONNX Runtime's choice.
+        spinning: whether waiting threads keep their cores busy: faster, unless others need the cores.
     """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL
     options.log_severity_level = _ERRORS_ONLY
-    # A memory pattern is planned, and kept, per input shape: with documents of any length it only costs.
+    # A memory pattern is planned and kept per input shape: with documents of any length it only costs memory.
     options.enable_mem_pattern = False
     if threads is not None:
         options.intra_op_num_threads = threads
@@ -83,14 +138,14 @@ def open_session(
     providers: Sequence[tuple[str, Mapping[str, str]]],
     disabled_optimizers: Sequence[str] = (),
 ) -> Any:
-    """An ``InferenceSession`` that never falls back to other providers of its own accord when it fails.
+    """An ``InferenceSession`` that never falls back to other providers when a run fails.
 
     Args:
         bundle: an opened bundle.
         graph: one of its graphs.
         options: as `session_options` makes them.
         providers: name and options of each, best first.
-        disabled_optimizers: of ONNX Runtime's, that are left out.
+        disabled_optimizers: ONNX Runtime's optimizers to leave out.
 
     Raises:
         BackendError: ONNX Runtime cannot load the graph.
@@ -124,7 +179,7 @@ def open_session(
 
 
 def run_error(error: Exception, batch: int, tokens: int) -> BackendError:
-    """What a failed run of a batch means."""
+    """Our error for a failed run of a batch."""
     if _is_out_of_memory(error):
         advice = (
             "Use smaller batches: --max-batch-tokens, in Python batch_tokens."
@@ -135,11 +190,6 @@ def run_error(error: Exception, batch: int, tokens: int) -> BackendError:
             f"ONNX Runtime got no memory for a batch of {batch} x {tokens} tokens: {error}\n{advice}"
         )
     return BackendError(f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}")
-
-
-def closed_error() -> BackendError:
-    """Said where a run is asked of a runner that is closed."""
-    return BackendError("The ONNX Runtime session is closed; load the bundle again.")
 
 
 def _is_out_of_memory(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""The CUDA driver on one GPU: its calls through cuda-python, with their errors translated once."""
+"""The CUDA driver for one GPU: calls through cuda-python, with errors translated once."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from typing import Any
 from hdruntime.errors import BackendError, BackendUnavailableError, OutOfMemoryError
 
 _OUT_OF_MEMORY = 2
-"""``CUDA_ERROR_OUT_OF_MEMORY``, of device memory and of pinned host memory."""
+"""``CUDA_ERROR_OUT_OF_MEMORY``, for device memory and pinned host memory."""
 
 _devices: dict[tuple[Any, int], Device] = {}
 _devices_lock = threading.Lock()
 
 
 def open_device(ordinal: int) -> Device:
-    """The GPU of that number among those that CUDA offers this process, in its primary context.
+    """The GPU of this number among those that CUDA offers this process, in its primary context.
 
-    TensorRT and PyTorch work in that context too. It is kept until the process ends: kernels of our plugins are loaded
-    into it once.
+    TensorRT and PyTorch use the same context. It is kept until the process ends: kernels of our plugins are loaded into
+    it once.
 
     Raises:
         BackendUnavailableError: cuda-python is not installed, or there is no driver or no such GPU.
     """
-    driver = _load_driver()
+    try:
+        driver = importlib.import_module("cuda.bindings.driver")
+    except ModuleNotFoundError as error:
+        raise BackendUnavailableError(
+            f"Running TensorRT engines needs the package 'cuda-bindings', which is not installed ({error}).\n"
+            "Install it with: pip install 'hdexport[tensorrt]'"
+        ) from None
     with _devices_lock:
         key = (driver, ordinal)
         if key not in _devices:
@@ -38,7 +44,7 @@ def open_device(ordinal: int) -> Device:
 
 
 class Device:
-    """A GPU. Every call needs its context, so make them within :meth:`current`.
+    """A GPU. Calls need its context: make them within :meth:`current`.
 
     Args:
         driver: the module ``cuda.bindings.driver``.
@@ -66,11 +72,11 @@ class Device:
         """Call a function of the driver.
 
         Returns:
-            what it answers besides the error code: nothing, a value, or a tuple of values.
+            its results after the error code: None, a value, or a tuple of values.
 
         Raises:
-            OutOfMemoryError: memory was short.
-            BackendError: the driver refused the call, or reports that work before it failed.
+            OutOfMemoryError: the GPU has too little memory.
+            BackendError: the driver refused the call, or reports that earlier work failed.
         """
         code, *values = getattr(self.driver, name)(*arguments)
         if code:
@@ -79,7 +85,7 @@ class Device:
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
-        """This GPU is the calling thread's meanwhile; afterwards that is again what it was before."""
+        """Make this GPU current for the calling thread; restore the previous one afterwards."""
         self.call("cuCtxPushCurrent", self._context)
         try:
             self._free_garbage()
@@ -89,7 +95,7 @@ class Device:
 
     @contextlib.contextmanager
     def capturing(self) -> Iterator[None]:
-        """Nothing that :meth:`discard` was given is freed by this thread meanwhile: it would break the capture."""
+        """Defer the frees of :meth:`discard` in this thread, because they would break the capture."""
         self._capturing_thread = threading.get_ident()
         try:
             yield
@@ -97,10 +103,10 @@ class Device:
             self._capturing_thread = None
 
     def discard(self, free: Callable[[], None]) -> None:
-        """Free something as soon as that is possible; for finalizers, which run at any time and in any thread."""
+        """Call ``free`` as soon as possible; for finalizers, which run at any time and in any thread."""
         self._garbage.append(free)
         with self.current():
-            pass  # which frees it, but for a capture
+            pass  # this frees it, except during a capture
 
     def _free_garbage(self) -> None:
         if self._capturing_thread == threading.get_ident():
@@ -121,13 +127,3 @@ class Device:
             f"CUDA error {int(code)} at {name}: {explained}.\n"
             "If it stays, start a new process: after some errors CUDA refuses everything in the old one."
         )
-
-
-def _load_driver() -> Any:
-    try:
-        return importlib.import_module("cuda.bindings.driver")
-    except ModuleNotFoundError as error:
-        raise BackendUnavailableError(
-            f"Running TensorRT engines needs the package 'cuda-bindings', which is not installed ({error}).\n"
-            "Install it with: pip install 'hdexport[tensorrt]'"
-        ) from None

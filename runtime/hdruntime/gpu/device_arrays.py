@@ -1,4 +1,4 @@
-"""Results that stay in the memory of a GPU, for callers that go on there."""
+"""Results that stay in the memory of a GPU, for callers that continue there."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.errors import InputError
-from hdruntime.gpu.dlpack import CUDA, DlTensor, capsule_of
+from hdruntime.gpu.dlpack import CUDA, DlTensor, capsule_of, contiguous_strides
 
 if TYPE_CHECKING:
     from hdruntime.gpu.cuda import Device
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 _DTYPE = np.dtype(np.float32)
 
 _LEGACY_STREAM = 1
-"""``CU_STREAM_LEGACY``, which both protocols call 1."""
+"""``CU_STREAM_LEGACY``; both protocols call it 1."""
 
 
 class DeviceArray:
-    """A float32 array in the memory of a GPU, which it owns: the memory is freed with the last reference to it.
+    """A float32 array in GPU memory, which is freed with the last reference to the array.
 
-    It may be used after its session was closed. PyTorch takes it by ``torch.from_dlpack(array)``, CuPy by
+    It stays valid after its session was closed. PyTorch takes it by ``torch.from_dlpack(array)``, CuPy by
     ``cupy.from_dlpack(array)`` or ``cupy.asarray(array)``, none of which copies.
 
     Attributes:
@@ -36,7 +36,7 @@ class DeviceArray:
     dtype = _DTYPE
 
     def __init__(self, device: Device, shape: tuple[int, ...], *, padded: tuple[int, ...]) -> None:
-        """Allocate memory; `mark_ready` follows when work that fills it was enqueued. Made by the TensorRT backend.
+        """Allocate memory; call `mark_ready` after enqueueing the work that fills it. Made by the TensorRT backend.
 
         Args:
             device: the GPU; its context is current.
@@ -44,16 +44,16 @@ class DeviceArray:
             padded: shape of the memory; the array is the first part of each axis.
 
         Raises:
-            OutOfMemoryError: there is too little memory.
+            OutOfMemoryError: the GPU has too little memory.
         """
         self.shape = shape
-        self._device, self._padded = device, padded
+        self._device, self._padded, self._strides = device, padded, contiguous_strides(padded)
         self.address = int(device.call("cuMemAlloc", max(_DTYPE.itemsize, int(np.prod(padded)) * _DTYPE.itemsize)))
         self._ready: Any = None
         self._free = weakref.finalize(self, _free, device, self.address)
 
     def mark_ready(self, stream: Any) -> None:
-        """The array holds its values when what was enqueued on the stream so far is done."""
+        """Declare that the array holds its values after the work enqueued on the stream so far."""
         self._ready = self._device.call("cuEventCreate", 0)
         self._free.detach()
         self._free = weakref.finalize(self, _free, self._device, self.address, self._ready)
@@ -61,7 +61,7 @@ class DeviceArray:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3. Some consumers ignore streams, so this waits until the values are there."""
+        """Version 3. Some consumers ignore streams, so this waits for the values."""
         self._wait()
         return {
             "shape": self.shape,
@@ -88,13 +88,13 @@ class DeviceArray:
         Args:
             stream: as DLPack says: -1 for no waiting, 1 (or None) for the legacy default stream, 2 for the thread's
                 default stream, else a handle.
-            max_version: capsules of before version 1.0 suit every consumer.
-            dl_device: None, or where the array is.
+            max_version: ignored; capsules before version 1.0 suit every consumer.
+            dl_device: None, or the array's own device.
             copy: not True.
 
         Raises:
-            BufferError: another device, or a copy, was asked for.
-            InputError: the stream is none.
+            BufferError: the caller requests another device or a copy.
+            InputError: the stream is invalid.
         """
         if dl_device not in (None, self.__dlpack_device__()) or copy:
             raise BufferError("a DeviceArray is handed over where it is and not copied; use to_numpy() for the CPU")
@@ -120,10 +120,6 @@ class DeviceArray:
             self._device.call("cuMemcpyDtoH", whole.ctypes.data, self.address, whole.nbytes)
         return np.ascontiguousarray(whole[tuple(map(slice, self.shape))])
 
-    @property
-    def _strides(self) -> tuple[int, ...]:
-        return tuple(int(np.prod(self._padded[axis + 1 :])) for axis in range(len(self._padded)))
-
     def _wait(self) -> None:
         with self._device.current():
             self._device.call("cuEventSynchronize", self._ready)
@@ -131,7 +127,7 @@ class DeviceArray:
 
 def _free(device: Device, address: int, event: Any = None) -> None:
     def free() -> None:
-        # A consumer may have let go of the array while its kernels still read it.
+        # A consumer may have released the array while its kernels still read it.
         device.call("cuCtxSynchronize")
         device.call("cuMemFree", address)
         if event is not None:

@@ -1,12 +1,13 @@
-"""DLPack's capsules, read and made without any framework: https://dmlc.github.io/dlpack/latest/python_spec.html"""
+"""DLPack capsules, read and made without a framework: https://dmlc.github.io/dlpack/latest/python_spec.html"""
 
 from __future__ import annotations
 
-__all__ = ["CPU", "CUDA", "DlTensor", "capsule_of", "open_capsule"]
+__all__ = ["CPU", "CUDA", "DlTensor", "capsule_of", "contiguous_strides", "open_capsule"]
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,7 +31,7 @@ class DlTensor:
         address: of the first element.
         shape: sizes of the axes.
         strides: in elements.
-        dtype: None where NumPy has no such type.
+        dtype: None if NumPy has no such type.
         device: (type, ordinal).
     """
 
@@ -68,12 +69,12 @@ class _ManagedTensor(ctypes.Structure):
     _fields_ = [("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", _Deleter)]
 
 
-# A handle of our own: the types that are set on its functions are set for nobody else.
+# A separate handle: the argument types set on its functions do not affect other users of the library.
 _python = ctypes.PyDLL(None)
 _Destructor = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 _python.PyCapsule_New.restype = ctypes.py_object
 _python.PyCapsule_New.argtypes = [ctypes.c_void_p, ctypes.c_char_p, _Destructor]
-# Addresses, not objects: a destructor is called with an object that is nearly gone, and must not count references.
+# Addresses, not objects: a destructor gets an object without references, and must not count references.
 _python.PyCapsule_IsValid.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
 _python.PyCapsule_GetPointer.restype = ctypes.c_void_p
 _python.PyCapsule_GetPointer.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
@@ -83,11 +84,16 @@ _exported: dict[int, tuple[_ManagedTensor, Any, Any]] = {}
 """Address of a capsule's structure -> the structure, its arrays, and the owner of the memory."""
 
 
+def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a contiguous array, in elements."""
+    return tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
 def capsule_of(tensor: DlTensor, owner: object) -> Any:
-    """A capsule for a consumer, which keeps the owner alive until the consumer is done with it.
+    """A capsule that keeps the owner of the memory alive until its consumer releases it.
 
     Args:
-        tensor: of a type that NumPy has.
+        tensor: of a NumPy type.
         owner: of the memory.
     """
     assert tensor.dtype is not None
@@ -109,7 +115,7 @@ def open_capsule(capsule: Any) -> Iterator[DlTensor]:
     """Consume a capsule: its producer may free the memory when the block ends.
 
     Raises:
-        ValueError: it is none, or was consumed before.
+        ValueError: the object is not a capsule, or was consumed before.
     """
     handle = id(capsule)
     if not _python.PyCapsule_IsValid(handle, _NAME):
@@ -126,11 +132,10 @@ def open_capsule(capsule: Any) -> Iterator[DlTensor]:
 
 def _described(tensor: _Tensor) -> DlTensor:
     shape = tuple(tensor.shape[: tensor.axes])
-    contiguous = tuple(int(np.prod(shape[axis + 1 :])) for axis in range(tensor.axes))
     return DlTensor(
         address=(tensor.data or 0) + tensor.byte_offset,
         shape=shape,
-        strides=tuple(tensor.strides[: tensor.axes]) if tensor.strides else contiguous,
+        strides=tuple(tensor.strides[: tensor.axes]) if tensor.strides else contiguous_strides(shape),
         dtype=_numpy_type(tensor.dtype),
         device=(tensor.device.kind, tensor.device.ordinal),
     )
@@ -151,11 +156,11 @@ def _forget(address: int) -> None:
 
 @_Destructor
 def _destroy(handle: int) -> None:
-    # A capsule that nobody consumed still owns its tensor.
+    # An unconsumed capsule still owns its tensor.
     if _python.PyCapsule_IsValid(handle, _NAME):
         _exported.pop(_python.PyCapsule_GetPointer(handle, _NAME), None)
 
 
-# A consumer may be done with a tensor while Python shuts down, when this module is gone already.
+# A consumer may release a tensor while Python shuts down, after this module is gone.
 for _callback in (_forget, _destroy):
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(_callback))

@@ -1,4 +1,4 @@
-"""How engines are run on a GPU."""
+"""Options of backends that run on a GPU."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class GpuOptions:
-    """What :func:`hdruntime.load` passes on to the backends that run on a GPU; that of the CPU has no use for it.
+    """Options that :func:`hdruntime.load` passes to the backends on a GPU; the CPU's backend ignores them.
 
     Attributes:
         device: number of the GPU among those that CUDA offers this process (``CUDA_VISIBLE_DEVICES``).
-        memory_limit_bytes: most GPU memory that ``onnxruntime_cuda`` takes for weights, activations and results; a
-            batch that needs more is halved. What CUDA's own libraries take comes on top. None: all there is. Engines
-            refuse a limit: TensorRT plans their memory when they are built.
-        graphs: CUDA graphs of engines, which save the time of enqueueing a step that was run before in the same shape:
-            ``auto`` uses them where that time counts, ``on`` and ``off`` always and never.
-        most_graphs: shapes that graphs are kept of, each with an execution context and buffers for its inputs and
-            outputs; the one that was not used for longest goes first.
-        kernel_specialization: when TensorRT-RTX makes kernels for the shapes it meets: ``lazy`` in the background,
-            ``eager`` at once, ``none`` never; None leaves it to TensorRT-RTX. Other flavours refuse it.
+        memory_limit_bytes: most GPU memory of ``onnxruntime_cuda`` for weights, activations and results; a batch that
+            needs more is halved. CUDA's own libraries need memory beyond it. None: no limit. Engines refuse a limit:
+            TensorRT plans their memory when they are built.
+        graphs: CUDA graphs of engines, which save the time to enqueue a step of a known shape: ``auto`` uses them
+            where that time matters, ``on`` always and ``off`` never.
+        most_graphs: most shapes with a graph, each of which needs an execution context and buffers for its inputs and
+            outputs; the least recently used graph is dropped first.
+        kernel_specialization: when TensorRT-RTX compiles kernels for the shapes of batches: ``lazy`` in the background,
+            ``eager`` at once, ``none`` never; None leaves the choice to TensorRT-RTX. Other flavours refuse it.
     """
 
     device: int = 0

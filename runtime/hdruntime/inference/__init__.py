@@ -1,1 +1,1 @@
-"""Batches: what a caller gives is checked, put together by length, and run."""
+"""Batches: a caller's inputs are checked, packed by length, and run."""

@@ -23,11 +23,10 @@ def pack_by_tokens(
 
     Args:
         lengths: tokens of each row, 1 or more.
-        batch_tokens: most tokens a batch may have: its rows times its longest row. A row that is longer goes
-            alone.
-        alike: tokens of a row -> what has to be equal of all rows of a batch. Of lengths in between two that are alike
-            it says the same. None where any lengths may share a batch.
-        most_rows: tokens of a batch's longest row -> most rows that it may have; None for any number.
+        batch_tokens: most tokens of a batch: its rows times its longest row. A longer row goes alone.
+        alike: tokens of a row -> a key that all rows of a batch share; lengths between two of equal key have that key
+            too. None if any lengths may share a batch.
+        most_rows: tokens of a batch's longest row -> most rows of that batch; None for any number.
 
     Returns:
         the batches, longest rows first, each a list of indices into ``lengths``. The longest come first so

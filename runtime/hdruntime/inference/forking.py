@@ -1,4 +1,4 @@
-"""What a forked process does with what its parent had open: it lets it alone."""
+"""Sessions of a parent process in its forks: left untouched."""
 
 from __future__ import annotations
 
@@ -7,35 +7,30 @@ __all__ = ["keep_for_ever", "tell_of_forks"]
 import ctypes
 import os
 import weakref
-from typing import Protocol
+from typing import Any
+
+_listeners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-class Listener(Protocol):
-    """Something whose threads, or GPU contexts, a fork does not have."""
+def tell_of_forks(listener: Any) -> None:
+    """Call `listener.forked` in every fork of this process, as long as the listener is alive.
 
-    def forked(self) -> None:
-        """Called in the forked process before anything else there; the thread that calls is the only one."""
-
-
-def tell_of_forks(listener: Listener) -> None:
-    """Call `listener.forked` in every process that is forked of this one, as long as somebody has the listener."""
+    It runs before any other code of the fork, in its only thread.
+    """
     _listeners.add(listener)
 
 
 def keep_for_ever(value: object) -> None:
     """Never free an object, not even when the process ends.
 
-    ONNX Runtime waits for its threads when a session is freed; in a fork there are none, and it crashes.
+    ONNX Runtime waits for its threads when it frees a session; a fork has no such threads, and would crash.
     """
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(value))
 
 
-_listeners: weakref.WeakSet[Listener] = weakref.WeakSet()
-
-
-def _forked() -> None:
+def _notify_listeners() -> None:
     for listener in list(_listeners):
         listener.forked()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_notify_listeners)

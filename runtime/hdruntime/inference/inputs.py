@@ -1,4 +1,4 @@
-"""Checks of what a caller feeds to a session, before a backend sees it."""
+"""Checks of a caller's inputs before a backend runs them."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _MEANINGS = {
     Role.TOKEN_TYPES: (None, "0 or more"),
     Role.MARKS: (1, "1 for global tokens and 0 for all others"),
 }
-"""Role -> the largest value, None for any, and what values mean."""
+"""Role -> the largest value, None for any, and the meaning of the values."""
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
-"""An input: int64 [batch, tokens], or float32 [batch, ...] of a memory."""
+"""An input: int64 [batch, tokens], or a memory, float32 [batch, ...]."""
 
 
 def checked_inputs(given: Mapping[str, object], manifest: Manifest, *, max_len: int | None = None) -> dict[str, Array]:
-    """The inputs of the bundle's graphs, defaults filled in.
+    """The inputs of the bundle's graphs, with defaults filled in.
 
     Args:
-        given: name -> array, tensor or nested list: integers [batch, tokens], masks and marks also as booleans; of a
-            memory floats of the manifest's shape. What is left out, or None, is what the manifest says.
-        manifest: what the bundle accepts.
-        max_len: most tokens, where what runs the bundle takes fewer than the manifest says.
+        given: name -> array, tensor or nested list: integers [batch, tokens], masks and marks also as booleans; for a
+            memory floats of the manifest's shape. A missing input, or None, gets the manifest's default.
+        manifest: of the bundle.
+        max_len: most tokens, if the backend accepts fewer than the manifest says.
 
     Returns:
-        name -> int64 [batch, tokens], or, of a memory, float32 of the manifest's shape; in the manifest's order.
+        name -> int64 [batch, tokens], or, for a memory, float32 of the manifest's shape; in the manifest's order.
 
     Raises:
-        InputError: a name, shape, type, id or length does not fit; the message says which and what would.
+        InputError: a name, shape, type, id or length does not fit; the message says which, and what would fit.
     """
     accepted = [spec.name for spec in manifest.inputs]
     for name in given:
@@ -56,13 +56,11 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest, *, max_len: 
     tokens, most = ids.shape[1], max_len or manifest.max_len
     if not 1 <= tokens <= most:
         raise length_error("Input", tokens, most, "Truncate it")
-    read = {manifest.ids: ids} | {
-        spec.name: _read(given[spec.name], spec)
-        for spec in manifest.inputs
-        if spec.name != manifest.ids and given.get(spec.name) is not None
-    }
+    read: dict[str, Array] = {manifest.ids: ids}
     for spec in manifest.inputs:
-        if spec.name in read:
+        value = given.get(spec.name)
+        if value is not None and spec.name != manifest.ids:
+            read[spec.name] = _read(value, spec)
             _check_shape(spec, read[spec.name], ids, manifest.ids)
     _check_ids(ids, manifest.ids, manifest.vocab_size)
     mask = read.setdefault(manifest.mask, np.ones_like(ids))
@@ -82,7 +80,7 @@ def _default(spec: InputSpec, ids: IntArray, mask: IntArray) -> Array:
     if spec.default.fill in (Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN):
         return default_marks(spec, ids, mask)
     if spec.default.fill is Fill.AFTER_TOKEN:
-        # Of a row without such a token, as Hugging Face's BigBird has it, from token 1.
+        # In a row without such a token the ones begin at token 1, as in Hugging Face's BigBird.
         first = (ids == spec.default.token_id).argmax(axis=1)
         return (np.arange(ids.shape[1]) > first[:, None]).astype(np.int64)
     return np.full_like(ids, int(spec.default.fill is Fill.ONES))
@@ -104,12 +102,12 @@ def _floats(value: object, spec: InputSpec) -> FloatArray:
     if array.ndim != len(spec.shape):
         raise InputError(f"{spec.name} has shape {list(array.shape)}; it must be {_shown(spec)}.")
     if not np.isfinite(array).all():
-        raise InputError(f"{spec.name} holds NaN or infinity; it must be what the call before gave, or be left out.")
+        raise InputError(f"{spec.name} holds NaN or infinity; give the previous call's output, or leave it out.")
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
 def _sizes(spec: InputSpec) -> tuple[int, ...]:
-    """Of a memory: all axes but the batch."""
+    """Sizes of a memory's axes after the batch."""
     return tuple(int(size) for size in spec.shape[1:])
 
 
@@ -118,11 +116,11 @@ def _shown(spec: InputSpec) -> str:
 
 
 def _integers(value: object, name: str, *, may_be_boolean: bool = False) -> IntArray:
-    """The value as an int64 array [batch, tokens], or an error that says why it is none."""
+    """The value as an int64 array [batch, tokens], or an error with the reason."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
-        # Ragged lists, and tensors that are not in the CPU's memory.
+        # Ragged lists, and tensors outside the CPU's memory.
         raise InputError(
             f"{name} cannot be read as an array [batch, tokens]: {error}.\n"
             "Pad shorter rows and mark the padding with 0 in attention_mask."
@@ -135,7 +133,7 @@ def _integers(value: object, name: str, *, may_be_boolean: bool = False) -> IntA
     if array.shape[0] == 0:
         raise InputError(f"{name} has shape {list(array.shape)}: the batch is empty; give at least one row.")
     if array.size and array.dtype == object:
-        # What numpy makes of integers beyond 64 bits; lists of numbers give nothing else of this type.
+        # NumPy's type for integers beyond 64 bits; no other list of numbers becomes this type.
         raise InputError(f"{name} holds values that are not integers of at most 64 bits.")
     if array.size and array.dtype.kind not in ("iub" if may_be_boolean else "iu"):
         raise InputError(f"{name} is of type {array.dtype}; it must be integers, for example int64.")
@@ -151,13 +149,13 @@ def _check_shape(spec: InputSpec, array: Array, ids: IntArray, ids_name: str) ->
         )
     if spec.role is Role.MEMORY and array.shape != (len(ids), *_sizes(spec)):
         raise InputError(
-            f"{spec.name} has shape {list(array.shape)}; for {len(ids)} rows it must be {_shown(spec)}: what the call "
-            "before gave for the same rows."
+            f"{spec.name} has shape {list(array.shape)}; for {len(ids)} rows it must be {_shown(spec)}: the previous "
+            "call's output for the same rows."
         )
 
 
 def _check_ids(input_ids: IntArray, name: str, vocab_size: int) -> None:
-    # What is negative is enormous without a sign, so one look at each id will do.
+    # Negative ids are huge as unsigned numbers, so one comparison finds both errors.
     if input_ids.view(np.uint64).max() >= vocab_size:
         row, token = map(int, np.argwhere((input_ids < 0) | (input_ids >= vocab_size))[0])
         raise InputError(

@@ -1,4 +1,4 @@
-"""Inputs that mark tokens: what they are where a caller leaves them out, and what they may hold."""
+"""Inputs that mark tokens: their defaults, and the checks of their values."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ IntArray = npt.NDArray[np.int64]
 
 
 def default_marks(spec: InputSpec, ids: IntArray, mask: IntArray) -> IntArray:
-    """Mark the first real token of every row, or those before the first of an id: a question ends with a separator.
+    """Mark the first real token of every row, or the tokens before the first separator: the question.
 
-    A row of nothing but padding has neither, and nothing is marked.
+    In a row of only padding no token is marked.
 
     Args:
         spec: the input, whose default marks tokens.
@@ -29,7 +29,7 @@ def default_marks(spec: InputSpec, ids: IntArray, mask: IntArray) -> IntArray:
         int64 [batch, tokens], 1 for marked tokens.
 
     Raises:
-        InputError: a row with no such id, or with more tokens before it than the bundle takes.
+        InputError: a row has no separator, or more tokens before it than the bundle accepts.
     """
     if spec.default.fill is Fill.FIRST_TOKEN:
         first = (mask.cumsum(axis=1) == 1) & (mask == 1)
@@ -43,7 +43,7 @@ def default_marks(spec: InputSpec, ids: IntArray, mask: IntArray) -> IntArray:
 
 
 def check_texts_for_marks(texts: Sequence[Sequence[int]], manifest: Manifest) -> None:
-    """Refuse texts that the bundle's default marks cannot be made of: a question that is not found, or is too long.
+    """Refuse texts without default marks: their question is not found, or is too long.
 
     Args:
         texts: ids of each text.
@@ -62,7 +62,7 @@ def check_texts_for_marks(texts: Sequence[Sequence[int]], manifest: Manifest) ->
 
 
 def check_marks(spec: InputSpec, marks: IntArray, mask: IntArray) -> None:
-    """Refuse rows with more marks than the bundle takes; those on padding do not count.
+    """Refuse rows with more marks than the bundle accepts; marks on padding do not count.
 
     Args:
         spec: the input.
@@ -78,7 +78,7 @@ def check_marks(spec: InputSpec, marks: IntArray, mask: IntArray) -> None:
     if (marked > spec.bound).any():
         row = int(np.argmax(marked > spec.bound))
         raise InputError(
-            f"{spec.name}: row {row} marks {marked[row]} tokens as global; this bundle takes {spec.bound}.\n"
+            f"{spec.name}: row {row} marks {marked[row]} tokens as global; this bundle accepts {spec.bound}.\n"
             f"Mark fewer, or rebuild with --max-global {marked[row]}."
         )
 
@@ -86,11 +86,11 @@ def check_marks(spec: InputSpec, marks: IntArray, mask: IntArray) -> None:
 def _check_question(what: str, tokens: int | None, spec: InputSpec) -> None:
     if tokens is None:
         raise InputError(
-            f"There is no separator (id {spec.default.token_id}) in {what}, so where its question ends is "
-            f"unknown.\nEncode question and context as a pair, or give {spec.name}."
+            f"The end of the question of {what} is unknown: there is no separator (id {spec.default.token_id}).\n"
+            f"Encode question and context as a pair, or give {spec.name}."
         )
     if spec.bound is not None and tokens > spec.bound:
         raise InputError(
-            f"The question of {what} has {tokens} tokens, which are all global; this bundle takes {spec.bound}.\n"
+            f"The question of {what} has {tokens} tokens, which are all global; this bundle accepts {spec.bound}.\n"
             f"Shorten it, give {spec.name}, or rebuild with --max-global {tokens}."
         )

@@ -1,4 +1,4 @@
-"""Running rows of different lengths batch by batch, in the memory there is, and telling bad rows from good ones."""
+"""Runs rows of different lengths in batches that fit in memory, and tells bad rows from good ones."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ Outputs = dict[str, npt.NDArray[np.float32]]
 
 @dataclass(frozen=True, kw_only=True)
 class BatchResult:
-    """What became of a batch.
+    """The result of a batch.
 
     Attributes:
-        rows: indices of the batch's rows among all that were given.
+        rows: indices of the batch's rows among all rows of the call.
         attention_mask: int64 [batch, tokens], 1 for real tokens, 0 for padding.
-        outputs: output name -> float32 [batch, ...] of the shape in the manifest. What failed rows hold means nothing;
-            where every row failed there may be no outputs.
-        errors: index among all rows that were given -> why that row has no result.
+        outputs: output name -> float32 [batch, ...] of the shape in the manifest. Values of failed rows are undefined;
+            if every row failed there may be no outputs.
+        errors: index among all rows of the call -> why that row has no result.
     """
 
     rows: list[int]
@@ -51,20 +51,20 @@ class BatchResult:
 
 @dataclass(frozen=True, kw_only=True)
 class PaddingCount:
-    """Tokens that were computed: ``tokens`` of texts, and ``padded_tokens`` of padding beside them."""
+    """Computed tokens: ``tokens`` of texts, and ``padded_tokens`` of padding."""
 
     tokens: int
     padded_tokens: int
 
 
 class Scheduler:
-    """Feeds a runner, and remembers what it learns of the memory. Safe to use from several threads.
+    """Feeds a runner, and remembers which batches did not fit in memory. Safe to use from several threads.
 
     Args:
-        runner: what runs batches; the scheduler closes it.
+        runner: runs the batches; the scheduler closes it.
         mask: name of the input that tells real tokens from padding.
-        padding_limit: tokens of a row -> the most that it may be padded to with its answer as it was.
-        non_finite_error: (output name, row numbers, which may be none) -> the error of rows that hold NaN or infinity.
+        padding_limit: tokens of a row -> most tokens that it may be padded to without changing its answer.
+        non_finite_error: (output name, row numbers, possibly none) -> the error of rows that hold NaN or infinity.
     """
 
     def __init__(
@@ -77,8 +77,8 @@ class Scheduler:
     ) -> None:
         self.memory = MemoryLimits()
         self._mask = mask
-        # Rows of one length share any batch that is not padded, and of one limit any batch.
-        self.alike = _own_length if runner.prefers_equal_lengths else padding_limit
+        # Rows of one length can share an unpadded batch, rows of one limit any batch.
+        self.alike = (lambda tokens: tokens) if runner.prefers_equal_lengths else padding_limit
         self._runner: Runner | None = runner
         self._non_finite_error = non_finite_error
         self._lock = threading.Lock()
@@ -89,10 +89,10 @@ class Scheduler:
 
     @property
     def runner(self) -> Runner:
-        """What runs batches.
+        """The runner.
 
         Raises:
-            BackendError: it is closed, or this process was forked of the one that opened it.
+            BackendError: it is closed, or this process is a fork of the process that opened it.
         """
         runner = self._runner
         if runner is None:
@@ -101,7 +101,7 @@ class Scheduler:
 
     @property
     def padding(self) -> PaddingCount:
-        """What was computed so far."""
+        """Tokens computed so far."""
         with self._lock:
             return PaddingCount(tokens=self._tokens, padded_tokens=self._padded_tokens)
 
@@ -113,18 +113,18 @@ class Scheduler:
         outputs: Sequence[str],
         batch_tokens: int | None,
     ) -> Iterator[BatchResult]:
-        """Run rows, the longest first, with as many batches under way as the runner wants.
+        """Run rows, the longest first, with the runner's preferred number of batches in flight.
 
-        A row's answer does not depend on the others: rows share a batch only where the padding changes none. A batch
-        that gets no memory is halved, and rows of such lengths go in smaller batches from then on. A batch that fails
-        otherwise is run row by row.
+        A row's answer does not depend on the others: rows share a batch only if the padding changes no answer. A batch
+        that does not fit in memory is halved, and rows of such lengths run in smaller batches from then on. A batch
+        that fails otherwise is run row by row.
 
         Args:
             lengths: tokens of each row.
-            inputs_of: indices of rows, the longest first -> their inputs, checked, as the manifest has them.
-            outputs: names of the outputs wanted.
-            batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
-                runner.
+            inputs_of: indices of rows, the longest first -> their checked inputs, as in the manifest.
+            outputs: names of the requested outputs.
+            batch_tokens: most tokens of a batch, including padding; a longer row runs alone. None: the runner's
+                default.
 
         Yields:
             each row in one result; a row that failed alone, or holds NaN or infinity, with its error.
@@ -132,25 +132,25 @@ class Scheduler:
         Raises:
             InputError: ``batch_tokens`` is less than 1; raised at once, not at the first result.
             BackendError: the session is closed.
-            OutOfMemoryError: nothing ever fitted, or a row no longer fits that did.
+            OutOfMemoryError: no batch ever fitted, or a row no longer fits whose length did before.
         """
-        # Packed here rather than in the generator, so that what is wrong shows before the first result is asked for.
+        # Packed here rather than in the generator, so that errors are raised before the first result is requested.
         return _Run(self, lengths, inputs_of, outputs, batch_tokens).results()
 
     def most_rows(self, tokens: int) -> int:
-        """Rows of that length that one batch may have, as far as is known; ``sys.maxsize`` where none are too many."""
+        """Most rows of this length in one batch, as far as known; ``sys.maxsize`` without a limit."""
         return min(self.runner.most_rows(tokens), self.memory.most_rows(tokens))
 
     def run_batch(self, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
-        """Run one batch as it is given; in parts only where it is too large for the runner or the memory.
+        """Run one batch as given; in parts only if it is too large for the runner or the memory.
 
         Args:
-            inputs: checked, as the manifest has them.
-            outputs: names of the outputs wanted.
+            inputs: checked, as in the manifest.
+            outputs: names of the requested outputs.
 
         Raises:
             BackendError: the backend failed, or the session is closed.
-            OutOfMemoryError: nothing ever fitted, or a row no longer fits that did.
+            OutOfMemoryError: no batch ever fitted, or a row no longer fits whose length did before.
         """
         runner = self.runner
         mask = self.mask_of(inputs)
@@ -176,22 +176,22 @@ class Scheduler:
         return inputs[self._mask]
 
     def close(self) -> None:
-        """Close the runner: runs under way in other threads raise BackendError."""
+        """Close the runner: runs in other threads raise BackendError."""
         runner, self._runner = self._runner, None
         if runner is not None:
             runner.close()
 
     def forked(self) -> None:
-        """Give up the runner, in a process that was forked: its threads and its GPU context are the parent's."""
+        """Give up the runner in a forked process: its threads and its GPU context belong to the parent."""
         runner, self._runner = self._runner, None
         if runner is not None:
             keep_for_ever(runner)
             self._no_runner = (
-                f"This session was loaded in another process ({os.getppid()}), of which this one is a fork; neither "
-                "threads nor GPU contexts are forked.\n"
-                'Load the bundle in this process, or start it otherwise: multiprocessing.get_context("spawn").'
+                f"This session was loaded in another process ({os.getppid()}), and this one is a fork of it; a fork "
+                "copies neither threads nor GPU contexts.\n"
+                'Load the bundle in this process, or do not fork: multiprocessing.get_context("spawn").'
             )
-        # Another thread of the parent may have held it.
+        # Another thread of the parent may hold the old lock.
         self._lock = threading.Lock()
 
     def finished(self, batch: _Batch) -> BatchResult:
@@ -219,10 +219,10 @@ class Scheduler:
 
 
 def non_finite_rows(outputs: Outputs) -> dict[str, list[int]]:
-    """Output name -> indices of the batch's rows that hold NaN or infinity, for the outputs that have such rows."""
+    """Output name -> indices of the batch's rows that hold NaN or infinity, for outputs with such rows."""
     found = {}
     for name, values in outputs.items():
-        # The extremes take no memory, and are NaN where anything is.
+        # The extremes need no memory, and are NaN if any value is.
         if not (values.min() > -np.inf and values.max() < np.inf):
             found[name] = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1)).tolist()
     return found
@@ -238,7 +238,7 @@ class _Batch:
 
 
 class _Run:
-    """One call's rows on their way; used by one thread."""
+    """The progress of one call; used by one thread."""
 
     def __init__(
         self,
@@ -271,20 +271,21 @@ class _Run:
                     if self._will_retry(batch, error):
                         continue
                     no_memory = error if isinstance(error, OutOfMemoryError) else no_memory
-                    yield _failed(batch, error)
+                    errors: dict[int, HdexportError] = dict.fromkeys(batch.rows, error)
+                    yield BatchResult(rows=batch.rows, attention_mask=batch.attention_mask, outputs={}, errors=errors)
                 else:
                     yield result
             if no_memory is not None and not self._scheduler.memory.longest_row:
                 raise no_memory
         finally:
-            # What was started is finished, also where the caller wants no more.
+            # Started batches are finished even if the caller stops early.
             for batch in self._in_flight:
                 with contextlib.suppress(BackendError):
-                    _ = self._scheduler.runner  # none in a fork, where nothing is waited for
+                    _ = self._scheduler.runner  # raises in a fork, which must not wait for the parent's batches
                     batch.results()
 
     def _start_next(self) -> None:
-        """Begin a batch; what goes wrong is raised when its results are asked for, whenever it did."""
+        """Begin a batch; its errors are raised when its results are requested."""
         rows = self._waiting.popleft()
         inputs = self._inputs_of(rows)
         try:
@@ -295,9 +296,9 @@ class _Run:
         self._in_flight.append(_Batch(rows, inputs, mask, results, bool(self._in_flight)))
 
     def _will_retry(self, batch: _Batch, error: BackendError) -> bool:
-        """Put what is worth another try in front of what is waiting."""
+        """Put the rows that are worth another try in front of the waiting ones."""
         rows, tokens = batch.rows, self._lengths[batch.rows[0]]
-        _ = self._scheduler.runner  # Raises where the session was closed meanwhile: no row is to blame.
+        _ = self._scheduler.runner  # Raises if the session was closed meanwhile: no row is to blame.
         logger.info("a batch of %d x %d tokens failed: %s", len(rows), tokens, error)
         if not isinstance(error, OutOfMemoryError):
             if len(rows) > 1:
@@ -308,7 +309,7 @@ class _Run:
             self._waiting = self._packed(chain(rows, *self._waiting))
             return True
         if batch.had_company or self._in_flight:
-            # It may fit when nothing else is under way.
+            # It may fit when no other batch is in flight.
             self._most_in_flight = 1
             self._waiting.appendleft(rows)
             return True
@@ -317,7 +318,7 @@ class _Run:
         return False
 
     def _packed(self, rows: Iterable[int]) -> deque[list[int]]:
-        """Batches as large as the memory allows, as far as is known."""
+        """Batches as large as the known memory limits allow."""
         rows = list(rows)
         batches = pack_by_tokens(
             [self._lengths[row] for row in rows],
@@ -329,7 +330,7 @@ class _Run:
 
 
 def _joined(parts: list[BatchResult], attention_mask: IntArray) -> BatchResult:
-    """One batch's result from those of its rows."""
+    """One batch's result from the results of its parts."""
     outputs: Outputs = {}
     for part in parts:
         for name, values in part.outputs.items():
@@ -339,15 +340,6 @@ def _joined(parts: list[BatchResult], attention_mask: IntArray) -> BatchResult:
     return BatchResult(
         rows=list(range(len(attention_mask))), attention_mask=attention_mask, outputs=outputs, errors=errors
     )
-
-
-def _failed(batch: _Batch, error: BackendError) -> BatchResult:
-    errors: dict[int, HdexportError] = dict.fromkeys(batch.rows, error)
-    return BatchResult(rows=batch.rows, attention_mask=batch.attention_mask, outputs={}, errors=errors)
-
-
-def _own_length(tokens: int) -> int:
-    return tokens
 
 
 def _raise(error: BackendError) -> Outputs:

@@ -208,7 +208,7 @@ def test_an_answer_to_other_texts_is_wrong(workshop: Any) -> None:
     [
         (RecordingRunner(memory=2 * 65, max_len=300), OutOfMemoryError, "in one piece; the session ran it in parts"),
         (
-            RecordingRunner(rows=lambda tokens: 2, max_len=300),
+            RecordingRunner(most_rows=lambda tokens: 2, max_len=300),
             BackendError,
             "at most 2 texts of 65 tokens",
         ),

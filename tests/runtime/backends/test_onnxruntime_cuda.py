@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU: what can be seen of it without one, and what only a GPU shows."""
+"""ONNX Runtime on a GPU: tests that need no GPU, and tests on one."""
 
 from __future__ import annotations
 
@@ -26,21 +26,15 @@ IDS = np.array([[2, 3, 4, 5], [2, 3, 4, 5], [2, 3, 4, 5]])
 MASK = np.array([[1, 1, 1, 1], [1, 1, 0, 0], [0, 0, 1, 1]])
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runner's code, with the CPU as its device."""
-    monkeypatch.setattr(onnxruntime_cuda, "_providers", lambda gpu: [("CPUExecutionProvider", {})])
-    monkeypatch.setattr(onnxruntime_cuda, "CUDA_PROVIDER", "CPUExecutionProvider")
-    monkeypatch.setattr(onnxruntime_cuda, "_DEVICE", "cpu")
-
-
-@pytest.mark.usefixtures("on_cpu")
-def test_bound_runs_give_what_the_cpu_s_backend_gives(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_bound_runs_equal_the_cpus_backend(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = open_bundle(bundle_path)
     with hdruntime.load(bundle, "onnxruntime") as session:
         expected = session(input_ids=IDS, attention_mask=MASK)
     monkeypatch.delattr(onnxruntime.capi.onnxruntime_inference_collection.Session, "run")
     runner = OnnxRuntimeCudaRunner(bundle)
+    assert runner.computed_tokens(MASK) == MASK.size
+    assert not runner.prefers_equal_lengths
     names = list(expected)
     got = runner.start({"input_ids": IDS, "attention_mask": MASK}, names)()
     assert list(got) == names
@@ -52,15 +46,8 @@ def test_bound_runs_give_what_the_cpu_s_backend_gives(bundle_path: Path, monkeyp
         runner.start({"input_ids": IDS, "attention_mask": MASK}, names)()
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_all_padding_is_computed(bundle_path: Path) -> None:
-    runner = OnnxRuntimeCudaRunner(open_bundle(bundle_path))
-    assert runner.computed_tokens(MASK) == MASK.size
-    assert not runner.prefers_equal_lengths
-
-
 def test_a_session_that_fell_back_to_the_cpu_is_refused(bundle_path: Path) -> None:
-    """Not simulated: without CUDA, ONNX Runtime runs on the CPU, and says so in a warning alone."""
+    """Not simulated: without CUDA, ONNX Runtime runs on the CPU with only a warning."""
     if CUDA_HERE:
         pytest.skip("onnxruntime-gpu is installed")
     with (
@@ -73,8 +60,8 @@ def test_a_session_that_fell_back_to_the_cpu_is_refused(bundle_path: Path) -> No
         OnnxRuntimeCudaRunner(open_bundle(bundle_path))
 
 
-@pytest.mark.usefixtures("on_cpu")
-def test_the_graph_for_a_gpu_is_taken_and_else_the_portable_one(
+@pytest.mark.usefixtures("cuda_on_cpu")
+def test_the_graph_for_a_gpu_is_taken_or_else_the_portable_one(
     bundle_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Never the CPU's: it computes in float32, and half of its attention is slow on a GPU."""
@@ -111,7 +98,7 @@ def test_options_reach_the_provider() -> None:
         "CUDNN_STATUS_ALLOC_FAILED",
     ],
 )
-def test_a_gpu_that_is_full_is_short_of_memory_and_not_broken(said: str) -> None:
+def test_a_full_gpu_is_an_out_of_memory_error(said: str) -> None:
     error = run_error(RuntimeError(said), 8, 512)
     assert isinstance(error, OutOfMemoryError)
     assert "8 x 512 tokens" in str(error)
@@ -127,7 +114,7 @@ needs_cuda = pytest.mark.skipif(not CUDA_HERE, reason="this ONNX Runtime has no 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_gpu_answers_as_the_cpu(bundle_path: Path) -> None:
+def test_a_gpu_gives_the_cpus_answers(bundle_path: Path) -> None:
     bundle = open_bundle(bundle_path)
     with hdruntime.load(bundle, "onnxruntime") as right, hdruntime.load(bundle, "onnxruntime_cuda") as session:
         assert session.backend is Backend.ONNXRUNTIME_CUDA
@@ -138,15 +125,15 @@ def test_a_gpu_answers_as_the_cpu(bundle_path: Path) -> None:
 
 @pytest.mark.gpu
 @needs_cuda
-def test_auto_takes_the_gpu_where_there_is_no_engine(bundle_path: Path) -> None:
+def test_auto_takes_the_gpu_if_there_is_no_engine(bundle_path: Path) -> None:
     with hdruntime.load(bundle_path) as session:
         assert session.backend is Backend.ONNXRUNTIME_CUDA
 
 
 @pytest.mark.gpu
 @needs_cuda
-def test_a_limit_of_memory_is_held(bundle_path: Path) -> None:
-    """A batch of 64 MiB of ids does not fit in 16 MiB, and is no fault of the graph."""
+def test_a_memory_limit_is_kept(bundle_path: Path) -> None:
+    """A batch of 64 MiB of ids does not fit in 16 MiB."""
     limit = GpuOptions(memory_limit_bytes=16 * 2**20)
     runner = OnnxRuntimeCudaRunner(open_bundle(bundle_path), gpu=limit)
     ids = np.full((2**19, 16), 2)

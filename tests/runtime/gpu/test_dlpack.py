@@ -1,4 +1,4 @@
-"""DLPack's capsules: made, read, and freed once."""
+"""DLPack capsules: made, read, and freed once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hdruntime.gpu.dlpack import CPU, DlTensor, capsule_of, open_capsule
 
 
 class Exporter:
-    """An array that is handed over by our capsules."""
+    """An array that our capsules export."""
 
     def __init__(self, values: np.ndarray) -> None:
         self.values = values
@@ -58,16 +58,12 @@ def test_we_read_capsules_of_numpy(dtype: type) -> None:
         assert bytes(first) == values[0, 0].tobytes()
 
 
-def test_we_read_capsules_of_pytorch() -> None:
+def test_pytorch_reads_our_capsules_and_we_read_its() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'hdexport[export]'")
     with open_capsule(torch.arange(6, dtype=torch.int32).reshape(2, 3).__dlpack__()) as tensor:
         assert (tensor.shape, tensor.strides, tensor.dtype) == ((2, 3), (3, 1), np.dtype(np.int32))
     with open_capsule(torch.zeros(2, dtype=torch.bfloat16).__dlpack__()) as tensor:
         assert tensor.dtype is None
-
-
-def test_pytorch_reads_our_capsules() -> None:
-    torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'hdexport[export]'")
     values = np.arange(6, dtype=np.float32).reshape(2, 3)
     np.testing.assert_array_equal(torch.from_dlpack(Exporter(values)).numpy(), values)
 
@@ -81,9 +77,16 @@ def test_the_owner_lives_as_long_as_its_consumer() -> None:
     assert alive() is not None
     del read
     assert alive() is None
+    exporter = Exporter(np.arange(3.0))
+    alive = weakref.ref(exporter)
+    with open_capsule(exporter.__dlpack__()):
+        del exporter
+        gc.collect()
+        assert alive() is not None
+    assert alive() is None
 
 
-def test_a_capsule_that_nobody_consumes_lets_go_of_its_owner() -> None:
+def test_an_unconsumed_capsule_releases_its_owner() -> None:
     exporter = Exporter(np.arange(3.0))
     alive = weakref.ref(exporter)
     capsule = exporter.__dlpack__()
@@ -95,16 +98,6 @@ def test_a_capsule_that_nobody_consumes_lets_go_of_its_owner() -> None:
     assert alive() is None
     assert abs(sys.getrefcount(None) - references) < 100
     assert dlpack._exported == {}
-
-
-def test_a_producer_may_free_its_memory_when_the_block_ends() -> None:
-    exporter = Exporter(np.arange(3.0))
-    alive = weakref.ref(exporter)
-    with open_capsule(exporter.__dlpack__()):
-        del exporter
-        gc.collect()
-        assert alive() is not None
-    assert alive() is None
 
 
 def test_a_capsule_is_consumed_once() -> None:

@@ -1,4 +1,4 @@
-"""GPUs and driver: read from the driver's libraries, here from one that answers as they do."""
+"""GPUs and driver, read from fakes of the driver's libraries."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus
 
 
 class _Cuda:
-    """The CUDA driver's functions, as a machine with two GPUs has them."""
+    """The CUDA driver's functions on a machine with two GPUs."""
 
     names = (b"NVIDIA H100 80GB HBM3", b"NVIDIA GeForce RTX 5090")
     capabilities = ((9, 0), (12, 0))
@@ -84,7 +84,7 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
     assert gpus() == ()
 
 
-def test_the_driver_says_its_version() -> None:
+def test_the_version_comes_from_the_driver() -> None:
     assert driver_version(_Management()) == "580.65.06"
 
 
@@ -94,7 +94,7 @@ def test_the_driver_lists_gpus_that_cuda_does_not_offer(monkeypatch: pytest.Monk
     assert listed_gpus() == ()
 
 
-def test_without_the_management_library_the_kernel_module_says_it(
+def test_without_the_management_library_the_version_comes_from_the_kernel_module(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(gpu, "_MANAGEMENT_LIBRARY", "libhdexport-no-such-library.so")

@@ -1,6 +1,6 @@
-"""The input `global_attention_mask` is filled in, checked, and reaches the graph however texts come.
+"""The input `global_attention_mask` gets its default, is checked, and reaches the graph.
 
-The bundle's model gives back what it was fed, so its answers show the marks themselves.
+The bundle's model returns its input, so its answers are the marks themselves.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 import hdruntime
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role, TensorSpec
+from hdruntime.bundle.manifest import Default, Fill, Role, TensorSpec
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.session import Session
+from support.onnx_models import parsed_model
 
 PADDING, SEPARATOR = 0, 3
 BOUND = 4
@@ -45,22 +45,12 @@ def marking_bundle(new_bundle: Callable[..., Path]) -> Callable[[Default], Path]
         path = new_bundle(task)
         plain = open_bundle(path).manifest
         write_echo(path / "model.onnx", OUTPUTS[task])
-        marks = InputSpec(
-            name="global_attention_mask",
-            dtype="int64",
-            shape=("batch", "tokens"),
-            role=Role.MARKS,
-            default=default,
-            bound=BOUND,
+        marks = dataclasses.replace(
+            plain.inputs[1], name="global_attention_mask", role=Role.MARKS, default=default, bound=BOUND
         )
-        manifest = dataclasses.replace(
-            plain,
-            hidden_size=1,
-            task=task,
-            inputs=(*plain.inputs, marks),
-            outputs=tuple(TensorSpec(name=name, dtype="float32", shape=axes) for name, axes in OUTPUTS[task].items()),
-        )
-        seal(path, manifest)
+        outputs = tuple(TensorSpec(name=name, dtype="float32", shape=axes) for name, axes in OUTPUTS[task].items())
+        changes = {"inputs": (*plain.inputs, marks), "outputs": outputs, "hidden_size": 1, "task": task}
+        seal(path, dataclasses.replace(plain, **changes))
         return path
 
     return make
@@ -73,27 +63,18 @@ def marking(marking_bundle: Callable[[Default], Path]) -> Sessions:
 
 
 def write_echo(path: Path, outputs: dict[str, tuple[str | int, ...]]) -> None:
-    """A model whose every output is its `global_attention_mask`, which reads all its inputs."""
-    names = ("input_ids", "attention_mask", "global_attention_mask")
-    nodes = [
-        helper.make_node("Add", ["input_ids", "attention_mask"], ["read"]),
-        helper.make_node("Sub", ["read", "read"], ["nothing"]),
-        helper.make_node("Add", ["global_attention_mask", "nothing"], ["marks"]),
-        helper.make_node("Cast", ["marks"], ["flat"], to=TensorProto.FLOAT),
-    ]
+    """A model that reads all its inputs and returns its `global_attention_mask` as every output."""
+    nodes = """
+        read = Add(input_ids, attention_mask)
+        nothing = Sub(read, read)
+        marks = Add(global_attention_mask, nothing)
+        flat = Cast<to: int = 1>(marks)
+    """
     for name, axes in outputs.items():
-        if len(axes) == 3:
-            nodes.append(helper.make_node("Constant", [], ["last_axis"], value_ints=[2]))
-            nodes.append(helper.make_node("Unsqueeze", ["flat", "last_axis"], [name]))
-        else:
-            nodes.append(helper.make_node("Identity", ["flat"], [name]))
-    graph = helper.make_graph(
-        nodes,
-        "echo",
-        [helper.make_tensor_value_info(name, TensorProto.INT64, ["batch", "tokens"]) for name in names],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, axes) for name, axes in outputs.items()],
-    )
-    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10), path)
+        nodes += f"{name} = {'Unsqueeze(flat, last_axis)' if len(axes) == 3 else 'Identity(flat)'}\n"
+    inputs = dict.fromkeys(("input_ids", "attention_mask", "global_attention_mask"), "int64[batch, tokens]")
+    shapes = {name: f"float[{', '.join(map(str, axes))}]" for name, axes in outputs.items()}
+    onnx.save(parsed_model(inputs, shapes, nodes, {"last_axis": [2]}), path)
 
 
 def marks_of(outputs: dict[str, np.ndarray]) -> list[list[int]]:
@@ -112,7 +93,7 @@ def marks_of(outputs: dict[str, np.ndarray]) -> list[list[int]]:
         ([[0, 0, 1, 1], [0, 1, 0, 1]], [[0, 0, 1, 0], [0, 1, 0, 0]]),
         ([[0, 0, 0, 1], [0, 0, 0, 0]], [[0, 0, 0, 1], [0, 0, 0, 0]]),
     ],
-    ids=["padding on the right", "padding on the left and holes", "nothing but padding"],
+    ids=["padding on the right", "padding on the left and holes", "only padding"],
 )
 def test_the_first_real_token_is_marked(marking: Sessions, attention_mask: list, expected: list) -> None:
     session = marking(FIRST_TOKEN)
@@ -143,11 +124,11 @@ def test_a_separator_in_the_padding_ends_no_question(marking: Sessions) -> None:
 
 
 @pytest.mark.parametrize("default", [FIRST_TOKEN, QUESTION], ids=["first token", "question"])
-def test_what_a_caller_marks_is_what_the_graph_gets(marking: Sessions, default: Default) -> None:
+def test_the_graph_gets_the_callers_marks(marking: Sessions, default: Default) -> None:
     session = marking(default)
     marks = [[0, 1, 1, 0, 1], [0, 0, 0, 0, 0]]
     for given in (marks, np.array(marks, np.int32), np.array(marks, bool)):
-        # Without a separator: who marks tokens needs none.
+        # Without a separator: a caller's marks need none.
         assert marks_of(session(input_ids=[[4] * 5] * 2, global_attention_mask=given)) == marks
     left_out = session(input_ids=[[2, SEPARATOR, 4]], global_attention_mask=None)
     assert marks_of(left_out) == [[1, 0, 0]]
@@ -165,7 +146,7 @@ def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
 @pytest.mark.parametrize(
     ("marks", "message"),
     [
-        ([[0] * 6, [1] * 5 + [0]], r"row 1 marks 5 tokens as global; this bundle takes 4\.\nMark fewer, or rebuild "
+        ([[0] * 6, [1] * 5 + [0]], r"row 1 marks 5 tokens as global; this bundle accepts 4\.\nMark fewer, or rebuild "
          r"with --max-global 5\."),
         ([[0, 2, 0, 0, 0, 0]] * 2, r"global_attention_mask\[0, 1\] is 2; it must be 1 for global tokens and 0"),
         ([[-1] * 6] * 2, r"global_attention_mask\[0, 0\] is -1"),
@@ -175,32 +156,30 @@ def test_marks_on_padding_do_not_count(marking: Sessions) -> None:
     ],
     ids=["too many", "two", "negative", "a number with a fraction", "too short", "one row"],
 )  # fmt: skip
-def test_marks_that_do_not_fit_are_refused(marking: Sessions, marks: list, message: str) -> None:
+def test_invalid_marks_are_refused(marking: Sessions, marks: list, message: str) -> None:
     with pytest.raises(InputError, match=message):
         marking(FIRST_TOKEN)(input_ids=[[4] * 6] * 2, global_attention_mask=marks)
 
 
-def test_a_text_without_a_separator_is_refused_with_what_to_do(marking: Sessions) -> None:
-    with pytest.raises(
-        InputError,
-        match=r"no separator \(id 3\) in row 1, so where its question ends is unknown\.\n"
-        r"Encode question and context as a pair, or give global_attention_mask\.",
-    ):
-        marking(QUESTION)(input_ids=[[4, SEPARATOR], [4, 5]])
-
-
-def test_too_long_a_question_is_refused_with_what_to_do(marking: Sessions) -> None:
-    with pytest.raises(
-        InputError,
-        match=r"The question of row 0 has 5 tokens, which are all global; this bundle takes 4\.\n"
-        r"Shorten it, give global_attention_mask, or rebuild with --max-global 5\.",
-    ):
-        marking(QUESTION)(input_ids=[[4] * 5 + [SEPARATOR]])
-
-
-def test_a_bundle_without_the_input_refuses_it(bundle_path: Path) -> None:
-    with pytest.raises(InputError, match="Unknown input 'global_attention_mask'; this bundle accepts input_ids, att"):
-        hdruntime.load(bundle_path)(input_ids=[[4]], global_attention_mask=[[1]])
+@pytest.mark.parametrize(
+    ("input_ids", "message"),
+    [
+        (
+            [[4, SEPARATOR], [4, 5]],
+            r"The end of the question of row 1 is unknown: there is no separator \(id 3\)\.\n"
+            r"Encode question and context as a pair, or give global_attention_mask\.",
+        ),
+        (
+            [[4] * 5 + [SEPARATOR]],
+            r"The question of row 0 has 5 tokens, which are all global; this bundle accepts 4\.\n"
+            r"Shorten it, give global_attention_mask, or rebuild with --max-global 5\.",
+        ),
+    ],
+    ids=["no separator", "too long"],
+)
+def test_an_invalid_question_is_refused_with_advice(marking: Sessions, input_ids: list, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        marking(QUESTION)(input_ids=input_ids)
 
 
 # Texts
@@ -228,7 +207,7 @@ def test_questions_of_pairs_are_marked(marking: Sessions) -> None:
     ]
 
 
-def test_the_text_with_too_long_a_question_is_named_as_the_caller_numbers_it(marking: Sessions) -> None:
+def test_a_question_that_is_too_long_has_the_callers_number(marking: Sessions) -> None:
     session = marking(QUESTION)
     encodings = session.tokenize(["long", "are", "read documents are whole"], ["whole documents"] * 3)
     # Batches put the longest first: in its batch it is row 0.
@@ -238,7 +217,7 @@ def test_the_text_with_too_long_a_question_is_named_as_the_caller_numbers_it(mar
         session.infer(encodings[2:])
 
 
-def test_a_job_marks_questions_and_goes_on_after_one_that_is_too_long(
+def test_a_job_marks_questions_and_continues_after_one_that_is_too_long(
     marking_bundle: Callable[[Default], Path], tmp_path: Path
 ) -> None:
     rows = tmp_path / "rows.jsonl"
@@ -252,7 +231,7 @@ def test_a_job_marks_questions_and_goes_on_after_one_that_is_too_long(
     results = [json.loads(line) for line in output.read_text().splitlines()]
     assert [row["error"] for row in results] == [
         None,
-        "The question of the text has 5 tokens, which are all global; this bundle takes 4.\n"
+        "The question of the text has 5 tokens, which are all global; this bundle accepts 4.\n"
         "Shorten it, give global_attention_mask, or rebuild with --max-global 5.",
         None,
     ]

@@ -1,4 +1,4 @@
-"""Batches fit the memory there is, bad rows spoil no others, and every row comes back once."""
+"""Batches fit in memory, bad rows do not affect others, and every row is returned once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Ids = Sequence[Sequence[int]]
 
 
 def texts(*lengths: int) -> Ids:
-    """Ids of texts of these lengths, hardly two alike."""
+    """Ids of texts of these lengths, nearly all different."""
     return [[(row * 5 + token * token) % 9 for token in range(length)] for row, length in enumerate(lengths)]
 
 
@@ -57,7 +57,7 @@ def run(over: Scheduler | RecordingRunner, ids: Ids, batch_tokens: int | None = 
 
 
 def assert_answered(ids: Ids, results: Iterable[BatchResult], *, failed: Iterable[int] = ()) -> None:
-    """Every row is in one result, those of `failed` with an error and all others with their own answer."""
+    """Every row is in one result: rows of `failed` with an error, all others with their own answer."""
     failed = set(failed)
     seen: list[int] = []
     for result in results:
@@ -73,7 +73,7 @@ def assert_answered(ids: Ids, results: Iterable[BatchResult], *, failed: Iterabl
 
 
 @pytest.mark.parametrize("wrong", ["missing", "twice", "swapped", "hidden error", "false error"])
-def test_the_check_of_answers_sees_wrong_ones(wrong: str) -> None:
+def test_the_check_of_answers_refuses_wrong_ones(wrong: str) -> None:
     ids = texts(3, 3, 5)
     results = list(run(RecordingRunner(), ids, batch_tokens=6))
     assert_answered(ids, results)
@@ -118,7 +118,7 @@ def test_every_row_is_answered_once_whatever_fails(
     for row in failed:
         ids[row][-1] = BROKEN_ID if row in broken else NAN_ID  # type: ignore[index]
     runner = RecordingRunner(
-        memory=memory, fails_late=fails_late, most_in_flight=most_in_flight, rows=lambda tokens: most_rows
+        memory=memory, fails_late=fails_late, most_in_flight=most_in_flight, most_rows=lambda tokens: most_rows
     )
     assert_answered(ids, run(runner, ids, batch_tokens), failed=failed)
     assert not runner.in_flight
@@ -127,17 +127,17 @@ def test_every_row_is_answered_once_whatever_fails(
 
 
 @pytest.mark.parametrize("most_in_flight", [1, 2])
-def test_as_many_batches_as_wanted_are_under_way(most_in_flight: int) -> None:
+def test_the_requested_number_of_batches_is_in_flight(most_in_flight: int) -> None:
     runner = RecordingRunner(most_in_flight=most_in_flight)
     results = run(runner, texts(*[8] * 20), batch_tokens=16)
     next(results)
-    assert len(runner.in_flight) == most_in_flight - 1, "while the first result is looked at, the others go on"
+    assert len(runner.in_flight) == most_in_flight - 1, "the others run while the caller has the first result"
     list(results)
     assert runner.most_seen == most_in_flight
-    assert runner.order == list(range(10)), "results are asked for in the order of starts"
+    assert runner.order == list(range(10)), "results are requested in the order of starts"
 
 
-def test_what_was_started_is_finished_when_the_caller_stops_early() -> None:
+def test_started_batches_are_finished_if_the_caller_stops_early() -> None:
     runner = RecordingRunner(most_in_flight=2)
     results = run(runner, texts(*[8] * 20), batch_tokens=16)
     next(results)
@@ -145,14 +145,14 @@ def test_what_was_started_is_finished_when_the_caller_stops_early() -> None:
     assert runner.order == [0, 1]
 
 
-def test_the_longest_go_first_in_batches_of_the_rows_that_the_backend_takes() -> None:
-    runner = RecordingRunner(rows=lambda tokens: 1 if tokens > 8 else 3)
+def test_the_longest_rows_run_first_in_batches_within_the_backends_limit() -> None:
+    runner = RecordingRunner(most_rows=lambda tokens: 1 if tokens > 8 else 3)
     ids = texts(3, 12, 5, 16, 5, 3, 3, 8)
     assert_answered(ids, run(runner, ids))
     assert runner.shapes == [(1, 16), (1, 12), (3, 8), (3, 3)]
 
 
-def test_an_impossible_budget_is_refused_before_anything_is_asked_for() -> None:
+def test_an_invalid_budget_is_refused_before_the_first_result() -> None:
     with pytest.raises(InputError, match="batch_tokens is 0"):
         run(RecordingRunner(), texts(3), batch_tokens=0)
 
@@ -172,14 +172,14 @@ def test_a_batch_without_memory_is_halved_and_the_limit_remembered(
     assert runner.shapes[:3] == [(20, 16), (10, 16), (5, 16)]
     assert runner.shapes[3:] == [(2, 16)] * 10
     assert [record.getMessage() for record in caplog.records] == [
-        "Out of memory with a batch of 20 x 16 tokens: going on with at most 160 tokens a batch of such rows. "
-        "To start with that: --max-batch-tokens 160, in Python batch_tokens."
+        "Out of memory with a batch of 20 x 16 tokens: continuing with at most 160 tokens per batch of such rows. "
+        "To start with that limit: --max-batch-tokens 160, in Python batch_tokens."
     ]
     assert_answered(ids, run(over, ids, batch_tokens=320))
     assert runner.failures == 3, "the second time none fails"
 
 
-def test_the_limit_is_that_of_rows_of_such_lengths() -> None:
+def test_a_limit_applies_to_rows_of_similar_lengths() -> None:
     runner = RecordingRunner(memory=60)
     over = scheduler(runner)
     list(run(over, texts(*[16] * 8), batch_tokens=128))
@@ -195,7 +195,7 @@ def test_the_limit_is_that_of_rows_of_such_lengths() -> None:
     [([], 100, sys.maxsize), ([(8, 128)], 128, 4), ([(8, 128)], 65, 7), ([(8, 128)], 64, sys.maxsize),
      ([(8, 128)], 129, sys.maxsize), ([(8, 128), (4, 100)], 100, 2), ([(2, 70), (8, 128)], 70, 1), ([(1, 9)], 9, 1)],
 )  # fmt: skip
-def test_what_is_learned_holds_between_powers_of_two(failures: list[tuple[int, int]], tokens: int, rows: int) -> None:
+def test_a_limit_holds_between_powers_of_two(failures: list[tuple[int, int]], tokens: int, rows: int) -> None:
     limits = MemoryLimits()
     for failure in failures:
         limits.halve(*failure)
@@ -220,13 +220,13 @@ def test_a_row_that_fits_only_without_company_is_answered(fails_late: bool) -> N
     assert runner.failures > 0, "two at a time were tried"
 
 
-def test_where_nothing_ever_fits_the_error_is_raised() -> None:
+def test_if_no_batch_ever_fits_the_error_is_raised() -> None:
     runner = RecordingRunner(memory=0)
     with pytest.raises(OutOfMemoryError):
         list(run(runner, texts(4, 12)))
 
 
-def test_a_row_of_a_length_that_did_fit_is_not_blamed_for_the_memory() -> None:
+def test_a_row_whose_length_did_fit_gets_no_error_for_lack_of_memory() -> None:
     runner = RecordingRunner(memory=16)
     over = scheduler(runner)
     list(run(over, texts(10)))
@@ -257,7 +257,7 @@ with hdruntime.load(sys.argv[1], threads=1) as session:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs a limit on the memory of a process")
-def test_onnx_runtime_goes_on_with_smaller_batches_when_it_gets_no_memory(new_bundle: Callable[..., Path]) -> None:
+def test_onnx_runtime_continues_with_smaller_batches_when_memory_is_short(new_bundle: Callable[..., Path]) -> None:
     path = new_bundle()
     waste_memory(path)
     command = [sys.executable, "-c", textwrap.dedent(_REAL_LACK_OF_MEMORY), path]
@@ -265,11 +265,13 @@ def test_onnx_runtime_goes_on_with_smaller_batches_when_it_gets_no_memory(new_bu
     is_equal, difference = json.loads(done.stdout)
     assert is_equal
     assert difference < 1e-6
-    assert done.stderr.count("Out of memory with a batch of 40 x 8 tokens: going on with at most 160") == 1, done.stderr
+    assert done.stderr.count("Out of memory with a batch of 40 x 8 tokens: continuing with at most 160") == 1, (
+        done.stderr
+    )
 
 
 def waste_memory(path: Path) -> None:
-    """Have the bundle's model take 1 MiB for every token."""
+    """Make the bundle's model need 1 MiB for every token."""
     import onnx
     from onnx import helper, numpy_helper
 
@@ -305,7 +307,7 @@ def test_a_row_that_the_backend_fails_on_does_not_take_its_batch_with_it() -> No
 NAN_TEXTS = ["long whole", "nan long", "whole", "are are", "documents nan", "read whole"]
 
 
-def test_rows_with_nan_are_told_and_do_not_spoil_others(new_bundle: Callable[..., Path]) -> None:
+def test_rows_with_nan_have_errors_and_do_not_affect_others(new_bundle: Callable[..., Path]) -> None:
     with hdruntime.load(new_bundle(cpu_graph=True)) as session:
         encodings = session.tokenize(NAN_TEXTS)
         good = session.infer([encodings[row] for row in (0, 2, 3, 5)])
@@ -338,15 +340,18 @@ def test_no_value_that_is_not_finite_is_overlooked(value: float) -> None:
 # A session over it
 
 
+Opener = Callable[[RecordingRunner], Session]
+
+
 @pytest.fixture
-def open_session(bundle_path: Path) -> Callable[[RecordingRunner], Session]:
+def open_session(bundle_path: Path) -> Opener:
     return lambda runner: Session(open_bundle(bundle_path), runner)
 
 
-@pytest.mark.parametrize("options", [{"rows": lambda tokens: 3}, {"memory": 30}, {"memory": 30, "fails_late": True}])
-def test_a_call_with_too_many_rows_is_cut_into_parts(
-    open_session: Callable[[RecordingRunner], Session], options: dict
-) -> None:
+@pytest.mark.parametrize(
+    "options", [{"most_rows": lambda tokens: 3}, {"memory": 30}, {"memory": 30, "fails_late": True}]
+)
+def test_a_call_with_too_many_rows_is_cut_into_parts(open_session: Opener, options: dict) -> None:
     runner = RecordingRunner(**options)
     ids = np.arange(35).reshape(7, 5) % 9
     mask = np.ones_like(ids)
@@ -358,7 +363,7 @@ def test_a_call_with_too_many_rows_is_cut_into_parts(
     assert 1 <= session.most_rows(5) < 7
 
 
-def test_a_call_that_fits_is_run_in_one_piece(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_a_call_that_fits_is_run_in_one_piece(open_session: Opener) -> None:
     runner = RecordingRunner(memory=35)
     session = open_session(runner)
     session(input_ids=np.full((7, 5), 4))
@@ -366,16 +371,14 @@ def test_a_call_that_fits_is_run_in_one_piece(open_session: Callable[[RecordingR
     assert session.most_rows(5) == sys.maxsize
 
 
-def test_nan_in_a_part_is_named_by_the_callers_rows(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_nan_in_a_part_is_named_by_the_callers_rows(open_session: Opener) -> None:
     ids = np.full((7, 5), 4)
     ids[[1, 5]] = NAN_ID
     with pytest.raises(NonFiniteOutputError, match=r"in rows 1, 5\."):
-        open_session(RecordingRunner(rows=lambda tokens: 3))(input_ids=ids)
+        open_session(RecordingRunner(most_rows=lambda tokens: 3))(input_ids=ids)
 
 
-def test_a_row_without_memory_raises_from_a_call_and_from_infer(
-    open_session: Callable[[RecordingRunner], Session],
-) -> None:
+def test_a_row_without_memory_raises_from_a_call_and_from_infer(open_session: Opener) -> None:
     runner = RecordingRunner(memory=10)
     session = open_session(runner)
     with pytest.raises(OutOfMemoryError):
@@ -385,7 +388,7 @@ def test_a_row_without_memory_raises_from_a_call_and_from_infer(
         session.infer([encoding(4, 4), encoding(*[4] * 11)])
 
 
-def test_an_engine_for_fewer_tokens_limits_the_session(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_an_engine_for_fewer_tokens_limits_the_session(open_session: Opener) -> None:
     session = open_session(RecordingRunner(max_len=6))
     assert session.max_len == 6
     message = "has 7 tokens; this bundle accepts 1 to 6"
@@ -401,9 +404,7 @@ def test_an_engine_for_fewer_tokens_limits_the_session(open_session: Callable[[R
 
 
 @pytest.mark.parametrize("most_in_flight", [1, 2])
-def test_a_session_closed_meanwhile_blames_no_row(
-    open_session: Callable[[RecordingRunner], Session], most_in_flight: int
-) -> None:
+def test_a_session_closed_meanwhile_gives_no_row_an_error(open_session: Opener, most_in_flight: int) -> None:
     runner = RecordingRunner(most_in_flight=most_in_flight)
     session = open_session(runner)
     results = session.run_batches([encoding(4, 4)] * 8, batch_tokens=2)
@@ -415,7 +416,7 @@ def test_a_session_closed_meanwhile_blames_no_row(
     session.close()
 
 
-def test_padding_is_counted(open_session: Callable[[RecordingRunner], Session]) -> None:
+def test_padding_is_counted(open_session: Opener) -> None:
     session = open_session(RecordingRunner())
     assert session.padding == PaddingCount(tokens=0, padded_tokens=0)
     session.infer([encoding(*[4] * length) for length in (3, 5, 2)])

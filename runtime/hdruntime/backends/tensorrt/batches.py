@@ -1,9 +1,10 @@
-"""Batches on their way: padded into staging memory, copied to the GPU, computed, and copied back."""
+"""Batches: padded into staging memory, copied to the GPU, computed, and copied back."""
 
 from __future__ import annotations
 
 __all__ = ["Batches"]
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy.typing as npt
 from hdruntime.backends.tensorrt.device_inputs import DeviceInput, copy_to_device
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
-from hdruntime.backends.tensorrt.layout import Layout, layout_of, padding_ranges
+from hdruntime.backends.tensorrt.layout import Layout, padding_ranges
 from hdruntime.backends.tensorrt.machine import Machine
 from hdruntime.backends.tensorrt.shapes import Choice
 from hdruntime.backends.tensorrt.slots import FloatArrays, Slot
@@ -25,12 +26,12 @@ class Batches:
     """Starts batches of one engine, and collects their results.
 
     Args:
-        device: the GPU; its context is current in :meth:`start` and :meth:`start_on_device`.
+        device: the GPU; its context must be current in :meth:`start` and :meth:`start_on_device`.
         loaded: the engine.
-        machine: what computes.
-        policy: is told what batches took.
+        machine: computes the batches.
+        policy: records the times of batches.
         mask: name of the input that tells real tokens from padding.
-        fill: name of an input -> what it is padded with; others are with 0.
+        fill: name of an input -> its padding value; 0 for other inputs.
     """
 
     def __init__(
@@ -56,19 +57,19 @@ class Batches:
         """Begin a batch.
 
         Args:
-            slot: free.
-            choice: profile and shape that the batch is padded to.
+            slot: a free one.
+            choice: the profile, and the shape to pad the batch to.
             inputs: of the types and shapes of the manifest.
-            outputs: names of the outputs wanted.
+            outputs: names of the requested outputs.
 
         Returns:
-            what waits for the results and copies them out of the slot.
+            a function that waits for the results and copies them out of the slot.
 
         Raises:
-            BackendError: TensorRT or the driver refuses; some of the work may be under way.
-            OutOfMemoryError: memory was short; likewise.
+            BackendError: TensorRT or the driver refuses; some of the work may already be enqueued.
+            OutOfMemoryError: the GPU has too little memory; likewise.
         """
-        layouts = self._layouts(choice)
+        layouts = self._loaded.layouts(choice.shape)
         slot.ensure(*layouts)
         self._stage(slot, layouts[0], inputs)
         call = self._device.call
@@ -81,7 +82,7 @@ class Batches:
         )
         call("cuEventRecord", slot.copied_in, self._machine.copying_in)
         call("cuStreamWaitEvent", self._machine.computing, slot.copied_in, 0)
-        enqueue_ms = self._machine.compute(slot, choice, slot.outputs.addresses(layouts[1]))
+        enqueue_ms = self._machine.compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]))
         call("cuStreamWaitEvent", self._machine.copying_out, slot.computed, 0)
         for name in outputs:
             place = layouts[1].places[name]
@@ -94,38 +95,43 @@ class Batches:
     def start_on_device(
         self, slot: Slot, choice: Choice, inputs: Mapping[str, DeviceInput], outputs: list[str]
     ) -> tuple[dict[str, DeviceArray], Callable[[], FloatArrays]]:
-        """Begin a batch that is on the GPU, and have read its inputs.
+        """Begin a batch that is on the GPU; its inputs have been read on return.
 
         Args:
-            slot: free.
-            choice: profile and shape that the batch is padded to.
+            slot: a free one.
+            choice: the profile, and the shape to pad the batch to.
             inputs: arrays that the copying stream may read.
-            outputs: names of the outputs wanted.
+            outputs: names of the requested outputs.
 
         Returns:
-            the results, and what waits until the slot is free again, which gives nothing.
+            the results, and a function that waits until the slot is free again and returns no arrays.
 
         Raises:
             as :meth:`start`.
         """
-        layouts = self._layouts(choice)
+        layouts = self._loaded.layouts(choice.shape)
         slot.ensure(*layouts)
-        mask = self._copied_in(slot, layouts[0], inputs)
+        padding = self._copied_in(slot, layouts[0], inputs)
+        shape = inputs[self._mask].shape
         results = {}
         for name in outputs:
             padded = layouts[1].places[name].shape
-            axes = mask.shape if self._has_tokens_axis(name) else mask.shape[:1]
+            axes = shape if self._has_tokens_axis(name) else shape[:1]
             results[name] = DeviceArray(self._device, (*axes, *padded[len(axes) :]), padded=padded)
         addresses = {name: result.address for name, result in results.items()}
-        enqueue_ms = self._machine.compute(slot, choice, slot.outputs.addresses(layouts[1]) | addresses)
+        enqueue_ms = self._machine.compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]) | addresses)
         for name, result in results.items():
             if self._has_tokens_axis(name):
-                self._zero_padding(result, layouts[1], name, mask)
+                place = layouts[1].places[name]
+                size = place.size // math.prod(place.shape[:2])
+                for first, end in padding:
+                    where, length = result.address + first * size, (end - first) * size
+                    self._device.call("cuMemsetD8Async", where, 0, length, self._machine.computing)
             result.mark_ready(self._machine.computing)
         return results, lambda: self._computed(slot, choice, enqueue_ms)
 
     def _computed(self, slot: Slot, choice: Choice, enqueue_ms: float | None) -> FloatArrays:
-        """Wait until a batch is computed, and note what it took."""
+        """Wait until a batch is computed, and record its times."""
         with self._device.current():
             self._device.call("cuEventSynchronize", slot.computed)
             if enqueue_ms is not None:
@@ -156,41 +162,32 @@ class Batches:
                 results[name] = staged[name][:rows].copy()
         return results
 
-    def _copied_in(self, slot: Slot, layout: Layout, inputs: Mapping[str, DeviceInput]) -> npt.NDArray[np.int64]:
-        """Copy inputs into the slot, wait until that is done, and tell the mask."""
+    def _copied_in(self, slot: Slot, layout: Layout, inputs: Mapping[str, DeviceInput]) -> list[tuple[int, int]]:
+        """Copy inputs into the slot and wait for the copies.
+
+        Returns:
+            the padding, as (first, end) in the slot's flattened rows.
+        """
         call, stream = self._device.call, self._machine.copying_in
         self._stage(slot, layout, {})
         call("cuMemcpyHtoDAsync", slot.inputs.address, slot.staged_inputs.address, layout.size, stream)
         for name, place in layout.places.items():
             copy_to_device(self._device, inputs[name], slot.inputs.address + place.offset, place, stream)
-        # Where the mask is 0, results will be: it is the one input that is looked at.
+        # Results are 0 where the mask is 0: only the mask is copied to the CPU.
         place = layout.places[self._mask]
         staged = slot.staged_inputs.address + place.offset
         call("cuMemcpyDtoHAsync", staged, slot.inputs.address + place.offset, place.size, stream)
         call("cuEventRecord", slot.copied_in, stream)
         call("cuEventSynchronize", slot.copied_in)
-        rows, tokens = inputs[self._mask].shape
-        return slot.staged_inputs.arrays(layout)[self._mask][:rows, :tokens].astype(np.int64)
-
-    def _zero_padding(self, result: DeviceArray, layout: Layout, name: str, mask: npt.NDArray[np.int64]) -> None:
-        place = layout.places[name]
-        tokens = place.shape[1]
-        size = place.size // (place.shape[0] * tokens)
-        for row, values in enumerate(mask):
-            for first, end in padding_ranges(values[np.newaxis]):
-                address = result.address + (row * tokens + first) * size
-                self._device.call("cuMemsetD8Async", address, 0, (end - first) * size, self._machine.computing)
+        return padding_ranges(slot.staged_inputs.arrays(layout)[self._mask][: inputs[self._mask].shape[0]])
 
     def _stage(self, slot: Slot, layout: Layout, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
         """Write inputs, padded to the shape of the layout, to the slot's staging memory."""
         for name, staged in slot.staged_inputs.arrays(layout).items():
             staged.fill(self._fill.get(name, 0))
             if name in inputs:
-                # Smaller in rows, and where there are any in tokens.
+                # Fewer rows, and fewer tokens if the input has that axis.
                 staged[tuple(slice(size) for size in inputs[name].shape)] = inputs[name]
-
-    def _layouts(self, choice: Choice) -> tuple[Layout, Layout]:
-        return layout_of(self._loaded.inputs, choice.shape), layout_of(self._loaded.outputs, choice.shape)
 
     def _has_tokens_axis(self, name: str) -> bool:
         spec, _ = self._loaded.outputs[name]

@@ -1,4 +1,4 @@
-"""Execution contexts: one a profile for batches of any shape, one a CUDA graph, all in one arena of scratch memory."""
+"""Execution contexts: one per profile and one per CUDA graph, all in one arena of scratch memory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hdruntime.backends.tensorrt.engine import LoadedEngine
-from hdruntime.backends.tensorrt.layout import layout_of
+from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import Choice
 from hdruntime.errors import BackendError
@@ -16,14 +16,14 @@ from hdruntime.gpu.cuda import Device
 
 
 class ExecutionContext:
-    """A context of one profile. All contexts enqueue on one stream, which is why they can share scratch memory.
+    """A context of one profile. All contexts enqueue on one stream, so they can share scratch memory.
 
     Args:
         loaded: the engine.
         device: its GPU.
         profile: number of the profile.
-        stream: what everything is enqueued on.
-        arena: scratch memory, which grows to what a shape needs.
+        stream: runs all work.
+        arena: scratch memory, which grows to the needs of a shape.
 
     Raises:
         BackendError: TensorRT refuses.
@@ -35,11 +35,11 @@ class ExecutionContext:
         self._context = loaded.engine.create_execution_context(loaded.config)
         self._prepared: tuple[Choice, int] | None = None
         if self._context is None or not self._context.set_optimization_profile_async(profile, self._stream):
-            raise loaded.error(f"TensorRT does not make an execution context for profile {profile}")
+            raise loaded.error(f"TensorRT cannot create an execution context for profile {profile}")
         device.call("cuStreamSynchronize", stream)
 
     def prepare(self, choice: Choice) -> None:
-        """Tell the shape, and have scratch memory for it.
+        """Set the shape, and allocate scratch memory for it.
 
         Raises:
             BackendError: TensorRT refuses the shape.
@@ -48,11 +48,12 @@ class ExecutionContext:
         if self._prepared == (choice, self._arena.moves):
             return
         self._prepared = None
-        for name, place in layout_of(self._loaded.inputs, choice.shape).places.items():
+        inputs, outputs = self._loaded.layouts(choice.shape)
+        for name, place in inputs.places.items():
             if not self._context.set_input_shape(name, place.shape):
                 raise self._loaded.error(f"TensorRT refuses a batch of {_named(choice)}")
-        self._check_outputs(choice)
-        # Always after the shapes are told: the memory is divided up for them.
+        self._check_outputs(choice, outputs)
+        # Always after the shapes are set: they determine how TensorRT divides the memory.
         self._arena.ensure(int(self._context.update_device_memory_size_for_shapes()))
         self._context.set_device_memory(self._arena.address, self._arena.size)
         self._prepared = (choice, self._arena.moves)
@@ -75,9 +76,9 @@ class ExecutionContext:
         self.enqueue_again(choice)
 
     def enqueue_again(self, choice: Choice) -> None:
-        """Start a batch of the shape and the addresses that :meth:`enqueue` had last."""
+        """Start a batch of the shape and the addresses of the last :meth:`enqueue`."""
         if not self._context.execute_async_v3(self._stream):
-            # Whatever state it is in, the shape is told again before the next batch.
+            # The context's state is unknown: the shape is set again before the next batch.
             self._prepared = None
             raise self._loaded.error(f"TensorRT failed on a batch of {_named(choice)}")
         # A plugin's exception does not always reach the caller of TensorRT.
@@ -86,21 +87,21 @@ class ExecutionContext:
 
     def is_capturable(self) -> bool:
         """Whether the stream can be captured into a CUDA graph; only TensorRT-RTX knows in advance."""
-        asked = getattr(self._context, "is_stream_capturable", None)
-        return True if asked is None else bool(asked(self._stream))
+        is_capturable = getattr(self._context, "is_stream_capturable", None)
+        return is_capturable is None or bool(is_capturable(self._stream))
 
     def close(self) -> None:
-        """Let go of TensorRT's object, whoever still holds this one (an error's traceback does)."""
+        """Release TensorRT's object, even while something (an error's traceback) still refers to this one."""
         self._context = None
 
-    def _check_outputs(self, choice: Choice) -> None:
-        # TensorRT writes as much as its own shapes say.
-        for name, place in layout_of(self._loaded.outputs, choice.shape).places.items():
+    def _check_outputs(self, choice: Choice, layout: Layout) -> None:
+        # TensorRT writes outputs of its own shapes, whatever memory they get.
+        for name, place in layout.places.items():
             found = tuple(self._context.get_tensor_shape(name))
             if found != place.shape:
                 raise BackendError(
-                    f"The engine's output {name} is {list(found)} for a batch of {_named(choice)}, and by the manifest "
-                    f"{list(place.shape)}.\nRebuild the bundle."
+                    f"The engine's output {name} has shape {list(found)} for a batch of {_named(choice)}; by the "
+                    f"manifest it is {list(place.shape)}.\nRebuild the bundle."
                 )
 
 

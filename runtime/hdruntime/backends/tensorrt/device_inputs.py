@@ -1,4 +1,4 @@
-"""Inputs that a caller has in the memory of the GPU: checked, and copied to where the engine reads them."""
+"""Inputs that are already in GPU memory: checked, and copied to the engine's input buffers."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hdruntime.backends.tensorrt.layout import Place
 from hdruntime.bundle.manifest import TensorSpec
 from hdruntime.errors import BackendError, InputError
 from hdruntime.gpu.cuda import Device
-from hdruntime.gpu.dlpack import CUDA, DlTensor, open_capsule
+from hdruntime.gpu.dlpack import CUDA, DlTensor, contiguous_strides, open_capsule
 
 _TYPES = {"int64": (np.dtype(np.int64), np.dtype(np.int32)), "float32": (np.dtype(np.float32),)}
-"""Type in the manifest -> those that an array may have."""
+"""Type in the manifest -> accepted types of arrays."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,19 +35,19 @@ class DeviceInput:
 def device_inputs(
     given: Mapping[str, object], specs: Mapping[str, TensorSpec], device: Device, stream: Any
 ) -> Iterator[dict[str, DeviceInput]]:
-    """Read arrays by DLPack, or else by ``__cuda_array_interface__``; a stream waits for whatever makes their values.
+    """Read arrays by DLPack, or else by ``__cuda_array_interface__``; a stream waits for the work that computes them.
 
     Args:
         given: name -> array.
-        specs: name -> the engine's input, each of which has to be there.
-        device: the GPU; its context is current.
-        stream: on which the arrays will be read, all of it before the block ends.
+        specs: name -> the engine's input; all are required.
+        device: the GPU; its context must be current.
+        stream: reads the arrays, all of them before the block ends.
 
     Raises:
         InputError: an array is missing, elsewhere, or of another type, shape or order.
     """
     if set(given) != set(specs):
-        raise InputError(f"There are the inputs {sorted(given)}; this engine wants all of {', '.join(specs)}.")
+        raise InputError(f"The inputs are {sorted(given)}; this engine needs all of {', '.join(specs)}.")
     with contextlib.ExitStack() as stack:
         found = {name: _read(spec, given[name], device, stream, stack) for name, spec in specs.items()}
         shapes = {name: array.shape for name, array in found.items() if specs[name].has_tokens_axis}
@@ -57,28 +57,28 @@ def device_inputs(
         try:
             yield found
         except BaseException:
-            # Producers may free their memory now.
+            # Producers may free their memory from here on.
             with contextlib.suppress(BackendError):
                 device.call("cuStreamSynchronize", stream)
             raise
 
 
 def copy_to_device(device: Device, source: DeviceInput, target: int, place: Place, stream: Any) -> None:
-    """Copy an array into the first rows and tokens of a larger one, whose other values are there already.
+    """Copy an array into the first rows and tokens of a larger one that already holds its padding.
 
     Args:
         device: the GPU.
-        source: holds 0 or more; where it is narrower than the target, the target's upper halves are 0.
+        source: values of 0 or more; if its type is narrower than the target's, the target's upper halves are 0.
         target: address.
         place: shape [batch, ...] and type of the target.
-        stream: what the copy is enqueued on.
+        stream: runs the copy.
     """
     rows, tokens = source.shape
     pitch, wanted = tokens * source.dtype.itemsize, math.prod(place.shape[1:]) * place.dtype.itemsize
     if source.dtype == place.dtype:
         _copy_2d(device, source.address, pitch, target, wanted, width=pitch, height=rows, stream=stream)
         return
-    # Types differ by their upper halves: the lower half of each value is a column of four bytes, little-endian.
+    # The types differ in their upper halves: the lower half of each value is a column of four bytes, little-endian.
     sizes = source.dtype.itemsize, place.dtype.itemsize
     for row in range(rows):
         places = source.address + row * pitch, target + row * wanted
@@ -98,7 +98,7 @@ def _copy_2d(
 
 def _read(spec: TensorSpec, value: Any, device: Device, stream: Any, stack: contextlib.ExitStack) -> DeviceInput:
     name = spec.name
-    # DLPack first: it says which stream has to wait, and PyTorch's other interface does not.
+    # DLPack first: unlike PyTorch's other interface, it takes the stream that has to wait.
     if hasattr(value, "__dlpack__"):
         kind, ordinal = value.__dlpack_device__()
         _check_device(name, "on the GPU" if kind == CUDA else "not in the memory of a GPU", ordinal, kind, device)
@@ -120,22 +120,16 @@ def _from_interface(name: str, interface: Mapping[str, Any], device: Device, str
     if address:
         ordinal = int(device.call("cuPointerGetAttribute", attribute, address))
         _check_device(name, "on the GPU", ordinal, CUDA, device)
-    # Before version 3 there is no word about streams; the default stream is what everyone used.
+    # Before version 3 the interface has no stream; producers used the default stream.
     producer = interface.get("stream", 1)
     if producer is not None:
         event = device.call("cuEventCreate", 0)
         device.call("cuEventRecord", event, producer)
         device.call("cuStreamWaitEvent", stream, event, 0)
         device.call("cuEventDestroy", event)
-    shape = tuple(interface["shape"])
-    strides = interface.get("strides") or _contiguous(shape, dtype.itemsize)
-    return DlTensor(
-        address=address,
-        shape=shape,
-        strides=tuple(stride // dtype.itemsize for stride in strides),
-        dtype=dtype,
-        device=(CUDA, device.ordinal),
-    )
+    shape, strides = tuple(interface["shape"]), interface.get("strides")
+    in_elements = tuple(stride // dtype.itemsize for stride in strides) if strides else contiguous_strides(shape)
+    return DlTensor(address=address, shape=shape, strides=in_elements, dtype=dtype, device=(CUDA, device.ordinal))
 
 
 def _checked(spec: TensorSpec, tensor: DlTensor) -> DeviceInput:
@@ -147,8 +141,8 @@ def _checked(spec: TensorSpec, tensor: DlTensor) -> DeviceInput:
     if tensor.dtype not in types:
         wanted = " or ".join(map(str, types))
         raise InputError(f"{name} is of type {tensor.dtype or 'unknown'}; on the GPU it must be {wanted}.")
-    # Strides of an axis with one element mean nothing.
-    contiguous = _contiguous(tensor.shape, 1)
+    # Strides of an axis with one element have no meaning.
+    contiguous = contiguous_strides(tensor.shape)
     if any(n > 1 and own != right for n, own, right in zip(tensor.shape, tensor.strides, contiguous, strict=True)):
         raise InputError(f"{name} is not contiguous (strides {list(tensor.strides)}); copy it: .contiguous()")
     assert tensor.dtype is not None
@@ -161,7 +155,3 @@ def _check_device(name: str, where: str, ordinal: int, kind: int, device: Device
             f"{name} is {where}{f' {ordinal}' if kind == CUDA else ''}; the engine is on GPU {device.ordinal}.\n"
             "Move it there, or give arrays in the memory of the CPU."
         )
-
-
-def _contiguous(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    return tuple(int(np.prod(shape[axis + 1 :])) * itemsize for axis in range(len(shape)))

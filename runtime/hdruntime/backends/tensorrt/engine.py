@@ -1,4 +1,4 @@
-"""An engine of a bundle, deserialised by its flavour of TensorRT and checked against the bundle's manifest."""
+"""A bundle's engine, deserialised by its flavour of TensorRT and checked against the bundle's manifest."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ import numpy as np
 
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugins import plugins_with_kernels, take_plugin_errors
+from hdruntime.backends.tensorrt.layout import Layout, layout_of
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
+from hdruntime.backends.tensorrt.shapes import Shape
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
@@ -26,20 +28,20 @@ from hdruntime.optional import require
 logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = re.compile(r"out ?of ?memory|memoryallocation|bad_alloc", re.IGNORECASE)
-"""How TensorRT says in its log that memory was short; what its calls return says only that they failed."""
+"""Words of TensorRT's log for a lack of memory; its calls return only that they failed."""
 
 _DTYPES: dict[str, np.dtype] = {"INT64": np.dtype(np.int64), "INT32": np.dtype(np.int32), "FLOAT": np.dtype(np.float32)}
-"""TensorRT's name of a type that inputs and outputs may have -> NumPy's."""
+"""TensorRT's name of a type of inputs and outputs -> NumPy's."""
 
 _TYPES = {"int64": ("INT64", "INT32"), "float32": ("FLOAT",)}
-"""Type in the manifest -> those that an engine may have it in."""
+"""Type in the manifest -> accepted types in an engine."""
 
 
 class KernelSpecialization(str, Enum):
-    """When TensorRT-RTX compiles kernels for a batch's very shape.
+    """When TensorRT-RTX compiles kernels for the exact shape of a batch.
 
-    ``lazy``, its own default, does so in the background and runs general ones meanwhile; ``eager`` waits for them at
-    the first batch of each shape; ``none`` always runs general ones.
+    ``lazy``, its own default, compiles in the background and meanwhile runs general kernels; ``eager`` waits for them
+    at the first batch of each shape; ``none`` always runs general kernels.
     """
 
     LAZY = "lazy"
@@ -49,16 +51,16 @@ class KernelSpecialization(str, Enum):
 
 @dataclass(kw_only=True)
 class LoadedEngine:
-    """An engine that execution contexts can be made of.
+    """An engine, ready to create execution contexts.
 
     Attributes:
         trt: the flavour's module.
         engine: TensorRT's own object.
-        config: what execution contexts are made with.
+        config: runtime configuration of execution contexts.
         cache: TensorRT-RTX's runtime cache, else None.
-        inputs: name -> axes, and the type that the engine wants.
+        inputs: name -> axes, and the type in the engine.
         outputs: name -> axes, and the type: float32.
-        log: what TensorRT says.
+        log: TensorRT's messages.
         keep: TensorRT's objects that must outlive the engine.
     """
 
@@ -73,21 +75,25 @@ class LoadedEngine:
 
     @property
     def weights_bytes(self) -> int | None:
-        """Weights on the GPU, as TensorRT says; None from versions that do not say."""
+        """Size of the weights on the GPU as reported by TensorRT; None from versions that do not report it."""
         statistic = getattr(self.trt, "EngineStat", None)
         return None if statistic is None else int(self.engine.get_engine_stat(statistic.TOTAL_WEIGHTS_SIZE))
 
+    def layouts(self, shape: Shape) -> tuple[Layout, Layout]:
+        """Where the inputs, and the outputs, of a batch of this shape lie in their blocks of memory."""
+        return layout_of(self.inputs, shape), layout_of(self.outputs, shape)
+
     def close(self) -> None:
-        """Let go of TensorRT's objects, whoever still holds this one (an error's traceback does)."""
+        """Release TensorRT's objects, even while something (an error's traceback) still refers to this one."""
         self.engine = self.config = self.cache = None
         self.keep = ()
 
     def error(self, doing: str) -> BackendError:
-        """Why TensorRT failed, in its own words and those of our plugins; it itself answers just that it did."""
+        """Why TensorRT failed, from its log and our plugins; its calls return only that they failed."""
         return error_of(self.log, doing)
 
     def plugin_errors(self, doing: str) -> BackendError | None:
-        """What our plugins complained about though TensorRT answered that all went well."""
+        """Errors of our plugins that TensorRT did not report."""
         complaints = take_plugin_errors()
         return _error(doing, complaints) if complaints else None
 
@@ -98,7 +104,7 @@ def load_engine(
     """Deserialise an engine, in the calling thread's CUDA context.
 
     Args:
-        bundle: its folder of kernels is what our plugins launch.
+        bundle: our plugins launch the kernels in its folder.
         file: the engine.
         backend: the flavour that runs it.
         specialization: for TensorRT-RTX.
@@ -106,10 +112,10 @@ def load_engine(
 
     Raises:
         MissingDependencyError: the flavour's package is not installed.
-        BackendUnavailableError: it does not load.
+        BackendUnavailableError: the package does not load.
         BackendError: TensorRT refuses the engine.
-        OutOfMemoryError: there is too little memory for it.
-        BundleCorruptError: the engine is not what the manifest says.
+        OutOfMemoryError: the GPU has too little memory for the engine.
+        BundleCorruptError: the engine differs from the manifest.
     """
     trt = _load_flavour(backend)
     log, trt_logger = log_of(trt)
@@ -117,7 +123,7 @@ def load_engine(
     take_plugin_errors()
     doing = f"{backend.value} {trt.__version__} cannot load {bundle.file(file.file)}"
     runtime = trt.Runtime(trt_logger)
-    # Code that an engine may carry stays switched off (`engine_host_code_allowed`): a bundle is data.
+    # Code inside an engine stays disabled (`engine_host_code_allowed`): a bundle is data.
     with plugins_with_kernels(trt, bundle.path / KERNELS_FOLDER):
         engine = runtime.deserialize_cuda_engine(bundle.file(file.file).read_bytes())
     if engine is None:
@@ -139,14 +145,14 @@ def load_engine(
 
 
 def error_of(log: TensorRtLog, doing: str) -> BackendError:
-    """As :meth:`LoadedEngine.error`, before there is an engine."""
+    """As :meth:`LoadedEngine.error`, before an engine exists."""
     return _error(doing, (*take_plugin_errors(), *log.take_errors()))
 
 
 def _error(doing: str, messages: tuple[str, ...]) -> BackendError:
-    text = "\n".join(messages) or "it does not say why; its log may (logging, level INFO)."
+    text = "\n".join(messages) or "it gives no reason; its log may (logging, level INFO)."
     if _OUT_OF_MEMORY.search(text):
-        return OutOfMemoryError(f"{doing}, for want of memory: {text}\nUse smaller batches, or free GPU memory.")
+        return OutOfMemoryError(f"{doing}, out of memory: {text}\nUse smaller batches, or free GPU memory.")
     return BackendError(f"{doing}: {text}\nRebuild the engine for this machine, or use the backend onnxruntime.")
 
 
@@ -172,11 +178,11 @@ def _runtime_config(
         return config, None
     strategies = trt.DynamicShapesKernelSpecializationStrategy
     config.dynamic_shapes_kernel_specialization_strategy = getattr(strategies, specialization.name)
-    # Its own graphs are captured anew whenever an address changes, as ours do from batch to batch; see `graphs`.
+    # It captures its own graphs again whenever an address changes, as ours do between batches; see `graphs`.
     config.cuda_graph_strategy = trt.CudaGraphStrategy.DISABLED
     cache = config.create_runtime_cache()
     if cached is not None and not cache.deserialize(cached):
-        logger.warning("TensorRT-RTX does not take its runtime cache from disk; kernels are compiled anew")
+        logger.warning("TensorRT-RTX does not accept its runtime cache from disk and compiles kernels again")
     config.set_runtime_cache(cache)
     return config, cache
 

@@ -1,8 +1,8 @@
-"""CUDA graphs of batches: captured in an execution context of their own, and checked before they are trusted.
+"""CUDA graphs of batches: captured in a separate execution context, and checked before use.
 
-TensorRT-RTX can capture graphs by itself. It captures anew whenever an address changes, and input and output buffers
-alternate from batch to batch here; nor can its graphs be counted, bounded, or compared with a run without them. So all
-flavours get these. TensorRT-RTX that compiles kernels lazily replaces them between runs, and gets none.
+TensorRT-RTX can capture graphs by itself, but captures again whenever an address changes, and input and output buffers
+alternate between batches here; nor can its graphs be counted, bounded, or compared with a run without them. So all
+flavours use these graphs. TensorRT-RTX with lazy compilation replaces kernels between runs and uses none.
 """
 
 from __future__ import annotations
@@ -24,24 +24,23 @@ from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.gpu.cuda import Device
 
 _NAN_BYTE = 0xFF
-"""Floating-point numbers of nothing but such bytes are NaN."""
+"""Floating-point numbers of only such bytes are NaN."""
 
 
 class CaptureError(Exception):
-    """The stream cannot be captured, or a replay answers something else; graphs are no use then."""
+    """The stream cannot be captured, or a replay gives a different result: graphs are unusable."""
 
 
 class BatchGraph:
     """A batch of one shape, as a graph that owns the buffers it reads and writes.
 
     A graph depends on the state of the context that it was captured from (TensorRT, Best Practices, CUDA Graphs), so it
-    has one of its own that nothing else changes. It holds the address of the scratch memory, too: once the arena moved
-    the graph is worthless.
+    has a context of its own. It also holds the address of the scratch memory: if the arena moves, the graph is invalid.
 
     Args:
         device: the GPU.
-        stream: what is captured, and what the graph runs on.
-        context: new, of the shape's profile.
+        stream: is captured, and runs the graph.
+        context: a new one, of the shape's profile.
         choice: the shape.
         inputs: layout of the inputs.
         outputs: layout of the outputs.
@@ -60,11 +59,11 @@ class BatchGraph:
 
         Args:
             inputs: address of the batch's inputs on the device, laid out as the graph's; the stream may read them.
-            staging: pinned memory for the outputs, which nothing uses meanwhile.
+            staging: pinned memory for the outputs, not in use meanwhile.
 
         Raises:
-            CaptureError: no graph could be had, or it answers something else.
-            OutOfMemoryError: there is too little memory.
+            CaptureError: the batch cannot be captured, or the graph gives a different result.
+            OutOfMemoryError: the GPU has too little memory.
         """
         sizes = [layout.size for layout in self._layouts]
         self._inputs.ensure(sizes[0])
@@ -86,7 +85,7 @@ class BatchGraph:
 
         Args:
             inputs: address of the batch's inputs on the device, laid out as the graph's.
-            outputs: name of an output -> address on the device that it goes to.
+            outputs: name of an output -> its destination on the device.
         """
         self._device.call("cuMemcpyDtoDAsync", self._inputs.address, inputs, self._layouts[0].size, self._stream)
         self._device.call("cuGraphLaunch", self._executable, self._stream)
@@ -96,7 +95,7 @@ class BatchGraph:
             self._device.call("cuMemcpyDtoDAsync", address, source, place.size, self._stream)
 
     def close(self) -> None:
-        """Free the graph, its buffers and its context, once the GPU is through with them."""
+        """Free the graph, its buffers and its context after the GPU has finished with them."""
         self._wait()
         if self._executable is not None:
             executable, self._executable = self._executable, None
@@ -116,7 +115,7 @@ class BatchGraph:
                 try:
                     self._context.enqueue_again(self._choice)
                 finally:
-                    # A capture that failed has to be ended as well, or the stream stays unusable.
+                    # A failed capture must be ended too, or the stream stays unusable.
                     graph = self._device.call("cuStreamEndCapture", self._stream)
             self._executable = self._device.call("cuGraphInstantiate", graph, 0)
         except OutOfMemoryError:

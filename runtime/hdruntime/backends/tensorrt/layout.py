@@ -1,4 +1,4 @@
-"""Where the tensors of a batch lie in one block of memory: pure arithmetic."""
+"""Positions of a batch's tensors in one block of memory: pure arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hdruntime.backends.tensorrt.shapes import Shape
 from hdruntime.bundle.manifest import TensorSpec
 
 _ALIGNMENT = 256
-"""Bytes; TensorRT wants tensors and scratch memory so (``IExecutionContext::setTensorAddress``)."""
+"""Bytes; TensorRT requires it of tensors and scratch memory (``IExecutionContext::setTensorAddress``)."""
 
 _SMALLEST_STEP = 1 << 16
 """Bytes that a block grows by at least."""
@@ -23,7 +23,7 @@ _SMALLEST_STEP = 1 << 16
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """A tensor: its first byte in the block, and what it is."""
+    """A tensor: its first byte in the block, its shape and its type."""
 
     offset: int
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class Layout:
     """Tensors one after another.
 
     Attributes:
-        places: name -> where.
+        places: name -> position.
         size: bytes of the block.
     """
 
@@ -52,7 +52,7 @@ def layout_of(tensors: Mapping[str, tuple[TensorSpec, np.dtype]], shape: Shape) 
     """Lay out tensors for a batch.
 
     Args:
-        tensors: name -> its axes, and the type that the engine has it in.
+        tensors: name -> its axes, and its type in the engine.
         shape: sizes of the axes ``batch`` and ``tokens``.
     """
     sizes = {"batch": shape.batch, "tokens": shape.tokens}
@@ -65,20 +65,13 @@ def layout_of(tensors: Mapping[str, tuple[TensorSpec, np.dtype]], shape: Shape) 
 
 
 def rounded_up(size: int) -> int:
-    """The size that a block of so many bytes gets, so that it seldom grows: up to an eighth, or 64 KiB, more."""
+    """The size to allocate for a block of this many bytes so that it seldom grows: at most 1/8 or 64 KiB more."""
     step = max(_SMALLEST_STEP, 1 << max(0, size.bit_length() - 4))
     return -(-size // step) * step
 
 
 def padding_ranges(attention_mask: npt.NDArray[np.integer]) -> list[tuple[int, int]]:
-    """Runs of padding in a mask [batch, tokens], as (first, end) in the flattened mask; none goes from row to row."""
-    batch, tokens = attention_mask.shape
-    padding = np.zeros((batch, tokens + 2), dtype=np.int8)
-    padding[:, 1:-1] = attention_mask == 0
-    steps = np.diff(padding, axis=1)
-    rows, first = np.nonzero(steps == 1)
-    end = np.nonzero(steps == -1)[1]
-    return [
-        (int(row) * tokens + int(start), int(row) * tokens + int(stop))
-        for row, start, stop in zip(rows, first, end, strict=True)
-    ]
+    """Runs of padding in a mask [batch, tokens], as (first, end) in the flattened mask."""
+    padding = np.concatenate(([False], attention_mask.ravel() == 0, [False]))
+    edges = np.flatnonzero(padding[1:] != padding[:-1]).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""What TensorRT says: errors are kept for the exception to come, the rest goes to `logging`."""
+"""TensorRT's messages: errors are kept for the next exception, others go to `logging`."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ logger = logging.getLogger(__name__)
 _MOST_ERRORS = 16
 
 _BENIGN_WARNINGS = ("has Int64 binding", "already exists, the output tensors of this new instance")
-"""Said of every graph with int64 inputs, and of every function body that more than one node uses."""
+"""Issued for every graph with int64 inputs, and for every function body that several nodes use."""
 
 
 class TensorRtLog:
-    """TensorRT's messages; it may write from several threads."""
+    """TensorRT's messages, which may come from several threads."""
 
     def __init__(self) -> None:
         self._errors: deque[str] = deque(maxlen=_MOST_ERRORS)
@@ -30,8 +30,8 @@ class TensorRtLog:
         """Take one message.
 
         Args:
-            severity: TensorRT's name of it: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` ...
-            message: as TensorRT wrote it.
+            severity: TensorRT's name for it: ``INTERNAL_ERROR``, ``ERROR``, ``WARNING``, ``INFO`` ...
+            message: TensorRT's text.
         """
         if severity in ("INTERNAL_ERROR", "ERROR"):
             with self._lock:
@@ -43,31 +43,23 @@ class TensorRtLog:
             logger.debug("%s", message)
 
     def take_errors(self) -> tuple[str, ...]:
-        """The latest errors, oldest first; they are forgotten then."""
+        """Return and forget the latest errors, oldest first."""
         with self._lock:
             taken = tuple(self._errors)
             self._errors.clear()
         return taken
 
-    def as_tensorrt_logger(self, trt: ModuleType) -> Any:
-        """This log as TensorRT wants it. It must outlive everything that is made with it."""
-        write = self.write
-
-        class Logger(trt.ILogger):  # type: ignore[name-defined]
-            def __init__(self) -> None:
-                trt.ILogger.__init__(self)
-
-            def log(self, severity: Any, message: str) -> None:
-                write(severity.name, message)
-
-        return Logger()
-
 
 @functools.cache
 def log_of(trt: ModuleType) -> tuple[TensorRtLog, Any]:
-    """The log of a flavour, and the same as TensorRT wants it.
-
-    A flavour keeps the first logger of a process for good, so there is one.
-    """
+    """The log of a flavour, and its TensorRT logger: one per process, because a flavour keeps its first logger."""
     log = TensorRtLog()
-    return log, log.as_tensorrt_logger(trt)
+
+    class Logger(trt.ILogger):  # type: ignore[name-defined]
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+
+        def log(self, severity: Any, message: str) -> None:
+            log.write(severity.name, message)
+
+    return log, Logger()

@@ -1,4 +1,4 @@
-"""What runs batches on the GPU: streams, contexts, scratch memory and graphs of one engine."""
+"""Streams, execution contexts, scratch memory and CUDA graphs that run the batches of one engine."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ __all__ = ["Machine"]
 
 import logging
 import time
+from collections import OrderedDict
 from collections.abc import Mapping
 
 from hdruntime.backends.tensorrt.contexts import ExecutionContext
 from hdruntime.backends.tensorrt.engine import LoadedEngine
-from hdruntime.backends.tensorrt.graph_policy import GraphPolicy, LruCache
+from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
 from hdruntime.backends.tensorrt.graphs import BatchGraph, CaptureError
-from hdruntime.backends.tensorrt.layout import layout_of
+from hdruntime.backends.tensorrt.layout import Layout
 from hdruntime.backends.tensorrt.memory import Block
 from hdruntime.backends.tensorrt.shapes import Choice
 from hdruntime.backends.tensorrt.slots import Slot
@@ -26,22 +27,22 @@ _NON_BLOCKING = 1
 
 
 class Machine:
-    """Computes batches in the order that they are given, on one stream.
+    """Computes batches in order on one stream.
 
-    Copies have streams of their own and overlap with computing; batches do not compute at the same time, so that they
-    share the scratch memory.
+    Copies run on separate streams and overlap with computing; batches do not compute at the same time, so they share
+    the scratch memory.
 
     Args:
-        device: the GPU; its context is current here and in every call.
+        device: the GPU; its context must be current here and in every call.
         loaded: the engine.
         policy: when to use CUDA graphs.
-        most_graphs: graphs that are kept.
+        most_graphs: most graphs to keep; the least recently used one is closed first.
 
     Attributes:
         copying_in: stream of the copies to the device.
         computing: stream of the engine.
         copying_out: stream of the copies from the device.
-        slots: two, taken in turn.
+        slots: two, used alternately.
     """
 
     def __init__(self, device: Device, loaded: LoadedEngine, policy: GraphPolicy, *, most_graphs: int) -> None:
@@ -52,61 +53,65 @@ class Machine:
         self.slots = (Slot(device), Slot(device))
         self._arena = Block(device, wait=lambda: device.call("cuStreamSynchronize", self.computing))
         self._contexts: dict[int, ExecutionContext] = {}
-        self._graphs: LruCache[Choice, BatchGraph] = LruCache(most_graphs, BatchGraph.close)
+        self._graphs: OrderedDict[Choice, BatchGraph] = OrderedDict()
+        self._most_graphs = most_graphs
         self._graphs_arena = 0
 
-    def compute(self, slot: Slot, choice: Choice, outputs: Mapping[str, int]) -> float | None:
+    def compute(self, slot: Slot, choice: Choice, inputs: Layout, outputs: Mapping[str, int]) -> float | None:
         """Start a batch whose inputs are in the slot.
 
         Args:
-            slot: its inputs are there for the computing stream; its memory suffices.
+            slot: the computing stream may read its inputs, and its memory is large enough.
             choice: profile and shape.
+            inputs: layout of the inputs in the slot.
             outputs: name -> address on the device, of all outputs.
 
         Returns:
-            what the CPU took to enqueue it, in milliseconds; None where a graph was used.
+            the CPU's time to enqueue it, in milliseconds; None if a graph ran.
 
         Raises:
             BackendError: TensorRT or the driver refuses.
-            OutOfMemoryError: there is too little memory.
+            OutOfMemoryError: the GPU has too little memory.
         """
         if (graph := self._graph(slot, choice)) is not None:
             graph.start(slot.inputs.address, outputs)
             self._device.call("cuEventRecord", slot.computed, self.computing)
             return None
-        context = self._context(choice.profile)
+        context = self._contexts.get(choice.profile)
+        if context is None:
+            context = self._contexts[choice.profile] = self._new_context(choice.profile)
         context.prepare(choice)
         self._device.call("cuEventRecord", slot.began, self.computing)
-        inputs = slot.inputs.addresses(layout_of(self._loaded.inputs, choice.shape))
+        addresses = slot.inputs.addresses(inputs) | dict(outputs)
         began = time.perf_counter()
-        context.enqueue(choice, inputs | dict(outputs))
+        context.enqueue(choice, addresses)
         took_ms = (time.perf_counter() - began) * 1000
         self._device.call("cuEventRecord", slot.computed, self.computing)
         return took_ms
 
     @property
     def scratch_bytes(self) -> int:
-        """Scratch memory that the contexts share: what TensorRT asked for, for the largest shape so far."""
+        """Scratch memory that the contexts share: TensorRT's request for the largest shape so far."""
         return self._arena.size
 
     def settle(self) -> None:
-        """Wait for everything that was enqueued."""
+        """Wait for all enqueued work."""
         for stream in (self.copying_in, self.computing, self.copying_out):
             self._device.call("cuStreamSynchronize", stream)
 
     def release(self) -> None:
-        """Give back what is only there for the next batch to be fast: graphs, scratch memory, buffers of free slots."""
+        """Free everything that only speeds up the next batch: graphs, scratch memory, buffers of free slots."""
         self.settle()
-        self._graphs.clear()
+        self._drop_graphs()
         self._arena.release()
         for slot in self.slots:
             if not slot.busy:
                 slot.release()
 
     def close(self) -> None:
-        """Give everything back; the slots are free."""
+        """Free everything; no slot may be in use."""
         self.settle()
-        self._graphs.clear()
+        self._drop_graphs()
         for context in self._contexts.values():
             context.close()
         self._arena.release()
@@ -115,40 +120,41 @@ class Machine:
         for stream in (self.copying_in, self.computing, self.copying_out):
             self._device.call("cuStreamDestroy", stream)
 
-    def _context(self, profile: int) -> ExecutionContext:
-        if profile not in self._contexts:
-            self._contexts[profile] = self._new_context(profile)
-        return self._contexts[profile]
-
     def _new_context(self, profile: int) -> ExecutionContext:
         return ExecutionContext(self._loaded, self._device, profile, self.computing, self._arena)
 
     def _graph(self, slot: Slot, choice: Choice) -> BatchGraph | None:
         if self._graphs_arena != self._arena.moves:
             # Graphs hold the scratch memory's old address.
-            self._graphs.clear()
+            self._drop_graphs()
             self._graphs_arena = self._arena.moves
-        graph = self._graphs.get(choice)
-        if graph is None and self._policy.wants(choice):
-            graph = self._captured(slot, choice)
-            if graph is not None:
-                self._graphs.put(choice, graph)
+        if choice in self._graphs:
+            self._graphs.move_to_end(choice)
+            return self._graphs[choice]
+        graph = self._captured(slot, choice) if self._policy.wants(choice) else None
+        if graph is not None:
+            self._graphs[choice] = graph
+            if len(self._graphs) > self._most_graphs:
+                self._graphs.popitem(last=False)[1].close()
         return graph
 
+    def _drop_graphs(self) -> None:
+        while self._graphs:
+            self._graphs.popitem()[1].close()
+
     def _captured(self, slot: Slot, choice: Choice) -> BatchGraph | None:
-        """A graph that was checked with the batch in the slot; None where there is to be none."""
-        layouts = layout_of(self._loaded.inputs, choice.shape), layout_of(self._loaded.outputs, choice.shape)
+        """A new graph, checked with the batch in the slot; None if the shape cannot have one."""
         graph = None
         try:
             context = self._new_context(choice.profile)
-            graph = BatchGraph(self._device, self.computing, context, choice, *layouts)
+            graph = BatchGraph(self._device, self.computing, context, choice, *self._loaded.layouts(choice.shape))
             graph.check(slot.inputs.address, slot.staged_outputs)
         except OutOfMemoryError as error:
             logger.info("no CUDA graph for %s: %s", choice.shape, error)
             self._policy.refuse(choice)
         except CaptureError as error:
             self._policy.switch_off(str(error))
-            self._graphs.clear()
+            self._drop_graphs()
         else:
             return graph
         if graph is not None:

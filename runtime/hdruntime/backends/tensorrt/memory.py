@@ -1,4 +1,4 @@
-"""Blocks of memory that are reused from batch to batch and grow when a batch needs more."""
+"""Blocks of memory that batches reuse, and that grow when a batch needs more."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hdruntime.gpu.cuda import Device
 
 
 class Block:
-    """Memory of a GPU, or host memory that it copies from and to by itself.
+    """GPU memory, or pinned host memory that the GPU copies from and to.
 
     Args:
         device: the GPU.
         pinned: host memory.
-        wait: called before memory is given back; it returns when nothing uses it any more.
+        wait: called before memory is freed; returns when no work uses the memory.
 
     Attributes:
-        address: of the first byte; 0 while it has none.
+        address: of the first byte; 0 without memory.
         size: bytes.
         moves: how often the address changed.
     """
@@ -35,14 +35,14 @@ class Block:
         self.address = self.size = self.moves = 0
 
     def ensure(self, size: int) -> None:
-        """Have at least so many bytes. What was in a block that grows is lost.
+        """Grow to at least this many bytes; growing loses the content.
 
         Raises:
-            OutOfMemoryError: there are not so many; the block has none then.
+            OutOfMemoryError: the memory is too small; the block is then empty.
         """
         if size <= self.size:
             return
-        # Given back first, so that the old and the new one need not fit at the same time.
+        # Freed first, so that the old and the new memory need not fit at the same time.
         self.release()
         try:
             self._allocate(rounded_up(size))
@@ -50,7 +50,7 @@ class Block:
             self._allocate(size)
 
     def release(self) -> None:
-        """Give the memory back; :meth:`ensure` gets new one."""
+        """Free the memory; :meth:`ensure` allocates again."""
         if not self.size:
             return
         self._wait()
@@ -59,7 +59,7 @@ class Block:
         self._device.call("cuMemFreeHost" if self._pinned else "cuMemFree", address)
 
     def arrays(self, layout: Layout) -> dict[str, npt.NDArray[Any]]:
-        """The tensors of a layout, in place; of pinned memory only."""
+        """The tensors of a layout, in place; for pinned memory only."""
         assert self._pinned
         assert layout.size <= self.size
         return {
@@ -70,13 +70,11 @@ class Block:
         }
 
     def addresses(self, layout: Layout) -> dict[str, int]:
-        """Where the tensors of a layout are."""
+        """Addresses of a layout's tensors, by name."""
         assert layout.size <= self.size
         return {name: self.address + place.offset for name, place in layout.places.items()}
 
     def _allocate(self, size: int) -> None:
-        if self._pinned:
-            self.address = int(self._device.call("cuMemHostAlloc", size, 0))
-        else:
-            self.address = int(self._device.call("cuMemAlloc", size))
+        call = self._device.call
+        self.address = int(call("cuMemHostAlloc", size, 0) if self._pinned else call("cuMemAlloc", size))
         self.size = size

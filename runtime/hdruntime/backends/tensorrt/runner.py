@@ -20,55 +20,55 @@ from hdruntime.backends.tensorrt.device_inputs import device_inputs
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.machine import Machine
-from hdruntime.backends.tensorrt.options import checked_options
 from hdruntime.backends.tensorrt.runtime_cache import RuntimeCacheFile
 from hdruntime.backends.tensorrt.shapes import Choice, check_limits, choose_profile, longest, most_rows
 from hdruntime.backends.tensorrt.slots import FloatArrays, Pending, Slot
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError, OutOfMemoryError
+from hdruntime.errors import BackendError, InputError, OutOfMemoryError
 from hdruntime.gpu.cuda import open_device
 from hdruntime.gpu.device_arrays import DeviceArray
 from hdruntime.gpu.driver import driver_version, gpus
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.text.checks import checked_choice
 
 logger = logging.getLogger(__name__)
 
 _SAVE_SECONDS = 60.0
-"""Between two writes of TensorRT-RTX's runtime cache while new shapes come; a killed process loses no more."""
+"""Between two writes of TensorRT-RTX's runtime cache while new shapes arrive; a killed process loses no more."""
 
 Result = TypeVar("Result")
 
 
 class TensorRtRunner:
-    """An engine on a GPU; see `hdruntime.backends.Runner` for what it does, and for threads.
+    """An engine on a GPU; see `hdruntime.backends.Runner`, also for threads.
 
-    A batch is padded to a shape that a profile takes; copies of one batch overlap with computing another.
+    A batch is padded to a shape that a profile accepts; copies of one batch overlap with computing another.
 
     Args:
-        bundle: it lists the engine, and its kernels are what our plugins launch.
+        bundle: lists the engine; our plugins launch its kernels.
         engine: one that this machine can run (`hdruntime.bundle.passport.differences`).
-        backend: what runs it; None for the flavour that built it. ``Backend.TENSORRT_LEAN`` runs version-compatible
+        backend: runs the engine; None for the flavour that built it. ``Backend.TENSORRT_LEAN`` runs version-compatible
             engines.
         device: number of the GPU among those that CUDA offers.
-        graphs: when CUDA graphs are used.
-        most_graphs: graphs that are kept, 1 or more.
-        kernel_specialization: of TensorRT-RTX; None for its default, ``lazy``, with which there are no graphs.
+        graphs: when to use CUDA graphs.
+        most_graphs: most graphs to keep, 1 or more.
+        kernel_specialization: for TensorRT-RTX; None for its default, ``lazy``, which excludes graphs.
 
     Raises:
-        InputError: options contradict each other.
+        InputError: an option is invalid, or options contradict each other.
         MissingDependencyError: the flavour's package is not installed.
         BackendUnavailableError: cuda-python, the driver or the GPU is missing; or the engine would pad some batches so
             far that their answers change.
         BackendError: TensorRT refuses the engine.
-        OutOfMemoryError: there is too little memory for it.
-        BundleCorruptError: the engine is not what the manifest says.
+        OutOfMemoryError: the GPU has too little memory for it.
+        BundleCorruptError: the engine differs from the manifest.
     """
 
     prefers_equal_lengths = False
     batch_tokens = 16384
-    """As text-embeddings-inference has it; not measured on a GPU yet."""
+    """The value of text-embeddings-inference; not measured on a GPU yet."""
     most_in_flight = 2
 
     def __init__(
@@ -83,7 +83,7 @@ class TensorRtRunner:
         kernel_specialization: KernelSpecialization | str | None = GpuOptions.kernel_specialization,
     ) -> None:
         self.backend = backend or Backend(engine.flavour)
-        mode, specialization = checked_options(self.backend, graphs, most_graphs, kernel_specialization)
+        mode, specialization = _checked_options(self.backend, graphs, most_graphs, kernel_specialization)
         self.max_len = min(bundle.manifest.max_len, longest(engine.profiles))
         self._profiles = engine.profiles
         self._limit = functools.partial(padding_limit, bundle.manifest.padding)
@@ -116,11 +116,11 @@ class TensorRtRunner:
             return None if weights_bytes is None else weights_bytes + self._machine.scratch_bytes
 
     def most_rows(self, tokens: int) -> int:
-        """Rows that a batch of that length may have; 0 for more tokens than any profile takes."""
+        """Most rows of a batch of this length; 0 if no profile accepts the length."""
         return most_rows(self._profiles, tokens, limit=self._limit(tokens))
 
     def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
-        """Those of the shape that the batch is padded to; see :class:`hdruntime.backends.Runner`."""
+        """Tokens of the shape that the batch is padded to; see :class:`hdruntime.backends.Runner`."""
         shape = self._choice(*attention_mask.shape).shape
         return shape.batch * shape.tokens
 
@@ -130,7 +130,7 @@ class TensorRtRunner:
         """Begin a batch; see :class:`hdruntime.backends.Runner`.
 
         Raises:
-            InputError: no profile takes so many rows or tokens.
+            InputError: no profile accepts so many rows or tokens.
         """
         choice = self._choice(*inputs[self._mask].shape)
         with self._slot() as (machine, slot):
@@ -140,24 +140,12 @@ class TensorRtRunner:
         return lambda: self._results(pending)
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
-        """Begin a batch that is in the memory of the GPU, and whose results stay there.
-
-        Nothing waits for the results but their consumers: see :class:`hdruntime.gpu.device_arrays.DeviceArray`. What
-        only values tell is not checked: ids outside of the vocabulary, NaN in results.
-
-        Args:
-            inputs: every input of the manifest, contiguous, of its shape, int64 or int32 or, of a memory, float32, with
-                ``__dlpack__`` or ``__cuda_array_interface__``, on the engine's GPU. They have been read when this
-                returns.
-            outputs: names of the outputs wanted.
-
-        Returns:
-            name -> array of the shape in the manifest. Padded positions of a tokens axis hold 0.
+        """Begin a batch that is in GPU memory, and leave its results there; see `Session.run_on_device`.
 
         Raises:
             InputError: an input does not fit.
             BackendError: the backend failed, or is closed.
-            OutOfMemoryError: memory was short, and a smaller batch may fit.
+            OutOfMemoryError: the GPU has too little memory; a smaller batch may fit.
         """
         with self._slot() as (machine, slot):
             specs = {name: spec for name, (spec, _) in self._loaded.inputs.items()}
@@ -171,7 +159,7 @@ class TensorRtRunner:
         return results
 
     def close(self) -> None:
-        """Free memory. What is started, or asked for its results, afterwards raises BackendError. May be repeated."""
+        """Free memory; later starts, and requests for results, raise BackendError. May be repeated."""
         with self._lock:
             self._closed = True
             machine, self._machine = self._machine, None
@@ -187,7 +175,7 @@ class TensorRtRunner:
                     finally:
                         self._loaded.close()
             except BackendError as error:
-                logger.warning("not all memory of the GPU could be given back: %s", error)
+                logger.warning("some GPU memory could not be freed: %s", error)
 
     def _choice(self, batch: int, tokens: int) -> Choice:
         return choose_profile(self._profiles, batch, tokens, limit=self._limit(tokens))
@@ -200,7 +188,7 @@ class TensorRtRunner:
 
     @contextlib.contextmanager
     def _slot(self) -> Iterator[tuple[Machine, Slot]]:
-        """The next slot, free; after an error nothing uses it any more."""
+        """The next slot, free; after an error no work uses it any more."""
         with self._lock:
             if self._machine is None:
                 raise _closed_error()
@@ -216,12 +204,12 @@ class TensorRtRunner:
                     raise
 
     def _with_memory(self, machine: Machine, begin: Callable[[], Result]) -> Result:
-        """Begin a batch; where memory is short, once more without what earlier batches left behind."""
+        """Begin a batch; if memory is short, retry once after freeing what earlier batches left."""
         try:
             return begin()
         except OutOfMemoryError as error:
-            logger.info("memory is short, so that buffers and graphs are given back: %s", error)
-        # Not while the error is handled: its traceback holds what was allocated before it.
+            logger.info("memory is short; freeing buffers and graphs: %s", error)
+        # Not while the error is handled: its traceback keeps earlier allocations alive.
         machine.release()
         return begin()
 
@@ -247,6 +235,31 @@ class TensorRtRunner:
             return
         self._cache_file.write(bytes(memoryview(self._loaded.cache.serialize())))
         self._shapes_unsaved, self._saved = False, time.monotonic()
+
+
+def _checked_options(
+    backend: Backend, graphs: GraphMode | str, most_graphs: int, specialization: KernelSpecialization | str | None
+) -> tuple[GraphMode, KernelSpecialization]:
+    mode = checked_choice(GraphMode, graphs, option="graphs")
+    if most_graphs < 1:
+        raise InputError(f"most_graphs is {most_graphs}; it must be 1 or more. graphs='off' uses none.")
+    if backend is not Backend.TENSORRT_RTX:
+        if specialization is not None:
+            raise InputError(f"kernel_specialization is for tensorrt_rtx, not {backend.value}. Leave it out.")
+        return mode, KernelSpecialization.LAZY
+    lazy = KernelSpecialization.LAZY
+    wanted = checked_choice(KernelSpecialization, specialization or lazy, option="kernel_specialization")
+    if wanted is not lazy or mode is GraphMode.OFF:
+        return mode, wanted
+    if mode is GraphMode.ON:
+        raise InputError(
+            "graphs='on' needs kernel_specialization='eager' or 'none': lazy replaces kernels between runs.\n"
+            "Give one of them, or graphs='auto'."
+        )
+    logger.info(
+        "no CUDA graphs: TensorRT-RTX specialises kernels lazily; kernel_specialization eager or none allows them"
+    )
+    return GraphMode.OFF, wanted
 
 
 def _closed_error() -> BackendError:

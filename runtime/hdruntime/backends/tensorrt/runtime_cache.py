@@ -1,7 +1,7 @@
 """TensorRT-RTX's runtime cache on disk: the kernels that it compiled for this GPU, so that the next start is fast.
 
-A file lies beside the engine, or in the user's cache directory where the bundle may not be written. A bundle's manifest
-does not list it, since it is this machine's own and may be deleted at any time.
+The file lies beside the engine, or in the user's cache directory if the bundle is read-only. The bundle's manifest does
+not list it: it belongs to this machine and may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ __all__ = ["RuntimeCacheFile"]
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 from hdruntime.constants import RUNTIME_CACHE_SUFFIX
+from hdruntime.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
@@ -29,59 +29,42 @@ class RuntimeCacheFile:
 
     Args:
         engine: path of the engine.
-        identity: everything that must agree for the content to be useful: the engine, the GPU, the driver, the version.
+        identity: everything that decides whether the content fits: the engine, the GPU, the driver, the version.
     """
 
     def __init__(self, engine: Path, identity: Sequence[str]) -> None:
         key = hashlib.sha256("\0".join(identity).encode()).hexdigest()[:_KEY_DIGITS]
         name = f"{engine.stem}-{key}{RUNTIME_CACHE_SUFFIX}"
-        self.paths = (engine.with_name(name), _user_cache() / name)
-        """Where it may be; the first of them that can be written is."""
+        # The XDG Base Directory Specification ignores relative paths.
+        given = os.environ.get("XDG_CACHE_HOME", "")
+        self._user_folder = (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "hdexport"
+        self.paths = (engine.with_name(name), self._user_folder / name)
+        """Possible paths of the file; :meth:`write` takes the first writable one."""
 
     def read(self) -> bytes | None:
-        """The content; None where there is none that is whole."""
+        """The content; None if there is no intact file."""
         for path in self.paths:
             try:
                 data = path.read_bytes()
             except OSError:
                 continue
-            # TensorRT-RTX parses it in native code, so that a torn file must not get there.
+            # TensorRT-RTX parses the content in native code, which must not see a damaged file.
             if hashlib.sha256(data[_DIGEST_BYTES:]).digest() == data[:_DIGEST_BYTES]:
                 return data[_DIGEST_BYTES:]
-            logger.warning("the runtime cache %s is damaged and ignored; it is written anew", path)
+            logger.warning("the runtime cache %s is damaged and ignored; it will be written again", path)
         return None
 
     def write(self, content: bytes) -> None:
-        """Keep the content, whole or not at all. Where nothing can be written that is logged, and no error."""
+        """Store the content, whole or not at all; log a warning if no path is writable."""
         data = hashlib.sha256(content).digest() + content
         reasons = []
         for path in self.paths:
             try:
-                _replace(path, data)
+                if path.parent == self._user_folder:
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                write_whole(path, data)
             except OSError as error:
                 reasons.append(f"{path}: {error.strerror or error}")
                 continue
             return
         logger.warning("TensorRT-RTX's runtime cache could not be written: %s", "; ".join(reasons))
-
-
-def _user_cache() -> Path:
-    # The XDG Base Directory Specification ignores relative paths.
-    given = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(given) if os.path.isabs(given) else Path.home() / ".cache") / "hdexport"
-
-
-def _replace(path: Path, data: bytes) -> None:
-    if path.parent.name == "hdexport":
-        path.parent.mkdir(parents=True, exist_ok=True)
-    # A name of its own: two processes may write at a time.
-    handle, partial = tempfile.mkstemp(prefix=f".{path.name}-", suffix=RUNTIME_CACHE_SUFFIX, dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        os.unlink(partial)
-        raise

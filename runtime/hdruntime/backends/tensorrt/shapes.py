@@ -1,4 +1,4 @@
-"""Which profile runs a batch, and to which shape the batch is padded for it: pure functions on shapes."""
+"""The profile that runs a batch, and the shape to pad the batch to: pure functions on shapes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import BackendUnavailableError, InputError
 
 _SHORTEST_STEP = 16
-"""Tokens; rows of a matrix product that a tensor core takes at a time."""
+"""Tokens; rows of a matrix product that a tensor core computes at once."""
 
 _STEPS_OF_OCTAVE = 16
 """Lengths between one power of two and the next: padding is at most a sixteenth, and on average half of that.
@@ -23,30 +23,30 @@ versions leak (NVIDIA/TensorRT#4849). Texts have any length, so without steps ne
 
 
 class Shape(NamedTuple):
-    """What a batch is computed as: [batch, tokens]."""
+    """Shape [batch, tokens] of a batch after padding."""
 
     batch: int
     tokens: int
 
 
 class Choice(NamedTuple):
-    """A profile's number, and the shape that a batch is padded to for it."""
+    """A profile's number, and the shape to pad a batch to for it."""
 
     profile: int
     shape: Shape
 
 
 def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int, *, limit: int = sys.maxsize) -> Choice:
-    """The profile that computes least for a batch, and of those that do equally little the narrowest.
+    """The profile that computes the fewest tokens for a batch; among equals, the narrowest.
 
     Args:
         profiles: of the engine, in its order.
         batch: rows.
-        tokens: of the longest row, padding that the caller made included.
-        limit: the most tokens that a batch of so many may be padded to; see `hdruntime.bundle.padding_limit`.
+        tokens: of the longest row, including the caller's padding.
+        limit: most tokens that a batch of this length may be padded to; see `hdruntime.bundle.padding_limit`.
 
     Raises:
-        InputError: no profile takes so many rows or tokens.
+        InputError: no profile accepts so many rows or tokens.
     """
     fitting = [
         (index, profile)
@@ -65,21 +65,21 @@ def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int, *,
 
 
 def most_rows(profiles: Sequence[ProfileShape], tokens: int, *, limit: int = sys.maxsize) -> int:
-    """Rows that a batch of that length may have; 0 where no profile takes such a length."""
+    """Most rows of a batch of this length; 0 if no profile accepts the length."""
     return max((profile.batch[2] for profile in profiles if _takes(profile, tokens, limit)), default=0)
 
 
 def longest(profiles: Sequence[ProfileShape]) -> int:
-    """Tokens of the longest row that a profile takes."""
+    """Tokens of the longest row that a profile accepts."""
     return max(profile.tokens[2] for profile in profiles)
 
 
 def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int]) -> None:
-    """Refuse an engine that would have to pad some rows further than they may be.
+    """Refuse an engine that would have to pad some rows beyond their limit.
 
     Args:
         profiles: of the engine.
-        limit_of: tokens of a row -> the most that it may be padded to; see `hdruntime.bundle.padding_limit`.
+        limit_of: tokens of a row -> most tokens that it may be padded to; see `hdruntime.bundle.padding_limit`.
 
     Raises:
         BackendUnavailableError: there are such rows.
@@ -87,12 +87,12 @@ def check_limits(profiles: Sequence[ProfileShape], limit_of: Callable[[int], int
     tokens, last = 0, longest(profiles)
     while tokens < last:
         limit = limit_of(tokens + 1)
-        # A profile that takes the longest row of a limit takes the shorter ones, too.
+        # A profile that accepts the longest row of a limit also accepts shorter ones.
         tokens = min(limit, last)
         if not most_rows(profiles, tokens, limit=limit):
             raise BackendUnavailableError(
-                f"The engine takes {tokens} tokens only with padding to more than {limit}, which changes answers: this "
-                "bundle's last block is that of the padded batch.\n"
+                f"The engine runs {tokens} tokens only with padding to more than {limit}, which changes answers: in "
+                "this bundle the last block is that of the padded batch.\n"
                 "Rebuild the engine with profiles from 1 token on (--profiles), or the bundle with "
                 "--bigbird-last-block row."
             )

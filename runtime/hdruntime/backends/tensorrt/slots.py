@@ -1,4 +1,4 @@
-"""A place for one batch on its way: staging memory, device memory, events, and the results when they are there."""
+"""Slots for batches in flight: staging memory, device memory, events, and the results."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ _WITHOUT_TIMES = 2
 
 
 class Pending:
-    """A batch that was started. Whoever asks first waits for it: its caller, or the next batch that needs its slot.
+    """A started batch. The first to request it waits: its caller, or the next batch that needs its slot.
 
     Args:
         collect: waits for the GPU and copies the results out of the slot.
 
     Attributes:
-        done: the slot is no longer needed.
+        done: the batch no longer needs the slot.
     """
 
     def __init__(self, collect: Callable[[], FloatArrays]) -> None:
@@ -38,7 +38,7 @@ class Pending:
         self.done = False
 
     def finish(self) -> None:
-        """Have the results, or why there are none, outside of the slot; no error of the batch is raised."""
+        """Move the results, or the batch's error, out of the slot; the error is not raised."""
         with self._lock:
             collect, self._collect = self._collect, None
             if collect is None:
@@ -46,7 +46,7 @@ class Pending:
             try:
                 self._results = collect()
             except BaseException as error:
-                # Raised again for whoever started the batch; Ctrl-C is for whoever waits, too.
+                # Raised again in `results`; Ctrl-C is also raised here.
                 self._error = error
                 if not isinstance(error, Exception):
                     raise
@@ -67,18 +67,18 @@ class Pending:
 
 
 class Slot:
-    """One of the places that batches take in turn.
+    """The memory and the events of one batch.
 
     Attributes:
-        staged_inputs: pinned; what the copy to the device reads.
-        staged_outputs: pinned; what the copy from the device writes.
+        staged_inputs: pinned; source of the copy to the device.
+        staged_outputs: pinned; target of the copy from the device.
         inputs: on the device.
         outputs: on the device.
-        copied_in: the inputs are on the device.
-        began: the batch's turn came on the GPU.
-        computed: the outputs are on the device.
-        copied_out: the outputs are in `staged_outputs`.
-        pending: the batch that has the slot.
+        copied_in: event: the inputs are on the device.
+        began: event: the GPU begins to compute the batch.
+        computed: event: the outputs are on the device.
+        copied_out: event: the outputs are in `staged_outputs`.
+        pending: the batch that uses the slot.
     """
 
     def __init__(self, device: Device) -> None:
@@ -90,10 +90,10 @@ class Slot:
         self.pending: Pending | None = None
 
     def ensure(self, inputs: Layout, outputs: Layout) -> None:
-        """Have memory for a batch.
+        """Allocate memory for a batch.
 
         Raises:
-            OutOfMemoryError: there is not enough.
+            OutOfMemoryError: there is too little memory.
         """
         self.staged_inputs.ensure(inputs.size)
         self.inputs.ensure(inputs.size)
@@ -106,22 +106,22 @@ class Slot:
         return self.pending is not None and not self.pending.done
 
     def finish(self) -> None:
-        """Let go of the batch that has the slot, which keeps its results."""
+        """Finish the batch that uses the slot; it keeps its results."""
         pending, self.pending = self.pending, None
         if pending is not None:
             pending.finish()
 
     def gpu_ms(self) -> float:
-        """What the GPU took for the latest batch that is done, in milliseconds."""
+        """The GPU's time for the latest finished batch, in milliseconds."""
         return float(self._device.call("cuEventElapsedTime", self.began, self.computed))
 
     def release(self) -> None:
-        """Give memory back; nothing may use it any more."""
+        """Free the memory, which no work may use any more."""
         for block in (self.staged_inputs, self.inputs, self.outputs, self.staged_outputs):
             block.release()
 
     def close(self) -> None:
-        """Give everything back."""
+        """Free the memory and the events."""
         self.release()
         for event in (self.copied_in, self.began, self.computed, self.copied_out):
             self._device.call("cuEventDestroy", event)

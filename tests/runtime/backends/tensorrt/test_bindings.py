@@ -1,4 +1,4 @@
-"""The simulated driver and TensorRT have nothing that the real ones lack."""
+"""The simulated driver and TensorRT have only calls of the real ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fakes import simulated_device, simulated_tensorrt
+from fakes.machine import MachineMaker
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime import backends
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
@@ -57,7 +58,7 @@ def test_the_driver_has_every_call_with_as_many_arguments() -> None:
         assert len(inspect.signature(getattr(driver, name)).parameters) == count, name
 
 
-def test_the_simulated_driver_takes_what_the_driver_takes() -> None:
+def test_the_simulated_calls_have_the_drivers_parameters() -> None:
     simulated = simulated_device.SimulatedDevice
     for name, function in inspect.getmembers(simulated, inspect.isfunction):
         if name.startswith("cu"):
@@ -130,7 +131,7 @@ def test_every_specialization_is_one_of_tensorrt_rtx() -> None:
 
 
 @pytest.mark.skipif(bool(gpus()), reason="there is a GPU here, and this is about machines without one")
-def test_without_a_gpu_tensorrt_rtx_itself_says_why_an_engine_does_not_load(new_machine: Any) -> None:
+def test_without_a_gpu_tensorrt_rtx_itself_gives_the_reason(new_machine: MachineMaker) -> None:
     machine = new_machine(module="unused")
     file = machine.bundle.manifest.engines[0]
     bundle = Bundle(machine.bundle.path, machine.bundle.manifest)
@@ -140,6 +141,6 @@ def test_without_a_gpu_tensorrt_rtx_itself_says_why_an_engine_does_not_load(new_
 
 
 @pytest.mark.skipif(bool(gpus()), reason="there is a GPU here, and this is about machines without one")
-def test_without_a_driver_cuda_python_itself_is_understood() -> None:
+def test_without_a_driver_the_error_of_cuda_python_is_translated() -> None:
     with pytest.raises(BackendUnavailableError, match=r"CUDA does not offer GPU 0 here: .*(.|\n)*nvidia-smi"):
         Device(driver, 0)

@@ -1,27 +1,19 @@
-"""Arrays that are on the GPU already, in and out, without a copy through the CPU."""
+"""Arrays that are already on the GPU, in and out, without a copy through the CPU."""
 
 from __future__ import annotations
 
+import dataclasses
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fakes.arrays_on_gpu import ByDlpack, ByInterface, current
-from fakes.simulated_device import Code
+from fakes.machine import HIDDEN, ByDlpack, ByInterface, Machine, MachineMaker, new_batch
+from fakes.simulated_device import Code, SimulatedDevice
 from hdruntime.bundle.manifest import PaddingRule, ProfileShape
 from hdruntime.errors import BackendError, InputError, OutOfMemoryError
-from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, open_capsule
-from hdruntime.session import Session
-
-HIDDEN = "last_hidden_state"
-
-Batches = Callable[..., dict[str, np.ndarray]]
-
-
-Arrays = Callable[..., dict[str, Any]]
+from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, open_capsule
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -29,98 +21,77 @@ Arrays = Callable[..., dict[str, Any]]
 @pytest.mark.parametrize("dtype", [np.int64, np.int32])
 @pytest.mark.parametrize("engine_type", ["INT64", "INT32"])
 def test_arrays_on_the_gpu_give_the_models_answers_there(
-    engine_type: str, dtype: type, kind: type, seed: int, new_machine: Any, new_batch: Batches, on_gpu: Arrays
+    engine_type: str, dtype: type, kind: type, seed: int, new_machine: MachineMaker
 ) -> None:
     machine = new_machine(seed, input_type=engine_type)
     runner = machine.runner()
     results = []
     for number, (rows, tokens) in enumerate([(1, 1), (3, 20), (2, 32), (1, 40), (4, 200), (3, 20)]):
         batch = new_batch(rows, tokens, ("right", "left", "holes", "all")[number % 4], seed=number)
-        results.append((batch, runner.start_on_device(on_gpu(machine, batch, kind, dtype), [HIDDEN])))
+        results.append((batch, machine.start_on_device(runner, batch, kind, dtype)))
     for batch, arrays in results:
         assert arrays[HIDDEN].shape == (*batch["input_ids"].shape, 4)
-        machine.check(batch, {HIDDEN: arrays[HIDDEN].to_numpy()})
-    del arrays, results
+        machine.check(batch, arrays)
 
 
 @pytest.mark.parametrize("padding", ["none", "right", "left"])
-def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_it_is_given(
-    padding: str, new_machine: Any, new_batch: Batches, on_gpu: Arrays
+def test_where_padding_changes_answers_a_batch_on_the_gpu_is_answered_as_given(
+    padding: str, new_machine: MachineMaker
 ) -> None:
     rule = PaddingRule(multiple_of=20, free_up_to=40)
     machine = new_machine(profiles=(ProfileShape(batch=(1, 1, 4), tokens=(1, 200, 200)),), padding=rule)
-    session = Session(machine.bundle, machine.runner())
+    session = machine.session()
     for tokens in (17, 41, 60, 61):
         batch = new_batch(3, tokens, padding)
-        machine.check(batch, {HIDDEN: session.run_on_device(**on_gpu(machine, batch, ByDlpack))[HIDDEN].to_numpy()})
+        machine.check(batch, session.run_on_device(**machine.on_gpu(batch)))
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_slot_is_not_filled_again_before_its_batch_is_computed(
-    seed: int, new_machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
+def test_a_slot_is_not_filled_again_before_its_batch_is_computed(seed: int, new_machine: MachineMaker) -> None:
     machine = new_machine(seed, eagerness=0)
     runner = machine.runner(graphs="off")
     batches = [new_batch(2, 20, seed=number) for number in range(12)]
-    given = [on_gpu(machine, batch, ByDlpack) for batch in batches]
+    given = [machine.on_gpu(batch) for batch in batches]
     results = [runner.start_on_device(arrays, [HIDDEN]) for arrays in given]
     for batch, arrays in zip(batches, results, strict=True):
-        machine.check(batch, {HIDDEN: arrays[HIDDEN].to_numpy()})
-    del results, arrays
+        machine.check(batch, arrays)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_graphs_serve_arrays_on_the_gpu(seed: int, new_machine: Any, new_batch: Batches, on_gpu: Arrays) -> None:
+def test_graphs_serve_arrays_on_the_gpu(seed: int, new_machine: MachineMaker) -> None:
     machine = new_machine(seed)
     runner = machine.runner(graphs="on")
     for number in range(5):
         batch = new_batch(2, 20, seed=number)
-        results = runner.start_on_device(on_gpu(machine, batch, ByDlpack), [HIDDEN])
-        # Another batch goes over the slots before the results are looked at.
-        other = new_batch(2, 20, seed=100 + number)
-        machine.run(runner, other)
-        machine.check(batch, {HIDDEN: results[HIDDEN].to_numpy()})
+        results = machine.start_on_device(runner, batch)
+        # Another batch uses the slots before the results are read.
+        machine.run(runner, new_batch(2, 20, seed=100 + number))
+        machine.check(batch, results)
     assert machine.device.calls.count("cuGraphLaunch") >= 5
-    del results
 
 
-def test_a_second_machine_output_is_not_computed_into_memory_of_the_first(
-    machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
-    runner = machine.runner()
-    batches = [new_batch(2, 20, seed=seed) for seed in range(4)]
-    results = [runner.start_on_device(on_gpu(machine, batch, ByInterface), [HIDDEN]) for batch in batches]
-    for batch, arrays in zip(batches, results, strict=True):
-        machine.check(batch, {HIDDEN: arrays[HIDDEN].to_numpy()})
-    assert len({arrays[HIDDEN].address for arrays in results}) == 4
-    del arrays, results
-
-
-def test_only_wanted_outputs_are_made(new_machine: Any, new_batch: Batches, on_gpu: Arrays) -> None:
+def test_only_requested_outputs_are_made(new_machine: MachineMaker) -> None:
     machine = new_machine(task="sentence-similarity")
     batch = new_batch(3, 20)
     runner = machine.runner()
-    results = runner.start_on_device(on_gpu(machine, batch, ByDlpack), ["sentence_embedding"])
+    results = runner.start_on_device(machine.on_gpu(batch), ["sentence_embedding"])
     assert {name: array.shape for name, array in results.items()} == {"sentence_embedding": (3, 4)}
     there = runner.start(batch, ["sentence_embedding"])()["sentence_embedding"]
     np.testing.assert_array_equal(results["sentence_embedding"].to_numpy(), there)
-    del results
 
 
-def read_there(machine: Any, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
-    """What a kernel of another library sees."""
+def read_there(machine: Machine, address: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> np.ndarray:
+    """What a kernel of another library reads."""
     size = 4 * (1 + sum((length - 1) * stride for length, stride in zip(shape, strides, strict=True)))
     raw = machine.device.bytes_at(address, size).copy().view(np.float32)
     return np.lib.stride_tricks.as_strided(raw, shape, tuple(4 * stride for stride in strides))
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_consumer_of_dlpack_sees_the_answers_on_its_stream(
-    seed: int, new_machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
+def test_a_consumer_of_dlpack_reads_the_answers_on_its_stream(seed: int, new_machine: MachineMaker) -> None:
     machine = new_machine(seed)
     batch = new_batch(3, 20)
-    array = machine.runner().start_on_device(on_gpu(machine, batch, ByDlpack), [HIDDEN])[HIDDEN]
+    array = machine.start_on_device(machine.runner(), batch)[HIDDEN]
     assert array.__dlpack_device__() == (CUDA, 0)
     stream = machine.device.new_stream()
     seen: list[np.ndarray] = []
@@ -129,29 +100,25 @@ def test_a_consumer_of_dlpack_sees_the_answers_on_its_stream(
         machine.device.later(
             stream, lambda: seen.append(read_there(machine, tensor.address, tensor.shape, tensor.strides))
         )
-        with current(machine.device):
+        with machine.device.as_current():
             machine.device.cuStreamSynchronize(stream)
             machine.device.cuStreamDestroy(stream)
     machine.check(batch, {HIDDEN: seen[0]})
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_a_consumer_of_the_array_interface_sees_the_answers_at_once(
-    seed: int, new_machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
+def test_a_consumer_of_the_array_interface_reads_the_answers_at_once(seed: int, new_machine: MachineMaker) -> None:
     machine = new_machine(seed)
     batch = new_batch(3, 20)
-    array = machine.runner().start_on_device(on_gpu(machine, batch, ByDlpack), [HIDDEN])[HIDDEN]
-    interface = array.__cuda_array_interface__
-    assert (interface["version"], interface["stream"], interface["typestr"]) == (3, None, "<f4")
-    strides = tuple(stride // 4 for stride in interface["strides"])
-    machine.check(batch, {HIDDEN: read_there(machine, interface["data"][0], interface["shape"], strides)})
+    array = machine.start_on_device(machine.runner(), batch)[HIDDEN]
+    described = array.__cuda_array_interface__
+    assert (described["version"], described["stream"], described["typestr"]) == (3, None, "<f4")
+    strides = tuple(stride // 4 for stride in described["strides"])
+    machine.check(batch, {HIDDEN: read_there(machine, described["data"][0], described["shape"], strides)})
 
 
-def test_streams_and_places_that_dlpack_does_not_have_are_refused(
-    machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
-    array = machine.runner().start_on_device(on_gpu(machine, new_batch(1, 9), ByDlpack), [HIDDEN])[HIDDEN]
+def test_invalid_streams_and_other_devices_are_refused_by_dlpack(machine: Machine) -> None:
+    array = machine.start_on_device(machine.runner(), new_batch(1, 9))[HIDDEN]
     for stream in (0, -2):
         with pytest.raises(InputError, match=f"stream is {stream}; DLPack has -1, 1, 2"):
             array.__dlpack__(stream=stream)
@@ -162,27 +129,25 @@ def test_streams_and_places_that_dlpack_does_not_have_are_refused(
         array.__dlpack__(**options)
 
 
-def test_an_array_outlives_its_session_and_its_memory_goes_with_it(
-    machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
+def test_an_array_outlives_its_session_and_its_memory_is_freed_with_it(machine: Machine) -> None:
     runner = machine.runner()
     batch = new_batch(2, 20)
-    array = runner.start_on_device(on_gpu(machine, batch, ByDlpack), [HIDDEN])[HIDDEN]
+    array = machine.start_on_device(runner, batch)[HIDDEN]
     capsule = array.__dlpack__(stream=1)
     runner.close()
-    machine.check(batch, {HIDDEN: array.to_numpy()})
+    machine.check(batch, {HIDDEN: array})
     del array
     blocks = machine.device.left()["device memory"]
     del capsule
     assert machine.device.left().get("device memory", 0) == blocks - 1
 
 
-def test_memory_that_is_let_go_while_a_graph_is_captured_is_freed_afterwards(
-    machine: Any, new_batch: Batches, on_gpu: Arrays, monkeypatch: pytest.MonkeyPatch
+def test_memory_released_during_a_capture_is_freed_afterwards(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner = machine.runner(graphs="on")
     machine.run(runner, new_batch(2, 20))
-    held = [runner.start_on_device(on_gpu(machine, new_batch(2, 60), ByDlpack), [HIDDEN])]
+    held = [machine.start_on_device(runner, new_batch(2, 60))]
     end_capture = machine.device.cuStreamEndCapture
 
     def collect_first(stream: int) -> Any:
@@ -192,29 +157,16 @@ def test_memory_that_is_let_go_while_a_graph_is_captured_is_freed_afterwards(
     monkeypatch.setattr(machine.device, "cuStreamEndCapture", collect_first)
     machine.run(runner, new_batch(2, 20))
     assert held == []
-    assert not runner._batches._policy.off
+    assert runner._machine._graphs, "the capture succeeded"
     machine.run(runner, new_batch(2, 20))
 
 
-class Strided(ByDlpack):
-    def __dlpack__(self, *, stream: int) -> Any:
-        shape = (self.values.shape[0], self.values.shape[1] // 2)
-        tensor = DlTensor(
-            address=self.address,
-            shape=shape,
-            strides=(self.values.shape[1], 2),
-            dtype=self.values.dtype,
-            device=self.place,
-        )
-        return capsule_of(tensor, self)
-
-
 class Fleeting:
-    """An array whose memory goes with the consumer's last reference to it."""
+    """An array whose memory is freed with the consumer's last reference to it."""
 
-    def __init__(self, machine: Any, values: np.ndarray) -> None:
-        self.array: ByDlpack | None = ByDlpack(machine, values)
-        weakref.finalize(self.array, machine.device.forget, self.array.address)
+    def __init__(self, device: SimulatedDevice, values: np.ndarray) -> None:
+        self.array: ByDlpack | None = ByDlpack(device, values)
+        weakref.finalize(self.array, device.forget, self.array.address)
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return ByDlpack.place
@@ -222,17 +174,17 @@ class Fleeting:
     def __dlpack__(self, *, stream: int) -> Any:
         array, self.array = self.array, None
         assert array is not None
-        array._write()
+        array.write()
         return array.__dlpack__(stream=stream)
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_inputs_are_not_let_go_while_they_are_copied_though_the_batch_fails(
-    seed: int, new_machine: Any, new_batch: Batches
+def test_inputs_are_not_released_during_their_copy_even_if_the_batch_fails(
+    seed: int, new_machine: MachineMaker
 ) -> None:
     machine = new_machine(seed, eagerness=0)
     runner = machine.runner()
-    arrays = {name: Fleeting(machine, values) for name, values in new_batch(2, 20).items()}
+    arrays = {name: Fleeting(machine.device, values) for name, values in new_batch(2, 20).items()}
     streams = [array.array.stream for array in arrays.values() if array.array]
     for stream in streams:
         machine.device._objects[int(stream)].queue.clear()
@@ -241,7 +193,7 @@ def test_inputs_are_not_let_go_while_they_are_copied_though_the_batch_fails(
         runner.start_on_device(arrays, [HIDDEN])
     machine.device.failing.clear()
     del raised
-    with current(machine.device):
+    with machine.device.as_current():
         for stream in streams:
             machine.device.cuStreamDestroy(stream)
 
@@ -254,6 +206,12 @@ class OnOtherGpu(ByDlpack):
     place = (CUDA, 1)
 
 
+class Strided(ByDlpack):
+    def described(self) -> DlTensor:
+        rows, tokens = self.values.shape
+        return dataclasses.replace(super().described(), shape=(rows, tokens // 2), strides=(tokens, 2))
+
+
 @pytest.mark.parametrize(
     ("kind", "dtype", "message"),
     [
@@ -264,80 +222,65 @@ class OnOtherGpu(ByDlpack):
         (ByInterface, np.uint8, "input_ids is of type uint8; on the GPU it must be int64 or int32"),
     ],
 )
-def test_an_array_that_does_not_fit_is_refused_by_name(
-    kind: type, dtype: type, message: str, machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
+def test_an_array_that_does_not_fit_is_refused_by_name(kind: type, dtype: type, message: str, machine: Machine) -> None:
     runner = machine.runner()
-    arrays = on_gpu(machine, new_batch(2, 20), kind, dtype)
-    with pytest.raises(InputError, match=message):
-        runner.start_on_device(arrays, [HIDDEN])
     batch = new_batch(2, 20)
-    good = runner.start_on_device(on_gpu(machine, batch, ByDlpack), [HIDDEN])
-    machine.check(batch, {HIDDEN: good[HIDDEN].to_numpy()})
-    del good
+    with pytest.raises(InputError, match=message):
+        machine.start_on_device(runner, batch, kind, dtype)
+    machine.check(batch, machine.start_on_device(runner, batch))
 
 
-def test_inputs_that_are_missing_no_arrays_or_of_different_shapes_are_refused(
-    machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
+def test_inputs_that_are_missing_not_arrays_or_of_different_shapes_are_refused(machine: Machine) -> None:
     runner = machine.runner()
-    arrays = on_gpu(machine, new_batch(2, 20), ByDlpack)
-    with pytest.raises(InputError, match=r"There are the inputs \['input_ids'\]; this engine wants all of input_ids, "):
-        runner.start_on_device({"input_ids": arrays["input_ids"]}, [HIDDEN])
-    with pytest.raises(InputError, match="attention_mask is a list; it must be an array on the GPU"):
-        runner.start_on_device({**arrays, "attention_mask": [[1]]}, [HIDDEN])
-    with pytest.raises(InputError, match="attention_mask is not in the memory of a GPU"):
-        runner.start_on_device({**arrays, "attention_mask": np.ones((2, 20), np.int64)}, [HIDDEN])
-    shorter = on_gpu(machine, new_batch(2, 19), ByDlpack)
-    with pytest.raises(InputError, match=r"shapes .*\(2, 20\).*\(2, 19\).*; they must be equal"):
-        runner.start_on_device({**arrays, "attention_mask": shorter["attention_mask"]}, [HIDDEN])
-    with pytest.raises(InputError, match="201 tokens; this engine accepts 1 to 200"):
-        runner.start_on_device(on_gpu(machine, new_batch(1, 201), ByDlpack), [HIDDEN])
-    flat = {name: ByInterface(machine, np.ones(5, np.int64)) for name in arrays}
-    with pytest.raises(InputError, match=r"input_ids has shape \[5\]; it must be \[batch, tokens\]"):
-        runner.start_on_device(flat, [HIDDEN])
-    with current(machine.device):
-        machine.device.cuCtxSynchronize()
-        for array in flat.values():
-            array.free()
+    arrays, shorter = machine.on_gpu(new_batch(2, 20)), machine.on_gpu(new_batch(2, 19))
+    flat = machine.on_gpu({name: np.ones(5, np.int64) for name in arrays}, ByInterface)
+    for given, message in (
+        ({"input_ids": arrays["input_ids"]}, r"The inputs are \['input_ids'\]; this engine needs all of input_ids, "),
+        ({**arrays, "attention_mask": [[1]]}, "attention_mask is a list; it must be an array on the GPU"),
+        ({**arrays, "attention_mask": np.ones((2, 20), int)}, "attention_mask is not in the memory of a GPU"),
+        (
+            {**arrays, "attention_mask": shorter["attention_mask"]},
+            r"shapes .*\(2, 20\).*\(2, 19\).*; they must be equal",
+        ),
+        (machine.on_gpu(new_batch(1, 201)), "201 tokens; this engine accepts 1 to 200"),
+        (flat, r"input_ids has shape \[5\]; it must be \[batch, tokens\]"),
+    ):
+        with pytest.raises(InputError, match=message):
+            runner.start_on_device(given, [HIDDEN])
 
 
-@pytest.mark.parametrize("number", range(4))
-def test_memory_too_short_for_results_is_told_and_nothing_is_lost(
-    number: int, machine: Any, new_batch: Batches, on_gpu: Arrays
-) -> None:
+@pytest.mark.parametrize("free_bytes", [1_000, 30_000, 60_000, 75_000])
+def test_results_that_do_not_fit_in_memory_are_an_error_and_nothing_is_lost(free_bytes: int, machine: Machine) -> None:
     runner = machine.runner()
     batch = new_batch(4, 200)
-    arrays = on_gpu(machine, batch, ByDlpack)
-    machine.device.free_bytes = (1_000, 30_000, 60_000, 75_000)[number]
+    arrays = machine.on_gpu(batch)
+    machine.device.free_bytes = free_bytes
     with pytest.raises(OutOfMemoryError):
         runner.start_on_device(arrays, [HIDDEN])
     machine.device.free_bytes = None
-    results = runner.start_on_device(arrays, [HIDDEN])
-    machine.check(batch, {HIDDEN: results[HIDDEN].to_numpy()})
-    del results
+    machine.check(batch, runner.start_on_device(arrays, [HIDDEN]))
 
 
-def test_a_refusal_on_the_way_is_told_and_the_next_batch_runs(machine: Any, new_batch: Batches, on_gpu: Arrays) -> None:
+def test_after_a_failed_call_of_the_driver_the_next_batch_runs(machine: Machine) -> None:
     runner = machine.runner()
     batch = new_batch(2, 20)
     for call in ("cuMemcpy2DAsync", "cuMemsetD8Async", "cuEventCreate"):
         machine.device.failing[call] = Code.INVALID_VALUE
-        arrays = on_gpu(machine, batch, ByDlpack if call != "cuEventCreate" else ByInterface)
+        arrays = machine.on_gpu(batch, ByDlpack if call != "cuEventCreate" else ByInterface)
         with pytest.raises(BackendError, match=f"CUDA error 1 at {call}"):
             runner.start_on_device(arrays, [HIDDEN])
         machine.device.failing.clear()
     machine.run(runner, batch)
 
 
-def test_a_session_runs_arrays_on_the_gpu(machine: Any, new_batch: Batches, on_gpu: Arrays) -> None:
-    session = Session(machine.bundle, machine.runner())
+def test_a_session_runs_arrays_on_the_gpu(machine: Machine) -> None:
+    session = machine.session()
     batch = new_batch(3, 40)
-    results = session.run_on_device(outputs=[HIDDEN], **on_gpu(machine, batch, ByDlpack))
+    results = session.run_on_device(outputs=[HIDDEN], **machine.on_gpu(batch))
     assert list(results) == [HIDDEN]
-    machine.check(batch, {HIDDEN: results[HIDDEN].to_numpy()})
+    machine.check(batch, results)
     with pytest.raises(InputError, match=r"No output 'logits'"):
-        session.run_on_device(outputs=["logits"], **on_gpu(machine, batch, ByDlpack))
+        session.run_on_device(outputs=["logits"], **machine.on_gpu(batch))
     session.close()
     with pytest.raises(BackendError, match="The session is closed"):
-        session.run_on_device(**on_gpu(machine, batch, ByDlpack))
+        session.run_on_device(**machine.on_gpu(batch))

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
@@ -29,7 +27,7 @@ PROFILES = (
     ProfileShape(batch=(1, 1, 4), tokens=(1, 1024, 1024)),
 )
 COSINE = 0.999
-"""What a build promises of float16 (`hdexport.verify.comparison`)."""
+"""A build's promise for float16 (`hdexport.verify.comparison`)."""
 
 
 @pytest.fixture(scope="module", params=["tensorrt", "tensorrt_rtx"])
@@ -49,7 +47,7 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
     from support.tiny_models import save_tiny_model
 
     folder = tmp_path_factory.mktemp(flavour.value)
-    # Fused attention starts at 32 numbers a head.
+    # Fused attention needs a head_dim of at least 32.
     save_tiny_model(
         folder / "model", "bert", Task.FEATURE_EXTRACTION, hidden_size=64, num_attention_heads=2, intermediate_size=96
     )
@@ -70,86 +68,98 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
     return built
 
 
+Case = tuple[dict[str, np.ndarray], np.ndarray]
+CaseMaker = Callable[..., Case]
+RunnerMaker = Callable[[str | None], TensorRtRunner]
+
+
 @pytest.fixture(scope="module")
-def on_cpu(bundle: Bundle) -> OnnxRuntimeRunner:
-    return OnnxRuntimeRunner(bundle)
+def case(bundle: Bundle) -> CaseMaker:
+    """Make a batch: (rows, tokens, seed=0) -> its inputs, and the CPU's answer."""
+    runner, accepted = OnnxRuntimeRunner(bundle), [spec.name for spec in bundle.manifest.inputs]
+
+    def make(rows: int, tokens: int, seed: int = 0) -> Case:
+        generator = np.random.default_rng(1000 * rows + tokens + seed)
+        lengths = generator.integers(1, tokens + 1, (rows, 1))
+        lengths[0] = tokens
+        mask = (np.arange(tokens) < lengths).astype(np.int64)
+        ids = np.where(mask == 1, generator.integers(5, VOCABULARY, (rows, tokens)), 1)
+        given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        inputs = {name: given[name] for name in accepted}
+        return inputs, runner.start(inputs, [HIDDEN])()[HIDDEN]
+
+    return make
 
 
-def options_of(flavour: Backend, graphs: str) -> dict[str, Any]:
-    eager = flavour is Backend.TENSORRT_RTX and graphs == "on"
-    return {"graphs": graphs, "kernel_specialization": "eager" if eager else None}
+@pytest.fixture
+def new_runner(bundle: Bundle, flavour: Backend) -> Iterator[RunnerMaker]:
+    """Make a runner: (graphs="on" | "off", or None for the defaults)."""
+    opened: list[TensorRtRunner] = []
+
+    def make(graphs: str | None) -> TensorRtRunner:
+        eager = flavour is Backend.TENSORRT_RTX and graphs == "on"
+        options = {"graphs": graphs, "kernel_specialization": "eager" if eager else None} if graphs else {}
+        opened.append(TensorRtRunner(bundle, bundle.manifest.engines[0], **options))
+        return opened[-1]
+
+    yield make
+    for runner in opened:
+        runner.close()
 
 
 @pytest.fixture(params=["off", "on"])
-def on_gpu(request: pytest.FixtureRequest, bundle: Bundle, flavour: Backend) -> Iterator[TensorRtRunner]:
-    runner = TensorRtRunner(bundle, bundle.manifest.engines[0], **options_of(flavour, request.param))
-    yield runner
-    runner.close()
+def on_gpu(request: pytest.FixtureRequest, new_runner: RunnerMaker) -> TensorRtRunner:
+    return new_runner(request.param)
 
 
-def batch(rows: int, tokens: int, seed: int = 0) -> dict[str, np.ndarray]:
-    generator = np.random.default_rng(1000 * rows + tokens + seed)
-    lengths = generator.integers(1, tokens + 1, (rows, 1))
-    lengths[0] = tokens
-    mask = (np.arange(tokens) < lengths).astype(np.int64)
-    ids = np.where(mask == 1, generator.integers(5, VOCABULARY, (rows, tokens)), 1)
-    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+def check(runner: TensorRtRunner, inputs: dict[str, np.ndarray], expected: np.ndarray) -> None:
+    """Run a batch and compare its results with the CPU's."""
+    check_results(runner.start(inputs, [HIDDEN])()[HIDDEN], inputs, expected)
 
 
-def inputs_of(runner: OnnxRuntimeRunner, bundle: Bundle, rows: int, tokens: int, seed: int = 0) -> Any:
-    accepted = {spec.name for spec in bundle.manifest.inputs}
-    inputs = {name: values for name, values in batch(rows, tokens, seed).items() if name in accepted}
-    return inputs, runner.start(inputs, [HIDDEN])()[HIDDEN]
-
-
-def check(actual: np.ndarray, expected: np.ndarray, mask: np.ndarray) -> None:
+def check_results(actual: np.ndarray, inputs: dict[str, np.ndarray], expected: np.ndarray) -> None:
+    mask = inputs["attention_mask"]
     assert (actual[mask == 0] == 0).all()
     assert_same_directions(actual[mask == 1], expected[mask == 1], cosine=COSINE)
 
 
 @pytest.mark.parametrize("rows", [1, 3, 4])
-def test_every_length_is_as_on_the_cpu(
-    rows: int, bundle: Bundle, on_cpu: OnnxRuntimeRunner, on_gpu: TensorRtRunner
-) -> None:
-    # From the second run of a shape on there are graphs, where there are any.
-    lengths = (1, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1023, 1024)
-    for tokens, seed in [(tokens, seed) for tokens in lengths for seed in range(3)]:
-        inputs, expected = inputs_of(on_cpu, bundle, rows, tokens, seed)
-        check(on_gpu.start(inputs, [HIDDEN])()[HIDDEN], expected, inputs["attention_mask"])
+def test_every_length_is_as_on_the_cpu(rows: int, case: CaseMaker, on_gpu: TensorRtRunner) -> None:
+    # Graphs, if they are on, begin with the second run of a shape.
+    for tokens in (1, 16, 17, 63, 64, 65, 127, 128, 129, 500, 1023, 1024):
+        for seed in range(3):
+            check(on_gpu, *case(rows, tokens, seed))
 
 
-def test_two_in_flight_do_not_touch_each_other(
-    bundle: Bundle, on_cpu: OnnxRuntimeRunner, on_gpu: TensorRtRunner
-) -> None:
-    cases = [inputs_of(on_cpu, bundle, 1 + seed % 4, (30, 128, 700)[seed % 3], seed) for seed in range(24)]
-    for first, second in zip(cases[::2], cases[1::2], strict=True):
-        started = [on_gpu.start(inputs, [HIDDEN]) for inputs, _ in (first, second)]
-        for (inputs, expected), results in zip((first, second), started, strict=True):
-            check(results()[HIDDEN], expected, inputs["attention_mask"])
+def test_two_in_flight_do_not_touch_each_other(case: CaseMaker, on_gpu: TensorRtRunner) -> None:
+    cases = [case(1 + seed % 4, (30, 128, 700)[seed % 3], seed) for seed in range(24)]
+    for pair in zip(cases[::2], cases[1::2], strict=True):
+        started = [on_gpu.start(inputs, [HIDDEN]) for inputs, _ in pair]
+        for (inputs, expected), results in zip(pair, started, strict=True):
+            check_results(results()[HIDDEN], inputs, expected)
 
 
 def test_graphs_are_used_and_none_differs(
-    bundle: Bundle, flavour: Backend, on_cpu: OnnxRuntimeRunner, caplog: pytest.LogCaptureFixture
+    case: CaseMaker, new_runner: RunnerMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO):
-        runner = TensorRtRunner(bundle, bundle.manifest.engines[0], **options_of(flavour, "on"))
+        runner = new_runner("on")
         for seed in range(5):
-            inputs, expected = inputs_of(on_cpu, bundle, 1, 64, seed)
-            check(runner.start(inputs, [HIDDEN])()[HIDDEN], expected, inputs["attention_mask"])
+            check(runner, *case(1, 64, seed))
         assert runner._machine is not None
         used = len(runner._machine._graphs)
         runner.close()
     assert (used, "CUDA graphs are off" in caplog.text) == (1, False), caplog.text
 
 
-def test_arrays_of_pytorch_go_in_and_out(bundle: Bundle, on_cpu: OnnxRuntimeRunner, on_gpu: TensorRtRunner) -> None:
+def test_arrays_of_pytorch_go_in_and_out(case: CaseMaker, on_gpu: TensorRtRunner) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed: pip install 'hdexport[export]'")
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
     for seed, dtype in enumerate([torch.int64, torch.int32, torch.int64]):
-        inputs, expected = inputs_of(on_cpu, bundle, 3, 200, seed)
+        inputs, expected = case(3, 200, seed)
         with torch.cuda.stream(torch.cuda.Stream()):
-            # Work in front of the inputs, so that whoever does not wait reads what is not there yet.
+            # Work before the inputs, so that a reader that does not wait gets old values.
             busy = torch.randn(4096, 4096, device="cuda")
             for _ in range(20):
                 busy = busy @ busy / 64
@@ -158,57 +168,51 @@ def test_arrays_of_pytorch_go_in_and_out(bundle: Bundle, on_cpu: OnnxRuntimeRunn
                 for name, values in inputs.items()
             }
             result = torch.from_dlpack(on_gpu.start_on_device(tensors, [HIDDEN])[HIDDEN])
-            # And work that overwrites memory behind them.
+            # Work after them that overwrites their memory.
             del tensors
             torch.full((3, 200), VOCABULARY - 1, device="cuda", dtype=dtype)
-            check(result.cpu().numpy(), expected, inputs["attention_mask"])
+            check_results(result.cpu().numpy(), inputs, expected)
 
 
-def test_a_lack_of_memory_is_told_and_the_next_batch_runs(
-    bundle: Bundle, on_cpu: OnnxRuntimeRunner, flavour: Backend
-) -> None:
+def test_a_lack_of_memory_is_an_error_and_the_next_batch_runs(case: CaseMaker, new_runner: RunnerMaker) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, which takes the memory away, is not installed")
-    runner = TensorRtRunner(bundle, bundle.manifest.engines[0], graphs="off")
-    inputs, expected = inputs_of(on_cpu, bundle, 1, 16)
-    check(runner.start(inputs, [HIDDEN])()[HIDDEN], expected, inputs["attention_mask"])
+    runner = new_runner("off")
+    check(runner, *case(1, 16))
     free, _ = torch.cuda.mem_get_info()
-    # A batch of 4 x 1024 tokens takes more than is left.
+    # A batch of 4 x 1024 tokens needs more than the rest.
     hoard = [torch.empty(free - (2 << 20), dtype=torch.uint8, device="cuda")]
-    large, expected_large = inputs_of(on_cpu, bundle, 4, 1024)
+    large = case(4, 1024)
     try:
         with pytest.raises(OutOfMemoryError, match="memory"):
-            runner.start(large, [HIDDEN])()
+            runner.start(large[0], [HIDDEN])()
     finally:
         hoard.clear()
         torch.cuda.empty_cache()
-    check(runner.start(large, [HIDDEN])()[HIDDEN], expected_large, large["attention_mask"])
-    runner.close()
+    check(runner, *large)
 
 
-def test_what_is_closed_gives_its_memory_back(bundle: Bundle, flavour: Backend, on_cpu: OnnxRuntimeRunner) -> None:
+def test_closing_frees_all_memory(case: CaseMaker, new_runner: RunnerMaker) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch, which measures memory, is not installed")
-    inputs, _ = inputs_of(on_cpu, bundle, 4, 1024)
+    inputs, _ = case(4, 1024)
     free = []
     for _ in range(4):
-        runner = TensorRtRunner(bundle, bundle.manifest.engines[0], **options_of(flavour, "on"))
+        runner = new_runner("on")
         for _ in range(3):
             runner.start(inputs, [HIDDEN])()
         runner.close()
         free.append(torch.cuda.mem_get_info()[0])
-    # The first may leave what a process needs once.
+    # The first may leave memory that a process needs once.
     assert max(free[1:]) - min(free[1:]) < 16 << 20, free
 
 
-def test_the_runtime_cache_of_tensorrt_rtx_is_written_and_taken(
-    bundle: Bundle, flavour: Backend, on_cpu: OnnxRuntimeRunner, caplog: pytest.LogCaptureFixture
+def test_the_runtime_cache_of_tensorrt_rtx_is_written_and_read(
+    bundle: Bundle, flavour: Backend, case: CaseMaker, new_runner: RunnerMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     if flavour is not Backend.TENSORRT_RTX:
         pytest.skip("only TensorRT-RTX has a runtime cache")
-    inputs, expected = inputs_of(on_cpu, bundle, 2, 100)
     for _ in range(2):
-        runner = TensorRtRunner(bundle, bundle.manifest.engines[0])
-        check(runner.start(inputs, [HIDDEN])()[HIDDEN], expected, inputs["attention_mask"])
+        runner = new_runner(None)
+        check(runner, *case(2, 100))
         runner.close()
-        files: list[Path] = list((bundle.path / "engines").glob("*.runtime_cache"))
-        assert len(files) == 1
+        assert len(list((bundle.path / "engines").glob("*.runtime_cache"))) == 1
     assert "runtime cache" not in caplog.text

@@ -1,31 +1,28 @@
-"""CUDA graphs: captured, checked, replayed, and given up where they would be wrong."""
+"""CUDA graphs: captured, checked, replayed, and switched off if they would be wrong."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from fakes.simulated_device import Code
-from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy, LruCache, same_answers
+from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy, same_answers
 from hdruntime.errors import InputError
 
-HIDDEN = "last_hidden_state"
 ENQUEUE_BOUND_MS = 0.0
 GPU_BOUND_MS = 1e6
 
-Batches = Callable[..., dict[str, np.ndarray]]
 
-
-def launches(machine: Any) -> int:
+def launches(machine: Machine) -> int:
     return machine.device.calls.count("cuGraphLaunch")
 
 
-def run_times(machine: Any, runner: Any, new_batch: Batches, times: int, tokens: int = 20) -> list[int]:
-    """Launches of graphs that each of some batches of one shape took."""
+def run_times(machine: Machine, runner: Any, times: int, tokens: int = 20) -> list[int]:
+    """Launches of graphs for each of several batches of one shape."""
     taken = []
     for seed in range(times):
         before = launches(machine)
@@ -34,116 +31,108 @@ def run_times(machine: Any, runner: Any, new_batch: Batches, times: int, tokens:
     return taken
 
 
-def test_an_enqueue_bound_shape_is_captured_at_its_third_batch(machine: Any, new_batch: Batches) -> None:
-    machine.device.elapsed_ms = ENQUEUE_BOUND_MS
-    # The third is checked by a replay, and then replayed for its results.
-    assert run_times(machine, machine.runner(), new_batch, 5) == [0, 0, 2, 1, 1]
-
-
-def test_a_shape_that_keeps_the_gpu_busy_is_not_captured(machine: Any, new_batch: Batches) -> None:
-    machine.device.elapsed_ms = GPU_BOUND_MS
-    assert run_times(machine, machine.runner(), new_batch, 5) == [0] * 5
-
-
-def test_on_captures_every_shape_at_its_second_batch_and_off_none(machine: Any, new_batch: Batches) -> None:
-    machine.device.elapsed_ms = GPU_BOUND_MS
-    assert run_times(machine, machine.runner(graphs="on"), new_batch, 4) == [0, 2, 1, 1]
-    machine.device.elapsed_ms = ENQUEUE_BOUND_MS
-    assert run_times(machine, machine.runner(graphs="off"), new_batch, 4) == [0] * 4
+@pytest.mark.parametrize(
+    ("graphs", "gpu_ms", "expected"),
+    [
+        # The captured batch is checked by a replay, and then replayed for its results.
+        ("auto", ENQUEUE_BOUND_MS, [0, 0, 2, 1, 1]),
+        ("auto", GPU_BOUND_MS, [0, 0, 0, 0, 0]),
+        ("on", GPU_BOUND_MS, [0, 2, 1, 1, 1]),
+        ("off", ENQUEUE_BOUND_MS, [0, 0, 0, 0, 0]),
+    ],
+)
+def test_shapes_are_captured_by_mode_and_time(graphs: str, gpu_ms: float, expected: list, machine: Machine) -> None:
+    machine.device.elapsed_ms = gpu_ms
+    assert run_times(machine, machine.runner(graphs=graphs), 5) == expected
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_graphs_give_every_batch_its_own_results(seed: int, new_machine: Any, new_batch: Batches) -> None:
+def test_graphs_give_every_batch_its_own_results(seed: int, new_machine: MachineMaker) -> None:
     machine = new_machine(seed)
     runner = machine.runner(graphs="on", most_graphs=3)
-    started: list[tuple[Any, Any]] = []
     lengths = np.random.default_rng(seed).choice([1, 20, 33, 60, 100, 200], 40)
-    for number, tokens in enumerate(lengths):
-        batch = new_batch(1 + number % 2, int(tokens), ("right", "left", "holes")[number % 3], seed=number)
-        started.append((batch, runner.start(batch, [HIDDEN])))
-        if len(started) == 2:
-            inputs, results = started.pop(0)
-            machine.check(inputs, results())
-    machine.check(started[0][0], started[0][1]())
+    kinds = ("right", "left", "holes")
+    batches = (new_batch(1 + n % 2, int(tokens), kinds[n % 3], seed=n) for n, tokens in enumerate(lengths))
+    machine.in_flight(runner, batches)
     assert launches(machine) > 0
 
 
-def test_graphs_are_few_and_the_one_used_longest_ago_goes(machine: Any, new_batch: Batches) -> None:
+def test_the_least_recently_used_graph_is_dropped(machine: Machine) -> None:
     runner = machine.runner(graphs="on", most_graphs=2)
-    run_times(machine, runner, new_batch, 1, tokens=200)  # the scratch memory stays where it is from here on
+    run_times(machine, runner, 1, tokens=200)  # the scratch memory stays where it is from here on
     for tokens in (10, 20, 60):
-        run_times(machine, runner, new_batch, 2, tokens=tokens)
+        run_times(machine, runner, 2, tokens=tokens)
     # Two contexts of profiles, two of graphs.
-    assert machine.trt.contexts == 4
-    assert run_times(machine, runner, new_batch, 1, tokens=20) == [1]
-    assert run_times(machine, runner, new_batch, 1, tokens=60) == [1]
-    assert run_times(machine, runner, new_batch, 1, tokens=10) == [2]
-    assert run_times(machine, runner, new_batch, 1, tokens=60) == [1]
-    assert run_times(machine, runner, new_batch, 1, tokens=20) == [2]
+    assert len(machine.trt.living) == 4
+    assert run_times(machine, runner, 1, tokens=20) == [1]
+    assert run_times(machine, runner, 1, tokens=60) == [1]
+    assert run_times(machine, runner, 1, tokens=10) == [2]
+    assert run_times(machine, runner, 1, tokens=60) == [1]
+    assert run_times(machine, runner, 1, tokens=20) == [2]
 
 
-def test_a_graph_outlives_other_shapes_but_not_the_scratch_memory(machine: Any, new_batch: Batches) -> None:
+def test_a_graph_outlives_other_shapes_but_not_the_scratch_memory(machine: Machine) -> None:
     runner = machine.runner(graphs="on")
-    run_times(machine, runner, new_batch, 2, tokens=10)
+    run_times(machine, runner, 2, tokens=10)
     machine.run(runner, new_batch(1, 30))
-    assert run_times(machine, runner, new_batch, 1, tokens=10) == [1]
+    assert run_times(machine, runner, 1, tokens=10) == [1]
     frees = machine.device.calls.count("cuMemFree")
     machine.run(runner, new_batch(8, 32))  # 16 KiB of scratch: still in the first block
-    assert run_times(machine, runner, new_batch, 1, tokens=10) == [1]
+    assert run_times(machine, runner, 1, tokens=10) == [1]
     machine.trt.scratch_bytes = 4096
     machine.run(runner, new_batch(4, 200))
     assert machine.device.calls.count("cuMemFree") > frees
-    assert run_times(machine, runner, new_batch, 3, tokens=10) == [2, 1, 1]
+    assert run_times(machine, runner, 3, tokens=10) == [2, 1, 1]
 
 
 def test_a_replay_that_differs_switches_graphs_off_with_a_warning(
-    machine: Any, new_batch: Batches, caplog: pytest.LogCaptureFixture
+    machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = machine.runner(graphs="on")
-    assert run_times(machine, runner, new_batch, 3, tokens=200) == [0, 2, 1]
+    assert run_times(machine, runner, 3, tokens=200) == [0, 2, 1]
     machine.run(runner, new_batch(2, 20))
     machine.device.wrong_replays = True
     machine.run(runner, new_batch(2, 20, seed=1))
     assert "CUDA graphs are off from here on: for Choice" in caplog.text
     assert "the output last_hidden_state of a graph differs from a run without one" in caplog.text
     machine.device.wrong_replays = False
-    assert run_times(machine, runner, new_batch, 3) == [0] * 3
-    assert run_times(machine, runner, new_batch, 3, tokens=60) == [0] * 3
-    assert run_times(machine, runner, new_batch, 1, tokens=200) == [0], "one of before, too"
+    assert run_times(machine, runner, 3) == [0] * 3
+    assert run_times(machine, runner, 3, tokens=60) == [0] * 3
+    assert run_times(machine, runner, 1, tokens=200) == [0], "earlier graphs are off, too"
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
 
 
 @pytest.mark.parametrize("call", ["cuStreamBeginCapture", "cuGraphInstantiate", "enqueue"])
 def test_a_capture_that_fails_switches_graphs_off_and_leaves_the_stream_usable(
-    call: str, machine: Any, new_batch: Batches, caplog: pytest.LogCaptureFixture
+    call: str, machine: Machine, caplog: pytest.LogCaptureFixture
 ) -> None:
     runner = machine.runner(graphs="on")
     in_flight = new_batch(2, 60)
     results = runner.start(in_flight, [HIDDEN])
     machine.run(runner, new_batch(2, 20))
     if call == "enqueue":
-        machine.trt.trouble.capture = True
+        machine.trt.trouble["capture"] = "operation not permitted"
     else:
         machine.device.failing[call] = Code.STREAM_CAPTURE_UNSUPPORTED
     machine.run(runner, new_batch(2, 20, seed=1))
     machine.device.failing.clear()
     assert "CUDA graphs are off from here on: a batch cannot be captured" in caplog.text
     machine.check(in_flight, results())
-    assert run_times(machine, runner, new_batch, 3) == [0] * 3
+    assert run_times(machine, runner, 3) == [0] * 3
 
 
-def test_a_graph_is_not_let_go_while_it_runs(new_machine: Any, new_batch: Batches) -> None:
+def test_a_graph_is_not_freed_while_it_runs(new_machine: MachineMaker) -> None:
     machine = new_machine(eagerness=0)
     runner = machine.runner(graphs="on")
-    run_times(machine, runner, new_batch, 2)
+    run_times(machine, runner, 2)
     batch = new_batch(2, 20, seed=9)
     results = runner.start(batch, [HIDDEN])
     with runner._device.current():
-        runner._machine._graphs.clear()
+        runner._machine._drop_graphs()
     machine.check(batch, results())
 
 
-def test_memory_too_short_for_a_graph_leaves_the_shape_without_one(machine: Any, new_batch: Batches) -> None:
+def test_memory_too_short_for_a_graph_leaves_the_shape_without_one(machine: Machine) -> None:
     runner = machine.runner(graphs="on")
     machine.run(runner, new_batch(2, 20))
     machine.run(runner, new_batch(2, 20))
@@ -151,121 +140,78 @@ def test_memory_too_short_for_a_graph_leaves_the_shape_without_one(machine: Any,
         machine.run(runner, new_batch(2, tokens))
     machine.run(runner, new_batch(2, 200))
     machine.device.free_bytes = 0
-    assert run_times(machine, runner, new_batch, 3, tokens=60) == [0] * 3
+    assert run_times(machine, runner, 3, tokens=60) == [0] * 3
     machine.device.free_bytes = None
-    assert run_times(machine, runner, new_batch, 2, tokens=60) == [0, 0]
-    assert run_times(machine, runner, new_batch, 1, tokens=20)[0] >= 1
+    assert run_times(machine, runner, 2, tokens=60) == [0, 0]
+    assert run_times(machine, runner, 1, tokens=20)[0] >= 1
 
 
 @pytest.mark.parametrize("specialization", ["eager", "none"])
-def test_tensorrt_rtx_gets_graphs_where_kernels_stay(specialization: str, new_machine: Any, new_batch: Batches) -> None:
+def test_tensorrt_rtx_uses_graphs_if_kernels_stay(specialization: str, new_machine: MachineMaker) -> None:
     machine = new_machine(flavour="tensorrt_rtx")
     runner = machine.runner(graphs="on", kernel_specialization=specialization)
-    assert run_times(machine, runner, new_batch, 3) == [0, 2, 1]
+    assert run_times(machine, runner, 3) == [0, 2, 1]
 
 
-def test_tensorrt_rtx_gets_none_where_kernels_are_replaced(
-    new_machine: Any, new_batch: Batches, caplog: pytest.LogCaptureFixture
+def test_tensorrt_rtx_uses_no_graphs_if_kernels_are_replaced(
+    new_machine: MachineMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = new_machine(flavour="tensorrt_rtx")
     machine.device.elapsed_ms = ENQUEUE_BOUND_MS
     with caplog.at_level(logging.INFO):
-        assert run_times(machine, machine.runner(), new_batch, 4) == [0] * 4
+        assert run_times(machine, machine.runner(), 4) == [0] * 4
     assert "no CUDA graphs: TensorRT-RTX specialises kernels lazily" in caplog.text
     with pytest.raises(InputError, match="graphs='on' needs kernel_specialization='eager' or 'none'"):
         machine.runner(graphs="on")
 
 
 def test_an_engine_of_tensorrt_rtx_that_cannot_be_captured_is_not(
-    new_machine: Any, new_batch: Batches, caplog: pytest.LogCaptureFixture
+    new_machine: MachineMaker, caplog: pytest.LogCaptureFixture
 ) -> None:
     machine = new_machine(flavour="tensorrt_rtx")
-    machine.trt.trouble.uncapturable = True
+    machine.trt.trouble["uncapturable"] = "yes"
     runner = machine.runner(graphs="on", kernel_specialization="eager")
-    assert run_times(machine, runner, new_batch, 4) == [0] * 4
+    assert run_times(machine, runner, 4) == [0] * 4
     assert "TensorRT-RTX cannot be captured with this engine" in caplog.text
     assert "cuStreamBeginCapture" not in machine.device.calls
 
 
-class TestPolicy:
-    def test_the_second_run_decides(self) -> None:
-        policy = GraphPolicy(GraphMode.AUTO)
-        for shape, times in {"bound": [(9, 99), (1.0, 1.4)], "busy": [(9, 9), (1.0, 1.6)]}.items():
+def test_the_second_run_decides_on_a_graph() -> None:
+    policy = GraphPolicy(GraphMode.AUTO)
+    for shape, times in {"bound": [(9, 99), (1.0, 1.4)], "busy": [(9, 9), (1.0, 1.6)]}.items():
+        assert not policy.wants(shape)
+        for enqueue_ms, gpu_ms in times:
             assert not policy.wants(shape)
-            for enqueue_ms, gpu_ms in times:
-                assert not policy.wants(shape)
-                policy.ran(shape, enqueue_ms=enqueue_ms, gpu_ms=gpu_ms)
-        assert policy.wants("bound")
-        assert not policy.wants("busy")
-        policy.ran("busy", enqueue_ms=9, gpu_ms=9)
-        assert not policy.wants("busy")
-
-    def test_on_asks_for_nothing_but_a_first_run(self) -> None:
-        policy = GraphPolicy(GraphMode.ON)
-        assert not policy.wants("shape")
-        for _ in range(3):
-            policy.ran("shape", enqueue_ms=1, gpu_ms=100)
-            assert policy.wants("shape")
-
-    def test_a_refused_shape_stays_refused(self) -> None:
-        for mode in (GraphMode.AUTO, GraphMode.ON):
-            policy = GraphPolicy(mode)
-            policy.refuse("shape")
-            for _ in range(3):
-                policy.ran("shape", enqueue_ms=1, gpu_ms=0)
-            assert not policy.wants("shape")
-
-    def test_off_is_for_good(self) -> None:
-        policy = GraphPolicy(GraphMode.ON)
-        policy.ran("shape", enqueue_ms=1, gpu_ms=0)
-        assert policy.wants("shape")
-        policy.switch_off("they differ")
-        assert policy.off
-        assert not policy.wants("shape")
-
-    def test_it_remembers_a_bounded_number_of_shapes(self) -> None:
-        policy = GraphPolicy(GraphMode.AUTO)
-        for shape in range(10_000):
-            for _ in range(2):
-                policy.ran(shape, enqueue_ms=1, gpu_ms=0)
-        assert policy.wants(9_999)
-        assert not policy.wants(0)
-        assert sum(policy.wants(shape) for shape in range(10_000)) == 4096
+            policy.ran(shape, enqueue_ms=enqueue_ms, gpu_ms=gpu_ms)
+    assert policy.wants("bound")
+    assert not policy.wants("busy")
+    policy.ran("busy", enqueue_ms=9, gpu_ms=9)
+    assert not policy.wants("busy")
 
 
-class TestLruCache:
-    def test_the_value_used_longest_ago_goes(self) -> None:
-        closed: list[str] = []
-        cache: LruCache[int, str] = LruCache(2, closed.append)
-        cache.put(1, "one")
-        cache.put(2, "two")
-        assert cache.get(1) == "one"
-        cache.put(3, "three")
-        assert closed == ["two"]
-        assert (cache.get(2), len(cache)) == (None, 2)
-
-    def test_a_value_that_is_replaced_or_removed_is_closed(self) -> None:
-        closed: list[str] = []
-        cache: LruCache[int, str] = LruCache(2, closed.append)
-        cache.put(1, "one")
-        cache.put(1, "another")
-        cache.put(2, "two")
-        cache.clear()
-        assert closed == ["one", "another", "two"]
-        assert len(cache) == 0
+def test_a_policy_remembers_a_bounded_number_of_shapes() -> None:
+    policy = GraphPolicy(GraphMode.AUTO)
+    for shape in range(10_000):
+        for _ in range(2):
+            policy.ran(shape, enqueue_ms=1, gpu_ms=0)
+    assert policy.wants(9_999)
+    assert not policy.wants(0)
+    assert sum(policy.wants(shape) for shape in range(10_000)) == 4096
 
 
-class TestSameAnswers:
-    values = np.array([[1.0, -200.0, np.nan], [np.inf, 3.0, 0.0]], np.float32)
+VALUES = np.array([[1.0, -200.0, np.nan], [np.inf, 3.0, 0.0]], np.float32)
 
-    def test_equal_ones_and_rounded_ones_are_the_same(self) -> None:
-        assert same_answers(self.values, self.values.copy())
-        assert same_answers(self.values, self.values + np.float32(3.0))
 
-    @pytest.mark.parametrize("other", [np.full((2, 3), np.nan), np.zeros((2, 3)), -values, values + 4, np.abs(values)])
-    def test_others_are_not(self, other: np.ndarray) -> None:
-        assert not same_answers(self.values, other.astype(np.float32))
-        assert not same_answers(other.astype(np.float32), self.values)
+def test_equal_and_rounded_answers_are_the_same() -> None:
+    assert same_answers(VALUES, VALUES.copy())
+    assert same_answers(VALUES, VALUES + np.float32(3.0))
 
-    def test_infinities_of_another_sign_are_not(self) -> None:
-        assert not same_answers(np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]))
+
+@pytest.mark.parametrize("other", [np.full((2, 3), np.nan), np.zeros((2, 3)), -VALUES, VALUES + 4, np.abs(VALUES)])
+def test_other_answers_differ(other: np.ndarray) -> None:
+    assert not same_answers(VALUES, other.astype(np.float32))
+    assert not same_answers(other.astype(np.float32), VALUES)
+
+
+def test_infinities_of_another_sign_differ() -> None:
+    assert not same_answers(np.array([np.inf, 1.0]), np.array([-np.inf, 1.0]))

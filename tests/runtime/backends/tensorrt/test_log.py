@@ -1,4 +1,4 @@
-"""TensorRT's messages: errors for the exception to come, the rest to `logging`."""
+"""TensorRT's messages: errors for the next exception, others to `logging`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_messages_go_to_logging_by_their_severity(caplog: pytest.LogCaptureFixtu
     ]
 
 
-def test_errors_are_kept_once_and_not_without_end() -> None:
+def test_the_latest_errors_are_kept_once() -> None:
     log = TensorRtLog()
     for number in range(100):
         log.write("ERROR", str(number))
@@ -32,7 +32,7 @@ def test_errors_are_kept_once_and_not_without_end() -> None:
     assert log.take_errors() == ()
 
 
-def test_tensorrt_rtx_writes_to_it() -> None:
+def test_tensorrt_rtx_writes_to_the_log() -> None:
     trt = pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
     log, logger = log_of(trt)
     assert log_of(trt) == (log, logger)
@@ -51,7 +51,7 @@ def test_tensorrt_rtx_writes_to_it() -> None:
         ("Error Code 1: Cuda Runtime (an illegal memory access was encountered)", BackendError),
     ],
 )
-def test_a_lack_of_memory_is_told_from_other_errors(message: str, kind: type) -> None:
+def test_a_lack_of_memory_is_distinguished_from_other_errors(message: str, kind: type) -> None:
     log = TensorRtLog()
     log.write("ERROR", message)
     error = error_of(log, "TensorRT failed")
@@ -59,5 +59,5 @@ def test_a_lack_of_memory_is_told_from_other_errors(message: str, kind: type) ->
     assert message in str(error)
 
 
-def test_a_failure_without_a_word_says_where_to_look() -> None:
-    assert "it does not say why; its log may (logging, level INFO)" in str(error_of(TensorRtLog(), "TensorRT failed"))
+def test_a_failure_without_a_message_names_the_log() -> None:
+    assert "it gives no reason; its log may (logging, level INFO)" in str(error_of(TensorRtLog(), "TensorRT failed"))

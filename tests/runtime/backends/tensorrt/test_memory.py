@@ -1,91 +1,75 @@
-"""Memory of the GPU: blocks that grow, and what happens when there is none left."""
+"""Memory of the GPU: blocks that grow, and batches that do not fit."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from fakes.machine import HIDDEN, Machine, MachineMaker, new_batch
 from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.errors import BackendError, OutOfMemoryError
-from hdruntime.session import Session
-
-HIDDEN = "last_hidden_state"
-
-Batches = Callable[..., dict[str, np.ndarray]]
 
 
-@pytest.mark.parametrize("where", ["free_bytes", "free_pinned_bytes"])
-def test_a_batch_that_does_not_fit_is_told_and_smaller_ones_run(where: str, machine: Any, new_batch: Batches) -> None:
+@pytest.mark.parametrize(("where", "limit"), [("free_bytes", 400_000), ("free_pinned_bytes", 5_000)])
+def test_a_batch_that_does_not_fit_is_an_error_and_batches_in_flight_survive(
+    where: str, limit: int, machine: Machine
+) -> None:
     runner = machine.runner(graphs="off")
     small, large = new_batch(2, 20), new_batch(4, 200)
     machine.trt.scratch_bytes = 1000
-    # The small one takes 64 KB of scratch memory and 1 KB for its inputs, the large one 800 KB and 13 KB.
-    setattr(machine.device, where, 300_000 if where == "free_bytes" else 5_000)
-    machine.run(runner, small)
+    # The small one needs 64 KB of scratch memory and 1 KB for its inputs, the large one 800 KB and 13 KB.
+    setattr(machine.device, where, limit)
+    results = runner.start(small, [HIDDEN])
     with pytest.raises(OutOfMemoryError, match=r"too little free memory(.|\n)*--max-batch-tokens, in Python"):
         runner.start(large, [HIDDEN])
+    machine.check(small, results())
+    for seed in range(3):
+        machine.run(runner, new_batch(2, 20, seed=seed))
     setattr(machine.device, where, None)
-    machine.run(runner, small)
     machine.run(runner, large)
 
 
-def test_a_batch_in_flight_survives_another_that_does_not_fit(machine: Any, new_batch: Batches) -> None:
-    runner = machine.runner(graphs="off")
-    machine.trt.scratch_bytes = 1000
-    machine.device.free_bytes = 400_000
-    batch = new_batch(2, 20)
-    results = runner.start(batch, [HIDDEN])
-    with pytest.raises(OutOfMemoryError):
-        runner.start(new_batch(4, 200), [HIDDEN])
-    machine.check(batch, results())
-    for seed in range(3):
-        machine.run(runner, new_batch(2, 20, seed=seed))
-
-
-def test_what_earlier_batches_left_is_given_back_before_memory_is_short(machine: Any, new_batch: Batches) -> None:
+def test_memory_of_earlier_batches_is_freed_before_memory_is_short(machine: Machine) -> None:
     runner = machine.runner(graphs="on")
     machine.trt.scratch_bytes = 100
     for tokens in (200, 100, 200, 100, 200):
         machine.run(runner, new_batch(4, tokens))
     assert machine.device.calls.count("cuGraphInstantiate") > 0
     held = sum(map(len, machine.device._memory.values()))
-    # No more is to be had, but what all of it takes would do for more scratch memory.
+    # No memory is left, but all that is held would suffice for more scratch memory.
     machine.device.free_bytes = 0
     machine.trt.scratch_bytes = (held - 200_000) // (3 * 200)
-    assert machine.trt.scratch_bytes * 600 > 100 * 800 + 131_072, "two buffers more than scratch memory has"
+    assert machine.trt.scratch_bytes * 600 > 100 * 800 + 131_072, "more than scratch memory and two buffers"
     machine.run(runner, new_batch(3, 200))
 
 
-def test_memory_of_a_batch_that_failed_is_not_given_back_while_it_is_copied_to(
-    new_machine: Any, new_batch: Batches
-) -> None:
+def test_memory_of_a_failed_batch_is_not_freed_during_its_copies(new_machine: MachineMaker) -> None:
     machine = new_machine(eagerness=0, profiles=[ProfileShape(batch=(1, 1, 8), tokens=(1, 4096, 4096))], max_len=4096)
     runner = machine.runner(graphs="off")
     for _ in range(2):
         machine.run(runner, new_batch(1, 10))
-    machine.trt.trouble.enqueue = "the moon is full"
+    machine.trt.trouble["enqueue"] = "the moon is full"
     for _ in range(2):
         with pytest.raises(BackendError, match="the moon is full"):
             runner.start(new_batch(1, 10), [HIDDEN])
-    machine.trt.trouble.enqueue = None
+    machine.trt.trouble.clear()
     for _ in range(2):
         machine.run(runner, new_batch(8, 3000))
 
 
 @pytest.mark.parametrize("trouble", ["context", "enqueue"])
-def test_memory_that_tensorrt_lacks_is_memory(trouble: str, machine: Any, new_batch: Batches) -> None:
+def test_a_lack_of_memory_in_tensorrt_is_an_out_of_memory_error(trouble: str, machine: Machine) -> None:
     runner = machine.runner()
-    setattr(machine.trt.trouble, trouble, "[defaultAllocator.cpp] Error Code 1: Cuda Runtime (out of memory)")
-    with pytest.raises(OutOfMemoryError, match=r"for want of memory: .*out of memory"):
+    machine.trt.trouble[trouble] = "[defaultAllocator.cpp] Error Code 1: Cuda Runtime (out of memory)"
+    with pytest.raises(OutOfMemoryError, match=r"out of memory: .*Error Code 1: Cuda Runtime"):
         runner.start(new_batch(2, 20), [HIDDEN])
-    setattr(machine.trt.trouble, trouble, None)
+    machine.trt.trouble.clear()
     machine.run(runner, new_batch(2, 20))
 
 
-def test_a_block_that_fits_exactly_is_had_though_its_reserve_does_not_fit(machine: Any, new_batch: Batches) -> None:
+def test_a_block_that_fits_exactly_is_allocated_without_its_reserve(machine: Machine) -> None:
     runner = machine.runner(graphs="off")
     machine.trt.scratch_bytes = 300
     # Inputs, outputs, and 240 000 bytes of scratch memory, which would be 245 760 with its reserve.
@@ -94,7 +78,7 @@ def test_a_block_that_fits_exactly_is_had_though_its_reserve_does_not_fit(machin
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_memory_that_comes_and_goes_never_makes_a_wrong_answer(seed: int, new_machine: Any, new_batch: Batches) -> None:
+def test_memory_that_comes_and_goes_never_gives_a_wrong_answer(seed: int, new_machine: MachineMaker) -> None:
     machine = new_machine(seed)
     machine.trt.scratch_bytes = 3000
     runner = machine.runner(graphs="on", most_graphs=4)
@@ -118,7 +102,7 @@ def test_memory_that_comes_and_goes_never_makes_a_wrong_answer(seed: int, new_ma
 
 @pytest.mark.parametrize("number", range(12))
 @pytest.mark.parametrize("call", ["cuMemAlloc", "cuMemHostAlloc"])
-def test_whichever_allocation_fails_nothing_is_lost(call: str, number: int, machine: Any, new_batch: Batches) -> None:
+def test_whichever_allocation_fails_nothing_is_lost(call: str, number: int, machine: Machine) -> None:
     runner = machine.runner(graphs="on")
     machine.device.failing_after = (call, number)
     for seed in range(4):
@@ -132,24 +116,24 @@ def test_whichever_allocation_fails_nothing_is_lost(call: str, number: int, mach
 
 
 @pytest.mark.parametrize("graphs", ["on", "off"])
-def test_the_engine_says_what_its_weights_and_contexts_take(graphs: str, machine: Any, new_batch: Batches) -> None:
+def test_the_engine_reports_the_memory_of_its_weights_and_contexts(graphs: str, machine: Machine) -> None:
     machine.trt.scratch_bytes, machine.trt.weights_bytes = 1000, 5_000_000
-    session = Session(machine.bundle, machine.runner(graphs=graphs))
+    session = machine.session(graphs=graphs)
     assert session.engine_bytes == 5_000_000
     taken = []
     for batch, tokens in ((2, 20), (4, 200), (2, 20)):
         session(**new_batch(batch, tokens, "none"))
         taken.append(session.engine_bytes)
     assert taken[0] < taken[1] == taken[2]
-    # Scratch memory of the largest shape, and what a block that grows has to spare.
+    # Scratch memory of the largest shape, and the reserve of a block that grows.
     assert 5_000_000 + 1000 * 4 * 200 <= taken[1] <= 5_000_000 + 1000 * 4 * 200 * 9 / 8 + 65_536
     session.close()
     with pytest.raises(BackendError, match="closed"):
         _ = session.engine_bytes
 
 
-def test_a_tensorrt_that_does_not_tell_its_weights_gives_no_figure(
-    machine: Any, monkeypatch: pytest.MonkeyPatch
+def test_a_tensorrt_that_does_not_report_its_weights_gives_no_figure(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine.trt, "EngineStat", None, raising=False)
-    assert Session(machine.bundle, machine.runner()).engine_bytes is None
+    assert machine.session().engine_bytes is None

@@ -1,4 +1,4 @@
-"""The profile and the padded shape of a batch, against every other choice."""
+"""The profile and the padded shape of a batch."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_no_batch_is_padded_beyond_its_limit(batch: int, tokens: int) -> None:
     assert shape.tokens == min(free.shape.tokens, limit_of(tokens))
 
 
-def test_a_profile_beyond_the_limit_takes_no_batch() -> None:
+def test_a_profile_beyond_the_limit_accepts_no_batch() -> None:
     # Profile 1 begins at 100 tokens, and profile 2 takes one row only.
     assert choose_profile(UNEVEN, 4, 81, limit=100).profile == 1
     assert [most_rows(UNEVEN, tokens, limit=limit_of(tokens)) for tokens in (32, 80, 81, 512)] == [64, 1, 8, 8]
@@ -111,14 +111,14 @@ def test_an_engine_that_would_have_to_pad_too_far_is_refused() -> None:
         check_limits(profiles, limit_of)
     # Between 40 and 61 tokens there is no profile, and 41 to 60 may not be padded to 61.
     gap = (ProfileShape(batch=(1, 1, 1), tokens=(1, 40, 40)), ProfileShape(batch=(1, 1, 1), tokens=(61, 99, 99)))
-    with pytest.raises(BackendUnavailableError, match="takes 60 tokens only with padding to more than 60, which"):
+    with pytest.raises(BackendUnavailableError, match="runs 60 tokens only with padding to more than 60, which"):
         check_limits(gap, limit_of)
     check_limits(gap, lambda tokens: 100)
-    # The last block ends behind the longest row.
+    # The last block ends after the longest row.
     check_limits((gap[0], ProfileShape(batch=(1, 1, 1), tokens=(60, 99, 99))), limit_of)
 
 
-def test_too_many_tokens_are_named_with_what_fits() -> None:
+def test_too_many_tokens_are_refused_with_the_limit() -> None:
     with pytest.raises(InputError, match=r"1001 tokens; this engine accepts 1 to 1000.\n.*--max-len 1001"):
         choose_profile(UNEVEN, 1, 1001)
 
@@ -150,9 +150,10 @@ def test_blocks_are_an_eighth_or_64_kib_larger_at_most(size: int) -> None:
     ("mask", "ranges"),
     [
         ([[1, 1, 1]], []),
-        ([[0, 0, 0], [0, 0, 0]], [(0, 3), (3, 6)]),
-        ([[1, 0, 0], [0, 0, 1], [0, 1, 0]], [(1, 3), (3, 5), (6, 7), (8, 9)]),
+        ([[0, 0, 0], [0, 0, 0]], [(0, 6)]),
+        ([[1, 0, 0], [0, 0, 1], [0, 1, 0]], [(1, 5), (6, 7), (8, 9)]),
+        ([[0, 1], [1, 0], [1, 1]], [(0, 1), (3, 4)]),
     ],
 )
-def test_padding_is_found_row_by_row(mask: list[list[int]], ranges: list[tuple[int, int]]) -> None:
+def test_padding_is_found_across_rows(mask: list[list[int]], ranges: list[tuple[int, int]]) -> None:
     assert padding_ranges(np.array(mask)) == ranges
