@@ -2,13 +2,10 @@
 
 Usage: python -m benchmarks.cpu.bigbird [--lengths 4096 8192 16384] [--rounds 5] [--output FILE]
 
-The models have the shape of BigBird-base with four layers, blocks of 64, three random blocks, and random weights: speed
-does not depend on them. Hugging Face's is in block-sparse eager mode, all it has. "dense-sdpa" is a BERT of that shape
-in PyTorch, which knows no blocks: what a user takes who does without them. Every case runs in a process of its own, all
-cases once a round; ratios are taken within a round, and their median is printed with the smallest and largest. The
-bundle must give Hugging Face's answer. The longest texts are for memory: Hugging Face fills a matrix of all pairs of
-tokens for each head, whether asked for it or not, so how far it grows there is found out once, and may be that it does
-not fit. Exits with 1 where a target is missed.
+The models have the shape of BigBird-base with four layers, blocks of 64, three random blocks, and random weights, on
+which speed does not depend. Hugging Face's runs in block-sparse eager mode, its only one. "dense-sdpa" is a BERT of
+that shape in PyTorch: the alternative without blocks. The bundle must give Hugging Face's answer. The longest texts are
+for memory: Hugging Face fills a matrix of all pairs of tokens per head, so its growth is measured once and may not fit.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ _MODULE = "benchmarks.cpu.bigbird"
 _TOLERANCE = 1e-3
 _TIME_LIMIT_S = 3600.0
 _GROWTH_ALONE = "growth"
-"""What the name of a case begins with that is run once, and not timed."""
+"""Prefix of a case that runs once and is not timed."""
 
 
 def main() -> int:
@@ -49,7 +46,7 @@ def cases(short: int, middle: int, long: int) -> list[str]:
 
 
 def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
-    """What is asked of the bundle, for 4096, 8192 and 16384 tokens."""
+    """The bundle's targets for 4096, 8192 and 16384 tokens."""
     return (
         Target(f"bundle {short}", f"hugging-face {short}", Figure.LATENCY, 0.6),
         Target(f"bundle {middle}", f"hugging-face {middle}", Figure.LATENCY, 0.3),
@@ -59,7 +56,7 @@ def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
 
 
 def _sparse_tokens(block: int, random: int) -> int:
-    """A power of two that Hugging Face attends to sparsely: after a shorter text it would be dense for good."""
+    """A power of two that Hugging Face attends to sparsely: after a shorter text it stays dense."""
     return int(2 ** ((5 + 2 * random) * block).bit_length())
 
 
@@ -70,7 +67,7 @@ def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
     if alone == [_GROWTH_ALONE]:
         run(ids[:, :sparse_tokens])
         return {"growth_bytes": with_growth(lambda: run(ids))[1]}
-    # What others are warmed up with is short: the memory that it takes is missing in the growth.
+    # Other models are warmed up with short texts, whose memory is missing in the growth.
     return figures_of(run, ids, **({"warm_up_tokens": sparse_tokens} if model == HUGGING_FACE else {}))
 
 
@@ -80,7 +77,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     lengths = sorted(options.lengths)
     sparse_tokens = _sparse_tokens(options.block, options.random)
     if any(tokens % sparse_tokens for tokens in lengths):
-        options.refuse(f"--lengths {' '.join(map(str, lengths))}: multiples of {sparse_tokens} are needed here.")
+        options.refuse(f"--lengths {' '.join(map(str, lengths))}: each has to be a multiple of {sparse_tokens}.")
     shape = {"hidden_size": options.hidden_size, "layers": options.layers}
     blocks = {"block_size": options.block, "num_random_blocks": options.random}
     config_of = functools.partial(BigBirdConfig, attention_type="block_sparse", **blocks, sep_token_id=2)
@@ -99,7 +96,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _growth_of_hugging_face(tokens: int, options: argparse.Namespace) -> dict[str, Any]:
-    """How far its memory grows, or why that is not known."""
+    """How far its memory grows, or why that is unknown."""
     case = f"{_GROWTH_ALONE} {HUGGING_FACE} {tokens}"
     command = ["-m", _MODULE, *child_arguments(options), "--case", case]
     outcome = run_process(command, time_limit_s=_TIME_LIMIT_S)

@@ -10,11 +10,10 @@ Longformer-base with 4 layers.
 * plain: `torch.onnx.export` of the same PyTorch model with dynamic batch and tokens, its weights beside it. Longformer
   takes ``dynamo=False``, for ``dynamo=True`` fails; what comes out is wrong for longer texts and fails on single ones.
 * verified: ``hdexport build --target onnx``, which compares both graphs with PyTorch at many lengths and paddings.
-* optimum: ``optimum-cli export onnx``, where it is on the PATH; it compares one short batch, and is listed only.
+* optimum: ``optimum-cli export onnx``, if it is on the PATH; it compares one short batch, and is listed only.
 
-All cases run once a round; ratios are taken within a round, and their median is printed with the smallest and largest.
-A process begins with nothing, so the growth of its memory is its peak. A build and a plain export must give the same
-answer, but for Longformer's. Exits with 1 where a target is missed.
+A process begins with no memory, so the growth of its memory is its peak. A build and a plain export must give the same
+answer, except for Longformer.
 """
 
 from __future__ import annotations
@@ -163,7 +162,7 @@ def _optimum_refusal(checkpoint: Path) -> str | None:
         return "optimum-cli is not on the PATH"
     with tempfile.TemporaryDirectory() as output:
         run = subprocess.run(_command("optimum", checkpoint, Path(output)), capture_output=True, text=True)
-    return None if run.returncode == 0 else (run.stderr.strip().splitlines() or ["it says nothing"])[-1]
+    return None if run.returncode == 0 else (run.stderr.strip().splitlines() or ["no message"])[-1]
 
 
 def _measured(options: argparse.Namespace) -> dict[str, Any]:

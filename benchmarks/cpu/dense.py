@@ -2,9 +2,7 @@
 
 Usage: python -m benchmarks.cpu.dense [--tokens 4096] [--rounds 5] [--output FILE]
 
-Every case runs in a process of its own, all cases once a round; ratios are taken within a round, and their median is
-printed with the smallest and largest. Every case must give PyTorch's answer. The input is text: the topics of Python's
-own help. Exits with 1 where a target is missed.
+Every case must give PyTorch's answer. The input is text: the topics of Python's own help.
 """
 
 from __future__ import annotations

@@ -39,11 +39,6 @@ def save_models(
     """Save all three.
 
     Args:
-        models: a folder for each.
-        config_of: makes the architecture's configuration.
-        hidden_size: of heads of 64.
-        layers: of each model.
-        longest: tokens.
         rows: of the architecture's table of positions; None for `longest`.
     """
     import torch

@@ -3,12 +3,11 @@
 Usage: python -m benchmarks.cpu.runtime_overhead [--texts 500] [--positions 8192] [--rounds 5] [--output FILE]
 
 The model is all-MiniLM-L6-v2 with more positions, whose bundle has about 100 MB; the texts are pieces of Python's own
-help. "session N" is a call with N tokens against the bare call of the same ONNX Runtime session, the two taking turns
+help. "session N" is a call with N tokens against the bare call of the same ONNX Runtime session, interleaved
 in one process. "embed" is against sentence-transformers, which runs the same checkpoint, sorts the texts by itself, and
 has the batch size that was its fastest on a part of the texts; both must give the same vectors. "load" is a fresh
-interpreter from ``import hdruntime`` to a session, the files in the page cache and all their checksums compared. Every
-case runs in a process of its own, all cases once a round, on the same number of threads; ratios are taken within a
-round, and their median is printed with the smallest and largest. Exits with 1 where a target is missed.
+interpreter from ``import hdruntime`` to a session, the files in the page cache and all their checksums compared. All
+cases have the same number of threads.
 """
 
 from __future__ import annotations
@@ -106,8 +105,6 @@ def mixed_texts(tokenizer_file: Path, *, number: int, longest: int) -> list[str]
     """Pieces of Python's help, one after the other and again from the start, of about `_SHORTEST` to `longest` tokens.
 
     Args:
-        tokenizer_file: the bundle's ``tokenizer.json``.
-        number: how many.
         longest: tokens, special ones included.
     """
     offsets = tokenizer_of(tokenizer_file).encode(HELP, add_special_tokens=False).offsets
@@ -152,7 +149,7 @@ def _call_overhead(bundle: Path, tokens: int, *, threads: int) -> dict[str, Any]
     session, bare = _session_and_what_it_calls(bundle, threads)
     inputs = Texts(open_bundle(bundle)).batch(1, tokens)
     names = [output.name for output in bare.get_outputs()]
-    return _taking_turns(
+    return _interleaved(
         lambda: session(**inputs),
         lambda: dict(zip(names, bare.run(names, inputs), strict=True)),
         times=max(2, _CALL_TOKENS // tokens),
@@ -180,7 +177,7 @@ def _session_and_what_it_calls(bundle: Path, threads: int) -> tuple[Any, Any]:
 Call = Callable[[], dict[str, npt.NDArray[np.float32]]]
 
 
-def _taking_turns(call: Call, bare: Call, *, times: int) -> dict[str, Any]:
+def _interleaved(call: Call, bare: Call, *, times: int) -> dict[str, Any]:
     """Figures of a call, and how many times as long it takes as the bare one."""
     for _ in range(3):
         ours, theirs = call(), bare()

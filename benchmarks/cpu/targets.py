@@ -1,7 +1,8 @@
-"""What the CPU benchmarks share: a process for every case, ratios within a round, and targets for the ratios.
+"""What the CPU benchmarks share: every case runs in a process of its own, all cases once per round.
 
-A script that calls `run_cases` is also what its child processes run, with ``--case NAME``; such a process prints what
-`figures_of` returns.
+Ratios are taken within a round; their median is printed with the smallest and largest, and the exit status is 1 if a
+target is missed. A script that calls `run_cases` is also what its child processes run, with ``--case NAME``; such a
+process prints what `figures_of` returns.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class Figure(str, Enum):
     CPU_TIME = "CPU time"
     MEMORY = "memory growth"
     OVERHEAD = "overhead"
-    """A ratio that a case takes itself, of calls that take turns: processes differ by more than it."""
+    """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
 
 
 _KEYS = {
@@ -101,8 +102,6 @@ def run_cases(
     """Compare all cases and report, or, in a child process, measure one; the result is the exit status.
 
     Args:
-        module: what this process runs, ``benchmarks.cpu.dense``.
-        parser: has the benchmark's own options.
         case_figures: from the options, among which `case` and `models`, what the process of one case prints.
         comparison: from the options, what `compare` is given besides; it saves what all cases read in the empty folder
             `models`.
@@ -131,7 +130,6 @@ def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any
     """Latency, CPU time and growth of peak memory of a run, and values of its answer.
 
     Args:
-        run: the case.
         ids: [1, tokens], the text.
         warm_up_tokens: length of the pieces of the text that are run first, so that what grows afterwards is the long
             text's and not the weights'.
@@ -149,11 +147,7 @@ def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any
 
 
 def output_of(arguments: Sequence[str]) -> dict[str, Any]:
-    """The JSON object in the last line that a Python process prints; exit where it ends badly.
-
-    Args:
-        arguments: what follows ``python`` on the command line.
-    """
+    """The JSON object in the last line that a Python process prints; exit where it ends badly."""
     outcome = run_process(arguments, time_limit_s=_TIME_LIMIT_S)
     if outcome.status is not Status.OK or outcome.output is None:
         sys.exit(f"python {' '.join(arguments)}: {outcome.status.value}: {outcome.reason}")
@@ -173,20 +167,15 @@ def compare(
     """Measure all cases, each once a round, so that drift of a shared machine hits them alike.
 
     Args:
-        module: runs one case when called with ``--case``.
-        cases: their names.
-        targets: ratios to take within each round, and figures.
-        rounds: how often.
         arguments: of the script's child processes besides the case.
         same_answers: case -> (the case whose answer it must give, the largest difference of a value); asked in the
             first round.
-        about: what else the result says.
 
     Returns:
         What is written as JSON.
     """
     if with_growth(lambda: None)[1] is None:
-        sys.exit("This system does not tell how far a process's memory grows. Run it on Linux.")
+        sys.exit("This system does not report how far a process's memory grows. Run it on Linux.")
     measured: dict[str, list[dict[str, Any]]] = {case: [] for case in cases}
     for number in range(rounds):
         for case in cases:

@@ -2,11 +2,9 @@
 
 Usage: python -m benchmarks.cpu.window [--tokens 2048 4096 8192] [--rounds 5] [--output FILE]
 
-The models have the shape of Longformer-base with four layers, 256 tokens on each side, and random weights: speed does
-not depend on them. The first token is global, Hugging Face's default. "dense-sdpa" is a BERT of that shape in PyTorch,
-which knows no windows: what a user takes who does without them. Every case runs in a process of its own, all cases once
-a round; ratios are taken within a round, and their median is printed with the smallest and largest. The bundle must
-give Hugging Face's answer. Exits with 1 where a target is missed.
+The models have the shape of Longformer-base with four layers, 256 tokens on each side, and random weights, on which
+speed does not depend. The first token is global, Hugging Face's default. "dense-sdpa" is a BERT of that shape in
+PyTorch: the alternative without windows. The bundle must give Hugging Face's answer.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ def main() -> int:
 
 
 def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
-    """What is asked of the bundle, for 2048, 4096 and 8192 tokens."""
+    """The bundle's targets for 2048, 4096 and 8192 tokens."""
     return (
         Target(f"bundle {middle}", f"hugging-face {middle}", Figure.LATENCY, 0.5),
         Target(f"bundle {middle}", f"dense-sdpa {middle}", Figure.LATENCY, 0.5),
@@ -46,7 +44,7 @@ def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
 def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
     model, tokens = options.case.split()
     ids = random_ids(int(tokens), VOCAB_SIZE)
-    # Hugging Face pads shorter pieces to the whole window: much time for the same warmth.
+    # Hugging Face pads shorter pieces to the whole window, which takes time and warms up nothing more.
     return figures_of(load(model, options.models), ids, warm_up_tokens=2 * options.window)
 
 
@@ -56,7 +54,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     lengths, window = sorted(options.tokens), options.window
     shape = {"hidden_size": options.hidden_size, "layers": options.layers}
     config_of = functools.partial(LongformerConfig, attention_window=2 * window, pad_token_id=1, sep_token_id=2)
-    # Longformer's positions begin behind the padding id, 1. It pads texts to a multiple of its window.
+    # Longformer's positions begin after the padding id, 1. It pads texts to a multiple of its window.
     save_models(options.models, config_of, **shape, longest=lengths[-1], rows=lengths[-1] + 2 * window + 2)
     return {
         "cases": [f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE, DENSE)],

@@ -39,15 +39,13 @@ def run_engine(job: Job, flavour: str, *, is_windowed: bool) -> None:
     That a flavour refuses this GPU is a result, word by word.
 
     Args:
-        job: the step.
-        flavour: of TensorRT.
         is_windowed: windowed attention, which is our plugin, instead of the model's.
     """
     import hdruntime
     from hdexport.engines.tensorrt_packages import load_flavour
 
     backend = Backend(flavour)
-    about = {"flavour": flavour, "windowed": is_windowed}
+    about = {"flavour": flavour, "windowed": is_windowed, "model": "engine"}
     _require(lambda: load_flavour(backend), about, job)
     with _bundle(job, flavour=backend, is_windowed=is_windowed) as bundle:
         about["model"] = bundle.manifest.name

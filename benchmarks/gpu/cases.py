@@ -77,7 +77,7 @@ class Case(ABC):
 
     @abstractmethod
     def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
-        """The inputs behind query, key and value; None for an optional one that is left out."""
+        """The inputs after query, key and value; None for an optional one that is left out."""
 
     @abstractmethod
     def pairs(self) -> int:
@@ -200,7 +200,7 @@ class BlockCase(Case):
 
     @classmethod
     def shipped(cls) -> BlockCase:
-        """The table has places that list nothing, and blocks behind the text."""
+        """The table has places that list nothing, and blocks after the end of the text."""
         blocks = TABLE | {"first_repeats": 2, "dense_tokens": 100, "ends_by_row": 1}
         return cls(batch=3, heads=3, tokens=1100, head_dim=64, dtype="float16", blocks=blocks, listed=(-1, 19))
 

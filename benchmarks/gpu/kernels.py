@@ -91,10 +91,7 @@ def check(job: Job, family: str, head_dims: Sequence[int] = HEAD_DIMS, dtypes: S
     """The kernels' answers, against the operator's definition in float64; fails if any is wrong.
 
     Args:
-        job: of the step.
-        family: a key of `FAMILIES`.
         head_dims: the sizes of a head to check; a rehearsal has one of its own.
-        dtypes: to check.
     """
     cases = FAMILIES[family]
     tiles = cases.REHEARSED_TILES if job.rehearsal else None
@@ -121,10 +118,6 @@ def time_kernels(
 
     Args:
         job: of the step; a rehearsal has a shape of its own.
-        family: a key of `FAMILIES`.
-        head_dims: the sizes of a head.
-        dtype: of query, key and value.
-        lengths: tokens of a text.
         window: tokens on each side of a query.
         total_tokens: batch x tokens.
         is_tuned: the kernels alone, at the longest length, with other tiles than the table's too.
@@ -150,7 +143,6 @@ def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) ->
 
     Args:
         job: of the step; a rehearsal compiles one kernel.
-        family: a key of `FAMILIES`.
         architectures: to compile for; () for this GPU's.
     """
     from hdplugins.kernels.aot import compile_kernels
@@ -225,9 +217,7 @@ def attention_call(
     """A call of an operator's kernels that allocates nothing.
 
     Args:
-        operator: whose kernels.
         tensors: its inputs, contiguous, on a GPU, or on the CPU where Triton interprets; None for one that is left out.
-        attributes: all of the operator's.
         tiles: instead of the table's.
         is_filled: output and workspace hold NaN before the first call.
     """
@@ -258,14 +248,7 @@ def compare(actual: Any, right: Any, pytorch: Any) -> str | None:
 
 
 def timed_row(name: str, case: Case, call: Callable[[], Any], ceilings: Ceilings) -> dict[str, Any]:
-    """How long a call takes, beside the roofline.
-
-    Args:
-        name: what is called.
-        case: what it computes.
-        call: computes it.
-        ceilings: of the device, in the dtype.
-    """
+    """How long a call takes, beside the roofline."""
     flops = 4 * case.head_dim * case.batch * case.pairs()
     element_bytes = 4 if case.dtype == "float32" else 2
     moved_bytes = 4 * case.batch * case.heads * case.tokens * case.head_dim * element_bytes

@@ -17,6 +17,7 @@ from benchmarks.gpu import kernels, table
 from benchmarks.gpu.cases import DTYPES, FAMILIES
 from benchmarks.gpu.job import Job, StepFailedError
 from benchmarks.record import command_line
+from hdexport.bench.measure.calls import environment
 
 WRONG_ANSWERS = 1
 """Exit status."""
@@ -38,8 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Check, then time; or compile. The result is the exit status."""
-    from hdexport.bench.measure.calls import environment
-
     about = {"command": command_line("benchmarks.gpu"), "environment": environment()}
     job = _ShownJob(step=f"kernels {options.family}", output=options.output, rehearsal=options.rehearse, about=about)
     if options.compile:

@@ -57,7 +57,6 @@ def prepare(model: str, variant: str, *, sizes: Sizes, device: str) -> Model:
     Args:
         model: ``bert-base`` or ``longformer-base``.
         variant: ``torch sdpa``, ``hugging face``, ``torch.compile``, ``FlexAttention``..., ``our kernel``...
-        sizes: of the model.
         device: ``cuda``, or ``cpu`` where Triton interprets.
     """
     import torch

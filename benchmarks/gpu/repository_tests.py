@@ -7,9 +7,6 @@ __all__ = ["check"]
 import importlib.util
 import subprocess
 import sys
-import tempfile
-import xml.etree.ElementTree
-from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.gpu.job import Job, SkippedError, StepFailedError
@@ -23,30 +20,16 @@ _GPU_TESTS = (
 
 
 def check(job: Job) -> None:
-    """The repository's tests marked ``gpu``, a row each."""
+    """Run the repository's tests marked ``gpu``; the row holds one line per test."""
     if importlib.util.find_spec("pytest") is None:
         raise SkippedError("the package 'pytest' is not installed")
-    with tempfile.TemporaryDirectory() as folder:
-        report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-m", "gpu", "-q", "-p", "no:cacheprovider", f"--junitxml={report}"]
-        done = subprocess.run([*command, *_GPU_TESTS], cwd=_ROOT, capture_output=True, text=True, check=False)
-        if not report.exists():
-            raise StepFailedError(f"pytest ended with {done.returncode}: {(done.stdout + done.stderr)[-500:]}")
-        outcomes = list(_outcomes(report))
-    for row in outcomes:
-        job.write(**row)
-    bad = [row["test"] for row in outcomes if row["outcome"] in ("failure", "error")]
-    if bad:
-        raise StepFailedError(f"{len(bad)} of {len(outcomes)} tests failed: {', '.join(bad)}")
-    if all(row["outcome"] == "skipped" for row in outcomes):
-        raise SkippedError(f"every test skips itself: {outcomes[0]['reason'] if outcomes else 'there is none'}")
-
-
-def _outcomes(report: Path) -> Iterator[dict[str, str | None]]:
-    for case in xml.etree.ElementTree.parse(report).iter("testcase"):
-        found = next((case.find(kind) for kind in ("failure", "error", "skipped") if case.find(kind) is not None), None)
-        reason = None if found is None else f"{found.get('message') or ''} {found.text or ''}".strip()[:1000]
-        outcome = "passed" if found is None else found.tag
-        if outcome == "error" and reason and "ModuleNotFoundError" in reason:
-            outcome = "skipped"  # a whole file that needs a package which is not here
-        yield {"test": case.get("name"), "outcome": outcome, "reason": reason}
+    command = [sys.executable, "-m", "pytest", "-m", "gpu", "-rA", "-q", "-p", "no:cacheprovider", *_GPU_TESTS]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=False)
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("PASSED", "FAILED", "ERROR", "SKIPPED"))]
+    job.write(case="tests", exit_code=done.returncode, lines=lines)
+    # A whole file may need a package that is missing here.
+    bad = [line for line in lines if line.startswith(("FAILED", "ERROR")) and "ModuleNotFoundError" not in line]
+    if bad or not lines:
+        raise StepFailedError(f"pytest ended with {done.returncode}: {'; '.join(bad) or done.stderr[-500:]}")
+    if not any(line.startswith("PASSED") for line in lines):
+        raise SkippedError(f"no test ran: {lines[0]}")

@@ -22,14 +22,12 @@ class Step:
         does: what it runs, in a process of its own, as ``module:function`` of this package: the module may need a
             package that is missing.
         options: of the function, besides the job.
-        rehearsed_by: steps whose rehearsal runs the same code, so that this one needs none; () for none.
     """
 
     name: str
     budget_s: float
     does: str
     options: Mapping[str, Any] = field(default_factory=dict)
-    rehearsed_by: tuple[str, ...] = ()
 
     def run(self, job: Job) -> None:
         """Do it, here."""
@@ -37,13 +35,12 @@ class Step:
         function(job, **self.options)
 
 
-def _model(name: str, budget_s: float, model: str, variant: str, *rehearsed_by: str) -> Step:
-    return Step(name, budget_s, "end_to_end:measure", {"model": model, "variant": variant}, rehearsed_by)
+def _model(name: str, budget_s: float, model: str, variant: str) -> Step:
+    return Step(name, budget_s, "end_to_end:measure", {"model": model, "variant": variant})
 
 
-def _engine(name: str, budget_s: float, flavour: str, *rehearsed_by: str, is_windowed: bool = False) -> Step:
-    options = {"flavour": flavour, "is_windowed": is_windowed}
-    return Step(name, budget_s, "backends:run_engine", options, rehearsed_by)
+def _engine(name: str, budget_s: float, flavour: str, *, is_windowed: bool = False) -> Step:
+    return Step(name, budget_s, "backends:run_engine", {"flavour": flavour, "is_windowed": is_windowed})
 
 
 _WINDOW, _BLOCKS = {"family": "window"}, {"family": "blocks"}
@@ -64,7 +61,7 @@ STEPS = (
     Step("shipped-block-kernels", 45, "kernels:check_shipped", _BLOCKS),
     _engine("engine-tensorrt", 75, "tensorrt"),
     _engine("engine-tensorrt-plugin", 75, "tensorrt", is_windowed=True),
-    _engine("engine-tensorrt-rtx", 60, "tensorrt_rtx", "engine-tensorrt-rtx-plugin"),
+    _engine("engine-tensorrt-rtx", 60, "tensorrt_rtx"),
     _engine("engine-tensorrt-rtx-plugin", 60, "tensorrt_rtx", is_windowed=True),
     Step("onnxruntime", 45, "backends:run_onnxruntime"),
     _model("bert-flex", 75, "bert-base", "FlexAttention window"),
@@ -72,17 +69,16 @@ STEPS = (
     _model("longformer-flex", 75, "longformer-base", "FlexAttention"),
     Step("registers", 60, "kernels:count_registers", _WINDOW),
     Step("block-registers", 60, "kernels:count_registers", _BLOCKS),
-    Step("answers-other", 90, "kernels:check", _WINDOW | _OTHER_HEADS, ("answers-d64",)),
-    Step("kernels-d128", 75, "kernels:time_kernels", _WINDOW | {"head_dims": (128,)}, ("kernels-d64",)),
+    Step("answers-other", 90, "kernels:check", _WINDOW | _OTHER_HEADS),
+    Step("kernels-d128", 75, "kernels:time_kernels", _WINDOW | {"head_dims": (128,)}),
     Step(
         "block-kernels-d128",
         75,
         "kernels:time_kernels",
         _BLOCKS | {"head_dims": (128,), "dtype": "bfloat16"},
-        ("block-kernels-d64",),
     ),
-    Step("block-answers-other", 90, "kernels:check", _BLOCKS | _OTHER_HEADS, ("block-answers-d64",)),
-    _model("longformer-compile", 75, "longformer-base", "torch.compile", "longformer-hugging-face", "bert-compile"),
+    Step("block-answers-other", 90, "kernels:check", _BLOCKS | _OTHER_HEADS),
+    _model("longformer-compile", 75, "longformer-base", "torch.compile"),
     Step("gpu-tests", 90, "repository_tests:check"),
 )
 """In order of value: time that runs out takes the last ones. Budgets are the most, and together more than the time."""

@@ -38,7 +38,6 @@ def main(description: str, program: Sequence[str] = ("-m", "benchmarks.gpu")) ->
     """Run what the command line asks for; the result is the exit status.
 
     Args:
-        description: of the command.
         program: what Python runs again, with ``--step``, for each step.
     """
     options = _read_options(description)
@@ -106,8 +105,6 @@ def _run_in_process(
 ) -> tuple[str, str | None]:
     if seconds_left < _LEAST_SECONDS:
         return "skipped", f"the {options.minutes:g} minutes are over"
-    if options.rehearse and step.rehearsed_by and not options.steps:
-        return "skipped", f"its code is that of {' and '.join(step.rehearsed_by)}"
     command = [*program, "--step", step.name, "--output", str(output)]
     command += ["--rehearse"] if options.rehearse else []
     command += ["--bundle", str(options.bundle)] if options.bundle else []

@@ -10,7 +10,8 @@ from typing import Any
 
 Row = dict[str, Any]
 
-_WIDTH = 15
+_CALLS = ("latency", "graph", "engine", "onnxruntime")
+"""Cases whose rows are about whole models, in the order of the lines."""
 
 _OPEN_TARGET = ("H100", 64, 380.0)
 """GPU, head_dim and TFLOP/s that a window as wide as the text should reach."""
@@ -24,7 +25,7 @@ _FLEX_PEERS = {
 
 
 def lines_of(rows: Sequence[Row]) -> Iterator[str]:
-    """What was found, a part a kind of row; a rehearsal's times are left out, for they mean nothing."""
+    """One line per finding; a rehearsal's times are left out, for they mean nothing."""
     if any(row["rehearsal"] for row in rows):
         count = sum(row.get("case") != "step" for row in rows)
         yield f"A rehearsal on the CPU: {count} rows, none of which is a result."
@@ -37,12 +38,9 @@ def lines_of(rows: Sequence[Row]) -> Iterator[str]:
             )
     kernels = [row for row in rows if "roofline_ms" in row or row.get("case") == "compile"]
     yield from map(kernel_line, kernels)
-    yield from verdicts(kernels, _gpu_of(rows))
-    for case, title in (("latency", "p50 ms, with peak GB of PyTorch"), ("graph", "p50 ms of a CUDA graph")):
-        yield from _model_table([row for row in rows if row.get("case") == case], title)
-    for row in rows:
-        if row.get("case") in ("engine", "onnxruntime"):
-            yield _backend_line(row)
+    yield from verdicts(kernels, next((row["gpu"] for row in rows if "gpu" in row), ""))
+    for case in _CALLS:
+        yield from (_call_line(row) for row in rows if row.get("case") == case)
 
 
 def kernel_line(row: Row) -> str:
@@ -84,36 +82,18 @@ def verdicts(rows: Sequence[Row], gpu: str) -> Iterator[str]:
         yield f"open window at d{wanted_head_dim}: {max(rates):.0f} TFLOP/s at best, target {wanted:.0f}: {verdict}"
 
 
-def _gpu_of(rows: Sequence[Row]) -> str:
-    return next((row["torch"].get("name", "") for row in rows if "torch" in row), "")
-
-
-def _model_table(rows: Sequence[Row], title: str) -> Iterator[str]:
-    """A line a model, variant and batch; a column a length."""
-    if not rows:
-        return
-    lengths = sorted({row["tokens"] for row in rows})
-    cells = {(row["model"], row["variant"], row["batch"], row["tokens"]): _cell(row) for row in rows}
-    yield f"{title:<46}" + "".join(f"{tokens:>{_WIDTH}}" for tokens in lengths)
-    for model, variant, batch in dict.fromkeys(key[:3] for key in cells):
-        of_lengths = (cells.get((model, variant, batch, tokens), "") for tokens in lengths)
-        yield f"{model:<16}{variant:<22}batch {batch:<2}" + "".join(f"{cell:>{_WIDTH}}" for cell in of_lengths)
-
-
-def _cell(row: Row) -> str:
+def _call_line(row: Row) -> str:
+    """A call of a whole model or bundle."""
+    what = f"{row['model']}, {row.get('variant') or row.get('flavour') or row.get('provider')}"
+    what += " with our plugin" if row.get("windowed") else ""
+    what += " as a CUDA graph" if row["case"] == "graph" else ""
+    what += f", {row['batch']} x {row['tokens']}" if "tokens" in row else ""
     if row["status"] != "ok":
-        return str(row["status"])
-    peak_bytes = row.get("allocated_bytes")
-    return f"{row['p50_ms']:.2f}" + (f" ({peak_bytes / 1e9:.2f})" if peak_bytes is not None else "")
-
-
-def _backend_line(row: Row) -> str:
-    what = row.get("flavour") or row.get("provider")
-    kind = " with our plugin" if row.get("windowed") else ""
-    if row["status"] != "ok":
-        return f"{what}{kind}: {row['status']}: {row['reason']}"
-    verdict = "right" if row["passed"] else "WRONG"
-    return (
-        f"{what}{kind}, {row['batch']} x {row['tokens']}: {row['p50_ms']:.2f} ms, {verdict} "
-        f"(cosine {row['min_cosine']:.6f}, max abs error {row['max_abs_error']:.2e})"
-    )
+        return f"{what}: {row['status']}: {row['reason']}"
+    line = f"{what}: {row['p50_ms']:.2f} ms"
+    if row.get("allocated_bytes") is not None:
+        line += f", {row['allocated_bytes'] / 1e9:.2f} GB of PyTorch's allocator at the peak"
+    if "passed" in row:
+        verdict = "right" if row["passed"] else "WRONG"
+        line += f", {verdict} (cosine {row['min_cosine']:.6f}, max abs error {row['max_abs_error']:.2e})"
+    return line

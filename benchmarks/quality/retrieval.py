@@ -7,13 +7,13 @@ query has one right document, and its rank by cosine counts. There are three kin
 
 * name: the topic's name. The document's title often repeats it, within the first 512 tokens.
 * first: its first sentence of prose, taken out of the document.
-* later: up to ten sentences a document from behind its 512th token, taken out of it: what a model that reads 512
+* later: up to ten sentences per document from after its 512th token, taken out of it: what a model that reads 512
   tokens never sees.
 
 A sentence that stands in several documents, for some topics contain others, or twice in one is no query.
 
-Each kind is asked among the long topics alone and among all topics, short ones included. MRR and nDCG look at the first
-ten documents. Differences from truncation at 512 tokens are paired, with bootstrap intervals of 95 % that draw
+Each kind is asked among the long topics alone and among all topics, short ones included. MRR looks at the first ten
+documents. Differences from truncation at 512 tokens are paired, with bootstrap intervals of 95 % that draw
 documents, not queries, since queries of one document are alike: an interval around 0 is noise. Nothing is timed.
 """
 
@@ -167,10 +167,9 @@ def queries_of(documents: Mapping[str, str], tokenizer: Any, *, base: int, sente
     """The three kinds; only documents of more than `base` tokens are asked for.
 
     Args:
-        documents: name -> text.
         tokenizer: finds the tokens, special ones included.
         base: tokens that the model reads without extension.
-        sentences: at most so many later sentences a document, spread over what lies behind its first `base` tokens.
+        sentences: the most later sentences per document, spread over what follows its first `base` tokens.
     """
     by_name, by_first, by_later = (Queries(kind, dict(documents), [], []) for kind in ("name", "first", "later"))
     flat = {name: " ".join(text.split()) for name, text in documents.items()}
@@ -191,7 +190,7 @@ def queries_of(documents: Mapping[str, str], tokenizer: Any, *, base: int, sente
 
 
 def prose_sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each sentence of prose; headings, code and grammars are none."""
+    """Start and end of each sentence of prose; headings, code and grammars are not prose."""
     for paragraph in _PARAGRAPH.finditer(text):
         if not any(mark in paragraph[0] for mark in _NOT_PROSE):
             for found in _SENTENCE.finditer(paragraph[0]):
@@ -236,7 +235,6 @@ def results_of(
 
     Args:
         similarities: variant -> kind -> [queries, documents].
-        kinds: the queries.
         is_long: of each document.
     """
     entries = []
@@ -246,13 +244,11 @@ def results_of(
             answers = np.array(kind.answers)
             ranks = {name: ranks_of(of[kind.kind], answers, kept) for name, of in similarities.items()}
             for name in similarities:
-                entry: dict[str, Any] = {"collection": collection, "kind": kind.kind, "variant": name}
-                for metric, score in (("mrr", reciprocal_ranks), ("ndcg", discounted_gains)):
-                    scores, baseline = score(ranks[name]), score(ranks[BASELINE])
-                    entry[metric] = float(scores.mean())
-                    entry[f"{metric}_interval"] = interval(scores, answers)
-                    entry[f"{metric}_difference"] = float((scores - baseline).mean())
-                    entry[f"{metric}_difference_interval"] = interval(scores - baseline, answers)
+                scores, baseline = reciprocal_ranks(ranks[name]), reciprocal_ranks(ranks[BASELINE])
+                entry = {"collection": collection, "kind": kind.kind, "variant": name, "mrr": float(scores.mean())}
+                entry["mrr_interval"] = interval(scores, answers)
+                entry["mrr_difference"] = float((scores - baseline).mean())
+                entry["mrr_difference_interval"] = interval(scores - baseline, answers)
                 entries.append(entry)
     return entries
 
@@ -261,7 +257,6 @@ def ranks_of(similarities: FloatArray, answers: npt.NDArray[np.int64], kept: npt
     """[queries], from 1, the rank of each right document; of equal ones it is the last, so that ties earn nothing.
 
     Args:
-        similarities: [queries, documents].
         answers: [queries], the right documents.
         kept: [collection], the documents that are ranked; all right ones are among them.
     """
@@ -270,13 +265,8 @@ def ranks_of(similarities: FloatArray, answers: npt.NDArray[np.int64], kept: npt
 
 
 def reciprocal_ranks(ranks: FloatArray) -> FloatArray:
-    """1 / rank, 0 behind the cutoff; their mean is MRR@10."""
+    """1 / rank, 0 after the cutoff; their mean is MRR@10."""
     return np.where(ranks <= CUTOFF, 1 / ranks, 0.0)
-
-
-def discounted_gains(ranks: FloatArray) -> FloatArray:
-    """1 / log2(1 + rank), 0 behind the cutoff; with one right document the best is 1, so their mean is nDCG@10."""
-    return np.where(ranks <= CUTOFF, 1 / np.log2(1 + ranks), 0.0)
 
 
 def interval(scores: FloatArray, groups: npt.NDArray[np.int64]) -> tuple[float, float]:
@@ -298,7 +288,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--model", type=Path, help="a sentence-transformers checkpoint (default: the sample model)")
     parser.add_argument("--max-len", type=int, default=4096, help="tokens of the extended models")
     parser.add_argument("--window", type=int, default=256, help="tokens on each side, of the windowed variants")
-    parser.add_argument("--sentences", type=int, default=10, help="later sentences a document")
+    parser.add_argument("--sentences", type=int, default=10, help="later sentences per document")
     parser.add_argument("--output", type=Path, help="append the result to this file, as a JSON line")
     return parser.parse_args()
 
@@ -325,18 +315,12 @@ def _report(result: Mapping[str, Any]) -> None:
     for collection in result["collections"]:
         for kind, number in result["queries"].items():
             print(f"\n{collection}, {kind}: {number} queries")
-            print(f"  {'':<30} MRR@10  difference from {BASELINE}  nDCG@10  difference")
+            print(f"  {'':<30} MRR@10  difference from {BASELINE}")
             for entry in result["results"]:
                 if (entry["collection"], entry["kind"]) == (collection, kind):
-                    print(f"  {entry['variant']:<30} {_cells(entry)}")
-
-
-def _cells(entry: Mapping[str, Any]) -> str:
-    cells = []
-    for metric in ("mrr", "ndcg"):
-        low, high = entry[f"{metric}_difference_interval"]
-        cells.append(f"{entry[metric]:.3f}  {entry[f'{metric}_difference']:+.3f} ({low:+.3f} to {high:+.3f})")
-    return "   ".join(cells)
+                    low, high = entry["mrr_difference_interval"]
+                    difference = f"{entry['mrr_difference']:+.3f} ({low:+.3f} to {high:+.3f})"
+                    print(f"  {entry['variant']:<30} {entry['mrr']:.3f}  {difference}")
 
 
 if __name__ == "__main__":

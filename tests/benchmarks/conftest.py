@@ -36,7 +36,7 @@ def rehearse(
                 child.setattr(sys, "argv", arguments[1:])
                 assert script.main() == 0
             found = json.loads(printed.getvalue().splitlines()[-1])
-            return Outcome(status=Status.OK, output=found, reason=None, peak_rss_bytes=0)
+            return Outcome(status=Status.OK, output=found)
 
         results = tmp_path / "results.jsonl"
         command = [script.__name__, *options.split(), "--rounds", "1", "--output", str(results)]

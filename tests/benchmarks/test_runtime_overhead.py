@@ -55,7 +55,7 @@ def only_sleep_takes_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("only_sleep_takes_time")
 def test_an_overhead_is_how_many_times_as_long_a_call_takes() -> None:
-    measured = runtime_overhead._taking_turns(call_of(0.03), call_of(0.02), times=5)
+    measured = runtime_overhead._interleaved(call_of(0.03), call_of(0.02), times=5)
     assert measured["overhead"] == pytest.approx(1.5)
     assert measured["latency_ms"] == pytest.approx(30)
 
@@ -63,17 +63,4 @@ def test_an_overhead_is_how_many_times_as_long_a_call_takes() -> None:
 @pytest.mark.parametrize("value", [1 + 2**-20, float("nan")])
 def test_a_call_that_answers_otherwise_is_not_measured(value: float) -> None:
     with pytest.raises(SystemExit, match="not that of the bare call"):
-        runtime_overhead._taking_turns(call_of(0, value), call_of(0), times=1)
-
-
-@pytest.mark.usefixtures("only_sleep_takes_time")
-def test_the_fastest_batch_size_is_chosen() -> None:
-    seen: list[str] = []
-
-    def encode(texts: list[str], size: int) -> None:
-        seen.extend(texts)
-        time.sleep(0.001 if size == 4 else 0.02)
-
-    texts = ["x" * length for length in range(400)]
-    assert runtime_overhead._fastest_batch_size(encode, texts)["batch_size"] == 4
-    assert len(set(seen)) == 3 * 32
+        runtime_overhead._interleaved(call_of(0, value), call_of(0), times=1)

@@ -68,12 +68,6 @@ def test_a_case_that_ends_badly_is_named_and_ends_the_comparison(fake: Path) -> 
         compared(Target("ours", None, Figure.LATENCY, 1.0))
 
 
-def test_nothing_is_compared_where_growth_cannot_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(targets, "with_growth", lambda call: (call(), None))
-    with pytest.raises(SystemExit, match="Run it on Linux"):
-        compared(Target("ours", None, Figure.LATENCY, 1.0))
-
-
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
 def test_growth_is_that_of_the_run() -> None:
     def run(ids: np.ndarray) -> np.ndarray:

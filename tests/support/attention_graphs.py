@@ -8,6 +8,7 @@ __all__ = [
     "PROTO",
     "Dense",
     "answer_by_definition",
+    "attention_model",
     "chain_of",
     "insert_after",
     "portable_graph",
@@ -85,12 +86,13 @@ class Dense:
 def chain_of(layers: Sequence[Dense | SparseLayer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Attentions alone, each taking its query from the one before; all are of the first one's heads and dtype.
 
-    The inputs are query, key and value, [batch, heads, tokens, head_dim], a mask, [batch, tokens], and a bias if any.
+    The inputs are query, key and value, [batch, heads, tokens, head_dim], masks, [batch, tokens], and a bias if any.
     """
     first, dtype = layers[0], PROTO[layers[0].dtype]
     state = ["batch", first.heads, "tokens", first.head_dim]
     inputs = [helper.make_tensor_value_info(name, dtype, state) for name in STATES]
-    inputs.append(helper.make_tensor_value_info(first.inputs[0], _MASKS[first.inputs[0]], ["batch", "tokens"]))
+    for mask in dict.fromkeys(layer.inputs[0] for layer in layers):
+        inputs.append(helper.make_tensor_value_info(mask, _MASKS[mask], ["batch", "tokens"]))
     if "bias" in first.inputs:
         inputs.append(helper.make_tensor_value_info("bias", dtype, ["bias_batch", first.heads, "tokens", "tokens"]))
     names = ["query", *(f"attended_{number}" for number in range(len(layers)))]
@@ -101,14 +103,21 @@ def chain_of(layers: Sequence[Dense | SparseLayer], order: BlockOrder = BlockOrd
         for layer, (before, after) in zip(layers, itertools.pairwise(names), strict=True)
     ]
     tables = {name: table for layer in layers for name, table in layer.constants.items()}
-    output = helper.make_tensor_value_info(names[-1], dtype, state)
+    *between, output = (helper.make_tensor_value_info(name, dtype, state) for name in names[1:])
     constants = [numpy_helper.from_array(table, name) for name, table in tables.items()]
     return helper.make_model(
-        helper.make_graph(nodes, "attention", inputs, [output], constants),
+        helper.make_graph(nodes, "attention", inputs, [output], constants, value_info=between),
         functions=list({layer.name: layer.body(order) for layer in layers}.values()),
         opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)],
         ir_version=10,
     )
+
+
+def attention_model(*layers: Dense | SparseLayer) -> ir.Model:
+    """`chain_of` these layers, with the shapes of all values."""
+    model = chain_of(layers)
+    onnx.checker.check_model(model)
+    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
 
 
 def portable_graph(*layers: Dense | SparseLayer, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:

@@ -13,7 +13,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def quiet_pytorch() -> None:
-    """PyTorch logs every step of a trace for a log file that nobody asked for; pytest would keep and print it."""
+    """PyTorch logs every step of a trace for a log file that is not wanted here; pytest would keep and print it."""
     logging.getLogger("torch.__trace").propagate = False
 
 

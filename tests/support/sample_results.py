@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -93,6 +95,24 @@ def sample_result(
         ceilings=(Ceilings(device="cpu", dtype="float32", matmul_flops_per_s=1.41e11, copy_bytes_per_s=1.83e10),),
         largest_batches=_largest_batches(),
     )
+
+
+def with_cases(result: BenchResult, change: Callable[[CaseResult], CaseResult]) -> BenchResult:
+    """The result with every case changed."""
+    return dataclasses.replace(result, cases=tuple(map(change, result.cases)))
+
+
+def slower(result: BenchResult, factor: float, *series: str, lengths: tuple[int, ...] = LENGTHS) -> BenchResult:
+    """Some series take longer, at some lengths."""
+
+    def change(case: CaseResult) -> CaseResult:
+        if case.latency is None or case.series not in series or case.tokens not in lengths:
+            return case
+        rounds = tuple(factor * p50_ms for p50_ms in case.latency.rounds_p50_ms)
+        latency = dataclasses.replace(case.latency, p50_ms=factor * case.latency.p50_ms, rounds_p50_ms=rounds)
+        return dataclasses.replace(case, latency=latency)
+
+    return with_cases(result, change)
 
 
 def _series() -> tuple[Series, ...]:

@@ -7,6 +7,7 @@ __all__ = [
     "BLOCK_SIZE",
     "COPIES",
     "LABELS",
+    "MANY_GLOBAL_TOKENS",
     "PAD_TOKEN_ID",
     "RANDOM_BLOCKS",
     "SEPARATOR_ID",
@@ -41,9 +42,15 @@ its attention, is tested with the other alone.
 
 LABELS = ("negative", "neutral", "positive")
 WINDOWS = (8, 16)
-"""Longformer's and LED's ``attention_window``, a layer each: both sides of a token together.
+"""Longformer's and LED's ``attention_window``, one per layer: both sides of a token together.
 
 With a head on top, both of Longformer's layers have the first: layers that are alike are traced once.
+"""
+
+MANY_GLOBAL_TOKENS = {"max_len": 4096, "max_global": 64, "attention_window": [WINDOWS[1]] * 2}
+"""Longformer's bundle of more global tokens than a head is wide, so that the graph projects all tokens for them.
+
+Its layers have one window, and are traced once.
 """
 
 BLOCK_SIZE, RANDOM_BLOCKS = 4, 3

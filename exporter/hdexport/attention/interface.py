@@ -31,9 +31,7 @@ class LayerMask(Protocol):
 
         Args:
             module: the layer's attention.
-            query: [batch, heads, tokens, head_dim].
-            key: [batch, heads, tokens, head_dim].
-            value: [batch, heads, tokens, head_dim].
+            query, key, value: [batch, heads, tokens, head_dim].
             scale: factor of the scores.
 
         Returns:

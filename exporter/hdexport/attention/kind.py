@@ -1,4 +1,4 @@
-"""What the exporter knows of a kind of attention: one class a kind, each in a folder of its own."""
+"""What the exporter knows of a kind of attention: one class per kind, each in its own folder."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_TRAINED = (
     "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
     "against PyTorch with the same {}."
 )
-"""What is said where a model is given another attention than it has; {} is what it is given, "windows"."""
+"""The remark on a model whose attention is replaced; {} is what it gets, "windows"."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +91,9 @@ class Setup:
 
     Attributes:
         is_own: whether the model was trained with it; else it takes the place of dense attention.
-        inputs: of the graph, beside those of every model.
+        inputs: of the graph, in addition to those of every model.
         padding: how far rows may be padded; None for any length.
-        remark: what somebody who asked for it has to know; None for nothing.
+        remark: what the user has to know; None for nothing.
     """
 
     is_own: bool
@@ -163,10 +163,10 @@ class AttentionKind:
         return spec.partition(":")[0] in self.forms
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
-        """Declare options of its own beside ``--attention``."""
+        """Declare its options in addition to ``--attention``."""
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> Any | None:
-        """What was asked for, if anything was.
+        """What was asked for; None for nothing.
 
         Args:
             spec: value of ``--attention``, if the kind reads it.
@@ -188,7 +188,7 @@ class AttentionKind:
         return None
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> Any | None:
-        """What the manifest says of it: an instance of `record_type`; None where the graph has none of it.
+        """What the manifest says of it: an instance of `record_type`; None if the graph does not use it.
 
         Args:
             setup: what the graph was traced with.
@@ -201,7 +201,7 @@ class AttentionKind:
         yield from ()
 
     def read(self, record: Any, bundle: Bundle) -> Setup:
-        """The setup of a bundle, for whoever compares it with PyTorch.
+        """The setup of a bundle, for comparing it with PyTorch.
 
         Raises:
             BundleCorruptError: a file that it needs is missing or damaged, or contradicts the manifest.
@@ -217,11 +217,11 @@ class AttentionKind:
         return ()
 
     def boundaries(self, record: Any) -> Boundaries | None:
-        """Lengths that a verification must visit; None where there are none beyond those of every model."""
+        """Lengths that a verification must visit beyond those of every model, if any."""
         return None
 
     def keys_of_layers(self, record: Any, manifest: Manifest, tokens: int) -> list[int]:
-        """Of each layer, the keys that a query meets in the portable graph in a text of so many tokens, about."""
+        """About how many keys a query meets in each layer of the portable graph, in a text of that many tokens."""
         return []
 
     def reference_copies(self, record: Any, family: Family, heads: int) -> int:
@@ -229,17 +229,17 @@ class AttentionKind:
         return 0
 
     def leading_global_tokens(self, record: Any) -> int:
-        """Tokens at the beginning of each text that every query sees and no caller marks."""
+        """Tokens at the beginning of each text that every query sees without being marked by a caller."""
         return 0
 
     def peer_remark(self, record: Any) -> str | None:
-        """What PyTorch's model, which others run, does not know of it; None where it knows all."""
+        """What the PyTorch model that peers run lacks of it; None if it lacks nothing."""
         return None
 
     def export_remark(self, record: Any, tokens: int) -> str | None:
-        """What an export of PyTorch's model with a text of so many tokens freezes; None where nothing."""
+        """What an export of PyTorch's model with a text of that many tokens freezes, if anything."""
         return None
 
     def describe(self, record: Any) -> Iterator[tuple[str, str]]:
-        """Lines of ``hdexport inspect``: name, or an empty one, and what is said."""
+        """Lines of ``hdexport inspect``: a name, which may be empty, and the text."""
         yield from ()

@@ -47,7 +47,7 @@ def kinds() -> tuple[AttentionKind, ...]:
 
 
 def _loaded(point: importlib.metadata.EntryPoint) -> AttentionKind | None:
-    """Somebody else's kind; None, with a warning, where its code fails: models without it do not need it."""
+    """A kind of another package; None, with a warning, if its code fails: models without it do not need it."""
     try:
         kind: AttentionKind = point.load()()
     except Exception as error:
@@ -66,7 +66,7 @@ def kind_named(name: object) -> AttentionKind:
     """The kind of that name.
 
     Raises:
-        BundleCorruptError: there is none.
+        BundleCorruptError: this installation has no such kind.
     """
     for kind in kinds():
         if kind.name == name:
@@ -143,10 +143,7 @@ def attention_of(manifest: Manifest) -> list[Attention]:
     Raises:
         BundleCorruptError: a kind is not known here, or its record is malformed.
     """
-    return list(_attention_of(manifest))
-
-
-def _attention_of(manifest: Manifest) -> Iterator[Attention]:
+    found = []
     for index, values in enumerate(manifest.attention):
         kind = kind_named(values.get("kind"))
         try:
@@ -155,7 +152,8 @@ def _attention_of(manifest: Manifest) -> Iterator[Attention]:
                 raise JsonMismatchError(f"manifest.attention[{index}]{problem}")
         except JsonMismatchError as error:
             raise BundleCorruptError(f"{error}.\nRebuild or copy the bundle again.") from None
-        yield Attention(kind, record)
+        found.append(Attention(kind, record))
+    return found
 
 
 def _not_understood(spec: str, part: str) -> InputError:

@@ -30,7 +30,7 @@ class PairCounts(ABC):
 
 
 def use_pair_counts(model: PreTrainedModel) -> None:
-    """Make a model's own attention one of counted pairs, in place; whoever calls its layers gives them the counts.
+    """Make a model's own attention one of counted pairs, in place; the caller of its layers gives them the counts.
 
     Args:
         model: whose attention is reached through the library's attention interface. Its layers are to be wrapped
@@ -54,9 +54,7 @@ def _attend(
 
     Args:
         module: the layer's attention.
-        query: [batch, heads, tokens, head_dim].
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, heads, tokens, head_dim].
         attention_mask: how often each query sees each key.
         scaling: factor of the scores; None for head_dim ** -0.5.
 

@@ -13,13 +13,7 @@ from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
 
 
 def operator_node(name: str, inputs: Sequence[torch.Tensor], attributes: Mapping[str, Any]) -> torch.Tensor:
-    """A node; its output has the shape and type of the first input.
-
-    Args:
-        name: of the operator.
-        inputs: of the node.
-        attributes: of the node.
-    """
+    """A node of the operator of that name; its output has the shape and type of the first input."""
     return torch.onnx.ops.symbolic(
         f"{ONNX_DOMAIN}::{name}",
         inputs,

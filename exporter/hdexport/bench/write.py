@@ -16,12 +16,7 @@ from hdruntime.errors import HdexportError
 
 
 def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
-    """Write ``bench.json``, ``bench.csv`` and ``bench.html`` into a folder, and a picture a chart.
-
-    Args:
-        folder: an existing one.
-        result: what is written.
-        png: whether to write the pictures.
+    """Write ``bench.json``, ``bench.csv`` and ``bench.html`` into a folder, and one picture per chart.
 
     Raises:
         HdexportError: a file cannot be written.

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "SelfAttention", "block_sparse", "forget_short_texts"]
+__all__ = ["FAMILY", "SelfAttention", "block_sparse", "forget_short_texts", "own_blocks", "run_layers"]
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -96,6 +96,24 @@ def forget_short_texts(model: PreTrainedModel) -> None:
     base.register_forward_pre_hook(lambda module, _: module.set_attention_type("block_sparse"))
 
 
+def own_blocks(model: Any, setup: BlockSetup | None) -> tuple[BlockSparse | None, Sequence[torch.Tensor | None]]:
+    """What the attention is, None where it is dense, and the table of each layer, if any."""
+    layers = model.config.num_hidden_layers
+    return (None, [None] * layers) if setup is None else (setup.spec, setup.tables(layers))
+
+
+def run_layers(
+    spec: BlockSparse | None,
+    hidden_states: torch.Tensor,
+    attention_mask: torch.Tensor,
+    layers: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> torch.Tensor:
+    """`through_blocks`, or, where the attention is dense, the layers as they are."""
+    if spec is None:
+        return layers(hidden_states, attention_mask.bool())
+    return through_blocks(spec, hidden_states, attention_mask, layers)
+
+
 class _Attention(torch.nn.Module):
     """`SelfAttention` and what follows it, without the original's seed, in which all layers differ.
 
@@ -131,36 +149,20 @@ def _forward(
             states = layer(states, attention_mask=mask)
         return states
 
-    if spec is None:
-        hidden_states = layers(hidden_states, attention_mask.bool())
-    else:
-        hidden_states = through_blocks(spec, hidden_states, attention_mask, layers)
+    hidden_states = run_layers(spec, hidden_states, attention_mask, layers)
     return BaseModelOutputWithPoolingAndCrossAttentions(last_hidden_state=hidden_states)
 
 
-def _adapt(model: PreTrainedModel) -> None:
-    _attend(model, None, [None] * model.config.num_hidden_layers)
-
-
-def _adapt_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
-    _attend(model, setup.spec, setup.tables(model.config.num_hidden_layers))
-
-
-def _attend(model: PreTrainedModel, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
-    base: Any = model.base_model
-    _check_separator(model)
-    for layer, table in zip(base.encoder.layer, tables, strict=True):
-        layer.attention = _Attention(layer.attention, spec, table)
-    base.forward = functools.partial(_forward, base, spec)
-
-
-def _check_separator(model: Any) -> None:
-    """Refuse question answering that cannot tell the question from the context."""
+def _adapt(model: Any, setup: BlockSetup | None = None) -> None:
     if hasattr(model, "qa_classifier") and model.config.sep_token_id is None:
         raise ModelError(
             "config.json has no sep_token_id, by which a big_bird finds the question, whose tokens are no answer.\n"
             'Add it: the tokenizer knows the id of its separator, e.g. "sep_token_id": 66.'
         )
+    base, (spec, tables) = model.base_model, own_blocks(model, setup)
+    for layer, table in zip(base.encoder.layer, tables, strict=True):
+        layer.attention = _Attention(layer.attention, spec, table)
+    base.forward = functools.partial(_forward, base, spec)
 
 
 def _padded_tokens(config: Any, tokens: int) -> int:
@@ -171,7 +173,7 @@ FAMILY = Family(
     model_types=("big_bird",),
     padded_tokens=_padded_tokens,
     adapt=_adapt,
-    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt_blocks),
+    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt),
     as_trained=forget_short_texts,
     has_sdpa=False,
     # Hugging Face's tokenizer gives no types to this task, and its model makes them so.

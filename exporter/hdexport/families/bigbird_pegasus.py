@@ -5,31 +5,27 @@ from __future__ import annotations
 __all__ = ["FAMILY"]
 
 import functools
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers.modeling_outputs import BaseModelOutput
 
-from hdexport.attention.blocks.node import through_blocks
 from hdexport.attention.blocks.record import BlockSparse
-from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts
+from hdexport.families.big_bird import SelfAttention, block_sparse, forget_short_texts, own_blocks, run_layers
 from hdexport.families.led import encoder_of
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.tasks import Task
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
     from hdexport.attention.blocks.setup import BlockSetup
 
 
 class _Layer(torch.nn.Module):
-    """A layer of the original's parts, without its look for infinity in float16, a branch that no graph can have.
+    """A layer of the original's parts, without its search for infinity in float16, a branch that graphs cannot have.
 
     Args:
         original: a ``BigBirdPegasusEncoderLayer``.
-        attention: in the place of the original's.
+        attention: replaces the original's.
     """
 
     def __init__(self, original: Any, attention: SelfAttention) -> None:
@@ -67,22 +63,12 @@ def _forward(
             states = layer(states, mask)
         return states
 
-    if spec is None:
-        hidden_states = layers(hidden_states, attention_mask.bool())
-    else:
-        hidden_states = through_blocks(spec, hidden_states, attention_mask, layers)
+    hidden_states = run_layers(spec, hidden_states, attention_mask, layers)
     return BaseModelOutput(last_hidden_state=encoder.layernorm_embedding(hidden_states))
 
 
-def _adapt(encoder: PreTrainedModel) -> None:
-    _attend(encoder, None, [None] * encoder.config.num_hidden_layers)
-
-
-def _adapt_blocks(encoder: Any, setup: BlockSetup) -> None:
-    _attend(encoder, setup.spec, setup.tables(encoder.config.num_hidden_layers))
-
-
-def _attend(encoder: Any, spec: BlockSparse | None, tables: Sequence[torch.Tensor | None]) -> None:
+def _adapt(encoder: Any, setup: BlockSetup | None = None) -> None:
+    spec, tables = own_blocks(encoder, setup)
     encoder.layers = torch.nn.ModuleList(
         _Layer(layer, SelfAttention(layer.self_attn.self, spec, table))
         for layer, table in zip(encoder.layers, tables, strict=True)
@@ -98,7 +84,7 @@ FAMILY = Family(
     # The encoder's and the decoder's, which are as long.
     position_table="embed_positions.weight",
     adapt=_adapt,
-    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt_blocks),
+    own=OwnAttention(kind="blocks", of_config=block_sparse, adapt=_adapt),
     as_trained=forget_short_texts,
     has_sdpa=False,
     why_not_converted="its attention is block-sparse already, by block_size of config.json",

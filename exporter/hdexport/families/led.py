@@ -51,8 +51,8 @@ def _forward(
 ) -> LEDEncoderBaseModelOutput:
     """The encoder's forward without what Hugging Face's attention needs: padding to the window, branches on the masks.
 
-    The layers are written out as well, for theirs look for infinity in float16. It is behind a normalisation, whose
-    results are far from it.
+    The layers are written out as well, because the originals look for infinity in float16. They do so after a
+    normalisation, whose results are far from it.
     """
     tokens = longformer_tokens(attention_mask, global_attention_mask, max_global)
     hidden_states = encoder.embed_tokens(input_ids) + encoder.embed_positions(input_ids.shape)
@@ -66,15 +66,14 @@ def _forward(
 
 
 def _adapt(encoder: Any, setup: WindowSetup) -> None:
-    max_global = setup.bound
     for layer in encoder.layers:
         attention = layer.self_attn
-        attention.longformer_self_attn = SelfAttention(attention.longformer_self_attn, max_global)
-    encoder.forward = functools.partial(_forward, encoder, max_global)
+        attention.longformer_self_attn = SelfAttention(attention.longformer_self_attn, setup.bound)
+    encoder.forward = functools.partial(_forward, encoder, setup.bound)
 
 
 def _padded_tokens(config: Any, tokens: int) -> int:
-    # One for all layers, or one a layer.
+    # One for all layers, or one per layer.
     windows = config.attention_window
     window = windows if isinstance(windows, int) else max(windows)
     return -(-tokens // window) * window

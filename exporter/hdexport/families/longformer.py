@@ -148,10 +148,9 @@ def _forward(
 
 def _adapt(model: PreTrainedModel, setup: WindowSetup) -> None:
     base: Any = model.base_model
-    max_global = setup.bound
     for layer in base.encoder.layer:
-        layer.attention.self = SelfAttention(layer.attention.self, max_global)
-    base.forward = functools.partial(_forward, base, max_global)
+        layer.attention.self = SelfAttention(layer.attention.self, setup.bound)
+    base.forward = functools.partial(_forward, base, setup.bound)
 
 
 FAMILY = Family(

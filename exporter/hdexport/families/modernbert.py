@@ -76,7 +76,7 @@ def _adapt(model: PreTrainedModel) -> None:
     refused = sorted({kind for kind in rotary.rope_type.values() if kind in _LENGTH_DEPENDENT})
     if refused:
         raise ModelError(
-            f"The rotary positions of kind {refused[0]!r} change with the length of a text, which no graph here does.\n"
+            f"The rotary positions of kind {refused[0]!r} change with the length of a text; a graph cannot do that.\n"
             "Choose a checkpoint whose rope_parameters have a fixed rope_type: default, linear, yarn or llama3."
         )
     rotary.forward = _RotaryTables(rotary)

@@ -1,4 +1,4 @@
-"""Layers that are the same but for their weights are traced once, for tracing is most of what an export takes."""
+"""Layers that differ only in their weights are traced once: tracing takes most of the time of an export."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def layers_traced_once(module: torch.nn.Module) -> Iterator[None]:
     """While this holds, an export traces only the first of a module's layers that are equal and equally called.
 
     The others leave a mark in the graph, for `hdexport.graph.passes.repeat_layers` to replace. Layers are the members
-    of module lists; they are equal if all they are made of is, but for the values of parameters and buffers.
+    of module lists; they are equal if all their parts are, except for the values of parameters and buffers.
     """
     lists = [child for child in module.modules() if isinstance(child, torch.nn.ModuleList)]
     layers: list[Any] = list(dict.fromkeys(layer for children in lists for layer in children))
@@ -74,7 +74,7 @@ class _Traced:
 
 
 class _Tracer:
-    """Stands in front of every layer during one export."""
+    """Intercepts the calls of all layers during one export."""
 
     def __init__(self) -> None:
         self._traced: list[_Traced] = []
@@ -143,7 +143,7 @@ def _with_tensors(values: list[Any], tensors: Sequence[torch.Tensor]) -> list[An
 
 
 def _describe_layer(layer: torch.nn.Module) -> Hashable:
-    """Also which of its weights are one and the same, of which the graph has one value."""
+    """Its description, and which of its weights are tied: the graph has one value of them."""
     seen: dict[int, int] = {}
     ties = tuple(seen.setdefault(id(weight), len(seen)) for weight in _weights(layer))
     return _describe(layer), ties

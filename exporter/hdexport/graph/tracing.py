@@ -7,7 +7,7 @@ __all__ = ["trace"]
 import contextlib
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,28 +126,18 @@ def _quiet_exporter() -> Iterator[None]:
 
 def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:
     """Name the dynamic axes of inputs and outputs, and refuse frozen ones."""
-    specs = {spec.name: spec.shape for spec in module.inputs}
-    for value in model.graph.inputs:
-        _name_axes_of(value, specs[str(value.name)])
-    for value, axes in zip(model.graph.outputs, module.outputs.values(), strict=True):
-        _name_axes_of(value, axes)
-
-
-def _name_axes_of(value: onnx_ir.Value, axes: Sequence[str | int]) -> None:
     import onnx_ir as ir
 
-    dynamic = {index for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
-    _refuse_frozen(value, dynamic)
-    assert value.shape is not None
-    value.shape = ir.Shape([axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)])
-
-
-def _refuse_frozen(value: onnx_ir.Value, dynamic: set[int]) -> None:
-    assert value.shape is not None
-    for axis in dynamic:
-        if isinstance(value.shape[axis], int):
-            raise ExportError(
-                f"The exporter froze axis {axis} of {value.name} to {value.shape[axis]}; "
-                "a graph that is right at one length only is of no use.\n"
-                "Please report the model and the versions that `hdexport doctor` prints."
-            )
+    specs = {spec.name: spec.shape for spec in module.inputs}
+    named = [(value, specs[str(value.name)]) for value in model.graph.inputs]
+    for value, axes in (*named, *zip(model.graph.outputs, module.outputs.values(), strict=True)):
+        assert value.shape is not None
+        dynamic = {index for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
+        for index in dynamic:
+            if isinstance(value.shape[index], int):
+                raise ExportError(
+                    f"The exporter froze axis {index} of {value.name} to {value.shape[index]}; "
+                    "a graph that is right at one length only is of no use.\n"
+                    "Please report the model and the versions that `hdexport doctor` prints."
+                )
+        value.shape = ir.Shape([axis if index in dynamic else value.shape[index] for index, axis in enumerate(axes)])

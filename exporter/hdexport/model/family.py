@@ -1,4 +1,4 @@
-"""What the pipeline must know of a model family."""
+"""What the pipeline must know about a model family."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ class Family:
             ``cumsum(is_real) * is_real + padding_row``.
         shares_layers: whether all layers use the same weights. Such a model is chosen for its size, and each profile
             of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
-        learned_positions: whether there is a table of positions; where there is none, as with rotary positions, any
-            length is computed and nothing is extended.
+        learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is
+            computed and nothing is extended.
         why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
         token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
-            1 behind it, where a caller gives none; None where all are 0.
+            1 after it, by default; None where all are 0.
         tasks: the tasks that an encoder of the family can be built for; None for all.
         encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
         embeddings: the module of word, position and, for some, token-type embeddings; it holds the table of positions

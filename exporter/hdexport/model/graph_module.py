@@ -117,7 +117,7 @@ def graph_inputs(
 
     Args:
         has_token_types: whether the model has a choice of token types.
-        token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 behind it;
+        token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 after it;
             None: they are 0.
         others: of the model's attention.
     """

@@ -45,12 +45,12 @@ DEFAULT_ALPHA = 0.4
 """The weight of the coarse position, as in bert4keras' ``hierarchical_position=True``."""
 
 LONGEST = 2**24
-"""Most positions whatever the scheme: PyTorch's embeddings keep an id a position, 128 MiB at this length."""
+"""Most positions whatever the scheme: PyTorch's embeddings keep an id per position, 128 MiB at this length."""
 
 FOLDED_LIMIT_BYTES = 64 * 2**20
 """The largest table, in its stored dtype, that is written out row by row.
 
-A folded table costs one lookup a token, a factored one two and an addition, so folding is preferred while the
+A folded table costs one lookup per token, a factored one two and an addition, so folding is preferred while the
 table is not what makes a bundle large: 64 MiB is below the vocabulary table of a base-size encoder
 (30 522 x 768 in float32: 89 MiB). It admits 16 384 positions of width 1024 (a large model) in float32.
 """
@@ -71,7 +71,7 @@ class Form(str, Enum):
     """How a graph holds the table."""
 
     FOLDED = "folded"
-    """One table of a row a position."""
+    """One table with a row per position."""
     FACTORED = "factored"
     """Two small tables that are looked up and added: see `FactoredTable`."""
     COMPUTED = "computed"
@@ -103,7 +103,7 @@ def extend_table(
     first_row: int = 0,
     dtype: Any = None,
 ) -> np.ndarray:
-    """The position table for `max_len` positions, a row each.
+    """The position table for `max_len` positions, one row per position.
 
     Args:
         table: [first_row + base, width], floating point (ml_dtypes' bfloat16 included), the checkpoint's.
@@ -120,7 +120,7 @@ def extend_table(
 
     Raises:
         InputError: the options do not fit, see `check_options`.
-        ModelError: the table is no position table, or holds NaN or infinity.
+        ModelError: the table cannot be a position table, or holds NaN or infinity.
         ExportError: a row lies outside the range of `dtype`.
     """
     base = _check_table(table, first_row)
@@ -182,20 +182,17 @@ def choose_form(max_len: int, *, base: int, width: int, itemsize: int) -> Form:
     return Form.FACTORED
 
 
-def check_options(*, scheme: object, alpha: object, max_len: object, base: int) -> None:
-    """Refuse what no table can be made for.
+def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> None:
+    """Refuse options for which no table can be made.
 
     Args:
-        scheme, alpha, max_len: as in `extend_table`, but of any type, since they come from outside; `alpha`
-            is looked at for the hierarchical scheme only.
+        scheme, alpha, max_len: as in `extend_table`; only the hierarchical scheme reads `alpha`.
         base: usable rows of the checkpoint's table.
 
     Raises:
-        InputError: saying what arrived, what fits and what to type.
+        InputError: it says what arrived, what fits and what to type.
     """
-    if scheme not in list(Scheme):
-        raise InputError(f"--positions {scheme} is not known. Use hierarchical, tile or none.")
-    if isinstance(max_len, bool) or not isinstance(max_len, (int, np.integer)) or max_len < 1:
+    if max_len < 1:
         raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number from 1 up.")
     if scheme == Scheme.HIERARCHICAL:
         _check_alpha(alpha)
@@ -214,10 +211,8 @@ def check_options(*, scheme: object, alpha: object, max_len: object, base: int) 
         raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
 
 
-def _check_alpha(alpha: object) -> None:
+def _check_alpha(alpha: float) -> None:
     advice = "Use a number between 0 and 1 other than 0.5; the default is 0.4."
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.floating)):
-        raise InputError(f"--alpha {alpha!r} is not a number.\n{advice}")
     if not math.isfinite(alpha):
         raise InputError(f"--alpha {alpha} is not a finite number.\n{advice}")
     if alpha == 0.5:

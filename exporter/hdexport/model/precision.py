@@ -59,14 +59,13 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
     """
     if precision is Precision.FLOAT32:
         return
-    check_range(model, precision)
-    norms = [
-        (parent, name, child)
+    _check_range(model, precision)
+    islands = [
+        (parent, name, _Float32LayerNorm(child))
         for parent in model.modules()
         for name, child in parent.named_children()
         if isinstance(child, torch.nn.LayerNorm)
     ]
-    islands = [(parent, name, _Float32LayerNorm(child)) for parent, name, child in norms]
     buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
     model.to(precision.torch_dtype)
     for module, name, buffer in buffers:
@@ -75,12 +74,8 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
         setattr(parent, name, island)
 
 
-def check_range(model: torch.nn.Module, precision: Precision) -> None:
-    """Refuse weights that would become infinite.
-
-    Raises:
-        ExportError: a weight is outside the type's range; the message names it.
-    """
+def _check_range(model: torch.nn.Module, precision: Precision) -> None:
+    """Refuse weights that would become infinite."""
     largest = torch.finfo(precision.torch_dtype).max
     outside = [
         f"{name} (largest magnitude {weight.detach().abs().max().item():.6g})"
@@ -88,11 +83,9 @@ def check_range(model: torch.nn.Module, precision: Precision) -> None:
         if weight.numel() and not weight.detach().abs().max().item() <= largest
     ]
     if outside:
-        advice = (
-            "Build with --bf16, whose range is that of float32."
-            if precision is Precision.FLOAT16
-            else ("The checkpoint holds infinite or NaN weights.")
-        )
+        advice = "The checkpoint holds infinite or NaN weights."
+        if precision is Precision.FLOAT16:
+            advice = "Build with --bf16, whose range is that of float32."
         raise ExportError(
             f"{len(outside)} weights do not fit {precision.value} (at most {largest:.6g}): "
             f"{', '.join(outside[:5])}.\n{advice}"

@@ -109,20 +109,26 @@ def extend_positions(
         InputError: the options do not fit; see `hdexport.model.positions.check_options`.
     """
     if not family.learned_positions:
-        return _computed_positions(model, max_len)
+        base, model.config.max_position_embeddings = int(model.config.max_position_embeddings), max_len
+        return Positions(
+            scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=Form.COMPUTED.value
+        )
     embeddings = family.embeddings(model)
     first_row = family.first_row(model.config)
     table = embeddings.position_embeddings.weight.detach().numpy()
     base, width = len(table) - first_row, table.shape[1]
     form = choose_form(max_len, base=base, width=width, itemsize=itemsize)
     if form is Form.FOLDED:
-        rows = torch.from_numpy(extend_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row))
-        embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(rows, freeze=False)
+        extended = torch.from_numpy(extend_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row))
+        embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(extended, freeze=False)
     else:
         factors = factor_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row)
         embeddings.position_embeddings = FactoredPositionEmbedding(torch.from_numpy(table[:first_row].copy()), factors)
-    _grow_buffers(embeddings, first_row + max_len)
-    setattr(model.config, family.positions_key, first_row + max_len)
+    rows = first_row + max_len
+    embeddings.position_ids = torch.arange(rows).expand((1, -1))
+    if hasattr(embeddings, "token_type_ids"):
+        embeddings.token_type_ids = torch.zeros(1, rows, dtype=torch.long)
+    setattr(model.config, family.positions_key, rows)
     return Positions(
         scheme=scheme.value,
         alpha=alpha if scheme is Scheme.HIERARCHICAL else None,
@@ -161,17 +167,3 @@ def fold_token_types(model: PreTrainedModel, family: Family) -> bool:
         return False
     embeddings.token_type_embeddings = _ConstantTokenType(embeddings.token_type_embeddings)
     return True
-
-
-def _computed_positions(model: PreTrainedModel, max_len: int) -> Positions:
-    base = int(model.config.max_position_embeddings)
-    model.config.max_position_embeddings = max_len
-    return Positions(
-        scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=Form.COMPUTED.value
-    )
-
-
-def _grow_buffers(embeddings: torch.nn.Module, rows: int) -> None:
-    embeddings.position_ids = torch.arange(rows).expand((1, -1))
-    if hasattr(embeddings, "token_type_ids"):
-        embeddings.token_type_ids = torch.zeros(1, rows, dtype=torch.long)

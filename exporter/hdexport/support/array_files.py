@@ -27,8 +27,6 @@ def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
     """Translate what NumPy raises.
 
     Args:
-        path: the file.
-        remedy: how to write such a file.
         option: that names the file, with a space behind it, for the message.
 
     Raises:

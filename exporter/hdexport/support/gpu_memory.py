@@ -28,7 +28,7 @@ class GpuMemory:
 
 
 def gpu_memory() -> GpuMemory | None:
-    """The memory of the device now; None where it cannot be had, see `first_gpu`."""
+    """The memory of the device now; None if it is unknown, see `first_gpu`."""
     with first_gpu() as opened:
         if opened is None:
             return None
@@ -54,12 +54,11 @@ def first_gpu() -> Iterator[tuple[Any, Any] | None]:
 class GpuMemoryWatch:
     """The peak GPU memory of this process while a block runs, as a thread of it sees with NVML from time to time.
 
-    What is taken and given back between two looks, 20 ms, is not seen. The allocators of PyTorch, ONNX Runtime and
-    TensorRT keep what they took, so that one look after a call sees what it needed; but that is their habit and no
-    promise.
+    Memory that is taken and given back between two looks, 20 ms, is not seen. The allocators of PyTorch, ONNX Runtime
+    and TensorRT usually keep what they took, so that one look after a call sees what it needed.
 
     In a container NVML lists processes by ids that are not those inside. Then the peak is the rise of the whole
-    device's used memory since the block began, which is right while nobody else uses the GPU; `is_of_process` says
+    device's used memory since the block began, which is right while no other process uses the GPU; `is_of_process` says
     which one it is.
     """
 

@@ -24,7 +24,7 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        # Of ValueError's kind are JSON and UTF-8 that are none, a path with a NUL, and a number of thousands of digits.
+        # A ValueError comes from invalid JSON or UTF-8, a path with a NUL, or a number of thousands of digits.
         raise ModelError(f"{shown(path)} cannot be read: {_reason(error)}\nDownload the model again.") from error
 
 

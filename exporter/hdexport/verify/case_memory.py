@@ -1,8 +1,10 @@
-"""The memory that a case takes beside the weights: what graphs and PyTorch put out, and attention scores."""
+"""The memory that a case takes besides the weights: outputs of graphs and PyTorch, and attention scores."""
 
 from __future__ import annotations
 
 __all__ = ["arrays_bytes", "scores_bytes"]
+
+import math
 
 from hdexport.attention.kinds import attention_of
 from hdexport.families import family_of
@@ -33,7 +35,8 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
         graph_values = case.batch * (_tokens_axis(spec, case.tokens) if samples is None else samples)
         # A row of PyTorch's is as long as its text, but where only the padded batch has an answer.
         reference_values = sum(_tokens_axis(spec, length) if samples is None else samples for length in case.lengths)
-        total += (_OUTPUT_COPIES * graph_values + reference_values) * _features(spec) * _VALUE_BYTES
+        features = math.prod(axis for axis in spec.shape if isinstance(axis, int))
+        total += (_OUTPUT_COPIES * graph_values + reference_values) * features * _VALUE_BYTES
     if samples is not None:
         head_input = (_OUTPUT_COPIES * case.batch * case.tokens + sum(case.lengths)) * manifest.hidden_size
         total += head_input * _VALUE_BYTES
@@ -56,13 +59,6 @@ def _tokens_axis(spec: TensorSpec, tokens: int) -> int:
     return tokens if "tokens" in spec.shape else 1
 
 
-def _features(spec: TensorSpec) -> int:
-    features = 1
-    for axis in spec.shape:
-        features *= axis if isinstance(axis, int) else 1
-    return features
-
-
 def _scores_bytes_of_graph(graph: GraphFile, case: Case, manifest: Manifest, is_sampled: bool) -> int:
     """0 where they are never materialised."""
     is_portable = graph.lowering == PORTABLE_LOWERING
@@ -80,7 +76,7 @@ def _scores_bytes_of_graph(graph: GraphFile, case: Case, manifest: Manifest, is_
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:
-    """Of one row, as PyTorch is asked about one at a time; 0 where it slices them or never has them."""
+    """Of one row, for PyTorch gets one at a time; 0 where it slices them or never holds them."""
     family = family_of(manifest.model_type)
     copies = (item.kind.reference_copies(item.record, family, manifest.num_heads) for item in attention_of(manifest))
     return max(copies, default=0) * _VALUE_BYTES * case.tokens**2

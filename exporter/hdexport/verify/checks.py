@@ -195,7 +195,7 @@ def compare_case(
 
 
 def not_finite(graph: str, case: Case, manifest: Manifest) -> Check:
-    """The outcome where the runtime refused to hand out what the graph gave."""
+    """The outcome where the runtime refused to return the values of the graph."""
     return Check(graph=graph, case=case, outputs={spec.name: NOT_FINITE for spec in manifest.outputs})
 
 

@@ -30,7 +30,7 @@ are 0.06 apart.
 """
 
 HALF_COSINE = 0.999
-"""Smallest cosine, a token, of a half-precision graph's outputs with PyTorch's in float32."""
+"""Smallest cosine, per token, of a half-precision graph's outputs with PyTorch's in float32."""
 
 HALF_LENGTH = 0.05
 """Largest difference of such a vector's length, relative to PyTorch's, or absolute where that is below 1.

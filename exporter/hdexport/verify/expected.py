@@ -1,4 +1,4 @@
-"""A case's inputs, and what PyTorch says to them."""
+"""A case's inputs, and PyTorch's answers to them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hdexport.verify.pytorch_reference import Reference
 from hdruntime.bundle.manifest import Manifest, Role
 
 _RANDOM_SAMPLES = 8
-"""Tokens of a batch whose logits are compared beside those at boundaries."""
+"""Tokens of a batch whose logits are compared besides those at boundaries."""
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]

@@ -40,7 +40,7 @@ def runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run]:
             open_session(bundle, graph, session_options(None, spinning=False), providers=[(_PROVIDER, {})])
         )
         return
-    # As `hdruntime.load` opens it, but for the spinning.
+    # As `hdruntime.load` opens it, without the spinning.
     with hdruntime.Session(bundle, OnnxRuntimeRunner(bundle, spinning=False)) as session:
         yield lambda feeds: session(**feeds)
 
@@ -49,8 +49,8 @@ def runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run]:
 def sampled_runner(bundle: Bundle, graph: GraphFile) -> Iterator[Run | None]:
     """Run one graph with logits at a few tokens, which it takes as the input `SAMPLED_TOKENS`, [samples].
 
-    It is the same graph but for the tokens that its last projection is given, and runs as it is; padding is not cut off
-    as the runtime does. None where that projection is not found.
+    It is the same graph except for the tokens that its last projection is given, and runs as it is: padding is not cut
+    off as the runtime does. None where that projection is not found.
     """
     import onnx_ir as ir
     import onnxruntime

@@ -129,7 +129,7 @@ def _short_cases(last: int) -> Iterator[Case]:
 
 
 def _cases_past_the_checkpoint(base: int, last: int) -> Iterator[Case]:
-    """Positions that the checkpoint has not, and padding where they are."""
+    """Positions that the checkpoint lacks, and padding where they are."""
     if base < last:
         yield _alone(base + 1)
     if base + 2 <= last:

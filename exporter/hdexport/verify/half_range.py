@@ -83,7 +83,9 @@ def check_half_range(bundle: Bundle, *, report: Callable[[str], None] = lambda l
     if graph is None or graph.dtype != "float16":
         return RangeCheck()
     model = read_graph(bundle, graph)
-    texts, kind = sample_ids(bundle, _lengths(manifest, model))
+    longest = _longest(manifest, model.graph)
+    lengths = {min(tokens, longest) for tokens in (_SHORT_TOKENS, manifest.positions.base, manifest.max_len)}
+    texts, kind = sample_ids(bundle, sorted(lengths))
     infinite = list(_infinite_weights(model.graph))
     found = infinite or _magnitudes(bundle, model, texts)
     tokens = tuple(len(text) for text in texts)
@@ -141,12 +143,6 @@ def _warn_if_close(found: Sequence[_Magnitude], largest: _Magnitude) -> None:
             largest,
             _ADVICE,
         )
-
-
-def _lengths(manifest: Manifest, model: onnx_ir.Model) -> list[int]:
-    """Tokens of each text."""
-    longest = _longest(manifest, model.graph)
-    return sorted({min(tokens, longest) for tokens in (_SHORT_TOKENS, manifest.positions.base, manifest.max_len)})
 
 
 def _longest(manifest: Manifest, graph: onnx_ir.Graph) -> int:
@@ -219,7 +215,7 @@ def _runner(bundle: Bundle, model: onnx_ir.Model) -> Callable[[Sequence[str], In
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    # The order of the nodes: magnitudes come right after the values that they are of, which are let go of then.
+    # The order of the nodes: magnitudes come right after the values that they are of, which are freed then.
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY

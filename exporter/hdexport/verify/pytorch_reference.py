@@ -38,7 +38,7 @@ class Reference:
         module: the model.
         vocab_size: ids are below it.
         pad_token_id: what padding on the left holds.
-        positions_shift: whether padding in front of a text moves its positions.
+        positions_shift: whether padding before a text shifts its positions.
         special_ids: that no text has.
         facts: what its attention is like.
     """
@@ -60,12 +60,12 @@ class Reference:
 
     @property
     def task(self) -> Task:
-        """What the model does."""
+        """The model's task."""
         return self._module.task
 
     @property
     def takes_position_ids(self) -> bool:
-        """Whether a text can be asked about as if padding were in front of it."""
+        """Whether PyTorch can compute a text as if padding were before it."""
         return "position_ids" in inspect.signature(self._module.model.forward).parameters
 
     def named(self, of_role: Mapping[Role, IntArray], *, rows: int) -> dict[str, npt.NDArray[Any]]:
@@ -102,7 +102,7 @@ class Reference:
         Args:
             row: which text.
             length: its tokens.
-            shift: padding in front of it, which moves the positions of models of BERT's kind.
+            shift: padding before it, which shifts the positions of models of BERT's kind.
             samples: as :meth:`batch` takes it.
         """
         ids = self.text(row, length)[None]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.bundle.manifest import TokenizerInfo
 from hdruntime.bundle.reader import Bundle
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
@@ -19,10 +18,10 @@ ENGLISH = "English text"
 RANDOM_IDS = "random ids"
 
 _CHARACTERS_PER_TOKEN = 32
-"""Enough for any tokenizer: programmers' English has four or five to a token, and runs of dashes more."""
+"""Enough for any tokenizer: technical English has four or five per token, and runs of dashes more."""
 
 _SPECIAL_IDS = 4
-"""The first ids of most vocabularies are padding, separators and the like, which stand in few places of a text."""
+"""The first ids of most vocabularies are padding, separators and the like, which are rare in a text."""
 
 
 def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], str]:
@@ -38,7 +37,10 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
     """
     text = _english()
     if bundle.manifest.tokenizer is not None and text:
-        ids = _encoded(bundle, bundle.manifest.tokenizer, text, max(lengths))
+        tokenizer = TextTokenizer(bundle.file(bundle.manifest.tokenizer.file), max_len=max(lengths))
+        start = text[: max(lengths) * _CHARACTERS_PER_TOKEN]
+        (encoding,) = tokenizer.encode([start], overflow=Overflow.TRUNCATE)
+        ids = np.array(encoding.input_ids, np.int64)
         if np.count_nonzero(ids == bundle.manifest.tokenizer.unk_token_id) <= len(ids) / 2:
             # Each ends as the whole does, with the separator that models know texts to end with.
             return [np.concatenate([ids[: length - 1], ids[-1:]]) for length in lengths], ENGLISH
@@ -46,12 +48,6 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
     vocab_size = bundle.manifest.vocab_size
     first = min(_SPECIAL_IDS, vocab_size - 1)
     return [generator.integers(first, vocab_size, length) for length in lengths], RANDOM_IDS
-
-
-def _encoded(bundle: Bundle, info: TokenizerInfo, text: str, length: int) -> IntArray:
-    tokenizer = TextTokenizer(bundle.file(info.file), max_len=length)
-    (encoding,) = tokenizer.encode([text[: length * _CHARACTERS_PER_TOKEN]], overflow=Overflow.TRUNCATE)
-    return np.array(encoding.input_ids, np.int64)
 
 
 def _english() -> str:

@@ -23,7 +23,7 @@ from hdruntime.constants import CUDA_LOWERING
 from hdruntime.errors import NonFiniteOutputError
 
 _QUICK_LIMIT_BYTES = 512 * 2**20
-"""Memory that a case of the quick grid may take beside the weights: the first touch of more takes seconds. With the
+"""Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
 full grid it is half of what is free."""
 
 
@@ -46,7 +46,7 @@ def verify_bundle(
         reference: PyTorch's answers.
         grid: the cases.
         longest: lengths above it are left out.
-        limit_bytes: memory that a case may take beside the weights; None for what suits the grid.
+        limit_bytes: memory that a case may take besides the weights; None for what suits the grid.
         report: called with one line per check, and per thing that is not checked.
 
     Returns:

@@ -11,8 +11,7 @@ import pytest
 from hdexport.attention.blocks.record import BlockRequest, LastBlock, Mode, Pattern
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, kinds
-from hdexport.attention.window.kind import WindowKind, WindowRequest
-from hdexport.attention.window.marks import MOST_GLOBAL_TOKENS
+from hdexport.attention.window.kind import MOST_GLOBAL_TOKENS, WindowKind, WindowRequest
 from hdexport.attention.window.record import Window
 from hdexport.families import convertible_model_types, family_of
 from hdexport.model.tasks import Task
@@ -89,7 +88,7 @@ def test_a_policy_is_one_of_two() -> None:
         "etc:block=64", "etc:global=2,random=3", "etc:global=2,tokens=a", "blocks:file=x.npz", "blocks:block=64",
     ],
 )  # fmt: skip
-def test_what_is_no_specification_is_answered_with_the_grammar(spec: str) -> None:
+def test_an_invalid_specification_is_answered_with_the_grammar(spec: str) -> None:
     with pytest.raises(InputError) as caught:
         attention_from_spec(spec)
     assert str(caught.value).startswith(f"--attention {spec} is not understood at ")
@@ -123,7 +122,7 @@ def test_numbers_out_of_range_are_refused(spec: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("bigbird:mode=hf_eval,seed=1", "gives a table of random blocks, which mode=hf_eval has none of"),
+        ("bigbird:mode=hf_eval,seed=1", "gives a table of random blocks; mode=hf_eval takes none"),
         ("bigbird:table=x.npy,seed=1", "gives a table and a seed to draw one with"),
         ("etc:global=3,tokens=1/2", "gives 2 ids for 3 global tokens.\nGive one for all, tokens=1, or 3"),
     ],
@@ -148,15 +147,18 @@ def check(window: Window, *, model_type: str = "bert", heads: int = 4, max_len: 
 
 
 @pytest.mark.parametrize("dilation", [(1, 2), (1, 2, 3), (1, 2, 3, 4, 5)])
-def test_dilations_that_are_not_one_a_head_are_refused(dilation: tuple[int, ...]) -> None:
+def test_dilations_that_are_not_one_per_head_are_refused(dilation: tuple[int, ...]) -> None:
     message = rf"has {len(dilation)} dilations, and the model has 4 heads in each layer.\nGive one for all heads"
     with pytest.raises(InputError, match=message):
         check(Window(tokens=8, global_tokens=1, dilation=dilation))
 
 
-def test_a_family_that_cannot_be_windowed_says_why_and_which_can() -> None:
-    with pytest.raises(ModelError, match=r"mpnet cannot be .*: its scores have a bias.*\n.*albert, bert, .*roberta"):
-        check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type="mpnet")
+@pytest.mark.parametrize(
+    ("model_type", "reason"), [("mpnet", "its scores have a bias"), ("modernbert", "its local layers have")]
+)
+def test_a_family_that_cannot_be_windowed_says_why_and_which_can(model_type: str, reason: str) -> None:
+    with pytest.raises(ModelError, match=rf"{model_type} cannot be .*: {reason}.*\n.*albert, bert, .*roberta"):
+        check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type=model_type)
 
 
 @pytest.mark.parametrize(("tokens", "warns"), [(510, False), (511, True), (512, True), (100_000, True)])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +13,7 @@ import hdruntime
 from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.build import BuildOptions, build
-from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
 from hdexport.model.positions import Scheme
@@ -24,15 +22,12 @@ from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.errors import ModelError
+from support.answers import ATOL, assert_answers, assert_as_hugging_face, distance, inputs_of
 from support.attention_records import recorded
-from support.comparators import assert_close
+from support.comparators import assert_close, named_case
 from support.grids import nightly_unless
-from support.hugging_face import HuggingFace
-from support.padded_batches import batches
+from support.padded_batches import batches, cases
 from support.tiny_models import BASE, BLOCK_SIZE, PAD_TOKEN_ID, RANDOM_BLOCKS, SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
-
-# Six times the largest error measured, 3.3e-6, and a fifth of what is promised.
-ATOL = 2e-5
 
 LIMIT = (5 + 2 * RANDOM_BLOCKS) * BLOCK_SIZE
 """The longest text that is attended to densely, 44 tokens."""
@@ -43,30 +38,9 @@ LENGTHS = (LIMIT + 1, LIMIT, LIMIT + 4, LIMIT - 1, LIMIT + 5, 24, LIMIT + 3)
 MODEL_TYPES = ("big_bird", "bigbird_pegasus")
 
 
-def mixed_types(input_ids: np.ndarray) -> dict[str, np.ndarray]:
-    return {"token_type_ids": input_ids // 7 % 2}
-
-
-def other_inputs(model_type: str, input_ids: np.ndarray) -> dict[str, np.ndarray]:
-    return mixed_types(input_ids) if model_type == "big_bird" else {}
-
-
-def distance(one: np.ndarray, other: np.ndarray) -> float:
-    """The largest difference of two arrays of one shape."""
-    assert one.shape == other.shape
-    return float(np.abs(one - other).max())
-
-
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_one_session_answers_as_hugging_face_above_and_below_the_limit(tiny_bundles, model_type: str) -> None:
-    bundle = tiny_bundles(model_type)
-    for tokens in LENGTHS:
-        for name, input_ids, attention_mask in batches(tokens):
-            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **other_inputs(model_type, input_ids)}
-            expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
-            for run in (bundle.portable, bundle.session):
-                assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
-            assert np.isfinite(expected).all(), name
+    assert_as_hugging_face(tiny_bundles(model_type), LENGTHS, sizes=(1, 3))
 
 
 @pytest.mark.parametrize(("model_type", "block_size"), [("big_bird", 64), nightly_unless(False, "bigbird_pegasus", 16)])
@@ -74,29 +48,8 @@ def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles, model_t
     bundle = tiny_bundles(model_type, max_len=4096, block_size=block_size)
     limit = (5 + 2 * RANDOM_BLOCKS) * block_size
     for tokens, real in ((4096, 4096), (limit, limit), (3000, 2900), (limit + 1, limit - block_size)):
-        input_ids = np.random.default_rng(tokens).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
-        attention_mask = (np.arange(tokens) < real).astype(np.int64)[None]
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **other_inputs(model_type, input_ids)}
-        expected = bundle.hugging_face(**inputs)["last_hidden_state"][0, :real]
-        for run in (bundle.portable, bundle.session):
-            assert_close(run(**inputs)["last_hidden_state"][0, :real], expected, atol=ATOL)
-
-
-def alone(input_ids: np.ndarray, attention_mask: np.ndarray) -> Iterator[tuple[int, slice, dict[str, np.ndarray]]]:
-    """Row, place and inputs of each text without the padding around it, at the positions that it has in its row."""
-    for row, real in enumerate(attention_mask):
-        first, last = np.flatnonzero(real)[[0, -1]]
-        text = slice(first, last + 1)
-        ids = input_ids[row : row + 1, text]
-        yield (
-            row,
-            text,
-            {
-                "input_ids": ids,
-                "attention_mask": attention_mask[row : row + 1, text],
-                "position_ids": np.arange(first, last + 1)[None],
-            },
-        )
+        feeds = inputs_of(bundle, ids_of(tokens).numpy(), (np.arange(tokens) < real).astype(np.int64)[None])
+        assert_answers(bundle, feeds, bundle.hugging_face(**feeds))
 
 
 @pytest.mark.parametrize("model_type", ["big_bird", nightly_unless(False, "bigbird_pegasus")])
@@ -106,21 +59,21 @@ def test_with_blocks_by_row_each_text_answers_as_hugging_face_alone(tiny_bundles
     assert bundle.manifest.padding is None
     for tokens in (LIMIT + 1, LIMIT, 2 * LIMIT + 3):
         for name, input_ids, attention_mask in batches(tokens):
-            others = other_inputs(model_type, input_ids)
-            got = [
-                run(input_ids=input_ids, attention_mask=attention_mask, **others)["last_hidden_state"]
-                for run in (bundle.portable, bundle.session)
-            ]
-            for row, text, inputs in alone(input_ids, attention_mask):
-                # Pegasus takes no positions, which padding on the left shifts.
-                if model_type == "bigbird_pegasus" and inputs.pop("position_ids")[0, 0]:
+            feeds = inputs_of(bundle, input_ids, attention_mask)
+            got = [run(**feeds)["last_hidden_state"] for run in (bundle.portable, bundle.session)]
+            for row, real in enumerate(attention_mask):
+                first, last = np.flatnonzero(real)[[0, -1]]
+                text = slice(first, last + 1)
+                alone = {key: values[row : row + 1, text] for key, values in feeds.items()}
+                # The positions that the text has in its row; Pegasus takes none, which padding on the left shifts.
+                if model_type == "big_bird":
+                    alone["position_ids"] = np.arange(first, last + 1)[None]
+                elif first:
                     continue
-                of_row = {key: values[row : row + 1, text] for key, values in others.items()}
-                expected = bundle.hugging_face(**inputs, **of_row)["last_hidden_state"][0]
-                real = inputs["attention_mask"][0] == 1
+                expected = bundle.hugging_face(**alone)["last_hidden_state"][0]
                 for answers in got:
-                    assert_close(answers[row, text][real], expected[real], atol=ATOL)
-            assert len(got[0]) in (1, 3), name
+                    with named_case(name, f"row {row}"):
+                        assert_close(answers[row, real == 1], expected[real[text] == 1], atol=ATOL)
 
 
 @pytest.mark.parametrize("graph", ["portable", "session"])
@@ -144,15 +97,11 @@ def test_padding_changes_nothing_by_row_and_the_answer_where_blocks_are_those_of
     assert changes[None] > 1000 * ATOL
 
 
-def load_twice(tmp_path: Path, model_type: str, **changes: object) -> tuple[Checkpoint, BlockSparse, torch.nn.Module]:
-    """A tiny checkpoint, its attention, and its model with 1024 positions, extended and nothing else."""
-    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, **changes)
-    checkpoint = find_checkpoint(tmp_path)
-    model = checkpoint.load(Task.FEATURE_EXTRACTION)
-    extend_positions(model, checkpoint.family, max_len=1024, scheme=Scheme.HIERARCHICAL, alpha=0.4)
-    spec = checkpoint.family.own_attention("blocks", model.config)
-    assert spec is not None
-    return checkpoint, spec, model
+def loaded(checkpoint: Path, model_type: str, *, max_len: int) -> torch.nn.Module:
+    """A model with that many positions, extended and nothing else."""
+    model = find_checkpoint(checkpoint).load(Task.FEATURE_EXTRACTION)
+    extend_positions(model, family_of(model_type), max_len=max_len, scheme=Scheme.HIERARCHICAL, alpha=0.4)
+    return model
 
 
 def ids_of(tokens: int) -> torch.Tensor:
@@ -162,38 +111,20 @@ def ids_of(tokens: int) -> torch.Tensor:
 @torch.inference_mode()
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_the_reference_forgets_short_texts_and_knows_its_new_length(tmp_path: Path, model_type: str) -> None:
-    checkpoint, _, new = load_twice(tmp_path, model_type)
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    new, spoilt, reference = (loaded(tmp_path, model_type, max_len=1024) for _ in range(3))
     long = ids_of(LIMIT + 5)
     expected = new(long).last_hidden_state.numpy()
-    # What the library does of itself: the same text answers otherwise after a short one, and 1024 tokens not at all.
-    _, _, spoilt = load_twice(tmp_path, model_type)
+    # The library itself: after a short text, the same text gets another answer, and 1024 tokens get none.
     with pytest.raises(RuntimeError, match="size"):
         spoilt(ids_of(1024))
     spoilt(ids_of(LIMIT))
     assert distance(spoilt(long).last_hidden_state.numpy(), expected) > 0.01
-    _, _, reference = load_twice(tmp_path, model_type)
-    checkpoint.family.as_trained(reference)
+    family_of(model_type).as_trained(reference)
     for _ in range(2):
         reference(ids_of(LIMIT))
         assert_close(reference(long).last_hidden_state.numpy(), expected, atol=0)
     assert reference(ids_of(1024)).last_hidden_state.isfinite().all()
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_leaving_out_the_random_blocks_that_are_block_0_is_seen(tmp_path: Path, model_type: str) -> None:
-    checkpoint, spec, model = load_twice(tmp_path, model_type)
-    input_ids = ids_of(LIMIT + 5)
-    expected = model(input_ids).last_hidden_state.numpy()
-    for random_blocks, is_right in ((RANDOM_BLOCKS, True), (0, False), (RANDOM_BLOCKS + 1, False)):
-        _, _, ours = load_twice(tmp_path, model_type)
-        other = dataclasses.replace(spec, random_blocks=random_blocks)
-        BlockSetup(is_own=True, spec=other).adapt(ours, checkpoint.family)
-        got = ours(input_ids=input_ids, attention_mask=torch.ones_like(input_ids)).last_hidden_state.numpy()
-        if is_right:
-            assert_close(got, expected, atol=ATOL)
-        else:
-            assert distance(got, expected) > 0.01
 
 
 @torch.inference_mode()
@@ -203,8 +134,7 @@ def test_layers_that_differ_only_in_their_tables_keep_their_own(tiny_bundles) ->
     tables = np.load(bundle.path / "listed_blocks.npy")
     assert not np.array_equal(*tables)
     for order, is_right in ((tables, True), (tables[::-1].copy(), False), (tables[[0, 0]], False)):
-        model = find_checkpoint(bundle.checkpoint).load(Task.FEATURE_EXTRACTION)
-        extend_positions(model, family_of("big_bird"), max_len=300, scheme=Scheme.HIERARCHICAL, alpha=0.4)
+        model = loaded(bundle.checkpoint, "big_bird", max_len=300)
         setup = BlockSetup(is_own=True, spec=recorded(bundle.manifest, "blocks"), listed_blocks=order)
         setup.adapt(model, family_of("big_bird"))
         for tokens in (LIMIT + 1, 211):
@@ -233,20 +163,11 @@ TASKS = [(name, task.value) for name in MODEL_TYPES for task in Task if task in 
 )
 def test_every_task_answers_as_hugging_face(tiny_bundles, model_type: str, task: str) -> None:
     bundle = tiny_bundles(model_type, task)
-    for tokens in (LIMIT, LIMIT + 5):
-        for name, input_ids, attention_mask in batches(tokens, sizes=(3,)):
-            if task == "text-classification" and not attention_mask[:, 0].all():
-                continue  # The head reads token 0. If that is padding, its answer is that of no token.
-            inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-            if any(spec.name == "token_type_ids" for spec in bundle.manifest.inputs):
-                inputs |= mixed_types(input_ids)
-            expected = bundle.hugging_face(**inputs)
-            for run in (bundle.portable, bundle.session):
-                got = run(**inputs)
-                assert set(got) == set(expected), name
-                for spec in bundle.manifest.outputs:
-                    real = attention_mask == 1 if "tokens" in spec.shape else ...
-                    assert_close(got[spec.name][real], expected[spec.name][real], atol=ATOL)
+    for tokens, name, input_ids, attention_mask in cases((LIMIT, LIMIT + 5), sizes=(3,)):
+        if task == "text-classification" and not attention_mask[:, 0].all():
+            continue  # The head reads token 0. If that is padding, its answer is that of no token.
+        feeds = inputs_of(bundle, input_ids, attention_mask)
+        assert_answers(bundle, feeds, bundle.hugging_face(**feeds), case=(f"{tokens} tokens", name))
 
 
 def test_question_answering_takes_the_question_out_as_hugging_face_does(tiny_bundles) -> None:
@@ -260,7 +181,7 @@ def test_question_answering_takes_the_question_out_as_hugging_face_does(tiny_bun
             input_ids[row, places] = SEPARATOR_ID
         taken_out[0, 1:10] = taken_out[2, 1:] = taken_out[4, 1:2] = True
         attention_mask[4, tokens - 10 :] = 0
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **mixed_types(input_ids)}
+        inputs = inputs_of(bundle, input_ids, attention_mask)
         expected = bundle.hugging_face(**inputs)
         for run in (bundle.portable, bundle.session):
             got = run(**inputs)
@@ -329,12 +250,7 @@ def test_a_variant_answers_as_hugging_face(tiny_bundles) -> None:
         num_random_blocks=1,
         hidden_act="relu",
     )
-    for tokens in (49, 50, 211):
-        for _, input_ids, attention_mask in batches(tokens):
-            inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": input_ids % 16}
-            expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
-            for run in (bundle.portable, bundle.session):
-                assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+    assert_as_hugging_face(bundle, (49, 50, 211), sizes=(1, 3), types=16)
 
 
 @torch.inference_mode()
@@ -346,11 +262,10 @@ def test_a_dense_checkpoint_stays_dense_at_every_length(tmp_path: Path, model_ty
     assert family.own_attention("blocks", expected.config) is None
     family.as_trained(expected)
     family.adapt(got)
-    for tokens in (LIMIT, LIMIT + 5):
-        for _, input_ids, attention_mask in batches(tokens):
-            ids, mask = torch.from_numpy(input_ids), torch.from_numpy(attention_mask)
-            pair = (model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1] for model in (got, expected))
-            assert_close(*(values.numpy() for values in pair), atol=ATOL)
+    for _, _, *pair in cases((LIMIT, LIMIT + 5)):
+        ids, mask = map(torch.from_numpy, pair)
+        answers = (model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1] for model in (got, expected))
+        assert_close(*(values.numpy() for values in answers), atol=ATOL)
 
 
 def test_a_checkpoint_that_hugging_face_cannot_run_is_refused() -> None:
@@ -360,7 +275,7 @@ def test_a_checkpoint_that_hugging_face_cannot_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundles, model_type: str) -> None:
+def test_the_graph_has_one_node_per_layer_and_none_that_tensorrt_lacks(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     assert bundle.manifest.operators == {"hdexport::BlockSparseAttention": 2}
     assert recorded(bundle.manifest, "blocks") == BlockSparse(
@@ -380,28 +295,6 @@ def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundle
     # Positions are a slice of the table; Hugging Face's padding to blocks is not there, nor is its GELU in eight steps.
     assert (operators.count("Slice"), operators.count("Pad")) == (1, 0)
     assert (operators.count("Gelu"), operators.count("Tanh"), operators.count("Pow")) == (2, 0, 0)
-
-
-@torch.inference_mode()
-@pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_an_extended_checkpoint_answers_the_same_on_its_first_positions(tmp_path: Path, model_type: str) -> None:
-    before, after, max_len = tmp_path / "before", tmp_path / "after", 1024
-    save_tiny_model(before, model_type, Task.FEATURE_EXTRACTION)
-    extend(ExtendOptions(model=before, output=after, max_len=max_len))
-    model, report = transformers.AutoModel.from_pretrained(after, output_loading_info=True)
-    assert not any(report.values()), report
-    assert model.config.max_position_embeddings == max_len
-    original, extended = (HuggingFace(path, "feature-extraction", max_len=BASE) for path in (before, after))
-    assert extended.checkpoint_rows.shape == (max_len, 32)
-    encoder = model.eval() if model_type == "big_bird" else model.eval().encoder
-    ids = ids_of(BASE)
-    expected = original(ids.numpy(), np.ones_like(ids))["last_hidden_state"]
-    assert_close(encoder(ids).last_hidden_state.numpy(), expected, atol=0)
-    # One of the lengths at which the library's attention looks at how many positions there are.
-    got = HuggingFace(before, "feature-extraction", max_len=max_len)(
-        ids_of(max_len).numpy(), np.ones((1, max_len), int)
-    )
-    assert_close(encoder(ids_of(max_len)).last_hidden_state.numpy(), got["last_hidden_state"], atol=1e-5)
 
 
 @pytest.mark.parametrize("scheme", ["hierarchical", "tile"])
@@ -428,12 +321,3 @@ def test_a_bundle_with_tiled_positions_answers_as_the_extended_checkpoint(tmp_pa
         with torch.inference_mode():
             expected = reference(ids_of(tokens)).last_hidden_state.numpy()
         assert_close(session(input_ids=ids_of(tokens).numpy())["last_hidden_state"], expected, atol=ATOL)
-
-
-@pytest.mark.parametrize("task", ["fill-mask", "text-classification", "token-classification", "question-answering"])
-def test_pegasus_has_no_task_that_needs_its_decoder(tmp_path: Path, task: str) -> None:
-    save_tiny_model(tmp_path, "bigbird_pegasus", Task.FEATURE_EXTRACTION)
-    with pytest.raises(
-        ModelError, match=rf"(?s)The task {task} of a bigbird_pegasus needs .*--task feature-extraction"
-    ):
-        find_checkpoint(tmp_path).load(Task(task))

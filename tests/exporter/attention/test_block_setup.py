@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -28,13 +27,6 @@ from support.tiny_models import save_tiny_model
 MAX_LEN = 300
 
 ROW = {"bigbird_last_block": "row"}
-
-
-def header_of(shape: tuple[int, ...]) -> bytes:
-    """The beginning of a file of float32 values, without them."""
-    file = io.BytesIO()
-    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
-    return file.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +127,7 @@ def test_tables_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
     np.save(tmp_path / "table.npy", table)
     setup = setup_of("bert", f"bigbird:block=4,random=2,table={tmp_path / 'table.npy'}")
     np.testing.assert_array_equal(setup.listed_blocks, table)
-    with pytest.raises(InputError, match=r"lists 2 random blocks a row; 3 were asked for.\nSay random=2, or"):
+    with pytest.raises(InputError, match=r"lists 2 random blocks per row; 3 were asked for.\nSay random=2, or"):
         setup_of("bert", f"bigbird:block=4,table={tmp_path / 'table.npy'}")
 
 
@@ -168,21 +160,16 @@ def test_global_tokens_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
         (np.zeros((2, 32), np.float32), r"holds float32 \[2, 32\]; this model takes float32 \[3, 32\]"),
         (np.zeros((3, 32), np.int64), r"holds int64 \[3, 32\]; this model takes float32"),
         (np.full((3, 32), np.nan, np.float32), "holds NaN or infinity"),
-        (b"no array", "cannot be read: .*\nWrite it with numpy.save"),
-        (b"no array", "cannot be read: it is no file of NumPy arrays"),
-        # Python's tokenizer and zip archives raise errors of their own, and the last would take 4 TB.
-        (b"\x93NUMPY\x01\x00\x10\x00{'descr': '''     ", "cannot be read: .*\nWrite it with numpy.save"),
-        (b"PK\x03\x04" + bytes(60), "cannot be read: .*\nWrite it with numpy.save"),
-        (header_of((10**12,)), "cannot be read: .*\nWrite it with numpy.save"),
-        (None, "cannot be read: .*No such file"),
+        # Other damage that no reader of arrays may fail on is in test_random_blocks.py.
+        (b"no array", "cannot be read: it is no file of NumPy arrays.*\nWrite it with numpy.save"),
     ],
 )
 def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path, content: object, message: str) -> None:
     path = tmp_path / "rows.npy"
-    if isinstance(content, np.ndarray):
-        np.save(path, content)
-    elif isinstance(content, bytes):
+    if isinstance(content, bytes):
         path.write_bytes(content)
+    else:
+        np.save(path, content)
     with pytest.raises(InputError, match=message):
         setup_of("bert", "etc:global=3,block=4", global_embeddings=path)
 
@@ -197,17 +184,11 @@ def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path, content
         ("big_bird", "bigbird:random=0", {}, InputError, "asks for random=0, and the checkpoint has 3"),
         ("bert", None, ROW, InputError, "--bigbird-last-block row is for BigBird's attention"),
         ("bert", "etc:global=2", ROW, InputError, "--bigbird-last-block row is for BigBird's"),
-        (
-            "bert",
-            "bigbird",
-            {"global_embeddings": Path("x.npy")},
-            InputError,
-            "is for the global tokens of --attention",
-        ),
+        ("bert", "bigbird", {"global_embeddings": Path("x.npy")}, InputError, "is for the global tokens of --attent"),
         ("bert", "etc:global=301", {}, InputError, "asks for 301 global tokens; there are 300 positions for them"),
         ("bert", "etc:global=2,tokens=120", {}, InputError, "has the id 120; the vocabulary has 120 ids, from 0"),
         ("bert", "etc:global=2", {"first_special_id": lambda: None}, InputError, r"Name an id: .*tokens=101, or give"),
-        ("bert", "bigbird:block=100,seed=0", {}, InputError, "3"),
+        ("bert", "bigbird:block=100,seed=0", {}, InputError, "table of 3 random blocks per row cannot be drawn"),
     ],
 )
 def test_what_does_not_fit_is_refused(

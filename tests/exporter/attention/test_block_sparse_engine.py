@@ -6,7 +6,6 @@ the tests of the families and of conversions.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -20,12 +19,10 @@ from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Backend
 from support.attention_records import recorded
+from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("tensorrt_rtx") is None or importlib.util.find_spec("polygraphy") is None,
-    reason="TensorRT-RTX (which builds engines without a GPU) or Polygraphy is not installed",
-)
+pytestmark = needs_rtx
 
 MAX_LEN = 1000
 PROFILES = profiles_from_options(MAX_LEN, profiles="400,1000", batch="1:3:8")
@@ -35,28 +32,29 @@ SIZES = {"hidden_size": 128, "initializer_range": 0.1}
 """Heads of 32, the smallest that there are kernels for."""
 
 
-@pytest.fixture(scope="module")
-def engine_of(tmp_path_factory: pytest.TempPathFactory):
-    """Build a bundle with an engine: its directory and manifest."""
-    directory = tmp_path_factory.mktemp("engines")
+BLOCKS = {"block_size": 64, "num_random_blocks": 1}
+"""Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
 
-    def make(
-        model_type: str,
-        impl: AttentionImpl,
-        spec: str | None = None,
-        *,
-        layers: int = 1,
-        precision: str = "float16",
-        **sizes: int,
-    ):
-        checkpoint = directory / f"{model_type}-{layers}"
-        if not checkpoint.exists():
-            save_tiny_model(
-                checkpoint, model_type, Task.FEATURE_EXTRACTION, num_hidden_layers=layers, **(SIZES | sizes)
-            )
-        output = directory / f"{model_type}-{impl.value}-{(spec or 'own').partition(':')[0]}-{precision}"
-        options = BuildOptions(
-            model=checkpoint,
+
+@pytest.mark.parametrize(
+    ("model_type", "impl", "spec", "precision", "changes"),
+    [
+        ("big_bird", AttentionImpl.PLUGIN, None, "float16", {**BLOCKS, "num_hidden_layers": 2}),
+        ("big_bird", AttentionImpl.NATIVE, None, "float16", BLOCKS),
+        ("big_bird", AttentionImpl.PLUGIN, "bigbird:mode=table", "float32", BLOCKS),
+        # Blocks of the paper's size.
+        ("bert", AttentionImpl.PLUGIN, "etc:global=6,block=84,tokens=3", "float16", {}),
+    ],
+)
+def test_an_engine_is_built(
+    tmp_path: Path, model_type: str, impl: AttentionImpl, spec: str | None, precision: str, changes: dict[str, int]
+) -> None:
+    sizes = {"num_hidden_layers": 1, **SIZES, **changes}
+    save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION, **sizes)
+    output = tmp_path / "bundle"
+    manifest = build(
+        BuildOptions(
+            model=tmp_path / "model",
             output=output,
             max_len=MAX_LEN,
             precision=precision,
@@ -70,38 +68,13 @@ def engine_of(tmp_path_factory: pytest.TempPathFactory):
             ),
             verify=None,
         )
-        return output, build(options)
-
-    return make
-
-
-def check_engine(output: Path, manifest, *, plugins: int) -> None:
+    )
+    assert recorded(manifest, "blocks").mode == ("table" if precision == "float32" else "none" if spec else "hf_eval")
     (engine,) = manifest.engines
     assert engine.profiles == PROFILES
     assert (output / engine.file).stat().st_size > 10_000
-    passport = json.loads((output / engine.passport).read_text())
-    assert passport["plugins"] == ({"BlockSparseAttention": plugins} if plugins else {})
+    plugins = {"BlockSparseAttention": sizes["num_hidden_layers"]} if impl is AttentionImpl.PLUGIN else {}
+    assert json.loads((output / engine.passport).read_text())["plugins"] == plugins
     kernels = {Path(name).name for name in manifest.files if name.startswith("kernels/")}
-    assert bool(kernels) == (plugins > 0)
+    assert bool(kernels) == bool(plugins)
     assert all(name.startswith("BlockSparseAttention-") for name in kernels)
-
-
-BLOCKS = {"block_size": 64, "num_random_blocks": 1}
-"""Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
-
-
-@pytest.mark.parametrize(("impl", "layers", "plugins"), [(AttentionImpl.PLUGIN, 2, 2), (AttentionImpl.NATIVE, 1, 0)])
-def test_a_big_bird_has_an_engine(engine_of, impl: AttentionImpl, layers: int, plugins: int) -> None:
-    output, manifest = engine_of("big_bird", impl, layers=layers, **BLOCKS)
-    check_engine(output, manifest, plugins=plugins)
-
-
-def test_tables_of_random_blocks_go_into_the_engine(engine_of) -> None:
-    output, manifest = engine_of("big_bird", AttentionImpl.PLUGIN, "bigbird:mode=table", precision="float32", **BLOCKS)
-    assert recorded(manifest, "blocks").mode == "table"
-    check_engine(output, manifest, plugins=1)
-
-
-def test_an_etc_has_an_engine_with_blocks_of_the_papers_size(engine_of) -> None:
-    output, manifest = engine_of("bert", AttentionImpl.PLUGIN, "etc:global=6,block=84,tokens=3")
-    check_engine(output, manifest, plugins=1)

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,15 +18,13 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.verify import Grid, verify_bundle
 from hdexport.verify.pytorch_reference import Reference, reference_of
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
-from support.comparators import assert_close, assert_same_directions, named_case
+from support.answers import ATOL, assert_answers, distance, inputs_of
+from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.padded_batches import batches, cases
 from support.tiny_models import COPIES, PAD_TOKEN_ID
-
-# Five times the largest error measured, 2e-6, doubled, and a fifth of what is promised.
-ATOL = 2e-5
 
 BIGBIRD, ETC = "bigbird:block=4,random=3", "etc:global=6,block=4,tokens=3"
 CONVERTED_TYPES = [
@@ -45,19 +44,9 @@ SPECS = {
 }
 
 
-def inputs_of(bundle, input_ids: np.ndarray, attention_mask: np.ndarray) -> dict[str, np.ndarray]:
-    inputs = {spec.name: np.zeros_like(input_ids) for spec in bundle.manifest.inputs}
-    return inputs | {"input_ids": input_ids, "attention_mask": attention_mask}
-
-
 @functools.cache
 def reference(path: Path, checkpoint: Path) -> Reference:
     return reference_of(open_bundle(path), find_checkpoint(checkpoint))
-
-
-def pytorch(bundle, input_ids: np.ndarray, attention_mask: np.ndarray) -> np.ndarray:
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    return reference(bundle.path, bundle.checkpoint).batch(inputs)["last_hidden_state"]
 
 
 def of_kind(tiny_bundles, name: str):
@@ -66,18 +55,16 @@ def of_kind(tiny_bundles, name: str):
     return tiny_bundles("roberta", attention=spec, last_block=last_block)
 
 
-def check(bundle, *lengths: int) -> None:
+def check(bundle, *lengths: int, **options: Any) -> None:
+    answers = reference(bundle.path, bundle.checkpoint)
     for tokens, name, input_ids, attention_mask in cases(lengths, sizes=(3,)):
-        expected = pytorch(bundle, input_ids, attention_mask)[attention_mask == 1]
-        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
-            got = run(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
-            with named_case(graph, f"{tokens} tokens", name):
-                assert_close(got[attention_mask == 1], expected, atol=ATOL)
+        feeds = inputs_of(bundle, input_ids, attention_mask)
+        assert_answers(bundle, feeds, answers.batch(feeds), case=(f"{tokens} tokens", name), **options)
 
 
 @pytest.mark.parametrize(
     ("model_type", "spec"),
-    # ALBERT's layers share their blocks; RoBERTa has every kind below.
+    # ALBERT's layers share their blocks.
     # ELECTRA's and ERNIE's are BERT's; RoBERTa has every kind below, and DistilBERT one block for a text.
     [nightly_unless(name == "albert", name, ETC) for name in CONVERTED_TYPES]
     + [nightly_unless(name == "bert", name, BIGBIRD) for name in ("albert", "bert", "roberta")],
@@ -105,12 +92,11 @@ def test_a_bert_becomes_the_big_bird_of_hugging_face_with_its_weights(tiny_bundl
     weights = {name: value for name, value in bert.state_dict().items() if not name.startswith("pooler")}
     big_bird.load_state_dict(weights)
     for tokens, name, input_ids, attention_mask in cases((45, 48, 211, 300), sizes=(3,)):
+        feeds = inputs_of(bundle, input_ids, attention_mask)
         with torch.inference_mode():
-            outputs = big_bird(torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask))
-        got = bundle.session(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
-        expected = outputs.last_hidden_state.numpy()
-        with named_case(f"{tokens} tokens", name):
-            assert_close(got[attention_mask == 1], expected[attention_mask == 1], atol=ATOL)
+            outputs = big_bird(**{name: torch.from_numpy(values) for name, values in feeds.items()})
+        expected = {"last_hidden_state": outputs.last_hidden_state.numpy()}
+        assert_answers(bundle, feeds, expected, graphs=["session"], case=(f"{tokens} tokens", name))
 
 
 def test_etc_is_dense_attention_with_more_tokens_where_one_block_holds_the_text(tiny_bundles) -> None:
@@ -146,41 +132,44 @@ def test_padding_changes_nothing_by_row(tiny_bundles, name: str) -> None:
             assert_close(padded[:, front : front + length], alone["last_hidden_state"], atol=ATOL)
 
 
+def assert_differ(one, other, feeds: dict[str, np.ndarray]) -> None:
+    """Hidden states, by two functions of a batch, that tests of this file would tell apart."""
+    assert distance(*(answer(**feeds)["last_hidden_state"] for answer in (one, other))) > 100 * ATOL
+
+
+def answers_of(path: Path, checkpoint: Path):
+    """PyTorch's answers to what the manifest says, whatever the graphs compute."""
+    return lambda **feeds: reference_of(open_bundle(path), find_checkpoint(checkpoint)).batch(feeds)
+
+
 def test_the_last_block_of_the_padded_batch_is_another(tiny_bundles) -> None:
     """Could the tests above not tell the policies apart, they would prove nothing."""
     padded, row = (of_kind(tiny_bundles, name) for name in ("hf_eval", "hf_eval by row"))
     ids = np.random.default_rng(0).integers(5, 100, (1, 100))
-    mask = (np.arange(100) < 61).astype(np.int64)[None]
-    states = [bundle.portable(**inputs_of(bundle, ids, mask))["last_hidden_state"][:, :61] for bundle in (padded, row)]
-    assert np.abs(states[0] - states[1]).max() > 100 * ATOL
-
-
-@pytest.mark.parametrize("wrong", [{"random_blocks": 2}, {"block_size": 5}], ids=str)
-def test_the_comparison_sees_other_sizes(tiny_bundles, wrong: dict[str, int]) -> None:
-    """PyTorch's answers are those of what the manifest says, whatever the graphs compute."""
-    bundle = of_kind(tiny_bundles, "hf_eval")
-    (record,) = bundle.manifest.attention
-    other = Bundle(bundle.path, dataclasses.replace(bundle.manifest, attention=({**record, **wrong},)))
-    _, input_ids, attention_mask = next(batches(211))
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    expected = reference_of(other, find_checkpoint(bundle.checkpoint)).batch(inputs)["last_hidden_state"]
-    assert np.abs(bundle.session(**inputs)["last_hidden_state"] - expected).max() > 100 * ATOL
+    feeds = inputs_of(padded, ids, (np.arange(100) < 61).astype(np.int64)[None])
+    states = [bundle.portable(**feeds)["last_hidden_state"][:, :61] for bundle in (padded, row)]
+    assert distance(*states) > 100 * ATOL
 
 
 def test_the_comparison_sees_other_attention(tiny_bundles, tmp_path: Path) -> None:
-    """A table in the place of blocks 0, another table, another kind."""
+    """Other sizes, a table in the place of blocks 0, another kind, another table."""
     default, drawn, etc = (of_kind(tiny_bundles, name) for name in ("hf_eval", "drawn table", "one global token"))
-    _, input_ids, attention_mask = next(batches(211))
-    for bundle, other in ((default, drawn), (default, etc)):
-        got = bundle.session(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
-        assert np.abs(got - pytorch(other, input_ids, attention_mask)).max() > 100 * ATOL
-    other_table = tmp_path / "bundle"
-    shutil.copytree(drawn.path, other_table)
-    np.save(other_table / "listed_blocks.npy", np.load(drawn.path / "listed_blocks.npy")[::-1])
-    seal(other_table, drawn.manifest)
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-    expected = reference(other_table, drawn.checkpoint).batch(inputs)["last_hidden_state"]
-    assert np.abs(drawn.session(**inputs)["last_hidden_state"] - expected).max() > 100 * ATOL
+    _, *batch = next(batches(211))
+    feeds = inputs_of(default, *batch)
+    for other in (drawn, etc):
+        assert_differ(default.session, answers_of(other.path, other.checkpoint), feeds)
+    changed = iter(range(9))
+
+    def changed_copy(bundle, **wrong: int) -> Path:
+        path = shutil.copytree(bundle.path, tmp_path / str(next(changed)))
+        (record,) = bundle.manifest.attention
+        if not wrong:
+            np.save(path / "listed_blocks.npy", np.load(path / "listed_blocks.npy")[::-1])
+        seal(path, dataclasses.replace(bundle.manifest, attention=({**record, **wrong},)))
+        return path
+
+    for bundle, wrong in ((default, {"random_blocks": 2}), (default, {"block_size": 5}), (drawn, {})):
+        assert_differ(bundle.session, answers_of(changed_copy(bundle, **wrong), bundle.checkpoint), feeds)
 
 
 def test_layers_draw_blocks_of_their_own(tiny_bundles) -> None:
@@ -192,7 +181,7 @@ def test_layers_draw_blocks_of_their_own(tiny_bundles) -> None:
     assert (table[0] != table[1]).any()
 
 
-def test_a_list_of_all_blocks_is_dense_attention_and_one_of_none_is_nothing(tiny_bundles, tmp_path: Path) -> None:
+def test_a_list_of_all_blocks_is_dense_attention_and_one_of_few_is_not(tiny_bundles, tmp_path: Path) -> None:
     blocks = -(-300 // 8)
     every = np.tile(np.arange(blocks), (1, blocks, 1))
     files = {"every": np.full((1, blocks), blocks), "first": np.ones((1, blocks), np.int64)}
@@ -202,22 +191,14 @@ def test_a_list_of_all_blocks_is_dense_attention_and_one_of_none_is_nothing(tiny
     listed, first = (tiny_bundles("roberta", attention=f"blocks:file={tmp_path / name}.npz,block=8") for name in files)
     lengths = (1, 8, 9, 211)
     for tokens, name, input_ids, attention_mask in cases(lengths, sizes=(3,)):
-        inputs = inputs_of(dense, input_ids, attention_mask)
-        expected = dense.session(**inputs)["last_hidden_state"][attention_mask == 1]
-        with named_case(f"{tokens} tokens", name):
-            assert_close(listed.session(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+        feeds = inputs_of(dense, input_ids, attention_mask)
+        assert_answers(listed, feeds, dense.session(**feeds), graphs=["session"], case=(f"{tokens} tokens", name))
     check(first, *lengths)
 
 
 @pytest.mark.parametrize("spec", [nightly_unless(False, ETC), BIGBIRD])
 def test_half_precision_keeps_directions(tiny_bundles, spec: str) -> None:
-    bundle = tiny_bundles("bert", precision="float16", attention=spec)
-    for tokens, name, input_ids, attention_mask in cases((1, 45, 211), sizes=(3,)):
-        expected = pytorch(bundle, input_ids, attention_mask)[attention_mask == 1]
-        for run in (bundle.portable, bundle.session):
-            got = run(**inputs_of(bundle, input_ids, attention_mask))["last_hidden_state"]
-            with named_case(f"{tokens} tokens", name):
-                assert_same_directions(got[attention_mask == 1], expected, cosine=0.999)
+    check(tiny_bundles("bert", precision="float16", attention=spec), 1, 45, 211, cosine=0.999)
 
 
 def test_no_two_tokens_meet_outside_our_operator(tiny_bundles) -> None:

@@ -120,7 +120,7 @@ def test_every_global_token_has_a_slot_and_no_other_row_is_written(marked: tuple
     merged = randn(2, TOKENS, HEADS, HEAD_DIM)
     rows = merged.gather(1, found.index[:, :, None, None].expand(-1, -1, HEADS, HEAD_DIM)) + 1000
     written = overwrite_rows(merged, rows, found)
-    # Slots of a text without global tokens name a row and must leave it alone.
+    # Slots of a text without global tokens refer to a row that they must not change.
     expected = merged + 1000 * (kinds == GLOBAL)[:, :, None, None]
     assert torch.equal(written, expected)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,6 @@ from hdexport.attention.window.record import Window, WindowAttention
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BundleCorruptError
-from support.format_1 import format_1_of
 from support.tiny_bundle import make_bundle
 
 WINDOW = {"kind": "window", "layers": [3, 5], "converted": {"tokens": 3, "global_tokens": 1, "dilation": [1]}}
@@ -34,13 +31,8 @@ BLOCKS = {
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(tmp_path_factory.mktemp("kinds") / "bundle")
-
-
-@pytest.fixture(scope="module")
-def manifest(bundle: Path) -> Manifest:
-    return open_bundle(bundle).manifest
+def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
+    return open_bundle(make_bundle(tmp_path_factory.mktemp("kinds") / "bundle")).manifest
 
 
 def test_every_kind_has_a_name_a_record_and_words_of_its_own() -> None:
@@ -94,31 +86,6 @@ def test_a_record_that_is_malformed_is_refused(manifest: Manifest, attention: di
     both = ({"kind": "dense", "layers": 1}, attention)
     with pytest.raises(BundleCorruptError, match=message):
         attention_of(dataclasses.replace(manifest, attention=both))
-
-
-@pytest.mark.parametrize("model_type", ["bert", "big_bird", "bigbird_pegasus"])
-def test_the_blocks_of_an_older_bundle_are_its_own_or_took_the_place_of_dense_attention(
-    bundle: Path, tmp_path: Path, model_type: str
-) -> None:
-    values = json.loads((bundle / "manifest.json").read_text())
-    same = {key: value for key, value in BLOCKS.items() if key not in ("kind", "pattern", "converted")}
-    old = format_1_of(
-        values,
-        model_type=model_type,
-        attention={"hdexport::DenseAttention": 1, "hdexport::BlockSparseAttention": 2},
-        windows=[3, 5],
-        window=WINDOW["converted"],
-        block_sparse={"kind": "bigbird", **same},
-    )
-    path = Path(shutil.copytree(bundle, tmp_path / "bundle"))
-    (path / "manifest.json").write_text(json.dumps(old))
-    expected = attention_of(
-        dataclasses.replace(
-            open_bundle(bundle).manifest,
-            attention=({"kind": "dense", "layers": 1}, WINDOW, {**BLOCKS, "converted": model_type == "bert"}),
-        )
-    )
-    assert attention_of(open_bundle(path).manifest) == expected
 
 
 def test_a_kind_of_another_package_that_cannot_be_loaded_is_left_out_with_a_warning(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,42 +17,39 @@ from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.attention.window.record import WindowAttention
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
-from hdexport.extend import ExtendOptions, extend
 from hdexport.families import family_of
 from hdexport.model.positions import Scheme
-from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 from hdruntime.errors import InputError, ModelError
+from support.answers import ATOL, assert_answers
 from support.attention_records import recorded
-from support.comparators import assert_close, named_case
-from support.hugging_face import HuggingFace
+from support.comparators import assert_close
 from support.padded_batches import batches, cases
-from support.tiny_models import BASE, PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE, WINDOWS, save_tiny_model
-
-# Five times the largest error measured, 4e-6, and a fifth of what is promised.
-ATOL = 2e-5
+from support.tiny_models import (
+    BASE,
+    MANY_GLOBAL_TOKENS,
+    PAD_TOKEN_ID,
+    SEPARATOR_ID,
+    VOCAB_SIZE,
+    WINDOWS,
+    save_tiny_model,
+)
 
 # The tiny layers see 4 and 8 tokens on each side. Around these and around twice them, around Hugging Face's padding to
 # 16, around the checkpoint's 64 positions; 211 is a prime.
 LENGTHS = (1, 3, 4, 5, 8, 9, 15, 16, 17, 64, 65, 211, 300)
 
-FEW, MANY = 16, 64
-"""Bounds of global tokens, below and above that at which the rows' projections move; the first is the default."""
+FEW: dict[str, Any] = {}
+"""The default bound of global tokens, 16, is below that at which the rows' projections move."""
 
-
-def bundle_of(tiny_bundles, model_type: str, bound: int):
-    """The bundle of that bound.
-
-    The default's is the one that other tests build; the other's has 4096 positions and one window, traced once.
-    """
-    if bound == FEW:
-        return tiny_bundles(model_type)
-    return tiny_bundles(model_type, max_len=4096, max_global=bound, attention_window=[WINDOWS[1]] * 2)
+each_bundle = pytest.mark.parametrize(
+    ("model_type", "options"), [("led", FEW), ("longformer", FEW), ("longformer", MANY_GLOBAL_TOKENS)]
+)
 
 
 def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
-    """int64 [batch, tokens]: up to `count` real tokens a row are marked, fewer by one in each row, and all padding."""
+    """int64 [batch, tokens]: up to `count` real tokens per row are marked, one fewer in each row, and all padding."""
     generator = np.random.default_rng(count)
     marks = 1 - attention_mask
     for row, (mark, real) in enumerate(zip(marks, attention_mask, strict=True)):
@@ -60,98 +58,74 @@ def scattered(attention_mask: np.ndarray, count: int) -> np.ndarray:
     return marks
 
 
-@pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
-def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, bound: int) -> None:
-    bundle = bundle_of(tiny_bundles, model_type, bound)
+@each_bundle
+def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, options: dict[str, Any]) -> None:
+    bundle = tiny_bundles(model_type, **options)
     for tokens, name, input_ids, attention_mask in cases(LENGTHS, sizes=(3,)):
-        for count in (0, 1, 5) if bound == FEW else (0, 40):
-            inputs = {
+        for count in (0, 40) if options else (0, 1, 5):
+            feeds = {
                 "input_ids": input_ids,
                 "attention_mask": attention_mask,
                 "global_attention_mask": scattered(attention_mask, count),
             }
-            expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
-            for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
-                got = run(**inputs)["last_hidden_state"][attention_mask == 1]
-                with named_case(graph, f"{tokens} tokens", f"{count} global", name):
-                    assert_close(got, expected, atol=ATOL)
+            case = (f"{tokens} tokens", f"{count} global", name)
+            assert_answers(bundle, feeds, bundle.hugging_face(**feeds), case=case)
 
 
 def test_both_graphs_answer_as_hugging_face_at_4096_tokens(tiny_bundles) -> None:
-    bundle = bundle_of(tiny_bundles, "longformer", MANY)
+    bundle = tiny_bundles("longformer", **MANY_GLOBAL_TOKENS)
     input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 4096))
     attention_mask = np.stack([np.arange(4096) < length for length in (4096, 4093)]).astype(np.int64)
     marks = scattered(attention_mask, 40)
-    inputs = {"input_ids": input_ids, "attention_mask": attention_mask, "global_attention_mask": marks}
-    expected = bundle.hugging_face(**inputs)["last_hidden_state"][attention_mask == 1]
-    for run in (bundle.portable, bundle.session):
-        assert_close(run(**inputs)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
+    feeds = {"input_ids": input_ids, "attention_mask": attention_mask, "global_attention_mask": marks}
+    assert_answers(bundle, feeds, bundle.hugging_face(**feeds))
 
 
-def test_one_window_for_all_layers_and_wider_than_the_texts_answers_as_hugging_face(tiny_bundles) -> None:
-    bundle = tiny_bundles("longformer", attention_window=512)
-    assert recorded(bundle.manifest, "window") == WindowAttention(layers=(256, 256), converted=None)
-    for tokens, name, input_ids, attention_mask in cases((17, 300), sizes=(3,)):
-        inputs = {"input_ids": input_ids, "attention_mask": attention_mask}
-        expected = bundle.hugging_face(**inputs)["last_hidden_state"]
-        got = bundle.session(**inputs)["last_hidden_state"]
-        with named_case(f"{tokens} tokens", name):
-            assert_close(got[attention_mask == 1], expected[attention_mask == 1], atol=ATOL)
-
-
-@pytest.mark.parametrize("bound", [FEW, MANY])
-def test_what_stands_in_the_padding_does_not_change_the_answer(tiny_bundles, bound: int) -> None:
-    bundle = bundle_of(tiny_bundles, "longformer", bound)
-    input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 129))
-    attention_mask = (np.arange(129) < 65).astype(np.int64)[None].repeat(2, axis=0)
-    marks = scattered(attention_mask, 2) * attention_mask
-    answers = []
-    for filler in (PAD_TOKEN_ID, 7, VOCAB_SIZE - 1):
-        ids = np.where(attention_mask == 1, input_ids, filler)
-        # The marks differ as well: those on padding mean nothing.
-        noise = np.where(attention_mask == 1, marks, filler % 2)
-        outputs = bundle.portable(input_ids=ids, attention_mask=attention_mask, global_attention_mask=noise)
-        answers.append(outputs["last_hidden_state"][:, :65])
-    np.testing.assert_array_equal(answers[0], answers[1])
-    np.testing.assert_array_equal(answers[0], answers[2])
-
-
-@pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
-def test_one_mark_fewer_or_elsewhere_is_seen(tiny_bundles, model_type: str, bound: int) -> None:
+@each_bundle
+def test_one_mark_fewer_or_elsewhere_is_seen(tiny_bundles, model_type: str, options: dict[str, Any]) -> None:
     """Could these tests not tell one mask from another, they would prove nothing."""
-    bundle = bundle_of(tiny_bundles, model_type, bound)
+    bundle = tiny_bundles(model_type, **options)
     _, input_ids, attention_mask = next(batches(65))
     right = np.zeros_like(input_ids)
     right[:, [0, 40]] = 1
-    expected = bundle.hugging_face(input_ids, attention_mask, global_attention_mask=right)["last_hidden_state"]
+    expected = bundle.hugging_face(input_ids, attention_mask, global_attention_mask=right)
     for wrong_places in ([0], [0, 41], [0, 40, 64]):
         wrong = np.zeros_like(input_ids)
         wrong[:, wrong_places] = 1
-        got = bundle.session(input_ids=input_ids, attention_mask=attention_mask, global_attention_mask=wrong)
+        feeds = {"input_ids": input_ids, "attention_mask": attention_mask, "global_attention_mask": wrong}
         with pytest.raises(AssertionError, match=r"> 0.002"):
-            assert_close(got["last_hidden_state"], expected, atol=100 * ATOL)
+            assert_answers(bundle, feeds, expected, atol=100 * ATOL, graphs=["session"])
 
 
-def test_the_projections_of_all_tokens_are_left_out_where_that_is_less_work(tiny_bundles) -> None:
-    def weights(bound: int) -> set[str]:
-        graph = bundle_of(tiny_bundles, "longformer", bound).graph.graph
+def test_projections_of_all_tokens_are_left_out_where_that_is_less_work(tiny_bundles) -> None:
+    def weights(options: dict[str, Any]) -> set[str]:
+        graph = tiny_bundles("longformer", **options).graph.graph
         return {str(name).rpartition("self.")[2] for name in graph.initializers if ".attention.self." in str(name)}
 
     assert {"key_weight", "value_weight", "value_bias"} <= weights(FEW)
     assert not any(name.startswith(("key_global", "value_global")) for name in weights(FEW))
-    assert "key_weight" not in weights(MANY)
+    assert "key_weight" not in weights(MANY_GLOBAL_TOKENS)
 
 
-@pytest.mark.parametrize(("model_type", "bound"), [("led", FEW), ("longformer", FEW), ("longformer", MANY)])
-def test_the_graph_has_one_node_a_layer_and_none_that_tensorrt_lacks(tiny_bundles, model_type: str, bound: int) -> None:
-    bundle = bundle_of(tiny_bundles, model_type, bound)
+@each_bundle
+def test_the_graph_has_one_node_per_layer_and_none_that_tensorrt_lacks(
+    tiny_bundles, model_type: str, options: dict[str, Any]
+) -> None:
+    bundle = tiny_bundles(model_type, **options)
     nodes = list(bundle.graph.graph)
+    bound = options.get("max_global", 16)
     assert [node.op_type for node in nodes if node.domain] == [f"SlidingWindowAttention_global{bound}"] * 2
     assert bundle.manifest.operators == {"hdexport::SlidingWindowAttention": 2}
-    windows = WINDOWS if bound == FEW else (WINDOWS[1], WINDOWS[1])
+    windows = options.get("attention_window", WINDOWS)
     assert recorded(bundle.manifest, "window").layers == tuple(window // 2 for window in windows)
     assert not {"NonZero", "Compress", "Unique", "ScatterND", "If", "Loop"} & {node.op_type for node in nodes}
     assert [spec.name for spec in bundle.manifest.inputs] == ["input_ids", "attention_mask", "global_attention_mask"]
+
+
+def test_one_window_may_be_given_for_all_layers(tiny_bundles) -> None:
+    """Its answers are compared in test_families.py."""
+    record = recorded(tiny_bundles("longformer", attention_window=512).manifest, "window")
+    assert record == WindowAttention(layers=(256, 256), converted=None)
 
 
 def test_leds_positions_are_a_slice_of_the_table(tiny_bundles) -> None:
@@ -162,16 +136,18 @@ def test_leds_positions_are_a_slice_of_the_table(tiny_bundles) -> None:
     assert readers == ["Slice"]
 
 
+def own_answer(bundle: Any, input_ids: np.ndarray, attention_mask: np.ndarray) -> Any:
+    """Hugging Face's, which marks tokens itself."""
+    with torch.inference_mode():
+        return bundle.hugging_face.model(torch.from_numpy(input_ids), torch.from_numpy(attention_mask))
+
+
 def test_a_classifier_marks_the_first_token_as_hugging_face_does(tiny_bundles) -> None:
     bundle = tiny_bundles("longformer", "text-classification")
     input_ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 50))
     attention_mask = np.stack([np.arange(50) < length for length in (50, 31)]).astype(np.int64)
-    with torch.inference_mode():
-        expected = bundle.hugging_face.model(
-            input_ids=torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask)
-        ).logits.numpy()
-    got = bundle.session(input_ids=input_ids, attention_mask=attention_mask)["logits"]
-    assert_close(got, expected, atol=ATOL)
+    got = bundle.session(input_ids=input_ids, attention_mask=attention_mask)
+    assert_close(got["logits"], own_answer(bundle, input_ids, attention_mask).logits.numpy(), atol=ATOL)
 
 
 def test_question_answering_marks_the_question_as_hugging_face_does(tiny_bundles) -> None:
@@ -184,10 +160,7 @@ def test_question_answering_marks_the_question_as_hugging_face_does(tiny_bundles
     for row, (question, text) in enumerate(((5, 90), (64, 81), (1, 12))):
         input_ids[row, [question, question + 1, text - 1]] = SEPARATOR_ID
         input_ids[row, text:], attention_mask[row, text:] = PAD_TOKEN_ID, 0
-    with torch.inference_mode():
-        expected = bundle.hugging_face.model(
-            input_ids=torch.from_numpy(input_ids), attention_mask=torch.from_numpy(attention_mask)
-        )
+    expected = own_answer(bundle, input_ids, attention_mask)
     got = bundle.session(input_ids=input_ids, attention_mask=attention_mask)
     for name in ("start_logits", "end_logits"):
         pair = (values[attention_mask == 1] for values in (got[name], expected[name].numpy()))
@@ -267,13 +240,6 @@ def test_question_answering_without_a_known_separator_is_refused() -> None:
         inputs_of("longformer", config, Task.QUESTION_ANSWERING)
 
 
-@pytest.mark.parametrize("task", ["fill-mask", "text-classification", "token-classification", "question-answering"])
-def test_led_has_no_task_that_needs_its_decoder(tmp_path: Path, task: str) -> None:
-    save_tiny_model(tmp_path, "led", Task.FEATURE_EXTRACTION)
-    with pytest.raises(ModelError, match=rf"(?s)The task {task} of a led needs its decoder.*--task feature-extraction"):
-        find_checkpoint(tmp_path).load(Task(task))
-
-
 @pytest.mark.parametrize("architecture", ["LEDModel", "LEDForConditionalGeneration"])
 def test_leds_encoder_is_taken_from_any_checkpoint_of_it(tmp_path: Path, architecture: str) -> None:
     model = save_tiny_model(tmp_path, "led", Task.FEATURE_EXTRACTION)
@@ -289,43 +255,6 @@ def test_leds_encoder_is_taken_from_any_checkpoint_of_it(tmp_path: Path, archite
     with torch.inference_mode():
         expected = model.eval().encoder(input_ids).last_hidden_state
         assert_close(encoder(input_ids).last_hidden_state.numpy(), expected.numpy(), atol=1e-6)
-
-
-@pytest.mark.parametrize("scheme", ["hierarchical", "tile"])
-@pytest.mark.parametrize("max_len", [BASE // 2, 5 * BASE])
-def test_leds_positions_extend_as_other_families_do(tmp_path: Path, scheme: str, max_len: int) -> None:
-    original = save_tiny_model(tmp_path, "led", Task.FEATURE_EXTRACTION).encoder.embed_positions.weight.detach()
-    encoder = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
-    found = extend_positions(encoder, family_of("led"), max_len=max_len, scheme=Scheme(scheme), alpha=0.4)
-    assert (found.base, found.rows, found.first_row) == (BASE, max_len, 0)
-    assert encoder.config.max_encoder_position_embeddings == max_len
-    rows = encoder.embed_positions(torch.Size([1, max_len]))[0]
-    i, j = np.divmod(np.arange(max_len), BASE)
-    if scheme == "tile":
-        expected = original[j]
-    else:
-        unscaled = (original - 0.4 * original[0]) / 0.6
-        expected = 0.4 * unscaled[i] + 0.6 * unscaled[j]
-    assert_close(rows.detach().numpy(), expected.numpy(), atol=1e-6)
-
-
-@pytest.mark.parametrize("model_type", ["led", "longformer"])
-def test_an_extended_checkpoint_answers_as_hugging_face_with_more_positions(tmp_path: Path, model_type: str) -> None:
-    before, after = tmp_path / "before", tmp_path / "after"
-    model = save_tiny_model(before, model_type, Task.FEATURE_EXTRACTION)
-    max_len = 8 * max(WINDOWS)
-    extend(ExtendOptions(model=before, output=after, max_len=max_len, alpha=0.4))
-    input_ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, max_len))
-    attention_mask = np.ones_like(input_ids)
-    expected = HuggingFace(before, "feature-extraction", max_len=max_len)(input_ids, attention_mask)
-    extended = HuggingFace(after, "feature-extraction", max_len=max_len)
-    got = extended(input_ids, attention_mask)
-    assert_close(got["last_hidden_state"], expected["last_hidden_state"], atol=1e-5)
-    positions = PAD_TOKEN_ID + 1 if model_type == "longformer" else 0
-    assert len(extended.checkpoint_rows) == positions + max_len
-    if model_type == "led":
-        untouched = transformers.LEDModel.from_pretrained(after).decoder.embed_positions.weight
-        assert torch.equal(untouched, model.decoder.embed_positions.weight)
 
 
 def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(tmp_path: Path) -> None:

@@ -95,19 +95,18 @@ def test_rows_are_drawn_for_a_last_block_that_is_not_full() -> None:
     assert table.max() <= BLOCKS - 2
 
 
-@pytest.mark.parametrize("random_blocks", [0, 4, 100])
-def test_more_random_blocks_than_there_are_is_refused(random_blocks: int) -> None:
-    message = rf"^A table of {random_blocks} random blocks .* 120 tokens are 8 blocks of 16.* with 3 to draw from\."
-    with pytest.raises(InputError, match=message + r"\nChoose random=3 or fewer, or mode=hf_eval"):
-        random_table(**SIZES, random_blocks=random_blocks, seed=0)
-
-
-@pytest.mark.parametrize("tokens", [1, 16, 32, 48])
-def test_a_text_too_short_to_draw_from_is_refused(tokens: int) -> None:
-    with pytest.raises(
-        InputError, match=r"with 0 to draw from\.\nChoose a smaller block, a larger --max-len, or mode="
-    ):
-        random_table(heads=HEADS, max_tokens=tokens, block_size=BLOCK_SIZE, random_blocks=1, seed=0)
+@pytest.mark.parametrize(
+    ("tokens", "random_blocks", "most", "advice"),
+    [
+        *((TOKENS, count, 3, r"random=3 or fewer, or mode=hf_eval") for count in (0, 4, 100)),
+        *((tokens, 1, 0, r"a smaller block, a larger --max-len, or mode=") for tokens in (1, 16, 32, 48)),
+    ],
+)
+def test_more_random_blocks_than_there_are_is_refused(tokens: int, random_blocks: int, most: int, advice: str) -> None:
+    sizes = rf"{tokens} tokens are {-(-tokens // BLOCK_SIZE)} blocks of 16"
+    message = rf"^A table of {random_blocks} random blocks .* {sizes}.* {most} to draw from\.\nChoose {advice}"
+    with pytest.raises(InputError, match=message):
+        random_table(heads=HEADS, max_tokens=tokens, block_size=BLOCK_SIZE, random_blocks=random_blocks, seed=0)
 
 
 def a_table(*shape: int) -> np.ndarray:
@@ -168,10 +167,12 @@ def damaged_files(directory: Path) -> dict[str, Path]:
         "empty": b"",
         "cut": whole.read_bytes()[:-8],
         "cut in the header": whole.read_bytes()[:40],
-        "larger than the disk": whole.read_bytes().replace(b"(4, 6, 3)", b"(4, 6, 9)"),
+        "larger than the file": whole.read_bytes().replace(b"(4, 6, 3)", b"(4, 6, 9)"),
+        "larger than any memory": whole.read_bytes().replace(b"(4, 6, 3), }       ", b"(9, 999999999), }  "),
         "header without an end": whole.read_bytes().replace(b"}", b"("),
         "text": b"1 2 3\n",
         "pickle": pickle.dumps(_Attack()),
+        "archive of nothing": b"PK\x03\x04" + bytes(60),
         "cut archive": archive.read_bytes()[:-30],
         "damaged archive": bytes(byte ^ (40 < place < 400) for place, byte in enumerate(archive.read_bytes())),
     }

@@ -6,12 +6,13 @@ hdexport.attention. It is CONTRIBUTING's recipe for a kind of attention.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import shutil
 import subprocess
-import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -19,25 +20,33 @@ import onnx
 import pytest
 
 import hdruntime
+from hdexport.attention.kinds import kinds
 from hdexport.model.tasks import Task
+from support.commands import run_here, run_installed
 from support.needs import needs_rtx
 from support.tiny_models import save_tiny_model
 
 FOLDER = Path(__file__).with_name("toy_kind")
-HDEXPORT = Path(sys.executable).with_name("hdexport")
 
-Command = Callable[..., "subprocess.CompletedProcess[str]"]
+
+@contextlib.contextmanager
+def toy_installed() -> Iterator[None]:
+    """The package with the toy is there, as it is for every process that starts from here."""
+    path = os.pathsep.join([str(FOLDER), *filter(None, [os.environ.get("PYTHONPATH")])])
+    kinds.cache_clear()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(FOLDER))
+        patch.setenv("PYTHONPATH", path)
+        try:
+            yield
+        finally:
+            kinds.cache_clear()
 
 
 def hdexport(*words: object, installed: bool = True) -> subprocess.CompletedProcess[str]:
     """A command, where the package with the toy is installed or is not."""
-    path = (
-        os.pathsep.join([str(FOLDER), os.environ.get("PYTHONPATH", "")])
-        if installed
-        else os.environ.get("PYTHONPATH", "")
-    )
-    environment = os.environ | {"PYTHONPATH": path, "HF_HUB_OFFLINE": "1"}
-    return subprocess.run([HDEXPORT, *map(str, words)], env=environment, capture_output=True, text=True, check=False)
+    with toy_installed() if installed else contextlib.nullcontext():
+        return run_here(*words)
 
 
 @pytest.fixture(scope="module")
@@ -84,12 +93,7 @@ def test_every_length_of_the_full_grid_is_verified(bundle: Path) -> None:
 @needs_rtx
 def test_another_step_than_was_built_is_seen(bundle: Path, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "model").symlink_to(folder / "model")
-    other = tmp_path / "bundle"
-    other.mkdir()
-    for file in bundle.rglob("*"):
-        if file.is_file():
-            (other / file.relative_to(bundle)).parent.mkdir(exist_ok=True)
-            (other / file.relative_to(bundle)).write_bytes(file.read_bytes())
+    other = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     manifest = json.loads((other / "manifest.json").read_text())
     manifest["attention"][0]["step"] = 2
     (other / "manifest.json").write_text(json.dumps(manifest))
@@ -100,7 +104,9 @@ def test_another_step_than_was_built_is_seen(bundle: Path, folder: Path, tmp_pat
 
 @needs_rtx
 def test_inspect_and_rebuild_know_it(bundle: Path, tmp_path: Path) -> None:
-    lines = hdexport("inspect", bundle).stdout.splitlines()
+    """And so does the installed command, which finds the package by itself."""
+    with toy_installed():
+        lines = run_installed("inspect", bundle).stdout.splitlines()
     assert "attention      standard operators" in lines
     assert "steps          every query sees every 3. token, in 2 layers" in lines
     done = hdexport("rebuild", bundle, "-o", tmp_path / "rebuilt", "--target", "tensorrt-rtx", "--profiles", "50,100")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+import itertools
+from collections.abc import Callable
 
 import onnx_ir as ir
 import pytest
@@ -11,10 +12,8 @@ import torch
 import transformers
 
 from hdexport.attention.interface import use_operators
-from hdexport.attention.kind import Subject
+from hdexport.attention.kind import Setup, Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
-from hdexport.attention.window.record import Window
-from hdexport.attention.window.reference import use_window_masks
 from hdexport.families import family_of
 from hdexport.graph.tracing import trace
 from hdexport.model.graph_module import GraphModule, graph_inputs
@@ -31,7 +30,6 @@ SPECS = {
 }
 
 Model = transformers.PreTrainedModel
-Ask = Callable[[Model], torch.Tensor]
 
 
 @pytest.fixture(scope="module")
@@ -48,10 +46,14 @@ def states(model: Model) -> torch.Tensor:
         return model(input_ids=ids, attention_mask=mask).last_hidden_state
 
 
+def setups_of(model: Model, spec: str | None) -> dict[str, Setup]:
+    subject = Subject(model=model, family=FAMILY, task=Task.FEATURE_EXTRACTION, max_len=BASE)
+    return attention_setups(attention_from_spec(spec), subject)
+
+
 def with_operators(model: Model, spec: str | None) -> Model:
     """The model as it is traced."""
-    subject = Subject(model=model, family=FAMILY, task=Task.FEATURE_EXTRACTION, max_len=BASE)
-    for setup in attention_setups(attention_from_spec(spec), subject).values():
+    for setup in setups_of(model, spec).values():
         setup.adapt(model, FAMILY)
     use_operators(model)
     return model
@@ -59,41 +61,24 @@ def with_operators(model: Model, spec: str | None) -> Model:
 
 def as_reference(model: Model, spec: str | None) -> Model:
     """The model that a bundle is compared with."""
-    subject = Subject(model=model, family=FAMILY, task=Task.FEATURE_EXTRACTION, max_len=BASE)
-    for name, setup in attention_setups(attention_from_spec(spec), subject).items():
+    for name, setup in setups_of(model, spec).items():
         kind_named(name).use_reference(setup, model, FAMILY)
     return model
-
-
-def check_that_none_disturbs_another(made: Mapping[str, Callable[[], Model]]) -> None:
-    """Models answer as they did before there were others: all there, one after the other, and by turns."""
-    models, expected = {}, {}
-    for name, make in made.items():
-        models[name] = make()
-        expected[name] = states(models[name])
-    for order in (list(models), list(models)[::-1], [*models, *models]):
-        for name in order:
-            assert torch.equal(states(models[name]), expected[name]), name
-    values = list(expected.values())
-    for index, one in enumerate(values):
-        for other in values[index + 1 :]:
-            assert (one - other).abs().max() > 0.01
 
 
 @pytest.mark.parametrize("adapt", [with_operators, as_reference])
 def test_models_of_other_attention_answer_as_they_did_before(
     new_model: Callable[[], Model], adapt: Callable[[Model, str | None], Model]
 ) -> None:
-    check_that_none_disturbs_another({name: lambda spec=spec: adapt(new_model(), spec) for name, spec in SPECS.items()})
-
-
-def test_the_references_of_two_windows_answer_as_they_did_before(new_model: Callable[[], Model]) -> None:
-    def windowed(tokens: int) -> Model:
-        model = new_model()
-        use_window_masks(model, Window(tokens=tokens, global_tokens=1, dilation=(1,)))
-        return model
-
-    check_that_none_disturbs_another({str(tokens): lambda tokens=tokens: windowed(tokens) for tokens in (3, 9)})
+    """As they did before there were others: all there, one after the other, and alternating."""
+    models, expected = {}, {}
+    for name, spec in SPECS.items():
+        models[name] = adapt(new_model(), spec)
+        expected[name] = states(models[name])
+    for name in [*models, *reversed(models), *models, *models]:
+        assert torch.equal(states(models[name]), expected[name]), name
+    for one, other in itertools.combinations(expected.values(), 2):
+        assert (one - other).abs().max() > 0.01
 
 
 def test_a_model_and_its_reference_agree_whichever_is_asked_first(new_model: Callable[[], Model]) -> None:

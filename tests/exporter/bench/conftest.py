@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import Prepared
 from hdexport.bench.results.result import OutputError
 from hdexport.bench.run.opening import open_case, wrong_by
-from hdexport.bench.run.preparation import expected_path, inputs_path, main, prepare_command
+from hdexport.bench.run.preparation import expected_path, inputs_path, write_expected, write_inputs
 
 
 @dataclass(frozen=True)
@@ -27,17 +26,12 @@ class Workshop:
     subject: Subject
     folder: Path
 
-    def prepare(self, **what: Any) -> int:
-        """What a preparation's process does; its exit code."""
-        return main(prepare_command(self.subject, self.folder, what)[2:])
-
     def prepare_shapes(self, shapes: Sequence[tuple[int, int]]) -> None:
         """Inputs and expected outputs of (batch, tokens), together, for texts and model take time to load."""
         missing = [shape for shape in shapes if not expected_path(self.folder, *shape).exists()]
         if missing:
-            batches, lengths = (sorted(set(sizes)) for sizes in zip(*missing, strict=True))
-            assert self.prepare(kind="inputs", lengths=lengths, batches=batches) == 0
-            assert self.prepare(kind="expected", shapes=missing) == 0
+            write_inputs(self.subject, self.folder, missing)
+            write_expected(self.subject, self.folder, missing)
 
     def artefact(self, peer: str) -> Prepared:
         """What a peer's preparation gives."""
@@ -53,10 +47,6 @@ class Workshop:
             artefact=None if artefact is None else str(artefact),
             inputs=str(inputs),
             expected=str(expected),
-            device="cpu",
-            threads=1,
-            least_runs=1,
-            least_seconds=0.0,
         )
 
     def error(self, runner: str, batch: int, tokens: int, artefact: Path | None = None) -> OutputError:

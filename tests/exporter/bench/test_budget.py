@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hdexport.bench.measure.case import CaseFigures, CaseSpec
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import PeakMemory, Status
 from hdexport.bench.run import budget
-from hdexport.bench.run.budget import Found, Probe, bytes_from, find_largest_batch, largest_batch, probe_case
+from hdexport.bench.run.budget import Found, Probe, bytes_from, largest_batch, probe_case
 from hdruntime.errors import InputError
 
 _BUDGET = 24 * 10**9
@@ -26,14 +23,11 @@ _BUDGET = 24 * 10**9
     ("text", "expected"),
     [
         ("24GB", 24 * 10**9),
-        ("512MB", 512 * 10**6),
         ("8GiB", 8 * 2**30),
-        ("24e9", 24 * 10**9),
-        ("1.5 gb", 1_500_000_000),
+        ("1.5 gb", 15 * 10**8),
         (" 640kB ", 640_000),
         (".5TiB", 2**39),
-        ("100", 100),
-        ("2e3MB", 2 * 10**9),
+        ("2e3", 2000),
     ],
 )
 def test_amounts_of_memory_are_understood(text: str, expected: int) -> None:
@@ -43,8 +37,8 @@ def test_amounts_of_memory_are_understood(text: str, expected: int) -> None:
 @pytest.mark.parametrize(
     "text", ["", "GB", "24G", "24 bananas", "-1GB", "0", "0.1", "nan", "inf", "1e999", "1_000", "²GB"]
 )
-def test_what_is_no_amount_of_memory_is_refused_with_examples(text: str) -> None:
-    with pytest.raises(InputError, match=r"is no amount of memory\.\nWrite 24GB or 512MB") as refused:
+def test_other_text_is_refused_with_examples(text: str) -> None:
+    with pytest.raises(InputError, match=r"is not an amount of memory\.\nWrite 24GB or 512MB") as refused:
         bytes_from(text)
     assert repr(text) in str(refused.value)
 
@@ -107,29 +101,17 @@ def test_the_answer_was_seen_to_fit_and_its_successor_not(curve: str, kills: boo
     assert len(machine.tried) <= 13
 
 
-@pytest.mark.parametrize("per_text", [0.06e9, 0.21e9, 0.83e9, 2e9])
-def test_where_memory_is_linear_a_few_tries_do(per_text: float) -> None:
-    machine = Machine(lambda batch: 1.2e9 + per_text * batch, kills_above=_BUDGET)
-    assert largest_batch(machine, budget_bytes=_BUDGET).is_limit
-    assert len(machine.tried) <= 7
-
-
 def test_the_largest_batch_may_be_exactly_the_budget() -> None:
     found = largest_batch(Machine(lambda batch: 100 * batch), budget_bytes=700)
     assert found == Found(7, 700, True, "A batch of 8 takes 8e-07 GB.")
 
 
-def test_a_single_text_that_does_not_fit_is_a_batch_of_none() -> None:
+def test_a_single_text_that_does_not_fit_is_a_batch_of_zero() -> None:
     machine = Machine(lambda batch: 25e9 * batch)
     assert largest_batch(machine, budget_bytes=_BUDGET) == Found(0, None, True, "A batch of 1 takes 25 GB.")
     assert machine.tried == [1]
     killed = largest_batch(Machine(lambda batch: 25e9, kills_above=_BUDGET), budget_bytes=_BUDGET)
     assert killed == Found(0, None, True, "A batch of 1 does not fit: It was ended.")
-
-
-def test_two_texts_that_do_not_fit_make_one_the_limit() -> None:
-    found = largest_batch(Machine(lambda batch: 13e9 * batch), budget_bytes=_BUDGET)
-    assert found == Found(1, 13 * 10**9, True, "A batch of 2 takes 26 GB.")
 
 
 @pytest.mark.parametrize("status", [Status.FAILED, Status.TIMEOUT])
@@ -170,12 +152,12 @@ def test_on_a_gpu_the_budget_is_of_its_memory_and_the_hosts_is_not_bounded(
     asked: list[tuple[CaseSpec, int | None]] = []
     memory = PeakMemory(rss_bytes=9, growth_bytes=1, vram_bytes=5)
 
-    def run_case(case: CaseSpec, *, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Outcome, CaseFigures]:
-        asked.append((case, memory_limit_bytes))
-        ended = Outcome(status=Status.OK, output={}, reason=None, peak_rss_bytes=9)
+    def run_here(call: Any, *, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Outcome, CaseFigures]:
+        asked.append((*call.args, memory_limit_bytes))
+        ended = Outcome(status=Status.OK)
         return ended, CaseFigures(latencies_ms=(1.0,), is_stable=False, memory=memory, error=None)
 
-    monkeypatch.setattr(budget, "run_case", run_case)
+    monkeypatch.setattr(budget, "run_function", run_here)
     on_gpu = dataclasses.replace(spec, device="cuda")
     assert probe_case(on_gpu, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=5)
     assert probe_case(spec, budget_bytes=100, time_limit_s=1) == Probe(status=Status.OK, peak_bytes=9)
@@ -190,25 +172,3 @@ def test_on_a_gpu_the_budget_is_of_its_memory_and_the_hosts_is_not_bounded(
 def spec(workshop: Callable[..., Any]) -> CaseSpec:
     made: CaseSpec = workshop("bert").spec("onnxruntime", 2, 100)
     return made
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="memory is read from /proc")
-def test_the_largest_batch_of_a_bundle_is_found(spec: CaseSpec, tmp_path: Path) -> None:
-    with np.load(spec.inputs) as file:
-        text = {name: ids[:1] for name, ids in file.items()}
-
-    def spec_of(batch: int) -> CaseSpec:
-        path = tmp_path / f"{batch}.npz"
-        np.savez(path, **{name: np.repeat(ids, batch, axis=0) for name, ids in text.items()})
-        return dataclasses.replace(spec, inputs=str(path))
-
-    single = probe_case(spec_of(1), budget_bytes=10**9, time_limit_s=60)
-    assert single.peak_bytes is not None
-    limits = {"series": "ours", "tokens": 100, "probe_limit_s": 60.0, "time_limit_s": 600.0}
-    found = find_largest_batch(spec_of, budget_bytes=single.peak_bytes + 40_000_000, **limits)
-    assert (found.series, found.tokens, found.is_limit) == ("ours", 100, True)
-    # A text of 100 tokens takes some kilobytes in each of a few arrays.
-    assert 50 < found.batch < 4096
-    assert found.peak_bytes is not None
-    assert single.peak_bytes < found.peak_bytes <= found.budget_bytes
-    assert find_largest_batch(spec_of, budget_bytes=15_000_000, **limits).batch == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import pytest
 from scipy import stats
@@ -13,26 +12,9 @@ from hdexport.bench.results.compare import ChangeKind, ResultComparison, compare
 from hdexport.bench.results.compare_text import comparison_lines
 from hdexport.bench.results.noise import ASSUMED_SPREAD, FALSE_ALARMS, noise_of, threshold
 from hdexport.bench.results.result import BenchResult, CaseResult, Series, Status
-from support.sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result
+from support.sample_results import MEASURED, OPTIMUM, OURS, PLAIN, TORCH, sample_result, slower, with_cases
 
 SEEDS = 60
-
-
-def with_cases(result: BenchResult, change: Callable[[CaseResult], CaseResult]) -> BenchResult:
-    return dataclasses.replace(result, cases=tuple(map(change, result.cases)))
-
-
-def slower(result: BenchResult, factor: float, *series: str) -> BenchResult:
-    """Some series take longer."""
-
-    def change(case: CaseResult) -> CaseResult:
-        if case.latency is None or case.series not in series:
-            return case
-        rounds = tuple(factor * p50_ms for p50_ms in case.latency.rounds_p50_ms)
-        latency = dataclasses.replace(case.latency, p50_ms=factor * case.latency.p50_ms, rounds_p50_ms=rounds)
-        return dataclasses.replace(case, latency=latency)
-
-    return with_cases(result, change)
 
 
 def without_peers(result: BenchResult) -> BenchResult:
@@ -80,11 +62,6 @@ def test_a_machine_that_is_slower_is_told_from_a_model_that_is() -> None:
     assert any("the peers took 1.2" in line for line in comparison_lines(comparison))
 
 
-def test_a_slower_machine_alone_is_no_change() -> None:
-    alarms = sum(bool(compare_results(a, slower(b, 1.3, *MEASURED)).changes) for a, b in pairs())
-    assert alarms <= stats.binom.isf(5e-4, SEEDS, FALSE_ALARMS)
-
-
 @pytest.mark.parametrize("why", ["no peers", "a peer's software changed"])
 def test_without_peers_that_stayed_the_same_nothing_is_explained_away(why: str) -> None:
     before, after = pairs()[0]
@@ -97,7 +74,7 @@ def test_without_peers_that_stayed_the_same_nothing_is_explained_away(why: str) 
     assert changed(comparison) == set(MEASURED)
     assert comparison.drift is not None
     assert not comparison.drift.is_divided_out
-    assert any("cannot be told" in line for line in comparison_lines(comparison))
+    assert any("it is unknown whether" in line for line in comparison_lines(comparison))
 
 
 def test_one_round_says_so_and_assumes_the_documented_noise() -> None:
@@ -108,11 +85,6 @@ def test_one_round_says_so_and_assumes_the_documented_noise() -> None:
     assert any("assumed" in line for line in comparison_lines(comparison))
     assert any("--rounds 3" in line for line in comparison_lines(comparison))
     assert changed(compare_results(before, slower(after, 1.3, OURS))) == {OURS}
-
-
-def test_the_noise_is_that_of_the_rounds() -> None:
-    spreads = [noise_of(sample_result(seed=seed, noise=0.04)).spread for seed in range(20)]
-    assert sum(spreads) / len(spreads) == pytest.approx(0.04, rel=0.1)
 
 
 def test_a_certain_change_below_two_percent_does_not_matter() -> None:
@@ -152,6 +124,10 @@ def test_memory_and_error_and_answers_and_statuses_are_compared() -> None:
             return dataclasses.replace(case, memory=memory)
         if case.series == TORCH and case.tokens == 512 and case.error:
             return dataclasses.replace(case, error=dataclasses.replace(case.error, max_abs_error=0.5, passed=False))
+        if case.series == OURS and case.error and case.error.max_abs_error:
+            factor = {512: 1.5, 1024: 3.0}.get(case.tokens, 1.0)  # of which only the second is a change
+            error = dataclasses.replace(case.error, max_abs_error=factor * case.error.max_abs_error)
+            return dataclasses.replace(case, error=error)
         return case
 
     comparison = compare_results(before, with_cases(before, change))
@@ -160,25 +136,11 @@ def test_memory_and_error_and_answers_and_statuses_are_compared() -> None:
     assert found[ChangeKind.STATUS, TORCH, 1, 512] == ("ok", "wrong")
     assert found[ChangeKind.ERROR, TORCH, 8, 512] == (0.0, 0.5)
     assert (ChangeKind.MEMORY, PLAIN, 8, 4096) in found
-    assert len(found) == 1 + 2 + 2 + 1
+    assert {(ChangeKind.ERROR, OURS, batch, 1024) for batch in (1, 8)} <= found.keys()
+    assert len(found) == 1 + 2 + 2 + 1 + 2
     lines = "\n".join(comparison_lines(comparison))
     assert f"{OURS}, 8 x 8192: status ok -> OOM" in lines
-    assert "6 changes in 4 of 50 cases" in lines
-
-
-@pytest.mark.parametrize(("factor", "is_found"), [(1.5, False), (3.0, True), (1 / 3, True)])
-def test_an_error_changed_if_it_is_another_by_a_factor(factor: float, is_found: bool) -> None:
-    before = sample_result()
-
-    def change(case: CaseResult) -> CaseResult:
-        if case.series != OURS or case.error is None or case.error.max_abs_error is None:
-            return case
-        error = dataclasses.replace(case.error, max_abs_error=factor * case.error.max_abs_error)
-        return dataclasses.replace(case, error=error)
-
-    assert changed(compare_results(before, with_cases(before, change)), ChangeKind.ERROR) == (
-        {OURS} if is_found else set()
-    )
+    assert "8 changes in 6 of 50 cases" in lines
 
 
 def test_largest_batches_are_compared_within_the_same_budget() -> None:
@@ -210,7 +172,7 @@ def test_runs_without_a_common_case_have_nothing_to_compare() -> None:
     before, after = sample_result(lengths=(1024,)), sample_result(lengths=(2048,))
     comparison = compare_results(before, after)
     assert (comparison.compared, comparison.drift, comparison.changes) == (0, None, ())
-    assert comparison_lines(comparison)[-1] == "the two have no case in common"
+    assert comparison_lines(comparison)[-1] == "the two results have no case in common"
 
 
 def test_the_ratio_of_a_change_is_that_of_the_rounds_means() -> None:

@@ -1,4 +1,4 @@
-"""bench.csv has a row a case, and one a series that could not run."""
+"""bench.csv has one row per case, and one per series that could not run."""
 
 from __future__ import annotations
 

@@ -3,31 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import shutil
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, processors
 
-from hdexport.bench.peers import inputs
 from hdexport.bench.peers.inputs import Texts
+from hdexport.verify import sample_text
 from hdruntime.bundle.manifest import Default, Fill, Role
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
-from support.tiny_models import PAD_TOKEN_ID, SEPARATOR_ID, VOCAB_SIZE
+from support.tiny_models import SEPARATOR_ID, VOCAB_SIZE
 
 CLS = 0
-UNKNOWN = 3
-SPECIAL = {CLS, PAD_TOKEN_ID, SEPARATOR_ID, UNKNOWN, 4}
+HELP = "\n".join(list(topics.values())[:8])
 
 
 @pytest.fixture(autouse=True)
-def fewer_topics(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of Python's help: a token a character, all of it takes half a second."""
-    monkeypatch.setattr(inputs, "topics", dict(itertools.islice(inputs.topics.items(), 8)))
+def less_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of Python's help takes long where every character is a token."""
+    monkeypatch.setattr(sample_text, "_english", lambda: HELP)
 
 
 @pytest.fixture
@@ -38,13 +37,13 @@ def bert(tiny_bundles: Any) -> Bundle:
 
 @pytest.fixture
 def longformer(tiny_bundles: Any) -> Bundle:
-    """Likewise, with global tokens."""
+    """A bundle with global tokens, whose tokenizer knows no English word either."""
     return open_bundle(tiny_bundles("longformer").path)
 
 
 def spelling(bundle: Bundle, directory: Path) -> tuple[Bundle, Tokenizer]:
-    """The bundle with a tokenizer of a token a character, special tokens around the text; and that tokenizer."""
-    characters = sorted(set(itertools.chain(*inputs.topics.values())))[: VOCAB_SIZE - len(SPECIAL)]
+    """The bundle with a tokenizer of one token per character, special tokens around the text; and that tokenizer."""
+    characters = sorted(set(HELP))[: VOCAB_SIZE - 5]
     words = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]", *characters]
     tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
@@ -65,29 +64,16 @@ def spelt(tokenizer: Tokenizer, ids: np.ndarray) -> str:
 @pytest.mark.parametrize("tokens", [1, 2, 3, 64, 65, 300])
 def test_texts_are_pythons_help_between_special_tokens(bert: Bundle, tmp_path: Path, tokens: int) -> None:
     bundle, tokenizer = spelling(bert, tmp_path)
-    help_text = "\n".join(inputs.topics[name] for name in sorted(inputs.topics))
     rows = Texts(bundle).batch(3, tokens)["input_ids"]
     assert rows.shape == (3, tokens)
     assert (rows[:, -1] == SEPARATOR_ID).all()
     if tokens > 1:
         assert (rows[:, 0] == CLS).all()
     for row in rows:
-        assert spelt(tokenizer, row[1:-1]) in help_text
+        assert spelt(tokenizer, row[1:-1]) in HELP
     if tokens > 64:
         assert len({row.tobytes() for row in rows}) == 3
-
-
-def test_texts_are_the_same_ones_every_time(bert: Bundle, tmp_path: Path) -> None:
-    for bundle in (bert, spelling(bert, tmp_path)[0]):
-        first, second = (Texts(bundle).batch(3, 100) for _ in range(2))
-        np.testing.assert_array_equal(first["input_ids"], second["input_ids"])
-
-
-def test_a_text_that_is_too_short_is_repeated(bert: Bundle, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    bundle, tokenizer = spelling(bert, tmp_path)
-    monkeypatch.setattr(inputs, "topics", {"short": "abc"})
-    rows = Texts(bundle).batch(3, 9)["input_ids"]
-    assert [spelt(tokenizer, row[1:-1]) for row in rows] == ["abcabca", "cabcabc", "bcabcab"]
+    np.testing.assert_array_equal(Texts(bundle).batch(3, tokens)["input_ids"], rows)
 
 
 def test_every_input_of_the_manifest_is_there(bert: Bundle, longformer: Bundle) -> None:
@@ -101,36 +87,29 @@ def test_every_input_of_the_manifest_is_there(bert: Bundle, longformer: Bundle) 
     assert [np.flatnonzero(row).tolist() for row in of_longformer["global_attention_mask"]] == [[0], [0]]
 
 
-def test_ids_are_random_where_the_tokenizer_knows_hardly_a_word(bert: Bundle) -> None:
-    rows = Texts(bert).batch(3, 100)["input_ids"]
-    assert (rows[:, 0] == CLS).all()
-    assert (rows[:, -1] == SEPARATOR_ID).all()
-    inside = set(rows[:, 1:-1].ravel().tolist())
-    assert not inside & SPECIAL
-    assert len(inside) > 50
-
-
-def test_ids_are_random_and_none_is_special_without_a_tokenizer(bert: Bundle) -> None:
-    bare = Bundle(bert.path, dataclasses.replace(bert.manifest, tokenizer=None))
+@pytest.mark.parametrize("has_tokenizer", [True, False])
+def test_ids_are_random_and_no_special_ones_without_a_tokenizer_that_knows_the_words(
+    bert: Bundle, has_tokenizer: bool
+) -> None:
+    manifest = bert.manifest if has_tokenizer else dataclasses.replace(bert.manifest, tokenizer=None)
     for tokens in (1, 2, 300):
-        rows = Texts(bare).batch(4, tokens)["input_ids"]
+        rows, again = (Texts(Bundle(bert.path, manifest)).batch(4, tokens)["input_ids"] for _ in range(2))
         assert rows.shape == (4, tokens)
         assert not set(rows.ravel().tolist()) & {0, 1, 2, 3}
+        np.testing.assert_array_equal(rows, again)
     assert len({row.tobytes() for row in rows}) == 4
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 5, 40, 300])
 @pytest.mark.parametrize("bound", [1, 8, 64])
-@pytest.mark.parametrize("has_tokenizer", [True, False])
 def test_a_question_comes_first_and_is_global_within_the_bound(
-    longformer: Bundle, tmp_path: Path, has_tokenizer: bool, bound: int, tokens: int
+    longformer: Bundle, tmp_path: Path, bound: int, tokens: int
 ) -> None:
-    bundle = spelling(longformer, tmp_path)[0] if has_tokenizer else longformer
+    bundle = spelling(longformer, tmp_path)[0]
     question = Default(fill=Fill.UNTIL_TOKEN, token_id=SEPARATOR_ID)
     manifest = dataclasses.replace(
         bundle.manifest,
         task="question-answering",
-        tokenizer=bundle.manifest.tokenizer if has_tokenizer else None,
         inputs=tuple(
             dataclasses.replace(spec, default=question, bound=bound) if spec.role is Role.MARKS else spec
             for spec in bundle.manifest.inputs

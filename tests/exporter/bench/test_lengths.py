@@ -30,8 +30,8 @@ def test_numbers_and_ranges_give_rising_lengths_with_both_ends(text: str, length
     "text",
     ["", "0", "-1", "1.5", "a", "512:", "512:256:x2", "512:8192:x1", "512:8192:x0", "1:9:+0", "0:8:x2", "1:2:3", "²"],
 )
-def test_what_is_no_length_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(InputError, match=r"is no length in tokens.\n.*--lengths 128,512,4096"):
+def test_an_invalid_length_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(InputError, match=r"is not a length in tokens.\n.*--lengths 128,512,4096"):
         parse_lengths(text)
 
 

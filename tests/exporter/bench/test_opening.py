@@ -16,10 +16,9 @@ import hdruntime
 from fakes.recording_runner import RecordingRunner
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.results.result import OutputError
-from hdexport.bench.run import opening
-from hdexport.bench.run.expected import read_rows, write_rows
+from hdexport.bench.run.expected import write_rows
 from hdexport.bench.run.opening import open_case, wrong_by
-from hdruntime.errors import BackendError, InputError, OutOfMemoryError
+from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.session import Session
 
 Outputs = dict[str, np.ndarray]
@@ -39,20 +38,6 @@ def rows_of(outputs: Outputs) -> Iterator[Outputs]:
         yield {name: values[row] for name, values in outputs.items()}
 
 
-def case_of(expected: Path | None) -> CaseSpec:
-    return CaseSpec(
-        runner="onnxruntime",
-        bundle="",
-        artefact=None,
-        inputs="",
-        expected=None if expected is None else str(expected),
-        device="cpu",
-        threads=1,
-        least_runs=1,
-        least_seconds=0.0,
-    )
-
-
 @pytest.fixture
 def compared(tmp_path: Path) -> Any:
     """Compare outputs with those of seed 0: (outputs, half_precision=False) -> OutputError."""
@@ -60,24 +45,12 @@ def compared(tmp_path: Path) -> Any:
     write_rows(path, rows_of(outputs_of()), batch=ROWS)
 
     def compare(outputs: Outputs, *, half_precision: bool = False) -> OutputError:
-        found = wrong_by(case_of(path), outputs, half_precision)
+        spec = CaseSpec(runner="onnxruntime", bundle="", inputs="", expected=str(path))
+        found = wrong_by(spec, outputs, half_precision)
         assert found is not None
         return found
 
     return compare
-
-
-def test_rows_are_written_one_by_one_and_read_as_one_array(tmp_path: Path) -> None:
-    path, outputs = tmp_path / "expected", outputs_of()
-    write_rows(path, rows_of(outputs), batch=ROWS)
-    assert {file.name: np.load(file).tobytes() for file in path.iterdir()} == {
-        f"{name}.npy": values.tobytes() for name, values in outputs.items()
-    }
-    for read, written in zip(read_rows(path), rows_of(outputs), strict=True):
-        assert read.keys() == written.keys()
-        for name in read:
-            np.testing.assert_array_equal(read[name], written[name])
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_a_file_of_rows_appears_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -108,13 +81,10 @@ def test_one_wrong_value_in_any_row_of_any_output_is_seen(compared: Any, name: s
     assert found.tolerance == "max abs error <= 0.0001"
 
 
-def test_rounding_of_half_precision_passes_only_where_it_is_used(compared: Any) -> None:
+def test_half_precision_passes_only_where_it_is_used_and_another_models_answer_never(compared: Any) -> None:
     rounded = {name: values.astype(np.float16).astype(np.float32) for name, values in outputs_of().items()}
     assert compared(rounded, half_precision=True).passed
     assert not compared(rounded).passed
-
-
-def test_another_models_answer_fails_in_half_precision_too(compared: Any) -> None:
     assert not compared(outputs_of(seed=1), half_precision=True).passed
 
 
@@ -127,23 +97,13 @@ def test_what_is_not_finite_fails_and_has_no_error(compared: Any, value: float) 
     )
 
 
-def test_a_wrong_value_in_any_piece_of_a_large_output_is_seen(compared: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "_PIECE", 2 * 16)
-    assert compared(outputs_of()).passed
-    for token in range(TOKENS):
-        outputs = outputs_of()
-        outputs["hidden"][1, token, 5] -= 0.5
-        found = compared(outputs)
-        assert (found.passed, found.max_abs_error) == (False, pytest.approx(0.5, rel=1e-3))
-
-
 @pytest.mark.parametrize(
     ("change", "tolerance"),
     [
-        (lambda values: values[:, :0], "shape [7, 16], not [0, 16]"),
-        (lambda values: values[..., :1], "shape [7, 16], not [7, 1]"),
-        (lambda values: values[:2], "shape [7, 16], not [0]"),
-        (lambda values: np.concatenate([values, values]), "3 rows, not 6"),
+        (lambda values: values[:, :0], "shape [3, 7, 16], not [3, 0, 16]"),
+        (lambda values: values[..., :1], "shape [3, 7, 16], not [3, 7, 1]"),
+        (lambda values: values[:2], "shape [3, 7, 16], not [2, 7, 16]"),
+        (lambda values: np.concatenate([values, values]), "shape [3, 7, 16], not [6, 7, 16]"),
     ],
 )
 def test_an_output_of_another_shape_is_wrong(compared: Any, change: Any, tolerance: str) -> None:
@@ -165,10 +125,6 @@ def test_an_output_that_is_not_there_is_named_and_the_others_are_compared(compar
 def test_no_output_at_all_is_wrong(compared: Any) -> None:
     assert not compared({}).passed
     assert not compared({"other": np.zeros((ROWS, 4), np.float32)}).passed
-
-
-def test_nothing_is_compared_where_nothing_is_expected() -> None:
-    assert wrong_by(case_of(None), outputs_of(), False) is None
 
 
 @pytest.mark.parametrize(
@@ -228,12 +184,6 @@ def test_a_batch_that_a_session_runs_in_parts_is_no_batch(
     monkeypatch.setattr(hdruntime, "load", lambda *_, **__: session)
     with pytest.raises(error, match=message):
         open_case(spec).call()
-
-
-def test_an_unknown_runner_is_refused(workshop: Any) -> None:
-    spec = workshop("bert").spec("onnxruntime", 1, 65)
-    with pytest.raises(InputError, match="'tensorflow'"):
-        open_case(dataclasses.replace(spec, runner="tensorflow"))
 
 
 def test_our_own_runtime_needs_none_of_the_peers_packages(workshop: Any) -> None:

@@ -31,7 +31,7 @@ from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
-from hdruntime.errors import BackendError, BackendUnavailableError, ExportError, MissingDependencyError
+from hdruntime.errors import BackendError, BackendUnavailableError, ExportError
 from support.attention_records import recorded
 from support.comparators import assert_close
 from support.tiny_models import WINDOWS, save_tiny_model
@@ -41,9 +41,9 @@ SHAPES = [(1, 1), (3, 65), (3, 300)]
 
 BIGBIRD = bigbird(block_size=4, random_blocks=0)
 
-HAS_OPTIMUM = shutil.which("optimum-cli") is not None
 NEEDS_OPTIMUM = pytest.mark.skipif(
-    not HAS_OPTIMUM, reason="optimum-cli is not on the PATH: pipx install 'optimum-onnx[onnxruntime]'"
+    shutil.which("optimum-cli") is None,
+    reason="optimum-cli is not on the PATH: pipx install 'optimum-onnx[onnxruntime]'",
 )
 
 
@@ -85,32 +85,27 @@ def assert_right(case: Any, peer: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "of_bundle",
+    ("peer", "of_bundle"),
     [
-        ("bert",),
-        ("longformer",),
-        ("big_bird",),
-        pytest.param(("roberta", "question-answering"), marks=pytest.mark.nightly),
-        pytest.param(("distilbert", "text-classification"), marks=pytest.mark.nightly),
-        ("bert", "sentence-similarity"),
+        ("torch", ("bert",)),
+        ("torch", ("longformer",)),
+        ("torch", ("big_bird",)),
+        ("torch", ("bert", "sentence-similarity")),
+        pytest.param("torch", ("roberta", "question-answering"), marks=pytest.mark.nightly),
+        pytest.param("torch", ("distilbert", "text-classification"), marks=pytest.mark.nightly),
+        ("sentence-transformers", ("longformer",)),
+        ("sentence-transformers", ("big_bird",)),
+        ("sentence-transformers", ("bert", "sentence-similarity")),
+        pytest.param("onnx-plain", ("roberta", "question-answering"), marks=pytest.mark.nightly),
+        pytest.param("optimum", ("bert",), marks=NEEDS_OPTIMUM),
     ],
 )
-def test_torch_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...]) -> None:
-    assert_right(workshop(*of_bundle), "torch")
-
-
-@pytest.mark.parametrize("of_bundle", [("longformer",), ("big_bird",), ("bert", "sentence-similarity")])
-def test_sentence_transformers_is_right_at_every_length(workshop: Any, of_bundle: tuple[str, ...]) -> None:
-    assert_right(workshop(*of_bundle), "sentence-transformers")
+def test_a_peer_is_right_at_every_length(workshop: Any, peer: str, of_bundle: tuple[str, ...]) -> None:
+    assert_right(workshop(*of_bundle), peer)
 
 
 def test_a_plain_export_of_dense_attention_is_right(shallow: Any) -> None:
     assert_right(shallow("bert"), "onnx-plain")
-
-
-@pytest.mark.nightly
-def test_a_plain_export_of_a_head_with_two_outputs_is_right(workshop: Any) -> None:
-    assert_right(workshop("roberta", "question-answering"), "onnx-plain")
 
 
 @pytest.mark.nightly
@@ -362,7 +357,7 @@ def fake_optimum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Optimum:
     ("code", "message"),
     [
         ("sys.exit('Traceback\\nValueError: a led is not supported\\n')", "exit code 1: ValueError: a led is not supp"),
-        ("sys.exit(3)", "ended with exit code 3: it says nothing"),
+        ("sys.exit(3)", "ended with exit code 3: no message"),
         ("pass", "wrote no model.onnx, but nothing"),
         ("(pathlib.Path(given[-1]) / 'encoder_model.onnx').touch()", "wrote no model.onnx, but encoder_model.onnx"),
     ],
@@ -395,13 +390,6 @@ def test_optimum_is_asked_for_the_extended_checkpoint_and_the_task(
     assert Path(output).parent == case.folder
 
 
-def test_optimum_that_went_away_is_missed(workshop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = workshop("bert")
-    monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(MissingDependencyError, match=r"Install it with: pipx install 'optimum-onnx\[onnxruntime\]'"):
-        case.artefact("optimum")
-
-
 @pytest.mark.parametrize(
     ("of_bundle", "remark"),
     [
@@ -424,47 +412,15 @@ def test_what_optimums_graph_lacks_is_remarked(
 
 
 def test_a_graph_of_others_is_run_by_the_manifests_names(workshop: Any, tmp_path: Path) -> None:
-    # As optimum without sentence-transformers makes it: token types that the bundle has not, and the tokens' vectors by
-    # their name in transformers.
+    # As optimum makes it without sentence-transformers: with token types, which the bundle does not have, and with the
+    # tokens' vectors under their name in transformers.
     feature, graph = workshop("bert", "sentence-similarity"), workshop("bert").subject.bundle / "model.onnx"
     opened = open_case(feature.spec("optimum", 1, 65, graph))
     assert list(opened.call()) == ["token_embeddings"]
     model = ir.load(graph)
     next(value for value in model.graph.inputs if value.name == "token_type_ids").name = "segment_ids"
     ir.save(model, tmp_path / "renamed.onnx", external_data="renamed.onnx.data")
-    with pytest.raises(ExportError, match="wants segment_ids, which the model has no such input for"):
+    with pytest.raises(ExportError, match="needs the inputs segment_ids; the model has none of that name"):
         open_case(feature.spec("optimum", 1, 65, tmp_path / "renamed.onnx"))
-    with pytest.raises(ExportError, match="gives last_hidden_state, and none of what the bundle gives"):
+    with pytest.raises(ExportError, match="gives last_hidden_state, and none of the bundle's outputs"):
         open_case(workshop("roberta", "question-answering").spec("optimum", 1, 65, graph))
-
-
-@NEEDS_OPTIMUM
-@pytest.mark.slow
-def test_optimums_export_of_dense_attention_is_right(workshop: Any) -> None:
-    assert_right(workshop("bert"), "optimum")
-
-
-@NEEDS_OPTIMUM
-@pytest.mark.slow
-def test_optimums_export_of_bigbird_is_dense_and_shows_it(workshop: Any) -> None:
-    case = workshop("big_bird")
-    manifest = open_bundle(case.subject.bundle).manifest
-    record = recorded(manifest, "blocks")
-    assert record is not None
-    assert "attends densely at every length" in (PEERS["optimum"].remark(manifest) or "")
-    assert_dense(case, "optimum", record.dense_tokens)
-
-
-@NEEDS_OPTIMUM
-@pytest.mark.slow
-def test_optimums_export_of_longformer_is_wrong_and_shows_it(workshop: Any) -> None:
-    # It gives token types of 0 and 1 to a model in which there are none.
-    with pytest.raises(ExportError, match="IndexError: index out of range in self"):
-        workshop("longformer").artefact("optimum")
-    case = workshop("longformer", type_vocab_size=2)
-    made = case.artefact("optimum")
-    for tokens in (80, 288):
-        assert not case.error("optimum", 2, tokens, made.artefact).passed
-    # Of no multiple of the window, to which the code that was recorded pads, it gives no answer.
-    with pytest.raises(Exception, match="ONNXRuntimeError"):
-        case.error("optimum", 2, 65, made.artefact)

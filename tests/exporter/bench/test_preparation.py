@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,44 +11,34 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.remote import run_function
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.run.preparation import expected_path, inputs_path, main, prepare_command
+from hdexport.bench.results.result import Status
+from hdexport.bench.run.preparation import expected_path, inputs_path, write_expected, write_inputs
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.hugging_face import HuggingFace, extended_rows
 
 
-def run(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, timeout=120)
+def test_inputs_are_written_by_a_process(workshop: Any, tmp_path: Path) -> None:
+    shapes = [(batch, tokens) for batch in (1, 3) for tokens in (1, 65)]
+    outcome, _ = run_function(partial(write_inputs, workshop("bert").subject, tmp_path, shapes), time_limit_s=120)
+    assert outcome.status is Status.OK
+    for batch, tokens in shapes:
+        with np.load(inputs_path(tmp_path, batch, tokens)) as file:
+            assert set(file.files) == {"input_ids", "attention_mask", "token_type_ids"}
+            assert file["input_ids"].shape == (batch, tokens)
 
 
-def test_a_process_writes_the_inputs_and_says_so_in_its_last_line(workshop: Any, tmp_path: Path) -> None:
-    subject = workshop("bert").subject
-    done = run(prepare_command(subject, tmp_path, {"kind": "inputs", "lengths": [1, 65], "batches": [1, 3]}))
-    assert done.returncode == 0, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told.keys() == {"artefact", "remark", "seconds"}
-    assert (told["artefact"], told["remark"]) == (None, None)
-    assert told["seconds"] > 0
-    for batch in (1, 3):
-        for tokens in (1, 65):
-            with np.load(inputs_path(tmp_path, batch, tokens)) as file:
-                assert set(file.files) == {"input_ids", "attention_mask", "token_type_ids"}
-                assert file["input_ids"].shape == (batch, tokens)
-
-
-def test_a_known_error_is_one_message_on_stderr_and_leaves_nothing(tmp_path: Path, workshop: Any) -> None:
+def test_a_known_error_is_its_message_and_leaves_nothing(tmp_path: Path, workshop: Any) -> None:
     subject = Subject(bundle=workshop("bert").subject.bundle, checkpoint="/nowhere/model", allow_pickle=False)
-    main(prepare_command(subject, tmp_path, {"kind": "inputs", "lengths": [9], "batches": [1]})[2:])
+    write_inputs(subject, tmp_path, [(1, 9)])
     before = set(tmp_path.iterdir())
-    command = prepare_command(subject, tmp_path, {"kind": "expected", "shapes": [[1, 9]]})
-    done = run(command)
-    assert done.returncode == 1
-    assert done.stdout == ""
-    assert done.stderr.startswith("There is no model directory '/nowhere/model'.\n")
-    assert "Traceback" not in done.stderr
-    assert set(tmp_path.iterdir()) - before == {Path(command[-1])}
+    outcome, made = run_function(partial(write_expected, subject, tmp_path, [(1, 9)]), time_limit_s=120)
+    assert (outcome.status, made) == (Status.FAILED, None)
+    assert (outcome.reason or "").startswith("There is no model directory '/nowhere/model'.\n")
+    assert set(tmp_path.iterdir()) == before
 
 
 @pytest.mark.parametrize("of_bundle", [("bert",), ("longformer",), ("distilbert", "text-classification")])
@@ -72,17 +61,9 @@ def test_what_is_there_is_not_made_again(workshop: Any) -> None:
     case.spec("torch", 1, 65)
     paths = inputs_path(case.folder, 1, 65), expected_path(case.folder, 1, 65)
     before = [path.stat().st_mtime_ns for path in paths]
-    assert case.prepare(kind="inputs", lengths=[65], batches=[1]) == 0
-    assert case.prepare(kind="expected", shapes=[[1, 65]]) == 0
+    write_inputs(case.subject, case.folder, [(1, 65)])
+    write_expected(case.subject, case.folder, [(1, 65)])
     assert [path.stat().st_mtime_ns for path in paths] == before
-
-
-def test_an_artefact_and_its_remark_are_told(workshop: Any, capfd: pytest.CaptureFixture[str]) -> None:
-    case = workshop("bert")
-    assert case.prepare(kind="artefact", peer="torch", device="cpu") == 0
-    told = json.loads(capfd.readouterr().out.splitlines()[-1])
-    assert told["artefact"] == str(case.folder / "checkpoint")
-    assert told["remark"] is None
 
 
 def test_the_folder_that_peers_load_has_the_bundles_positions(workshop: Any) -> None:

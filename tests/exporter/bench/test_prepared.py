@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,10 @@ from hdexport.bench.run import preparation, prepared
 from hdexport.bench.run.plan import BenchOptions, plan
 from hdexport.bench.run.prepared import Preparation
 from hdexport.bench.run.watcher import Watcher
+
+
+def outcome_of(status: Status) -> Outcome:
+    return Outcome(status=status, reason="no memory")
 
 
 @pytest.mark.parametrize(("too_large", "processes"), [(None, 1), (1, 2), (9, 2), (20, 1)])
@@ -35,16 +39,15 @@ def test_a_shape_that_fails_takes_no_other_with_it(
             raise MemoryError
         path.touch()
 
-    def run_here(arguments: Sequence[str], *, time_limit_s: float) -> Outcome:
-        code = 1
-        if arguments[1] == "hdexport.bench.run.preparation":
-            began.append('"expected"' in Path(arguments[2]).read_text())
-            code = preparation.main(arguments[2:])
-        status = Status.FAILED if code else Status.OK
-        return Outcome(status=status, output={} if code == 0 else None, reason="no memory", peak_rss_bytes=0)
+    def run_here(call: partial[Any], *, time_limit_s: float) -> tuple[Outcome, Any]:
+        began.append(call.func is preparation.write_expected)
+        try:
+            return outcome_of(Status.OK), call()
+        except MemoryError:
+            return outcome_of(Status.OUT_OF_MEMORY), None
 
     monkeypatch.setattr(preparation, "write_rows", write)
-    monkeypatch.setattr(prepared, "run_process", run_here)
+    monkeypatch.setattr(prepared, "run_function", run_here)
     monkeypatch.setattr(Preparation, "measure_ceilings", lambda self: None)
     made.run()
     (series,) = (each for each in made._plan.series if each.is_available)
@@ -52,7 +55,7 @@ def test_a_shape_that_fails_takes_no_other_with_it(
     assert there == [tokens for tokens in (1, 9, 20) if tokens != too_large]
     notes = [note for note in made.notes if "not compared with PyTorch" in note]
     assert notes == (
-        [f"1 x {too_large} tokens were not compared with PyTorch, which failed: failed: no memory"] if too_large else []
+        [f"1 x {too_large} tokens were not compared with PyTorch, which failed: OOM: no memory"] if too_large else []
     )
     assert sum(began) == processes
 
@@ -69,12 +72,11 @@ def test_of_several_measurements_of_the_machine_the_best_counts(
     ]
     of_processes = iter(measured)
 
-    def run_here(arguments: Sequence[str], *, time_limit_s: float) -> Outcome:
-        assert arguments[1] == "hdexport.bench.measure.ceilings"
-        output = dataclasses.asdict(next(of_processes))
-        return Outcome(status=Status.OK, output=output, reason=None, peak_rss_bytes=0)
+    def run_here(call: partial[Any], *, time_limit_s: float) -> tuple[Outcome, Any]:
+        assert call.func is prepared.measured_ceilings
+        return outcome_of(Status.OK), next(of_processes)
 
-    monkeypatch.setattr(prepared, "run_process", run_here)
+    monkeypatch.setattr(prepared, "run_function", run_here)
     for _ in measured:
         made.measure_ceilings()
     assert made.ceilings == (dataclasses.replace(measured[0], copy_bytes_per_s=5.0),)

@@ -18,16 +18,19 @@ from hdplugins.kernels.cuda_launch import find_kernels
 from hdplugins.operators.sliding_window_attention import tensorrt_plugin as face
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
-from support.window_graphs import window_graph
+from support.attention_graphs import attention_model
+from support.sparse_operators import Window
 
 PTX_TARGET = re.compile(r"^\.target (\w+)", re.MULTILINE)
+
+WINDOW = Window(left=16, right=16, bound=4, dtype="float16")
 
 needs_triton = pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
 
 
 @pytest.fixture(scope="module")
 def lowered() -> ir.Model:
-    return tensorrt_graph(window_graph(dtype="float16", layers=3), dtype="float16")
+    return tensorrt_graph(attention_model(WINDOW, WINDOW, WINDOW), dtype="float16")
 
 
 @needs_triton
@@ -77,7 +80,7 @@ def test_a_plugin_finds_what_was_written_for_its_gpu(lowered: ir.Model, tmp_path
 
 @needs_triton
 def test_a_graph_without_plugins_gets_no_kernels(tmp_path: Path) -> None:
-    native = tensorrt_graph(window_graph(dtype="float16"), dtype="float16", attention_impl=AttentionImpl.NATIVE)
+    native = tensorrt_graph(attention_model(WINDOW), dtype="float16", attention_impl=AttentionImpl.NATIVE)
     assert write_kernels(native, tmp_path, dtype="float16", architectures=("sm86",)) == ()
     assert list(tmp_path.iterdir()) == []
 

@@ -22,8 +22,6 @@ import torch
 import transformers
 
 from hdexport.attention.dense.kind import DenseAttention
-from hdexport.attention.kind import Subject
-from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.attention.window.record import WindowAttention
 from hdexport.build import BuildOptions, build
 from hdexport.engines.profiles import profiles_from_options
@@ -38,14 +36,13 @@ from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ModelError
+from support.answers import ATOL, assert_answers, assert_as_hugging_face
 from support.attention_records import recorded
-from support.comparators import assert_close, assert_same_directions, named_case
+from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.needs import needs_rtx
 from support.padded_batches import cases
 from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
-
-ATOL = 2e-5
 
 WINDOW = 8
 """Tokens that a local layer of the tiny models sees on each side: half of their ``local_attention``."""
@@ -58,81 +55,13 @@ FAR = {"num_hidden_layers": 2, "num_attention_heads": 2, "hidden_size": 64, "ini
 FAR_TOKENS = 4177
 
 
-def last_hidden_states(checkpoint: Path, feeds: dict[str, np.ndarray], **changes: Any) -> np.ndarray:
-    """What Hugging Face gives with a configuration that is not the checkpoint's."""
-    config = transformers.AutoConfig.from_pretrained(checkpoint)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    model = transformers.AutoModel.from_pretrained(checkpoint, config=config).eval()
-    with torch.inference_mode():
-        return model(**{name: torch.from_numpy(ids) for name, ids in feeds.items()}).last_hidden_state.numpy()
-
-
 def random_text(tokens: int) -> dict[str, np.ndarray]:
     ids = np.random.default_rng(tokens).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, tokens))
     return {"input_ids": ids, "attention_mask": np.ones_like(ids)}
 
 
-def assert_answers_as_hugging_face(bundle: Any, lengths: tuple[int, ...]) -> None:
-    for tokens, name, input_ids, attention_mask in cases(lengths, sizes=(3,)):
-        feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
-        expected = bundle.hugging_face(**feeds)["last_hidden_state"][attention_mask == 1]
-        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
-            with named_case(graph, f"{tokens} tokens", name):
-                assert_close(run(**feeds)["last_hidden_state"][attention_mask == 1], expected, atol=ATOL)
-
-
 def test_local_and_global_layers_answer_as_hugging_face(tiny_bundles) -> None:
-    assert_answers_as_hugging_face(tiny_bundles("modernbert"), LENGTHS)
-
-
-_LINEAR, _YARN = (
-    {
-        "full_attention": {"rope_type": kind, "factor": factor, "rope_theta": 500.0},
-        "sliding_attention": {"rope_type": "default", "rope_theta": 30.0},
-    }
-    for kind, factor in (("linear", 4.0), ("yarn", 8.0))
-)
-
-VARIANTS = {
-    "every layer global, scaled cosines": {
-        "num_hidden_layers": 2,
-        "rope_parameters": _YARN,
-        "global_attn_every_n_layers": 1,
-    },
-    "no global layer, windows of the token itself": {
-        "layer_types": ["sliding_attention"] * 2,
-        "num_hidden_layers": 2,
-        "local_attention": 1,
-    },
-    "layers as listed, odd windows, interpolated positions, biases and details": {
-        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
-        "num_hidden_layers": 3,
-        "local_attention": 11,
-        "rope_parameters": _LINEAR,
-        "attention_bias": True,
-        "mlp_bias": True,
-        "norm_bias": True,
-        "hidden_activation": "silu",
-        "norm_eps": 1e-3,
-        "pad_token_id": VOCAB_SIZE - 1,
-    },
-    "windows wider than any text, scaled cosines": {
-        "num_hidden_layers": 2,
-        "local_attention": 2000,
-        "rope_parameters": _YARN,
-    },
-}
-
-
-@pytest.mark.parametrize(
-    "changes",
-    # The others' layers are of one kind only, and their cosines scaled, which is a factor.
-    [nightly_unless("cosines" not in name, changes) for name, changes in VARIANTS.items()],
-    ids=VARIANTS,
-)
-def test_variants_answer_as_hugging_face(tiny_bundles, changes: dict[str, Any]) -> None:
-    assert_answers_as_hugging_face(tiny_bundles("modernbert", **changes), (1, 17, 131))
+    assert_as_hugging_face(tiny_bundles("modernbert"), LENGTHS)
 
 
 def test_the_keys_of_older_configurations_are_read(tiny_bundles, tmp_path: Path) -> None:
@@ -152,7 +81,7 @@ def test_the_keys_of_older_configurations_are_read(tiny_bundles, tmp_path: Path)
         "SlidingWindowAttention",
         "DenseAttention",
     ]
-    assert_answers_as_hugging_face(bundle, (17, 131))
+    assert_as_hugging_face(bundle, (17, 131))
 
 
 def test_each_layer_is_one_node_with_the_window_on_each_side(tiny_bundles) -> None:
@@ -173,26 +102,32 @@ def test_each_layer_is_one_node_with_the_window_on_each_side(tiny_bundles) -> No
     assert recorded(bundle.manifest, "window") == WindowAttention(layers=(WINDOW, WINDOW), converted=None)
 
 
-@pytest.mark.parametrize("wrong", [WINDOW - 1, WINDOW + 1])
-@pytest.mark.parametrize("tokens", [WINDOW + 2, 300])
-def test_a_window_that_is_one_token_off_would_be_seen(tiny_bundles, tokens: int, wrong: int) -> None:
-    bundle = tiny_bundles("modernbert")
-    feeds = random_text(tokens)
-    other = last_hidden_states(bundle.checkpoint, feeds, local_attention=2 * wrong)
+@pytest.mark.parametrize(
+    ("tokens", "changes"),
+    [
+        *((tokens, {"local_attention": 2 * (WINDOW + off)}) for tokens in (WINDOW + 2, 300) for off in (-1, 1)),
+        (65, {"full_attention": 1.5}),
+        (65, {"sliding_attention": 1.5}),
+    ],
+    ids=str,
+)
+def test_a_window_one_token_off_and_other_rotary_frequencies_would_be_seen(
+    tiny_bundles, tokens: int, changes: dict[str, Any]
+) -> None:
+    bundle, feeds = tiny_bundles("modernbert"), random_text(tokens)
+    config = transformers.AutoConfig.from_pretrained(bundle.checkpoint)
+    for name, value in changes.items():
+        if name in config.rope_parameters:
+            config.rope_parameters[name]["rope_theta"] *= value
+        else:
+            setattr(config, name, value)
+    model = transformers.AutoModel.from_pretrained(bundle.checkpoint, config=config).eval()
+    with torch.inference_mode():
+        other = model(**{name: torch.from_numpy(ids) for name, ids in feeds.items()}).last_hidden_state.numpy()
     assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
 
 
-@pytest.mark.parametrize("layer_type", ["full_attention", "sliding_attention"])
-def test_other_rotary_frequencies_would_be_seen(tiny_bundles, layer_type: str) -> None:
-    bundle = tiny_bundles("modernbert")
-    feeds = random_text(65)
-    rope = transformers.AutoConfig.from_pretrained(bundle.checkpoint).rope_parameters
-    rope[layer_type]["rope_theta"] *= 1.5
-    other = last_hidden_states(bundle.checkpoint, feeds, rope_parameters=rope)
-    assert np.abs(bundle.session(**feeds)["last_hidden_state"] - other).max() > 100 * ATOL
-
-
-def test_nothing_outside_the_operators_has_a_value_a_pair_of_tokens(tiny_bundles) -> None:
+def test_nothing_outside_the_operators_has_a_value_per_pair_of_tokens(tiny_bundles) -> None:
     graph = tiny_bundles("modernbert").graph.graph
     shapes = {value.name: value.shape for node in graph.all_nodes() for value in node.outputs}
     assert sum(shape is not None and len(shape) == 4 for shape in shapes.values()) > 40
@@ -225,34 +160,32 @@ def test_every_process_writes_the_same_graph(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", ["float16", nightly_unless(False, "bfloat16")])
 def test_half_precision_is_right_far_from_the_origin(tiny_bundles, precision: str) -> None:
-    """4177 is no number of float16, nor is most of what a frequency is multiplied with."""
+    """Float16 has no 4177, nor most of the other positions that a frequency is multiplied by."""
     bundle = tiny_bundles("modernbert", precision=precision, **FAR)
     feeds = random_text(FAR_TOKENS)
-    expected = bundle.hugging_face(**feeds)["last_hidden_state"]
-    rounded = rotary_of(bundle.hugging_face.model)
+    expected = bundle.hugging_face(**feeds)
+    rounded = bundle.hugging_face.model.base_model.rotary_emb
     original = dict(rounded.named_buffers())
     for name, frequencies in original.items():
         setattr(rounded, name, frequencies.to(getattr(torch, precision)).float())
-    wrong = bundle.hugging_face(**feeds)["last_hidden_state"]
+    wrong = bundle.hugging_face(**feeds)
     for name, frequencies in original.items():
         setattr(rounded, name, frequencies)
     cosine = {"float16": 0.9999, "bfloat16": 0.999}[precision]
-    # ONNX Runtime has no bfloat16 on a CPU; the lowered graph computes in float32 from bfloat16 weights.
-    for run in [bundle.session] if precision == "bfloat16" else [bundle.portable, bundle.session]:
-        assert_same_directions(run(**feeds)["last_hidden_state"], expected, cosine=cosine)
+    assert_answers(bundle, feeds, expected, cosine=cosine)
     with pytest.raises(AssertionError, match=r"cosine|lengths"):
-        assert_same_directions(wrong, expected, cosine=cosine)
+        assert_answers(bundle, feeds, wrong, cosine=cosine)
 
 
 @pytest.mark.parametrize("precision", [Precision.FLOAT16, Precision.BFLOAT16])
 def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, precision: Precision) -> None:
     model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
-    frequencies = rotary_of(model).full_attention_inv_freq.double()
+    frequencies = model.base_model.rotary_emb.full_attention_inv_freq.double()
     cast_model(model, precision)
     family_of("modernbert").adapt(model)
     positions = torch.tensor([[0, 1, 2049, 4097, 8191]])
     hidden_states = torch.zeros(1, 5, 32, dtype=precision.torch_dtype)
-    tables = rotary_of(model)(hidden_states, positions, "full_attention")
+    tables = model.base_model.rotary_emb(hidden_states, positions, "full_attention")
     angles = positions[0, :, None].double() * frequencies.repeat(2)
     for table, exact in zip(tables, (angles.cos(), angles.sin()), strict=True):
         assert table.dtype == torch.float32
@@ -267,13 +200,12 @@ def test_a_classifier_reads_the_first_real_token(tiny_bundles) -> None:
         feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
         if name.startswith("padding on the left"):
             texts = [ids[mask == 1][None] for ids, mask in zip(input_ids, attention_mask, strict=True)]
-            expected = np.concatenate([bundle.hugging_face(text, np.ones_like(text))["logits"] for text in texts])
+            logits = [bundle.hugging_face(text, np.ones_like(text))["logits"] for text in texts]
+            expected = {"logits": np.concatenate(logits)}
         else:
             attention_mask[:, 0] = 1
-            expected = bundle.hugging_face(**feeds)["logits"]
-        for graph, run in (("portable", bundle.portable), ("session", bundle.session)):
-            with named_case(graph, f"{tokens} tokens", name):
-                assert_close(run(**feeds)["logits"], expected, atol=ATOL)
+            expected = bundle.hugging_face(**feeds)
+        assert_answers(bundle, feeds, expected, case=(f"{tokens} tokens", name))
 
 
 def test_a_classifier_pools_in_float32(tiny_bundles) -> None:
@@ -335,17 +267,6 @@ def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
         precision="float16",
     )
     assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
-
-
-def test_no_window_takes_the_place_of_the_global_layers(tmp_path: Path) -> None:
-    model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
-    subject = Subject(model=model, family=family_of("modernbert"), task=Task.FEATURE_EXTRACTION, max_len=300)
-    with pytest.raises(ModelError, match=r"modernbert cannot be given windowed attention: its local layers have"):
-        attention_setups(attention_from_spec("window:16"), subject)
-
-
-def rotary_of(model: transformers.PreTrainedModel) -> Any:
-    return model.base_model.rotary_emb
 
 
 def attention_nodes(bundle: Any) -> list[ir.Node]:

@@ -12,6 +12,7 @@ import pytest
 from onnx import TensorProto
 
 from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
+from support.answers import inputs_of
 from support.attention_graphs import (
     BATCH,
     HEADS,
@@ -21,8 +22,8 @@ from support.attention_graphs import (
     session_of,
     states_of,
 )
-from support.comparators import assert_close
-from support.padded_batches import batches
+from support.comparators import assert_close, named_case
+from support.padded_batches import cases
 from support.sparse_operators import PADDINGS, Blocks, Window, token_kinds
 
 # Around the least length of the memory-efficient kernel in float32.
@@ -43,6 +44,10 @@ def lowered_session(head_dim: int, dtype: int, *, bias: bool) -> onnxruntime.Inf
     return session_of(lowered(Dense(bias=bias), head_dim=head_dim, dtype=dtype))
 
 
+def feeds_of(mask: str, tokens: int, *, head_dim: int = 32) -> dict[str, np.ndarray]:
+    return states_of(BATCH, tokens, head_dim=head_dim) | {"key_mask": token_kinds(mask, tokens) != 0}
+
+
 def attentions(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
     """Which mask each fused attention takes, and its node."""
     for node in graph.all_nodes():
@@ -58,7 +63,7 @@ def attentions(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
 @pytest.mark.parametrize("tokens", LENGTHS)
 def test_lowered_attention_matches_the_definition(tokens: int, head_dim: int, dtype: int) -> None:
     for mask in PADDINGS:
-        feeds = states_of(BATCH, tokens, head_dim=head_dim) | {"key_mask": token_kinds(mask, tokens) != 0}
+        feeds = feeds_of(mask, tokens, head_dim=head_dim)
         (got,) = lowered_session(head_dim, dtype, bias=False).run(None, feeds)
         assert_close(got, answer_by_definition([Dense()], feeds), atol=ATOL[dtype])
         if mask == "all":
@@ -70,7 +75,7 @@ def test_lowered_attention_matches_the_definition(tokens: int, head_dim: int, dt
 def test_a_bias_is_added_to_the_scores(tokens: int, dtype: int) -> None:
     for mask in PADDINGS:
         for bias_batch in (1, BATCH):
-            feeds = states_of(BATCH, tokens) | {"key_mask": token_kinds(mask, tokens) != 0}
+            feeds = feeds_of(mask, tokens)
             bias = np.random.default_rng(tokens).normal(size=(bias_batch, HEADS, tokens, tokens))
             feeds["bias"] = bias.astype(np.float32)
             (got,) = lowered_session(32, dtype, bias=True).run(None, feeds)
@@ -87,7 +92,7 @@ def test_each_mask_goes_to_the_attention_whose_kernel_is_linear_in_tokens_where_
         session = session_of(model)
         for tokens in (255, 256):
             for mask in PADDINGS:
-                feeds = states_of(BATCH, tokens) | {"key_mask": token_kinds(mask, tokens) != 0}
+                feeds = feeds_of(mask, tokens)
                 (got,) = session.run(None, feeds)
                 is_right = np.allclose(got, answer_by_definition([Dense()], feeds), atol=ATOL[dtype])
                 # In float32 short texts have no memory-efficient kernel.
@@ -146,13 +151,11 @@ def test_a_bundle_s_graph_answers_as_its_portable_one(
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     session = onnxruntime.InferenceSession(bundle.path / "onnxruntime_cuda.onnx", options)
-    for tokens in (1, 64, 255, bundle.manifest.max_len):
-        for name, input_ids, attention_mask in batches(tokens):
-            feeds = {"input_ids": input_ids, "attention_mask": attention_mask}
-            feeds |= {"token_type_ids": np.zeros_like(input_ids)} if len(session.get_inputs()) == 3 else {}
-            expected = bundle.portable(**feeds)
-            got = dict(zip(expected, session.run(list(expected), feeds), strict=True))
-            real = attention_mask == 1
-            for output, values in expected.items():
-                assert got[output].dtype == np.float32
-                assert np.abs(got[output][real] - values[real]).max() < atol, (name, tokens, output)
+    for tokens, name, input_ids, attention_mask in cases((1, 64, 255, bundle.manifest.max_len)):
+        feeds = inputs_of(bundle, input_ids, attention_mask)
+        real = attention_mask == 1
+        for output, values in bundle.portable(**feeds).items():
+            (got,) = session.run([output], feeds)
+            assert got.dtype == np.float32
+            with named_case(f"{tokens} tokens", name, output):
+                assert_close(got[real], values[real], atol=atol)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -20,19 +21,15 @@ from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdplugins.operators.dense_attention.reference import dense_attention
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
-from support.attention_graphs import HEADS, Dense, chain_of
-from support.sparse_operators import PADDINGS, STATES, token_kinds
-from support.window_graphs import window_graph
+from support.attention_graphs import HEADS, Dense, attention_model
+from support.sparse_operators import PADDINGS, STATES, Window, token_kinds
 
 _BUILT = {("float16", False), ("bfloat16", True)}
-"""(dtype, whether there is a bias) that every run builds for each size of a head."""
+"""(dtype, whether there is a bias) that every run builds for each head size."""
 
 
-def _attention_model(*, dtype: str, head_dim: int = 32, bias: bool = False, nodes: int = 1) -> ir.Model:
-    """A chain of DenseAttention nodes, each taking the query from the one before."""
-    model = chain_of([Dense(bias=bias, head_dim=head_dim, dtype=dtype)] * nodes)
-    onnx.checker.check_model(model)
-    return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
+_DENSE = Dense(dtype="float16")
+_WINDOW = Window(left=16, right=16, bound=4, dtype="float16")
 
 
 def _by_the_standard(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
@@ -59,7 +56,7 @@ def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray
     return result
 
 
-@pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "bias a sequence"])
+@pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "a bias per sequence"])
 @pytest.mark.parametrize("kind", PADDINGS)
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 257])
 def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:
@@ -69,7 +66,7 @@ def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_b
     feeds["key_mask"] = token_kinds(kind, tokens) != 0
     if bias_batch is not None:
         feeds["bias"] = generator.normal(size=(bias_batch, HEADS, tokens, tokens)).astype(np.float16)
-    lowered = tensorrt_graph(_attention_model(dtype="float16", bias=bias_batch is not None), dtype="float16")
+    lowered = tensorrt_graph(attention_model(Dense(dtype="float16", bias=bias_batch is not None)), dtype="float16")
     exact = {name: torch.from_numpy(feed).double() for name, feed in feeds.items() if name != "key_mask"}
     expected = dense_attention(**exact, key_mask=torch.from_numpy(feeds["key_mask"]), scale=32**-0.5).numpy()
     for actual in (_by_the_standard(lowered, feeds), _by_onnxruntime(lowered, feeds)):
@@ -81,7 +78,7 @@ def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_b
 
 
 def test_content_of_padding_does_not_change_other_tokens() -> None:
-    lowered = tensorrt_graph(_attention_model(dtype="float16"), dtype="float16")
+    lowered = tensorrt_graph(attention_model(_DENSE), dtype="float16")
     generator = np.random.default_rng(0)
     feeds = {name: generator.normal(size=(2, HEADS, 65, 32)).astype(np.float16) for name in ("query", "key", "value")}
     feeds["key_mask"] = token_kinds("right", 65, batch=2) != 0
@@ -94,7 +91,7 @@ def test_content_of_padding_does_not_change_other_tokens() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_all_attentions_share_one_mask_and_no_body_is_left(dtype: str) -> None:
-    lowered = tensorrt_graph(_attention_model(dtype=dtype, nodes=3), dtype=dtype)
+    lowered = tensorrt_graph(attention_model(*[Dense(dtype=dtype)] * 3), dtype=dtype)
     operators = [node.op_type for node in lowered.graph]
     assert operators.count("Attention") == 3
     assert operators.count("Unsqueeze") == 2
@@ -102,15 +99,16 @@ def test_all_attentions_share_one_mask_and_no_body_is_left(dtype: str) -> None:
     assert lowered.graph.opset_imports[""] == 23
 
 
-def test_the_portable_graph_is_left_as_it_is() -> None:
-    portable = _attention_model(dtype="float16")
+@pytest.mark.parametrize("layers", [[_DENSE], [_WINDOW, _WINDOW]], ids=["dense", "windows"])
+def test_the_portable_graph_is_left_as_it_is(layers: list[Dense | Window]) -> None:
+    portable = attention_model(*layers)
     before = ir.serde.serialize_model(portable).SerializeToString(deterministic=True)
     tensorrt_graph(portable, dtype="float16")
     assert ir.serde.serialize_model(portable).SerializeToString(deterministic=True) == before
 
 
 def test_float32_keeps_the_body_because_tensorrt_fuses_none() -> None:
-    lowered = tensorrt_graph(_attention_model(dtype="float32"), dtype="float32")
+    lowered = tensorrt_graph(attention_model(Dense()), dtype="float32")
     assert [node.op_type for node in lowered.graph] == ["DenseAttention"]
     assert ("hdexport", "DenseAttention", "") in lowered.functions
 
@@ -118,13 +116,13 @@ def test_float32_keeps_the_body_because_tensorrt_fuses_none() -> None:
 @pytest.mark.parametrize("head_dim", [8, 264])
 def test_heads_without_a_kernel_keep_the_body_and_say_so(head_dim: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
-        lowered = tensorrt_graph(_attention_model(dtype="float16", head_dim=head_dim), dtype="float16")
+        lowered = tensorrt_graph(attention_model(Dense(dtype="float16", head_dim=head_dim)), dtype="float16")
     assert [node.op_type for node in lowered.graph] == ["DenseAttention"]
     assert f"no fused attention for heads of {head_dim}" in caplog.text
 
 
 def test_an_operator_that_changed_its_meaning_stops_the_lowering() -> None:
-    model = _attention_model(dtype="float16")
+    model = attention_model(_DENSE)
     scale, shift = (ir.node("Constant", [], {"value": ir.tensor(np.ones(1, np.float16))}) for _ in range(2))
     norm = ir.node(
         "GroupNormalization",
@@ -153,7 +151,7 @@ def test_lowered_attention_builds(head_dim: int, bias: bool, dtype: str, tmp_pat
     # Through hdexport, or plugins would be out of reach for the tests that follow in this process.
     trt = load_flavour(Backend.TENSORRT_RTX)
     path = tmp_path / "lowered.onnx"
-    ir.save(tensorrt_graph(_attention_model(dtype=dtype, bias=bias, head_dim=head_dim), dtype=dtype), path)
+    ir.save(tensorrt_graph(attention_model(Dense(dtype=dtype, bias=bias, head_dim=head_dim)), dtype=dtype), path)
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
@@ -175,7 +173,7 @@ def test_lowered_attention_builds(head_dim: int, bias: bool, dtype: str, tmp_pat
 
 
 def test_windowed_attention_is_a_plugin_without_a_body() -> None:
-    lowered = tensorrt_graph(window_graph(dtype="float16", layers=2, dense_layers=1), dtype="float16")
+    lowered = tensorrt_graph(attention_model(_WINDOW, _WINDOW, _DENSE), dtype="float16")
     ours = plugin_nodes(lowered)
     assert [node.op_type for node in ours] == ["SlidingWindowAttention"] * 2
     assert {node.attributes["plugin_namespace"].as_string() for node in ours} == {"hdexport"}
@@ -186,7 +184,7 @@ def test_windowed_attention_is_a_plugin_without_a_body() -> None:
 
 
 def test_native_windowed_attention_keeps_its_body_and_has_no_plugin() -> None:
-    portable = window_graph(dtype="float16", layers=2, dense_layers=1)
+    portable = attention_model(_WINDOW, _WINDOW, _DENSE)
     lowered = tensorrt_graph(portable, dtype="float16", attention_impl=AttentionImpl.NATIVE)
     assert plugin_nodes(lowered) == []
     assert [name for _, name, _ in lowered.functions] == ["SlidingWindowAttention_global4"]
@@ -197,14 +195,14 @@ def test_native_windowed_attention_keeps_its_body_and_has_no_plugin() -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 def test_the_plugin_takes_every_dtype_even_where_dense_attention_is_not_fused(dtype: str) -> None:
-    lowered = tensorrt_graph(window_graph(dtype=dtype, dense_layers=1), dtype=dtype)
+    lowered = tensorrt_graph(attention_model(replace(_WINDOW, dtype=dtype), Dense(dtype=dtype)), dtype=dtype)
     assert len(plugin_nodes(lowered)) == 1
     assert (("hdexport", "DenseAttention", "") in lowered.functions) == (dtype == "float32")
 
 
 def test_nodes_of_different_windows_and_dilations_all_become_plugins() -> None:
-    first = window_graph(dtype="float16", dilation=[1, 2], global_bound=0)
-    lowered = tensorrt_graph(first, dtype="float16")
+    portable = attention_model(replace(_WINDOW, dilation=(1, 2), bound=0))
+    lowered = tensorrt_graph(portable, dtype="float16")
     assert [node.attributes["dilation"].as_ints() for node in plugin_nodes(lowered)] == [(1, 2)]
     assert not lowered.functions
 
@@ -214,11 +212,11 @@ def test_nodes_of_different_windows_and_dilations_all_become_plugins() -> None:
     [
         ({"head_dim": 48}, r"no head_dim 48; it has 32, 64, 80, 96, 128"),
         ({"left": 2**31}, r"left is 2147483648; TensorRT reads 32 bits, 2147483647 at most"),
-        ({"dilation": [1, 2, 3]}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
+        ({"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
     ],
 )
 def test_what_no_kernel_computes_names_what_it_does_and_the_way_around(wrong: dict[str, object], message: str) -> None:
-    portable = window_graph(dtype="float16", **wrong)
+    portable = attention_model(replace(_WINDOW, **wrong))
     with pytest.raises(ExportError, match=rf"SlidingWindowAttention by our plugin here\. .*{message}"):
         tensorrt_graph(portable, dtype="float16")
     with pytest.raises(ExportError, match=r"\n.*--attention-impl native"):
@@ -226,7 +224,7 @@ def test_what_no_kernel_computes_names_what_it_does_and_the_way_around(wrong: di
 
 
 def test_a_graph_that_does_not_state_a_shape_is_refused() -> None:
-    portable = window_graph(dtype="float16")
+    portable = attention_model(_WINDOW)
     portable.graph.inputs[0].shape = None
     with pytest.raises(ExportError, match=r"does not state the shapes(.|\n)*--attention-impl native"):
         tensorrt_graph(portable, dtype="float16")
@@ -236,16 +234,9 @@ def test_a_graph_that_does_not_state_a_shape_is_refused() -> None:
 def test_more_global_tokens_than_tensorrt_selects_are_refused_where_it_selects_them(
     bound: int, impl: AttentionImpl
 ) -> None:
-    portable = window_graph(dtype="float16", global_bound=bound)
+    portable = attention_model(replace(_WINDOW, bound=bound))
     if bound > 3840 and impl is AttentionImpl.NATIVE:
         with pytest.raises(ExportError, match=r"up to 3841 global tokens .* 3840 at most\.\n.*--max-global 3840"):
             tensorrt_graph(portable, dtype="float16", attention_impl=impl)
     else:
         tensorrt_graph(portable, dtype="float16", attention_impl=impl)
-
-
-def test_the_windowed_portable_graph_is_left_as_it_is() -> None:
-    portable = window_graph(dtype="float16", layers=2)
-    before = ir.serde.serialize_model(portable).SerializeToString(deterministic=True)
-    tensorrt_graph(portable, dtype="float16")
-    assert ir.serde.serialize_model(portable).SerializeToString(deterministic=True) == before

@@ -30,7 +30,7 @@ FLOAT = ir.TensorType(ir.DataType.FLOAT)
 
 
 def fingerprint(model: ir.Model) -> tuple[Counter[str], list[str]]:
-    """A graph but for the names of values: each node by all that it is computed from, down to the bytes of weights."""
+    """A graph without the names of values: each node by all that it is computed from, down to the bytes of weights."""
     known = {value: f"input {value.name}" for value in model.graph.inputs}
     for value in model.graph.initializers.values():
         weight = value.const_value.numpy()
@@ -76,7 +76,7 @@ MODELS: dict[str, tuple[str, dict[str, Any], str | None, int]] = {
     "Longformer's windows": ("longformer", {"attention_window": [8, 8]}, None, 1),
     "BigBird's tables, of which each layer has its own": ("big_bird", {}, "bigbird:mode=table", 1),
     # The first layer lacks a normalisation, and every other one attends to all.
-    "two kinds that take turns": ("modernbert", {"num_hidden_layers": 4, "global_attn_every_n_layers": 2}, None, 1),
+    "two alternating kinds": ("modernbert", {"num_hidden_layers": 4, "global_attn_every_n_layers": 2}, None, 1),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.surgery import extend_positions, fold_positions, fold_token_types
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import Positions
 from hdruntime.errors import InputError
+from support.answers import assert_answers, inputs_of
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.hugging_face import ALPHA, extended_rows
+from support.padded_batches import cases
 from support.tiny_models import BASE, COPIES, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 
 LEARNED_POSITIONS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
@@ -54,7 +56,7 @@ def gathers_from(model: ir.Model, part: str) -> int:
     [(name, "float32") for name in LEARNED_POSITIONS]
     + [nightly_unless(name in ("bert", "mpnet"), name, "float16") for name in LEARNED_POSITIONS if name not in COPIES],
 )
-def test_the_graphs_table_has_a_row_a_position_and_keeps_the_checkpoints(
+def test_the_graphs_table_has_a_row_per_position_and_keeps_the_checkpoints(
     tiny_bundles, model_type: str, precision: str
 ) -> None:
     bundle = tiny_bundles(model_type, precision=precision)
@@ -149,19 +151,13 @@ def test_the_factored_form_answers_as_the_folded_one(
     first_row = manifest.positions.first_row
     rows = sorted(len(value) for value in initializers(graph, "position_embeddings").values())
     assert rows == [-(-300 // BASE), first_row + BASE]
-    session = hdruntime.load(path, backend="onnxruntime", threads=1)
-    generator = np.random.default_rng(0)
-    for tokens in (1, 63, 64, 65, 128, 129, 300):
-        input_ids = generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, tokens))
-        attention_mask = np.ones_like(input_ids)
-        attention_mask[1, : tokens // 2] = 0
-        input_ids[attention_mask == 0] = PAD_TOKEN_ID
-        got, expected = (
-            run(input_ids=input_ids, attention_mask=attention_mask)["last_hidden_state"][attention_mask == 1]
-            for run in (session, folded.session)
-        )
+    factored = dataclasses.replace(folded, path=path, manifest=manifest)
+    for tokens, name, *batch in cases((1, 63, 64, 65, 128, 129, 300), sizes=(3,)):
+        feeds = inputs_of(folded, *batch)
         # In float16 the two factors are rounded one by one.
-        assert_close(got, expected, atol=1e-5 if precision == "float32" else 2e-2)
+        atol = 1e-5 if precision == "float32" else 2e-2
+        case = (f"{tokens} tokens", name)
+        assert_answers(factored, feeds, folded.session(**feeds), atol=atol, graphs=["session"], case=case)
 
 
 def test_all_n_times_n_positions_take_two_small_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,37 +173,35 @@ def test_all_n_times_n_positions_take_two_small_tables(tmp_path: Path, monkeypat
     assert session(input_ids=ids)["last_hidden_state"].shape == (1, BASE * BASE, 32)
 
 
-def extended(directory: Path, model_type: str, **options) -> tuple[np.ndarray, Positions]:
-    """The table of a model that was extended, which is its graph's as the tests above show, and what is said of it."""
-    save_tiny_model(directory, model_type, Task.FEATURE_EXTRACTION)
-    model = find_checkpoint(directory).load(Task.FEATURE_EXTRACTION)
-    positions = extend_positions(model, family_of(model_type), **({"alpha": ALPHA} | options))
-    return model.embeddings.position_embeddings.weight.detach().numpy(), positions
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta"])
-def test_tile_repeats_the_checkpoints_rows(tmp_path: Path, model_type: str) -> None:
-    table, positions = extended(tmp_path, model_type, max_len=150, scheme=Scheme.TILE)
+@pytest.mark.parametrize(
+    ("scheme", "alpha", "max_len"),
+    [("tile", None, BASE // 2), ("tile", None, 150), ("none", None, 40)]
+    + [("hierarchical", alpha, max_len) for alpha, max_len in ((0.25, 150), (ALPHA, BASE // 2), (ALPHA, 5 * BASE))],
+)
+@pytest.mark.parametrize("model_type", ["bert", "led", "roberta"])
+def test_the_scheme_decides_the_rows(
+    tmp_path: Path, model_type: str, scheme: str, alpha: float | None, max_len: int
+) -> None:
+    """Of a model that was extended; they are its graph's as the tests above show."""
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION)
+    model, family = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION), family_of(model_type)
+    found = extend_positions(
+        model, family, max_len=max_len, scheme=Scheme(scheme), alpha=ALPHA if alpha is None else alpha
+    )
+    assert (found.scheme, found.alpha, found.base, found.rows) == (scheme, alpha, BASE, max_len)
+    assert getattr(model.config, family.positions_key) == found.first_row + max_len
+    table = family.embeddings(model).position_embeddings.weight.detach().numpy()
     checkpoint = checkpoint_table(tmp_path)
-    rows = checkpoint[positions.first_row :]
-    expected = np.concatenate([checkpoint[: positions.first_row], rows, rows, rows[: 150 - 2 * BASE]])
-    assert table.tobytes() == expected.tobytes()
-    assert (positions.scheme, positions.alpha) == ("tile", None)
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta"])
-def test_none_cuts_the_table(tmp_path: Path, model_type: str) -> None:
-    table, positions = extended(tmp_path, model_type, max_len=40, scheme=Scheme.NONE)
-    assert table.tobytes() == checkpoint_table(tmp_path)[: positions.first_row + 40].tobytes()
-    assert (positions.rows, positions.base) == (40, BASE)
-
-
-def test_another_alpha_gives_other_rows(tmp_path: Path) -> None:
-    table, positions = extended(tmp_path, "bert", max_len=150, scheme=Scheme.HIERARCHICAL, alpha=0.25)
-    checkpoint = checkpoint_table(tmp_path)
-    assert_close(table, extended_rows(checkpoint, 150, alpha=0.25), atol=1e-6)
-    assert np.abs(table - extended_rows(checkpoint, 150, alpha=ALPHA))[BASE:].max() > 0.01
-    assert positions.alpha == 0.25
+    front, rows = np.split(checkpoint, [found.first_row])
+    kept = found.first_row + min(BASE, max_len)
+    assert table[:kept].tobytes() == checkpoint[:kept].tobytes()
+    if alpha is None:
+        assert table.tobytes() == np.concatenate([front, rows[np.arange(max_len) % BASE]]).tobytes()
+        return
+    new = table[found.first_row :]
+    assert_close(new, extended_rows(rows, max_len, alpha=alpha), atol=1e-6)
+    other = np.abs(new - extended_rows(rows, max_len, alpha=0.3)).max()
+    assert (other > 0.01) == (max_len > BASE)
 
 
 @pytest.mark.parametrize("form_limit", [None, 0], ids=["folded", "factored"])

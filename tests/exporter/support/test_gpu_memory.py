@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -14,7 +13,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from hdexport.support.gpu_memory import GpuMemory, GpuMemoryWatch, first_gpu, gpu_memory
+from hdexport.support.gpu_memory import GpuMemory, GpuMemoryWatch, gpu_memory
 from hdruntime.gpu.driver import gpus
 from support.waiting import wait_until
 
@@ -133,21 +132,14 @@ def test_a_gpu_that_is_lost_meanwhile_leaves_no_figure(give_nvml: GiveNvml, capl
     assert nvml.opened == 0
 
 
-def test_there_is_no_figure_without_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", None)
+@pytest.mark.parametrize("has_package", [False, True])
+@pytest.mark.skipif(bool(gpus()), reason="this machine has an NVIDIA GPU")
+def test_there_is_no_figure_without_the_package_or_a_driver(has_package: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not has_package:
+        monkeypatch.setitem(sys.modules, "pynvml", None)
     with GpuMemoryWatch() as watch:
         watch.look()
     assert watch.peak_bytes is gpu_memory() is None
-
-
-@pytest.mark.skipif(importlib.util.find_spec("pynvml") is None, reason="nvidia-ml-py is not installed")
-@pytest.mark.skipif(bool(gpus()), reason="this machine has an NVIDIA GPU")
-def test_there_is_no_figure_without_a_driver() -> None:
-    with first_gpu() as opened:
-        assert opened is None
-    with GpuMemoryWatch() as watch:
-        pass
-    assert watch.peak_bytes is None
 
 
 _TAKE_A_GIGABYTE = """

@@ -76,10 +76,10 @@ def test_pages_that_processes_share_can_be_counted_once() -> None:
     assert resident_bytes_of(pids) == resident_bytes_of(pids, shared_once=True) == 0
 
 
-def machine(root: Path, groups: str, files: dict[str, str], *, available_kb: int = 8_000_000) -> Path:
+def machine(root: Path, groups: str, files: dict[str, str]) -> Path:
     """A root directory with the files that the kernel shows of memory and control groups."""
     for name, text in {
-        "proc/meminfo": f"MemTotal: 9000000 kB\nMemAvailable: {available_kb} kB\n",
+        "proc/meminfo": "MemTotal: 9000000 kB\nMemAvailable: 8000000 kB\n",
         "proc/self/cgroup": groups,
         **{f"sys/fs/cgroup/{name}": text for name, text in files.items()},
     }.items():
@@ -88,30 +88,29 @@ def machine(root: Path, groups: str, files: dict[str, str], *, available_kb: int
     return root
 
 
-def test_free_memory_is_what_the_machine_has_without_control_groups(tmp_path: Path) -> None:
-    assert free_bytes(machine(tmp_path, "", {})) == 8_000_000 * 1024
+def group(path: str, limit: str, usage: int, stat: str, *, version: int = 2) -> dict[str, str]:
+    """The files of a control group."""
+    names = ("memory.max", "memory.current") if version == 2 else ("memory.limit_in_bytes", "memory.usage_in_bytes")
+    return {f"{path}{names[0]}": f"{limit}\n", f"{path}{names[1]}": f"{usage}\n", f"{path}memory.stat": f"{stat}\n"}
 
 
-def test_free_memory_is_bounded_by_the_narrowest_group_above_version_2(tmp_path: Path) -> None:
-    files = {
-        "a/memory.max": "1000000\n", "a/memory.current": "900000\n", "a/memory.stat": "anon 1\ninactive_file 50000\n",
-        "a/b/memory.max": "max\n", "a/b/memory.current": "5\n", "a/b/memory.stat": "inactive_file 0\n",
-    }  # fmt: skip
-    assert free_bytes(machine(tmp_path, "0::/a/b\n", files)) == 150_000
+NESTED = group("a/", "1000000", 900_000, "anon 1\ninactive_file 50000") | group("a/b/", "max", 5, "inactive_file 0")
+OF_VERSION_1 = group("memory/x/", "700000", 600_000, "inactive_file 1\ntotal_inactive_file 7", version=1)
 
 
-def test_free_memory_is_bounded_by_the_group_of_version_1(tmp_path: Path) -> None:
-    files = {
-        "memory/x/memory.limit_in_bytes": "700000\n",
-        "memory/x/memory.usage_in_bytes": "600000\n",
-        "memory/x/memory.stat": "inactive_file 1\ntotal_inactive_file 7\n",
-    }
-    assert free_bytes(machine(tmp_path, "5:cpu:/x\n4:memory:/x\n0::/\n", files)) == 100_007
-
-
-def test_free_memory_in_a_container_that_sees_its_own_group_as_the_outermost(tmp_path: Path) -> None:
-    files = {"memory.max": "500\n", "memory.current": "900\n", "memory.stat": "inactive_file 0\n"}
-    assert free_bytes(machine(tmp_path, "0::/docker/123\n", files)) == 0
+@pytest.mark.parametrize(
+    ("groups", "files", "expected"),
+    [
+        pytest.param("", {}, 8_000_000 * 1024, id="no groups"),
+        pytest.param("0::/a/b\n", NESTED, 150_000, id="version 2, the narrowest group above"),
+        pytest.param("5:cpu:/x\n4:memory:/x\n0::/\n", OF_VERSION_1, 100_007, id="version 1"),
+        pytest.param("0::/docker/123\n", group("", "500", 900, "inactive_file 0"), 0, id="own group as the outermost"),
+    ],
+)
+def test_free_memory_is_bounded_by_the_control_groups(
+    groups: str, files: dict[str, str], expected: int, tmp_path: Path
+) -> None:
+    assert free_bytes(machine(tmp_path, groups, files)) == expected
 
 
 @pytest.mark.parametrize(

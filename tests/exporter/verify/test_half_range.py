@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from hdexport.verify.half_range import RangeCheck, check_half_range
 from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, sample_ids
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import VerificationError
+from support.tampered_bundles import tampered
 from support.tiny_models import BASE, SEPARATOR_ID, VOCAB_SIZE, save_tiny_model
 
 LIMIT = 65504
@@ -38,11 +38,7 @@ def changed(tiny_bundles, tmp_path) -> Callable[..., Bundle]:
 
     def make(change: Change, **options) -> Bundle:
         right = tiny_bundles("bert", precision="float16", **options)
-        path = tmp_path / "bundle"
-        shutil.copytree(right.path, path)
-        model = ir.load(path / "model.onnx")
-        change(model.graph)
-        ir.save(model, path / "model.onnx")
+        path = tampered(right, tmp_path / "bundle", lambda model: change(model.graph), "model.onnx")
         return Bundle(path, right.manifest)
 
     return make
@@ -191,14 +187,20 @@ def test_scores_are_looked_at_inside_of_attention(changed, tiny_bundles, operato
         assert largest(check) == pytest.approx(max(scores), rel=0.01)
 
 
-def test_nan_in_an_output_counts(changed) -> None:
-    def change(graph: ir.Graph) -> None:
-        value = graph.initializers["model.encoder.layer.1.output.LayerNorm.weight"]
-        numbers = value.const_value.numpy().copy()
-        numbers[5] = np.nan
-        value.const_value = ir.tensor(numbers, name=value.name)
+def one_number(name: str, number: float) -> Change:
+    """Another sixth number of a weight of the last layer's output."""
 
-    check = check_half_range(changed(change))
+    def change(graph: ir.Graph) -> None:
+        weight = graph.initializers[f"model.encoder.layer.1.output.{name}"]
+        numbers = weight.const_value.numpy().copy()
+        numbers[5] = number
+        weight.const_value = ir.tensor(numbers, name=weight.name)
+
+    return change
+
+
+def test_nan_in_an_output_counts(changed) -> None:
+    check = check_half_range(changed(one_number("LayerNorm.weight", np.nan)))
     assert check.record is not None
     assert check.record.largest is None
     assert check.problem is not None
@@ -207,17 +209,9 @@ def test_nan_in_an_output_counts(changed) -> None:
 
 @pytest.mark.parametrize("number", [np.inf, -np.inf, np.nan])
 def test_a_weight_that_is_not_finite_is_named(changed, number) -> None:
-    name = "model.encoder.layer.1.output.dense.bias"
-
-    def change(graph: ir.Graph) -> None:
-        weight = graph.initializers[name]
-        numbers = weight.const_value.numpy().copy()
-        numbers[5] = number
-        weight.const_value = ir.tensor(numbers, name=name)
-
-    check = check_half_range(changed(change))
+    check = check_half_range(changed(one_number("dense.bias", number)))
     assert check.problem is not None
-    assert f"weight {name}, magnitude infinity or NaN" in check.problem
+    assert "weight model.encoder.layer.1.output.dense.bias, magnitude infinity or NaN" in check.problem
 
 
 def test_infinity_in_the_place_of_masked_values_is_no_overflow(changed) -> None:

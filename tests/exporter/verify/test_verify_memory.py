@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +20,8 @@ from hdexport.verify.expected import sampled_tokens
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
 from hdruntime.constants import CPU_LOWERING
+from support.tampered_bundles import tampered
 
 LONG = Case(tokens=300, lengths=(300,), padding="none")
 
@@ -100,6 +98,8 @@ LIMIT_BYTES = 12 * 2**20
 
 VOCAB_SIZE = 20_000
 
+FILES = ("model.onnx", "onnxruntime_cpu.onnx")
+
 
 @pytest.fixture
 def with_vocabulary(tiny_bundles):
@@ -114,24 +114,13 @@ def verified(bundle, path: Path | None = None) -> tuple[Verification, list[str]]
     return verify_bundle(opened, reference_for(bundle), **options), lines
 
 
-def tampered(bundle, tmp_path: Path, change: Callable[[ir.Model], None]) -> Path:
-    path = tmp_path / "bundle"
-    shutil.copytree(bundle.path, path)
-    for file in ("model.onnx", "onnxruntime_cpu.onnx"):
-        model = ir.load(path / file)
-        change(model)
-        ir.save(model, path / file)
-    seal(path, bundle.manifest)
-    return path
-
-
 def test_logits_that_do_not_fit_are_compared_at_some_tokens_and_that_is_said(with_vocabulary) -> None:
     found, lines = verified(with_vocabulary)
     assert found.passed
     assert found.not_checked == ("onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU",)
     sampled = [check for check in found.checks if check.samples is not None]
     assert {(check.graph, check.case.padding) for check in sampled} == {
-        (file, padding) for file in ("model.onnx", "onnxruntime_cpu.onnx") for padding in ("none", "right", "left")
+        (file, padding) for file in FILES for padding in ("none", "right", "left")
     }
     for check in sampled:
         assert set(check.outputs) == {"logits", "head_input"}
@@ -150,7 +139,7 @@ def test_a_wrong_vocabulary_shows_at_some_tokens(with_vocabulary, tmp_path) -> N
         values[-1] += 1e-3
         value.const_value = ir.tensor(values, name=value.name)
 
-    found, _ = verified(with_vocabulary, tampered(with_vocabulary, tmp_path, change_the_last_bias))
+    found, _ = verified(with_vocabulary, tampered(with_vocabulary, tmp_path / "bundle", change_the_last_bias, *FILES))
     sampled = [check for check in found.checks if check.samples is not None]
     assert sampled
     for check in sampled:
@@ -189,7 +178,7 @@ def test_a_case_that_does_not_fit_is_not_checked_which_is_said_with_its_size(wit
         right.name, product.outputs[0].name = "right", "logits"
         model.graph.outputs[0] = product.outputs[0]
 
-    found, lines = verified(with_vocabulary, tampered(with_vocabulary, tmp_path, multiply))
+    found, lines = verified(with_vocabulary, tampered(with_vocabulary, tmp_path / "bundle", multiply, *FILES))
     assert found.passed
     assert {check.case.tokens for check in found.checks} == {1, 2, 66}
     said = "model.onnx: batch 1, tokens 300, padding none: not checked: outputs and attention scores take 0.067 GiB"

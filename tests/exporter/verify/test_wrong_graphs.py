@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import shutil
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -14,9 +15,10 @@ import pytest
 
 from hdexport.checkpoint import find_checkpoint
 from hdexport.verify import Grid, Verification, verify_bundle
+from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
-from hdruntime.bundle.reader import open_bundle
-from hdruntime.bundle.writer import seal
+from hdruntime.bundle.reader import Bundle, open_bundle
+from support.tampered_bundles import positions_used, tampered
 from support.tiny_models import BASE
 
 PORTABLE, CPU = "model.onnx", "onnxruntime_cpu.onnx"
@@ -32,19 +34,20 @@ def reference(path: Path, checkpoint: Path) -> Reference:
 
 @pytest.fixture
 def verified(tiny_bundles, tmp_path) -> Callable[..., Verification]:
-    """Verify a copy of a tiny bundle whose only graph is ``file``, after a change to it."""
+    """Verify a copy of a tiny bundle after a change to one graph, by default the only one that is looked at."""
 
-    def verify(file: str, change: Change | None, grid: Grid, bundle: dict[str, str]) -> Verification:
+    def verify(
+        file: str, change: Change, grid: Grid, bundle: dict[str, str], *, alone: bool = True, **options: Any
+    ) -> Verification:
         right = tiny_bundles(**({"model_type": "bert"} | bundle))
-        path = tmp_path / "bundle"
-        shutil.copytree(right.path, path)
-        if change is not None:
-            model = ir.load(path / file)
-            change(model)
-            ir.save(model, path / file)
-        graphs = tuple(graph for graph in right.manifest.graphs if graph.file == file)
-        seal(path, dataclasses.replace(right.manifest, graphs=graphs))
-        return verify_bundle(open_bundle(path), reference(right.path, right.checkpoint), grid=grid)
+        path = tampered(right, tmp_path / grid.value, change, file)
+        manifest = right.manifest
+        if alone:
+            manifest = dataclasses.replace(
+                manifest, graphs=tuple(graph for graph in manifest.graphs if graph.file == file)
+            )
+        found = reference(right.path, right.checkpoint)
+        return verify_bundle(Bundle(path, manifest), found, grid=grid, **options)
 
     return verify
 
@@ -140,9 +143,13 @@ def first_row_for_all(model: ir.Model) -> None:
     change_output(model, make)
 
 
+def turned_around(model: ir.Model, value: ir.Value) -> ir.Node:
+    """A node that gives the rows of a batch in the opposite order."""
+    return ir.node("Slice", [value, *(constant(model, [bound]) for bound in (-1, -(2**31), 0, -1))])
+
+
 def mixed_rows(model: ir.Model) -> None:
-    bounds = (constant(model, [-1]), constant(model, [-(2**31)]), constant(model, [0]), constant(model, [-1]))
-    change_output(model, lambda right: [ir.node("Slice", [right, *bounds])])
+    change_output(model, lambda right: [turned_around(model, right)])
 
 
 def wrong_last_token(model: ir.Model) -> None:
@@ -166,20 +173,9 @@ def scaled_scores(model: ir.Model) -> None:
         node.attributes["scale"] = ir.AttrFloat32("scale", node.attributes["scale"].as_float() * 1.05)
 
 
-def narrower_window(model: ir.Model) -> None:
-    attention(model)[0].attributes["left"] = ir.AttrInt64("left", 15)
-
-
-def wider_window(model: ir.Model) -> None:
-    attention(model)[0].attributes["right"] = ir.AttrInt64("right", 17)
-
-
-def longer_block(model: ir.Model) -> None:
-    attention(model)[0].attributes["block_size"] = ir.AttrInt64("block_size", 5)
-
-
-def one_repeat_less(model: ir.Model) -> None:
-    attention(model)[0].attributes["first_repeats"] = ir.AttrInt64("first_repeats", 2)
+def first_attention(name: str, value: int) -> Change:
+    """Another value of an attribute of the first attention."""
+    return lambda model: attention(model)[0].attributes.update({name: ir.AttrInt64(name, value)})
 
 
 def wrong_head_bias(model: ir.Model) -> None:
@@ -211,10 +207,10 @@ QUICK: dict[str, tuple[Change, str, dict[str, str]]] = {
     "values are scaled": (scaled, CPU, {}),
     "scores are scaled": (scaled_scores, PORTABLE, {}),
     "a norm is another one": (wrong_norm, CPU, {}),
-    "a window is too narrow": (narrower_window, PORTABLE, {"attention": WINDOW}),
-    "a window is too wide": (wider_window, PORTABLE, {"attention": WINDOW}),
-    "a block is too long": (longer_block, PORTABLE, {"attention": BLOCKS}),
-    "a random block is missing": (one_repeat_less, PORTABLE, {"attention": BLOCKS}),
+    "a window is too narrow": (first_attention("left", 15), PORTABLE, {"attention": WINDOW}),
+    "a window is too wide": (first_attention("right", 17), PORTABLE, {"attention": WINDOW}),
+    "a block is too long": (first_attention("block_size", 5), PORTABLE, {"attention": BLOCKS}),
+    "a random block is missing": (first_attention("first_repeats", 2), PORTABLE, {"attention": BLOCKS}),
     "global tokens are ignored": (
         lambda model: ignored(model, "global_attention_mask", value=0),
         PORTABLE,
@@ -232,12 +228,39 @@ def test_the_quick_grid_catches(verified, wrong: str) -> None:
     assert not found.passed
 
 
+@pytest.mark.parametrize(
+    ("wrong", "grid", "is_wrong"),
+    [
+        ("a length is frozen", Grid.FULL, lambda case: positions_used(case) > BASE),
+        ("a length is frozen, on a CPU", Grid.FULL, lambda case: positions_used(case) > BASE),
+        ("the mask is ignored", Grid.FULL, lambda case: case.padding != "none"),
+        ("NaN", Grid.QUICK, lambda case: True),
+        ("NaN, on a CPU", Grid.QUICK, lambda case: True),
+    ],
+)
+def test_checks_fail_exactly_where_a_graph_is_wrong(
+    verified, wrong: str, grid: Grid, is_wrong: Callable[[Case], bool]
+) -> None:
+    change, file, _ = QUICK[wrong]
+    lines: list[str] = []
+    found = verified(file, change, grid, {}, alone=False, report=lines.append)
+    for check in found.checks:
+        assert check.passed == (check.graph != file or not is_wrong(check.case)), check.line()
+    failed = [check for check in found.checks if not check.passed]
+    assert [line for line in lines if line.startswith("-[ ]")] == [check.line() for check in failed]
+    assert all(check.line().endswith("FAILED: last_hidden_state") for check in failed)
+    record = found.record()
+    assert record["passed"] is False
+    assert record["graphs"][file]["failed"] == [dataclasses.asdict(check.case) for check in failed]
+    json.dumps(record, allow_nan=False)
+
+
 @pytest.mark.parametrize("file", [PORTABLE, CPU])
 @pytest.mark.parametrize(
     "bundle", [{}, {"attention": WINDOW}, {"attention": BLOCKS}, {"model_type": "longformer"}, FILL_MASK]
 )
 def test_the_quick_grid_passes_a_right_graph(verified, file: str, bundle: dict[str, str]) -> None:
-    found = verified(file, None, Grid.QUICK, bundle)
+    found = verified(file, lambda model: None, Grid.QUICK, bundle)
     assert found.passed, [check.line() for check in found.checks if not check.passed]
     assert found.not_checked == ()
     assert 8 <= len(found.checks) <= 12
@@ -261,10 +284,9 @@ def mask_ignored_in_long_texts(model: ir.Model) -> None:
 
 def rows_mixed_in_long_batches(model: ir.Model) -> None:
     shape, is_long = where_tokens(model, "Greater", BASE + 2)
-    bounds = (constant(model, [-1]), constant(model, [-(2**31)]), constant(model, [0]), constant(model, [-1]))
 
     def make(right: ir.Value) -> list[ir.Node]:
-        mixed = ir.node("Slice", [right, *bounds])
+        mixed = turned_around(model, right)
         return [shape, is_long, mixed, ir.node("Where", [is_long.outputs[0], mixed.outputs[0], right])]
 
     change_output(model, make)
@@ -287,8 +309,7 @@ FULL: dict[str, tuple[Change, str]] = {
 
 
 @pytest.mark.parametrize("wrong", FULL)
-def test_the_full_grid_alone_catches(verified, tmp_path, wrong: str) -> None:
+def test_the_full_grid_alone_catches(verified, wrong: str) -> None:
     change, file = FULL[wrong]
     assert verified(file, change, Grid.QUICK, {}).passed
-    shutil.rmtree(tmp_path / "bundle")
     assert not verified(file, change, Grid.FULL, {}).passed

@@ -130,7 +130,7 @@ class BlocksKind(AttentionKind):
         return read_setup(record, bundle)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
-        """Counts of pairs in place of blocks that the model was not trained with, or of tables that nobody has."""
+        """Counts of pairs for blocks that the model was not trained with; for tables, the operator's definition."""
         from hdexport.attention.blocks.setup import BlockSetup
 
         assert isinstance(setup, BlockSetup)
@@ -216,7 +216,7 @@ def _bigbird(reader: SpecReader) -> BlockRequest:
         raise NotUnderstoodError(f"mode={asked}")
     if mode is Mode.HF_EVAL and ("table" in given or "seed" in given):
         raise InputError(
-            f"--attention {reader.spec} gives a table of random blocks, which mode=hf_eval has none of.\n"
+            f"--attention {reader.spec} gives a table of random blocks; mode=hf_eval takes none.\n"
             "Leave out mode, or say mode=table."
         )
     if "table" in given and "seed" in given:
@@ -255,7 +255,7 @@ def _last_block(policy: str | None) -> LastBlock | None:
     """The value of ``--bigbird-last-block``, if it was given.
 
     Raises:
-        InputError: it is none.
+        InputError: there is no such policy.
     """
     try:
         return None if policy is None else LastBlock(policy)

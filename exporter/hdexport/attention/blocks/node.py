@@ -31,9 +31,7 @@ def block_sparse_node(
     """One ``BlockSparseAttention`` node while a graph is exported, its reference otherwise.
 
     Args:
-        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_mask: [batch, tokens], int32, 0 for padding, 1 for real tokens.
         listed_blocks: [1 or heads, rows, listed], int32, for the modes ``table`` and ``lists``.
         spec: what the attention is.
@@ -81,9 +79,9 @@ def through_blocks(
     layers: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
     global_embeddings: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Run layers on tokens in the order that blocks count: padding on the left moves behind, global tokens in front.
+    """Run layers on tokens in the order of the blocks: padding on the left moves to the end, global tokens come first.
 
-    Everything but attention is a matter of each token, so the order is changed once, and not in every layer.
+    Except for attention, tokens are computed one by one, so the order is changed once, and not in every layer.
 
     Args:
         spec: what the attention is. Where its blocks are those of the padded batch, the order stays.
@@ -105,7 +103,7 @@ def through_blocks(
 
 
 class _RealTokensFirst:
-    """Turns each text so that its first real token comes first: what padding was on the left is behind it then.
+    """Rotates each text so that its first real token comes first, and padding from the left after it.
 
     Args:
         token_mask: [batch, tokens], 0 for padding.
@@ -114,7 +112,7 @@ class _RealTokensFirst:
     def __init__(self, token_mask: torch.Tensor) -> None:
         batch, tokens = token_mask.shape
         place = torch.arange(tokens, device=token_mask.device)
-        # [batch, 1], padding in front of the text; a row of nothing else is turned once around, to where it was.
+        # [batch, 1], padding before the text; a row of nothing else makes a full turn.
         first = (token_mask.cumsum(dim=1) == 0).sum(dim=1, keepdim=True)
         rows = torch.arange(batch, device=token_mask.device).unsqueeze(1) * tokens
         self._forth = (rows + _wrapped(place + first, tokens)).flatten()
@@ -137,7 +135,7 @@ def _wrapped(place: torch.Tensor, tokens: int) -> torch.Tensor:
 def _with_global_tokens(
     spec: BlockSparse, hidden_states: torch.Tensor, token_mask: torch.Tensor, global_embeddings: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Put the global tokens in front; what is left of their last block is padding."""
+    """Put the global tokens first; what is left of their last block is padding."""
     batch = hidden_states.shape[0]
     unused = _global_blocks(spec) * spec.block_size - spec.global_tokens
     rows = torch.nn.functional.pad(global_embeddings.to(hidden_states.dtype), (0, 0, 0, unused))

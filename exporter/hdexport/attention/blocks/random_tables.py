@@ -43,7 +43,7 @@ def random_table(*, heads: int, max_tokens: int, block_size: int, random_blocks:
         [heads, blocks - 2, random_blocks]; the first and the last block see all and have no row.
 
     Raises:
-        InputError: a row has not that many blocks to draw from.
+        InputError: a row has fewer blocks to draw from.
     """
     blocks = _blocks_of(max_tokens, block_size)
     choices = [_drawn_from(block, blocks, block_size) for block in range(1, blocks - 1)]
@@ -68,7 +68,7 @@ def read_table(path: Path, *, heads: int, max_tokens: int, block_size: int, laye
         The table of each layer, [heads, blocks - 2, random blocks].
 
     Raises:
-        InputError: the file is no such array, or lists what is no block.
+        InputError: the file holds another array, or lists invalid blocks.
     """
     with reading(path, _SAVE_TABLE):
         table = load_arrays(path)
@@ -103,7 +103,7 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
         [1 or heads, blocks, most], -1 behind what a block lists.
 
     Raises:
-        InputError: the file holds no such arrays, or lists what is no block, or blocks that are seen in part.
+        InputError: the file holds other arrays, or lists invalid blocks, or blocks that are seen in part.
     """
     arrays = _read_arrays(path)
     counts, indices = _without_batch(arrays[_COUNTS], 2), _without_batch(arrays[_INDICES], 3)
@@ -139,8 +139,8 @@ def _check_count(random_blocks: int, most: int, max_tokens: int, block_size: int
         return
     advice = f"random={most} or fewer" if most else "a smaller block, a larger --max-len"
     raise InputError(
-        f"A table of {random_blocks} random blocks a row cannot be drawn: {_sizes(max_tokens, block_size)}, and there "
-        f"are rows with {most} to draw from.\nChoose {advice}, or mode=hf_eval, which draws none."
+        f"A table of {random_blocks} random blocks per row cannot be drawn: {_sizes(max_tokens, block_size)}, and "
+        f"some rows have only {most} to draw from.\nChoose {advice}, or mode=hf_eval, which draws none."
     )
 
 

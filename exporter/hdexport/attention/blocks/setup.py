@@ -1,13 +1,8 @@
-"""Block-sparse attention of a model, and what it needs beside its description: tables of blocks, global embeddings."""
+"""Block-sparse attention of a model, with the tables of blocks and the global embeddings that it needs."""
 
 from __future__ import annotations
 
-__all__ = [
-    "BlockSetup",
-    "bigbird",
-    "block_setup",
-    "read_setup",
-]
+__all__ = ["BlockSetup", "bigbird", "block_setup", "read_setup"]
 
 import dataclasses
 import logging
@@ -42,11 +37,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_DEFAULT_BLOCK_SIZE = 64
-"""BigBird's, in tokens."""
-
-_DEFAULT_RANDOM_BLOCKS = 3
-"""BigBird's."""
+_DEFAULT_BLOCK_SIZE, _DEFAULT_RANDOM_BLOCKS = 64, 3
+"""BigBird's; blocks are measured in tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +81,7 @@ class BlockSetup(Setup):
             _wrap_in_blocks(model, self)
 
     def write(self, directory: Path) -> None:
-        """Write the tables and embeddings beside the graphs, for whoever compares the bundle with PyTorch."""
+        """Write the tables and embeddings next to the graphs, for comparing the bundle with PyTorch."""
         if self.listed_blocks is not None:
             np.save(directory / LISTED_BLOCKS_FILE, self.listed_blocks, allow_pickle=False)
         if self.global_embeddings is not None:
@@ -195,13 +187,8 @@ def read_setup(spec: BlockSparse, bundle: Bundle) -> BlockSetup:
         blocks = -(-manifest.max_len // spec.block_size)
         # BigBird's first and last block see all, and have no row.
         rows = blocks - 2 if spec.pattern is Pattern.BIGBIRD else blocks
-        heads = tables.shape[1]
-        if (
-            heads not in (1, manifest.num_heads)
-            or tables.shape[2] != rows
-            or tables.min() < -1
-            or tables.max() >= blocks
-        ):
+        fits = tables.shape[1] in (1, manifest.num_heads) and tables.shape[2] == rows
+        if not fits or tables.min() < -1 or tables.max() >= blocks:
             raise _contradicts(
                 bundle,
                 LISTED_BLOCKS_FILE,
@@ -274,10 +261,8 @@ def _check_own(request: BlockRequest, own: BlockSparse | None, model_type: str) 
             f"{model_type} has block-sparse attention of its own.\n"
             "Leave out --attention, or choose its random blocks: --attention bigbird:mode=table"
         )
-    for name, asked, has in (
-        ("block", request.block_size, own.block_size),
-        ("random", request.random_blocks, own.random_blocks),
-    ):
+    asked_for = {"block": (request.block_size, own.block_size), "random": (request.random_blocks, own.random_blocks)}
+    for name, (asked, has) in asked_for.items():
         if asked not in (None, has):
             raise InputError(f"--attention asks for {name}={asked}, and the checkpoint has {has}.\nLeave it out.")
 
@@ -343,7 +328,7 @@ def _tables(
         tables = np.stack(read_table(request.file, **sizes, layers=layers))
         if tables.shape[-1] != spec.random_blocks:
             raise InputError(
-                f"{request.file} lists {tables.shape[-1]} random blocks a row; {spec.random_blocks} were asked for.\n"
+                f"{request.file} lists {tables.shape[-1]} random blocks per row; {spec.random_blocks} were asked for.\n"
                 f"Say random={tables.shape[-1]}, or give a table of {spec.random_blocks}."
             )
         return tables

@@ -22,9 +22,7 @@ def dense_attention_node(
     """One ``DenseAttention`` node while a graph is exported, its reference otherwise.
 
     Args:
-        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         key_mask: [batch, tokens], bool, True for real tokens.
         bias: [1 or batch, heads, tokens, tokens].
         scale: factor of the scores.

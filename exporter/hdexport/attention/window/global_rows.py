@@ -30,8 +30,8 @@ class GlobalRows:
     """Where the global tokens of each text are.
 
     Attributes:
-        index: [batch, slots], int64. Slots beyond a text's number of global tokens repeat one of them; in a text of
-            none they name tokens whose rows stay as they are.
+        index: [batch, slots], int64. Slots beyond a text's number of global tokens repeat one of them; in a text
+            without any they name tokens whose rows stay as they are.
         present: [batch, 1, 1, 1], bool, whether the text has a global token.
     """
 
@@ -52,7 +52,7 @@ def find_global_rows(token_kind: torch.Tensor, bound: int) -> GlobalRows:
     """Find the global tokens.
 
     Args:
-        token_kind: [batch, tokens], int32, 2 for global tokens; at most `bound` of them a text.
+        token_kind: [batch, tokens], int32, 2 for global tokens; at most `bound` of them per text.
         bound: slots to find them in, 1 or more; a constant of the graph.
     """
     # TopK needs at least as many values as it is asked for, whatever the length of the text: hence the padding.
@@ -70,8 +70,7 @@ def attend_to_all(
 
     Args:
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        key, value: [batch, heads, tokens, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding.
         scale: factor of the scores.
     """
@@ -92,8 +91,8 @@ def attend_through_projections(
     """`attend_to_all` over keys K x + b and values V x + c of hidden states x, none of which are computed.
 
     q . (K x + b) = (K^T q) . x + q . b, and q . b is the same for all keys, so the softmax does not see it; and
-    sum p (V x + c) = V (sum p x) + c, for the weights p sum to 1. What is left to project is one vector a query and
-    head, not one a token; see `absorbs_projections`.
+    sum p (V x + c) = V (sum p x) + c, for the weights p sum to 1. What is left to project is one vector per query and
+    head, not one per token; see `absorbs_projections`.
 
     Args:
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.
@@ -116,8 +115,8 @@ def attend_through_projections(
 def absorbs_projections(head_dim: int, *, slots: int) -> bool:
     """Whether `attend_through_projections` is less work than to project all tokens for `attend_to_all`.
 
-    Multiplications a token, with h = heads * head_dim: 2 h^2 for the projections and 2 slots h for the attention;
-    against 2 heads slots h. Below as many slots as a head is wide, the latter is less, and so is the memory: heads *
+    Multiplications per token, with h = heads * head_dim: 2 h^2 for the projections and 2 slots h for the attention;
+    against 2 heads slots h. With fewer slots than a head is wide, the latter is less, and so is the memory: heads *
     slots scores take the place of h numbers of keys and of values. Four layers of Longformer's base shape, one text of
     4096 tokens, ONNX Runtime 1.31 on one core of an AMD EPYC, best of four runs, seconds and (megabytes of growth):
 

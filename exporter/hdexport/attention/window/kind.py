@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["WindowKind", "WindowRequest", "WindowSetup"]
+__all__ = ["MOST_GLOBAL_TOKENS", "WindowKind", "WindowRequest", "WindowSetup"]
 
 import argparse
 import logging
@@ -23,12 +23,12 @@ from hdexport.attention.kind import (
     Subject,
 )
 from hdexport.attention.spec import SpecReader
-from hdexport.attention.window.marks import MOST_GLOBAL_TOKENS, marks_input
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.family import Family
-from hdruntime.bundle.manifest import Manifest, Role
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import InputError
+from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -44,6 +44,12 @@ _FORM = Form(
 )
 
 _NAMES = ("window", "global", "dilation")
+
+MOST_GLOBAL_TOKENS = 3840
+"""Largest k of a TopK in TensorRT, by which the graph finds them."""
+
+_DEFAULT_BOUND, _DEFAULT_BOUND_OF_QUESTIONS = 16, 64
+"""Of marked tokens; all of a question's are global."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,8 +127,7 @@ class WindowKind(AttentionKind):
         if request.window is not None:
             subject.check_convertible(to="windowed")
         if subject.family.own_attention(self.name, config) is not None:
-            marks = marks_input(config, subject.task, max_global=request.max_global)
-            return WindowSetup(is_own=True, inputs=(marks,))
+            return WindowSetup(is_own=True, inputs=(_marks(config, subject.task, request.max_global),))
         if request.max_global is not None:
             raise InputError(
                 f"--max-global {request.max_global} is for models with an input global_attention_mask, and "
@@ -197,6 +202,35 @@ class WindowKind(AttentionKind):
             count, steps = record.converted.global_tokens, "/".join(map(str, record.converted.dilation))
             first = f"the first {count}" if count else "none"
             yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
+
+
+def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
+    """The input ``global_attention_mask``, by which callers mark global tokens.
+
+    Where a caller marks none, it is the question in question answering, as in Hugging Face, and the first token else.
+
+    Raises:
+        InputError: `max_global` is out of its range.
+        ModelError: question answering, and the model's separator is unknown.
+    """
+    if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
+        raise InputError(f"--max-global {max_global} is out of range: it is 1 to {MOST_GLOBAL_TOKENS}.")
+    default, bound = Default(fill=Fill.FIRST_TOKEN), _DEFAULT_BOUND
+    if task is Task.QUESTION_ANSWERING:
+        if config.sep_token_id is None:
+            raise ModelError(
+                "config.json has no sep_token_id, so where a question ends is unknown.\n"
+                'Add it: the id of the token after the question, e.g. "sep_token_id": 2.'
+            )
+        default, bound = Default(fill=Fill.UNTIL_TOKEN, token_id=int(config.sep_token_id)), _DEFAULT_BOUND_OF_QUESTIONS
+    return InputSpec(
+        name="global_attention_mask",
+        dtype="int64",
+        shape=("batch", "tokens"),
+        role=Role.MARKS,
+        default=default,
+        bound=max_global or bound,
+    )
 
 
 def _window(spec: str) -> Window:

@@ -22,7 +22,7 @@ class WindowMask:
     Attributes:
         window: what a token sees.
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
-        global_rows: where the global tokens are; None where there are none.
+        global_rows: where the global tokens are; None without any.
     """
 
     window: Window
@@ -81,13 +81,11 @@ def sliding_window_node(
     """One ``SlidingWindowAttention`` node while a graph is exported, its reference otherwise.
 
     Args:
-        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
         left: steps that a window reaches before its query.
         right: steps that it reaches after its query.
-        dilation: tokens that a step is, one value a head or a single one.
+        dilation: tokens per step, one value per head or a single one.
         global_bound: the most global tokens of a text; 0 for none.
         scale: factor of the scores.
     """

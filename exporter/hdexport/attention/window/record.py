@@ -18,7 +18,7 @@ class Window:
         tokens: tokens that a query sees on *each* side, in units of the dilation; Longformer's ``attention_window``
             counts both sides.
         global_tokens: the first real tokens of a text, which see all others and are seen by all; 0 for none.
-        dilation: tokens that a step of the window is: one value a head, or a single one for all heads.
+        dilation: tokens per step of the window: one value per head, or a single one for all heads.
     """
 
     tokens: Length

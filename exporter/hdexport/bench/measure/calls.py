@@ -12,9 +12,8 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -54,14 +53,8 @@ _VARIABLES = (
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True)
-class WarmUp:
-    """How a warm-up ended.
-
-    Attributes:
-        runs: that were made.
-        is_stable: whether it ended because the latency was stable.
-    """
+class WarmUp(NamedTuple):
+    """How many runs a warm-up took, and whether it ended because the latency was stable."""
 
     runs: int
     is_stable: bool
@@ -77,8 +70,8 @@ def timed(call: Callable[[], Result]) -> tuple[Result, float, float]:
 def with_growth(call: Callable[[], Result]) -> tuple[Result, int | None]:
     """What a call returns, and the bytes by which the peak of resident memory rose above what was resident before.
 
-    The growth is None where the kernel does not tell it, that is, outside of Linux. The peak of the process begins
-    again: whoever wants the one before reads it first.
+    The growth is None if the kernel does not report it, that is, outside Linux. The peak of the process begins
+    again: read the one before first, if it is needed.
     """
     can_reset = reset_peak()
     before_bytes = resident_bytes()
@@ -203,7 +196,7 @@ def _versions() -> Iterator[tuple[str, str]]:
 
 
 def _commit(file: Path) -> str | None:
-    """Of the checkout that a file belongs to; an installed copy within somebody's checkout belongs to none."""
+    """Of the checkout that a file belongs to; an installed copy within another project's checkout has no commit."""
     if not _git(file, "ls-files", "--error-unmatch", file.name):
         return None
     return _git(file, "describe", "--always", "--exclude=*", "--abbrev=12", "--dirty=+changes")

@@ -1,12 +1,29 @@
-"""One case of a benchmark: what its process is told, and what it says."""
+"""The model that a benchmark is about, and one case: what its process is told, and what it measures."""
 
 from __future__ import annotations
 
-__all__ = ["CaseFigures", "CaseSpec"]
+__all__ = ["CaseFigures", "CaseSpec", "Subject"]
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from hdexport.bench.results.result import OutputError, PeakMemory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """One PyTorch model; bundles of other precisions and backends may share it.
+
+    Attributes:
+        bundle: says which task, positions and attention the model has; of several the one that takes the longest texts.
+        checkpoint: what the bundle was built from: a directory, or ``organisation/name`` on the Hugging Face hub; None
+            where it is not here, so that there are inputs, and neither PyTorch's answers nor peers.
+        allow_pickle: also read weights that are stored as a pickle.
+    """
+
+    bundle: Path
+    checkpoint: str | None
+    allow_pickle: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,13 +44,13 @@ class CaseSpec:
 
     runner: str
     bundle: str
-    artefact: str | None
     inputs: str
-    expected: str | None
-    device: str
-    threads: int
-    least_runs: int
-    least_seconds: float
+    artefact: str | None = None
+    expected: str | None = None
+    device: str = "cpu"
+    threads: int = 1
+    least_runs: int = 1
+    least_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A script that runs a command, and kills all that it started when the command ends or nobody waits for it any more.
+"""A script that runs a command, and kills all that it started when the command or the waiting process ends.
 
 `hdexport.bench.measure.processes` runs it as ``python -I -S process_guard.py LIFELINE COMMAND...``, on the standard
 library alone, so that it starts in milliseconds. LIFELINE is the reading end of a pipe whose other end only the waiting

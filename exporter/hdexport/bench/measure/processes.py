@@ -8,10 +8,10 @@ import contextlib
 import json
 import logging
 import os
-import selectors
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ from hdexport.support.memory import free_bytes, resident_bytes_of, says_out_of_m
 logger = logging.getLogger(__name__)
 
 _MOST_OF_FREE_MEMORY = 0.9
-"""What a process may take where nothing else is said: beyond it, the kernel might kill somebody else's."""
+"""What a process may take by default: beyond it, the kernel might kill a process of another user."""
 
 _POLL_SECONDS = 0.05
 """Between two looks at resident memory."""
@@ -40,7 +40,7 @@ _KILLED_WITHIN_SECONDS = 30.0
 """A killed process that waits for a device may take a while to end."""
 
 _STDOUT_BYTES = 16 * 2**20
-"""That are kept of the end: the JSON is in the last line."""
+"""That are read from the end: the JSON is in the last line."""
 
 _STDERR_BYTES = 2**16
 _REASON_LINES = 3
@@ -61,9 +61,9 @@ class Outcome:
     """
 
     status: Status
-    output: dict[str, Any] | None
-    reason: str | None
-    peak_rss_bytes: int
+    output: dict[str, Any] | None = None
+    reason: str | None = None
+    peak_rss_bytes: int = 0
 
 
 def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_bytes: int | None = None) -> Outcome:
@@ -72,26 +72,30 @@ def run_process(arguments: Sequence[str], *, time_limit_s: float, memory_limit_b
     On Linux that holds for all processes; elsewhere only for the one that is started here, and memory has no limit.
 
     Args:
-        arguments: what follows ``python`` on the command line.
         time_limit_s: seconds until it is killed, which is ``timeout``.
         memory_limit_bytes: resident memory, of the process and those that it starts together, above which it is
             killed, which is ``OOM``. It is never more than most of what the machine has free, which None stands for.
             A process that the kernel kills for want of memory, or that says so itself, is ``OOM`` too; any other bad
             end is ``failed``.
     """
-    process = _Process(arguments)
-    try:
-        stopped = process.follow(time_limit_s, _ceiling_bytes(memory_limit_bytes))
-    finally:
-        process.end()
-    if stopped is not None:
-        return Outcome(status=stopped[0], output=None, reason=stopped[1], peak_rss_bytes=process.peak_rss_bytes)
-    return process.outcome()
+    with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+        with _guarded(arguments, stdout, stderr) as guard:
+            memory = _Memory(guard.pid)
+            stopped = _follow(guard, memory, time_limit_s, _ceiling_bytes(memory_limit_bytes))
+        output = None
+        found: tuple[Status, str | None] | None = stopped
+        if stopped is None:
+            output = _last_json(_tail(stdout, _STDOUT_BYTES)) if guard.returncode == 0 else None
+            found = _bad_end(guard.returncode, _last_words(_tail(stderr, _STDERR_BYTES))) if output is None else None
+    if output is not None:
+        found = Status(output.get("status", Status.OK)), output.get("reason")
+    assert found is not None
+    return Outcome(status=found[0], output=output, reason=found[1], peak_rss_bytes=memory.peak_bytes)
 
 
 @contextlib.contextmanager
 def own_output() -> Iterator[IO[str]]:
-    """The standard output for us alone: what frameworks print, from C++ too, goes to the standard error meanwhile."""
+    """Standard output for the block alone: what frameworks print meanwhile, also from C++, goes to standard error."""
     sys.stdout.flush()
     with open(os.dup(1), "w", encoding="utf-8") as output:
         os.dup2(2, 1)
@@ -102,100 +106,49 @@ def own_output() -> Iterator[IO[str]]:
             os.dup2(output.fileno(), 1)
 
 
-class _Process:
-    """A Python process under its guard."""
-
-    def __init__(self, arguments: Sequence[str]) -> None:
-        lifeline, self._lifeline = os.pipe()
-        try:
-            self._guard = subprocess.Popen(
-                [sys.executable, "-I", "-S", process_guard.__file__, str(lifeline), sys.executable, *arguments],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                pass_fds=[lifeline],
-                start_new_session=True,  # Ctrl-C is for us, who then end it
-            )
-        except BaseException:
-            os.close(self._lifeline)
-            raise
-        finally:
-            os.close(lifeline)
-        self._memory = _Memory(self._guard.pid)
-        self._stdout, self._stderr = _Tail(_STDOUT_BYTES), _Tail(_STDERR_BYTES)
-
-    @property
-    def peak_rss_bytes(self) -> int:
-        return self._memory.peak_bytes
-
-    def follow(self, time_limit_s: float, memory_limit_bytes: int | None) -> tuple[Status, str] | None:
-        """Wait until it ends by itself, or for a reason to end it."""
-        deadline = time.monotonic() + time_limit_s
-        for _ in self._until_end():
-            if self._memory.exceeds(memory_limit_bytes):
-                assert memory_limit_bytes is not None
-                return Status.OUT_OF_MEMORY, (
-                    f"It was ended when it took more than the {memory_limit_bytes / 1e9:.2f} GB of memory that it may."
-                )
-            if time.monotonic() > deadline:
-                return Status.TIMEOUT, f"It was ended at its time limit, {time_limit_s:g} s."
-        return None
-
-    def end(self) -> None:
-        """Kill what runs of it still."""
-        os.close(self._lifeline)
-        try:
-            self._guard.wait(_KILLED_WITHIN_SECONDS)
-        except subprocess.TimeoutExpired:
-            logger.warning("Process %d was killed and does not end; a device may hold it.", self._guard.pid)
-            self._guard.kill()
-        for pipe in self._pipes():
-            pipe.close()
-
-    def outcome(self) -> Outcome:
-        """Of a process that ended by itself."""
-        code = self._guard.returncode
-        output = _last_json(self._stdout.bytes()) if code == 0 else None
-        if output is None:
-            status, reason = self._bad_end(code)
-            return Outcome(status=status, output=None, reason=reason, peak_rss_bytes=self.peak_rss_bytes)
-        return Outcome(
-            status=Status(output.get("status", Status.OK)),
-            output=output,
-            reason=output.get("reason"),
-            peak_rss_bytes=self.peak_rss_bytes,
+@contextlib.contextmanager
+def _guarded(arguments: Sequence[str], stdout: IO[bytes], stderr: IO[bytes]) -> Iterator[subprocess.Popen[bytes]]:
+    """A Python process under its guard, which ends with the block, and all that it started with it."""
+    guards_end, lifeline = os.pipe()
+    try:
+        guard = subprocess.Popen(
+            [sys.executable, "-I", "-S", process_guard.__file__, str(guards_end), sys.executable, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
+            stderr=stderr,
+            pass_fds=[guards_end],
+            start_new_session=True,  # Ctrl-C is for this process, which then ends the other
         )
+    except BaseException:
+        os.close(lifeline)
+        raise
+    finally:
+        os.close(guards_end)
+    try:
+        yield guard
+    finally:
+        os.close(lifeline)
+        try:
+            guard.wait(_KILLED_WITHIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            logger.warning("Process %d was killed and does not end; a device may hold it.", guard.pid)
+            guard.kill()
 
-    def _bad_end(self, code: int) -> tuple[Status, str]:
-        said = _last_words(self._stderr.bytes())
-        if code == -signal.SIGKILL:
-            return Status.OUT_OF_MEMORY, "It was killed (SIGKILL), as the kernel does where memory runs out."
-        if code == 0:
-            return Status.FAILED, f"Its last line of output is no JSON object. {said}".strip()
-        end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        status = Status.OUT_OF_MEMORY if says_out_of_memory(said) else Status.FAILED
-        return status, f"It ended with {end}: {said}" if said else f"It ended with {end} and said nothing."
 
-    def _pipes(self) -> tuple[IO[bytes], IO[bytes]]:
-        assert self._guard.stdout is not None
-        assert self._guard.stderr is not None
-        return self._guard.stdout, self._guard.stderr
-
-    def _until_end(self) -> Iterator[None]:
-        """Read what it prints; yield every now and then. The guard holds both pipes, so that they end with it."""
-        with selectors.DefaultSelector() as selector:
-            for pipe, tail in zip(self._pipes(), (self._stdout, self._stderr), strict=True):
-                selector.register(pipe, selectors.EVENT_READ, tail)
-            yield_at = 0.0
-            while selector.get_map():
-                for key, _ in selector.select(max(0.0, yield_at - time.monotonic())):
-                    chunk = os.read(key.fd, 2**16)
-                    key.data.append(chunk)
-                    if not chunk:
-                        selector.unregister(key.fileobj)
-                if time.monotonic() >= yield_at:
-                    yield
-                    yield_at = time.monotonic() + _POLL_SECONDS
+def _follow(
+    guard: subprocess.Popen[bytes], memory: _Memory, time_limit_s: float, memory_limit_bytes: int | None
+) -> tuple[Status, str] | None:
+    """Wait until the process ends by itself, or for a reason to end it."""
+    deadline = time.monotonic() + time_limit_s
+    while True:
+        if memory_limit_bytes is not None and memory.exceeds(memory_limit_bytes):
+            limit = f"{memory_limit_bytes / 1e9:.2f} GB"
+            return Status.OUT_OF_MEMORY, f"It was ended when it took more than the {limit} of memory that it may."
+        if time.monotonic() > deadline:
+            return Status.TIMEOUT, f"It was ended at its time limit, {time_limit_s:g} s."
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            guard.wait(_POLL_SECONDS)
+            return None
 
 
 class _Memory:
@@ -207,12 +160,12 @@ class _Memory:
         self._pids: list[int] = []
         self._look_up_at = 0.0
 
-    def exceeds(self, limit_bytes: int | None) -> bool:
+    def exceeds(self, limit_bytes: int) -> bool:
         """Look, and whether it is more than that."""
         self._look_up()
         resident = resident_bytes_of(self._pids)
         self.peak_bytes = max(self.peak_bytes, resident)
-        if limit_bytes is None or resident <= limit_bytes:
+        if resident <= limit_bytes:
             return False
         # Compilers that were forked share most of what they have: only the exact count may condemn.
         return len(self._pids) == 1 or resident_bytes_of(self._pids, shared_once=True) > limit_bytes
@@ -225,26 +178,26 @@ class _Memory:
             self._look_up_at = began + max(_LOOK_UP_SECONDS, _LOOK_UP_SHARE * took)
 
 
-class _Tail:
-    """The end of a stream of bytes, however long it is."""
+def _tail(file: IO[bytes], most_bytes: int) -> bytes:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - most_bytes))
+    return file.read()
 
-    def __init__(self, most_bytes: int) -> None:
-        self._most_bytes = most_bytes
-        self._kept = bytearray()
 
-    def append(self, chunk: bytes) -> None:
-        self._kept += chunk
-        if len(self._kept) > 2 * self._most_bytes:
-            del self._kept[: -self._most_bytes]
-
-    def bytes(self) -> bytes:
-        return bytes(self._kept[-self._most_bytes :])
+def _bad_end(code: int, said: str) -> tuple[Status, str]:
+    if code == -signal.SIGKILL:
+        return Status.OUT_OF_MEMORY, "It was killed (SIGKILL), as the kernel does when memory runs out."
+    if code == 0:
+        return Status.FAILED, f"Its last line of output is not a JSON object. {said}".strip()
+    end = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    status = Status.OUT_OF_MEMORY if says_out_of_memory(said) else Status.FAILED
+    return status, f"It ended with {end}: {said}" if said else f"It ended with {end} and no message."
 
 
 def _ceiling_bytes(limit_bytes: int | None) -> int | None:
     free = free_bytes()
-    known = [int(_MOST_OF_FREE_MEMORY * free)] if free is not None else []
-    return min(known + ([] if limit_bytes is None else [limit_bytes]), default=None)
+    known = [limit_bytes, None if free is None else int(_MOST_OF_FREE_MEMORY * free)]
+    return min(filter(None, known), default=None)
 
 
 def _last_json(printed: bytes) -> dict[str, Any] | None:
@@ -257,7 +210,7 @@ def _last_json(printed: bytes) -> dict[str, Any] | None:
 
 
 def _last_words(printed: bytes) -> str:
-    """The last lines, of a traceback that which says what went wrong."""
+    """The last lines; of a traceback, the line that says what went wrong."""
     lines = [line for line in printed.decode(errors="replace").splitlines() if line.strip()]
     said = [line for line in lines if not line.startswith((" ", "Traceback (most recent"))] or lines
     return "\n".join(line.strip()[:_REASON_CHARACTERS] for line in said[-_REASON_LINES:])

@@ -1,16 +1,10 @@
-"""What a model must at least compute and move for a batch, counted in its portable graph, and how near a run came.
-
-As a program, it prints the work of several shapes as JSON:
-``python -m hdexport.bench.measure.roofline BUNDLE 1x512 8x512``.
-"""
+"""What a model must at least compute and move for a batch, counted in its portable graph, and how near a run came."""
 
 from __future__ import annotations
 
-__all__ = ["Work", "roofline", "work_of"]
+__all__ = ["Work", "roofline", "work_of", "works_of"]
 
-import json
 import math
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -51,8 +45,8 @@ class Work:
             of the queries and keys that see each other. Softmax, normalisation and activations are not counted.
         dense_flops: the same, had every attention operator been dense.
         moved_bytes: a lower bound of what crosses the memory bus: every weight, input and output once, and nothing in
-            between, as if all activations stayed in caches. Of a table that is looked up, one row an index, or the
-            whole table where it has fewer.
+            between, as if all activations stayed in caches. Of a table that is looked up, one row per index, or the
+            whole table if it has fewer.
     """
 
     flops: int
@@ -69,8 +63,6 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
 
     Args:
         bundle_path: a bundle's directory.
-        batch: texts.
-        tokens: of each text.
         global_tokens: leading tokens of each text that are global; None for what a session takes where it is not told:
             those of ``--attention window:...``, the first token of a Longformer, none of other models. A question's
             tokens are not known here and count as one.
@@ -109,9 +101,7 @@ def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
     """Compare a latency with what the machine could have done.
 
     Args:
-        work: of the batch.
         ceilings: of the machine, in the dtype that the batch was computed in.
-        p50_ms: median latency of the batch.
     """
     products_s = work.flops / ceilings.matmul_flops_per_s
     moves_s = work.moved_bytes / ceilings.copy_bytes_per_s
@@ -119,15 +109,9 @@ def roofline(work: Work, ceilings: Ceilings, *, p50_ms: float) -> Roofline:
     return Roofline(**asdict(work), bound_ms=bound_ms, fraction=bound_ms / p50_ms)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Print ``{"1x512": {"flops": ...}, ...}`` for a bundle and shapes; the result is the exit status."""
-    bundle_path, *shapes = arguments
-    counted = {}
-    for shape in shapes:
-        batch, tokens = map(int, shape.split("x"))
-        counted[shape] = asdict(work_of(Path(bundle_path), batch=batch, tokens=tokens))
-    print(json.dumps(counted))
-    return 0
+def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple[int, int], Work]:
+    """`work_of` of several shapes, (batch, tokens) each."""
+    return {(batch, tokens): work_of(bundle_path, batch=batch, tokens=tokens) for batch, tokens in shapes}
 
 
 def _decisive(node: onnx_ir.Node) -> dict[str, Any]:
@@ -227,11 +211,7 @@ def _sizes(value: onnx_ir.Value | None) -> list[int]:
     if value is None or value.shape is None or not value.shape.is_static():
         name, shape = (value.name, value.shape) if value is not None else ("an input", None)
         raise ExportError(
-            f"The graph does not tell the shape of {name} (it is {shape}), so its work cannot be counted.\n"
+            f"The graph does not state the shape of {name} (it is {shape}), so its work cannot be counted.\n"
             "Please report the model and the versions that `hdexport doctor` prints."
         )
     return [int(size) for size in value.shape]
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

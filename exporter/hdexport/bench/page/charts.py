@@ -1,9 +1,10 @@
-"""Charts of a benchmark over the length, one a figure and batch size: for the page, and as PNGs for slides."""
+"""Charts of a benchmark over the length, one per figure and batch size: for the page, and as PNGs for slides."""
 
 from __future__ import annotations
 
 __all__ = ["Look", "chart", "write_pngs"]
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from hdexport.bench.page.axes import lengths_domain
 from hdexport.bench.page.chart_rows import ChartRows, chart_rows
 from hdexport.bench.page.figures import FIGURES, Figure
 from hdexport.bench.page.palette import LIGHT_COLOURS, SeriesStyle
@@ -23,6 +23,13 @@ _FONT = "system-ui, 'Segoe UI', Roboto, 'DejaVu Sans', sans-serif"
 _POINT_AREA = 64
 _RING_AREA = 260
 """Square pixels of a point, and of the ring around a wrong answer."""
+
+_EDGE, _FAILURE_STEP = 12, 17
+"""Pixels from the edge of the plot to the first mark of a failure, and from each to the next one of that length."""
+
+_GRID_OPACITY = 0.15
+_LENGTH_ROOM = 1.2
+"""Factor between the outermost lengths and the ends of their axis."""
 
 _PNG_WIDTH, _PNG_HEIGHT, _PNG_SCALE = 940, 500, 1.5
 """Pixels of the plot, and how many of the file each is: with the legend about 1900 wide, what a slide has."""
@@ -49,36 +56,29 @@ _PAPER = Look(series=LIGHT_COLOURS, ink="#22262b", wrong="#c4141c", has_legend=T
 
 
 def chart(result: BenchResult, figure: Figure, batch: int, look: Look) -> alt.LayerChart | None:
-    """One chart: a line a series, a ring around wrong answers, and what failed at the edge.
+    """One chart: one line per series, a ring around each wrong answer, and failures at the edge.
 
     A series is shown while the chart's parameter ``shown``, a list of booleans, is true at its number.
 
-    Args:
-        result: what was measured.
-        figure: what is shown.
-        batch: of the cases shown.
-        look: colours.
-
     Returns:
-        None where no case of the batch size has that figure.
+        None if no case of the batch size has that figure.
     """
     rows = chart_rows(result, figure, batch)
     if rows is None:
         return None
     style = _Style(result, look)
     x = _x(result.lengths)
-    y = alt.Y("y:Q", title=figure.axis, scale=rows.scale.altair(), axis=rows.scale.axis())
-    layers = [*_lines(rows, style, x, y, has_whiskers=figure.high is not None), *_failures(rows, style, x, y)]
+    layers = _lines(rows, style, x, _y(figure, rows), has_whiskers=figure.high is not None)
+    layers += _failures(rows, style, x, at_top=figure.fails_high)
     shown = alt.param(name="shown", value=[True] * len(result.series))
     return alt.layer(*layers).add_params(shown).configure(**_config(look.ink))
 
 
 def write_pngs(folder: Path, result: BenchResult) -> list[Path]:
-    """Write a PNG a figure and batch size, on white, with title and legend.
+    """Write one PNG per figure and batch size, on white, with title and legend.
 
     Args:
         folder: where ``latency-batch-1.png`` and the others go.
-        result: what was measured.
 
     Returns:
         The files, in the order of the page.
@@ -133,18 +133,25 @@ def _lines(rows: ChartRows, style: _Style, x: alt.X, y: alt.Y, *, has_whiskers: 
     return layers
 
 
-def _failures(rows: ChartRows, style: _Style, x: alt.X, y: alt.Y) -> list[alt.Chart]:
-    if not rows.failures:
-        return []
-    data = alt.Data(values=rows.failures)
-    base = alt.Chart(data).transform_filter("shown[datum.i]").encode(x=x, y=y, color=style.colour)
-    base = base.encode(tooltip=_tooltip("series", "tokens", "batch", "what", "reason"))
-    points = base.mark_point(filled=False, opacity=1, size=_POINT_AREA, strokeWidth=2).encode(shape=style.shape)
-    texts = base.encode(text="what:N", color=alt.value(style.ink))
-    # Words stand where there is room: left of the marks of the longest texts.
-    left = texts.transform_filter("datum.is_longest").mark_text(align="right", dx=-8, fontSize=11)
-    right = texts.transform_filter("!datum.is_longest").mark_text(align="left", dx=8, fontSize=11)
-    return [points, left, right]
+def _failures(rows: ChartRows, style: _Style, x: alt.X, *, at_top: bool) -> list[alt.Chart]:
+    """A layer for each rank: a place in pixels belongs to a mark, not to a row."""
+    layers = []
+    tooltip = _tooltip("series", "tokens", "batch", "what", "reason")
+    for rank in sorted({row["rank"] for row in rows.failures}):
+        depth = _EDGE + _FAILURE_STEP * rank
+        base = alt.Chart(alt.Data(values=[row for row in rows.failures if row["rank"] == rank]))
+        base = base.transform_filter("shown[datum.i]").encode(x=x, y=_pixels(depth, at_top=at_top), tooltip=tooltip)
+        points = base.mark_point(filled=False, opacity=1, size=_POINT_AREA, strokeWidth=2)
+        layers.append(points.encode(shape=style.shape, color=style.colour))
+        texts = base.encode(text="what:N", color=alt.value(style.ink))
+        # Words stand where there is room: left of the marks of the longest texts.
+        for condition, align, shift in (("datum.is_longest", "right", -8), ("!datum.is_longest", "left", 8)):
+            layers.append(texts.transform_filter(condition).mark_text(align=align, dx=shift, fontSize=11))
+    return layers
+
+
+def _pixels(depth: int, *, at_top: bool) -> alt.YValue:
+    return alt.YValue(depth if at_top else alt.ExprRef(f"height - {depth}"))
 
 
 def _tooltip(*fields: str, **titles: str) -> list[alt.Tooltip]:
@@ -153,12 +160,31 @@ def _tooltip(*fields: str, **titles: str) -> list[alt.Tooltip]:
 
 
 def _x(lengths: Sequence[int]) -> alt.X:
-    domain = list(lengths_domain(lengths))
+    domain = [lengths[0] / _LENGTH_ROOM, lengths[-1] * _LENGTH_ROOM]
     return alt.X(
         "tokens:Q",
         title="tokens",
         scale=alt.Scale(type="log", base=2, domain=domain, nice=False),
         axis=alt.Axis(values=list(lengths), format="d", labelOverlap="greedy", grid=False),
+    )
+
+
+def _y(figure: Figure, rows: ChartRows) -> alt.Y:
+    low, high = rows.domain
+    axis: dict[str, Any] = {"format": figure.tick_format, "tickCount": 5}
+    label = "replace(datum.label, 'e+0', '')"
+    if rows.zero is not None:
+        decades = [10.0**n for n in range(round(math.log10(low)) + 1, math.floor(math.log10(high)) + 1)]
+        axis["values"] = [rows.zero, *decades[:: math.ceil(len(decades) / 5)]]
+        label = f"datum.index == 0 ? '0' : {label}"
+    faint = {"condition": {"test": "datum.label", "value": _GRID_OPACITY}, "value": _GRID_OPACITY / 3}
+    failures = max((row["rank"] + 1 for row in rows.failures), default=0)
+    kind = {"type": "log", "padding": _EDGE + _FAILURE_STEP * failures} if figure.is_log else {"type": "linear"}
+    return alt.Y(
+        "y:Q",
+        title=figure.axis,
+        scale=alt.Scale(domain=[low, high], nice=False, **kind),
+        axis=alt.Axis(labelExpr=label, gridOpacity=faint, **axis),
     )
 
 
@@ -168,7 +194,7 @@ def _config(ink: str) -> dict[str, Any]:
         "background": "transparent",
         "font": _FONT,
         "view": {"stroke": None},
-        "axis": axis | {"gridOpacity": 0.13, "titleFontWeight": 500},
+        "axis": axis | {"titleFontWeight": 500},
         "legend": {"labelColor": ink},
         "title": {"color": ink, "subtitleColor": ink},
     }

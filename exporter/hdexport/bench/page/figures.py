@@ -1,4 +1,4 @@
-"""The figures of a case that charts show, one a chart."""
+"""The figures of a case that charts show, one per chart."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Figure:
         key: in names of files and ids.
         title: above the chart.
         axis: of the y axis, with the unit.
-        value: of a case, in the axis' unit; None where it has no such figure, infinity where there is no number for it.
-        high: the end of a whisker; None where charts have none.
+        part: the field of a case that the figure belongs to.
+        value: of a case, in the axis' unit; None without such a figure, infinity where there is no number for it.
         text: of a case, its value in words.
-        details: of a case, label -> exact value, shown while the mouse is over its point.
+        high: the end of a whisker; None without whiskers.
         is_log: whether the axis is logarithmic.
         fails_high: whether a case that failed belongs where the large values are.
         tick_format: d3's, of the y axis.
@@ -33,17 +33,22 @@ class Figure:
     key: str
     title: str
     axis: str
+    part: str
     value: Callable[[CaseResult], float | None]
     text: Callable[[CaseResult], str]
-    details: Callable[[CaseResult], dict[str, str]]
     high: Callable[[CaseResult], float | None] | None = None
     is_log: bool = True
     fails_high: bool = True
     tick_format: str = ",~r"
 
+    def details(self, case: CaseResult) -> dict[str, str]:
+        """Label -> exact value, shown while the mouse is over the case's point."""
+        part = getattr(case, self.part)
+        return {} if part is None else _TEXTS[self.part](part)
+
 
 def describe(result: BenchResult, figure: Figure, batch: int) -> str:
-    """A chart in words, for those who do not see it."""
+    """A chart in words, for readers who do not see it."""
     parts = [_described(result, figure, batch, series.name) for series in result.series]
     return f"{figure.title}, batch {batch}, over tokens. {'; '.join(filter(None, parts))}."
 
@@ -78,11 +83,6 @@ def _max_abs_error(case: CaseResult) -> float | None:
     if case.error is None:
         return None
     return float("inf") if case.error.max_abs_error is None else case.error.max_abs_error
-
-
-def _details(part: str, texts: Callable[[Any], dict[str, str]]) -> Callable[[CaseResult], dict[str, str]]:
-    """The texts of a part of a case that has it."""
-    return lambda case: {} if getattr(case, part) is None else texts(getattr(case, part))
 
 
 def _latency_texts(latency: Latency) -> dict[str, str]:
@@ -120,63 +120,42 @@ def _roofline_texts(roofline: Roofline) -> dict[str, str]:
     }
 
 
+_TEXTS: dict[str, Callable[[Any], dict[str, str]]] = {
+    "latency": _latency_texts,
+    "tokens_per_s": lambda tokens_per_s: {"tokens/s": f"{tokens_per_s:,.1f}"},
+    "memory": _memory_texts,
+    "error": _error_texts,
+    "roofline": _roofline_texts,
+}
 _CELLS = columns_of()
 
 FIGURES = (
     Figure(
-        key="latency",
-        title="Latency: median, whisker to p95",
-        axis="milliseconds a batch",
-        value=_figure("latency", "p50_ms"),
-        high=_figure("latency", "p95_ms"),
+        key="latency", title="Latency: median, whisker to p95", axis="milliseconds per batch", part="latency",
+        value=_figure("latency", "p50_ms"), high=_figure("latency", "p95_ms"),
         text=lambda case: f"{_CELLS['p50'].text(case)} ms",
-        details=_details("latency", _latency_texts),
     ),
     Figure(
-        key="throughput",
-        title="Tokens per second",
-        axis="tokens/s",
-        value=lambda case: case.tokens_per_s,
-        text=lambda case: f"{_CELLS['tokens/s'].text(case)} tokens/s",
-        details=_details("tokens_per_s", lambda tokens_per_s: {"tokens/s": f"{tokens_per_s:,.1f}"}),
-        fails_high=False,
-        tick_format="~s",
+        key="throughput", title="Tokens per second", axis="tokens/s", part="tokens_per_s",
+        value=lambda case: case.tokens_per_s, text=lambda case: f"{_CELLS['tokens/s'].text(case)} tokens/s",
+        fails_high=False, tick_format="~s",
     ),
     Figure(
-        key="memory",
-        title="Peak memory of the process",
-        axis="MB",
-        value=_figure("memory", "peak_bytes", unit=1e6),
-        text=_CELLS["memory"].text,
-        details=_details("memory", _memory_texts),
+        key="memory", title="Peak memory of the process", axis="MB", part="memory",
+        value=_figure("memory", "peak_bytes", unit=1e6), text=_CELLS["memory"].text,
     ),
     Figure(
-        key="growth",
-        title="Memory that the batch added",
-        axis="MB",
-        value=_growth_mb,
-        text=lambda case: bytes_text(round((_growth_mb(case) or 0.0) * 1e6)),
-        details=_details("memory", _memory_texts),
+        key="growth", title="Memory that the batch added", axis="MB", part="memory",
+        value=_growth_mb, text=lambda case: bytes_text(round((_growth_mb(case) or 0.0) * 1e6)),
     ),
     Figure(
-        key="error",
-        title="Largest error against PyTorch in float32",
-        axis="max abs error",
-        value=_max_abs_error,
-        text=_CELLS["error"].text,
-        details=_details("error", _error_texts),
-        tick_format=".0e",
+        key="error", title="Largest error against PyTorch in float32", axis="max abs error", part="error",
+        value=_max_abs_error, text=_CELLS["error"].text, tick_format=".0e",
     ),
     Figure(
-        key="roofline",
-        title="Fraction of the roofline reached",
-        axis="of the machine's measured limit",
-        value=_figure("roofline", "fraction"),
-        text=_CELLS["roofline"].text,
-        details=_details("roofline", _roofline_texts),
-        is_log=False,
-        fails_high=False,
-        tick_format=".0%",
+        key="roofline", title="Fraction of the roofline reached", axis="of the machine's measured limit",
+        part="roofline", value=_figure("roofline", "fraction"), text=_CELLS["roofline"].text,
+        is_log=False, fails_high=False, tick_format=".0%",
     ),
-)
+)  # fmt: skip
 """In the order of the page."""

@@ -20,6 +20,7 @@ from hdexport.bench.page.figures import FIGURES, Figure, describe
 from hdexport.bench.page.page_tables import cases_table, glance, largest_batches_table
 from hdexport.bench.page.palette import DARK_COLOURS, LIGHT_COLOURS, SeriesStyle
 from hdexport.bench.results.findings import findings
+from hdexport.bench.results.headline import caution, headline, model_names
 from hdexport.bench.results.result import BenchResult
 from hdruntime.whole_files import write_whole
 
@@ -77,7 +78,9 @@ def _page(result: BenchResult) -> str:
         batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
         largest_batches=largest_batches_table(result) if result.largest_batches else None,
         specs=_json_in_script({part["id"]: part["spec"] for parts in charts.values() for part in parts}),
-        bundles=list(dict.fromkeys(series.bundle for series in result.series)),
+        headline=headline(result),
+        caution=caution(result),
+        models=model_names(result),
     )
 
 

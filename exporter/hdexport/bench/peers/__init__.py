@@ -9,7 +9,7 @@ from hdexport.bench.peers.optimum import Optimum
 from hdexport.bench.peers.peer import Peer
 from hdexport.bench.peers.sentence_transformers import SentenceTransformers
 from hdexport.bench.peers.torch_compile import TorchCompile
-from hdexport.bench.peers.torch_eager import TorchEager
+from hdexport.bench.peers.torch_model import TorchEager
 
 PEERS: dict[str, Peer] = {
     peer.name: peer for peer in (TorchEager(), TorchCompile(), OnnxPlain(), Optimum(), SentenceTransformers())

@@ -6,9 +6,8 @@ __all__ = ["checkpoint_folder"]
 
 from pathlib import Path
 
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import OutputExistsError
 
 _FOLDER = "checkpoint"
 
@@ -17,7 +16,6 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     """The subject's checkpoint, its positions extended; where they are computed, the checkpoint itself.
 
     Args:
-        subject: the model.
         folder: the extended checkpoint is made there once, for all peers.
 
     Raises:
@@ -46,10 +44,5 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
         alpha=alpha,
         allow_pickle=subject.allow_pickle,
     )
-    try:
-        extend(options)
-    except OutputExistsError:
-        # Another process was quicker, and what is there is whole.
-        if not output.exists():
-            raise
+    extend(options)
     return output

@@ -8,25 +8,16 @@ import logging
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdexport.bench.peers.inputs import Texts
-from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
-from hdexport.bench.peers.peer import (
-    Inputs,
-    OpenCase,
-    Prepared,
-    export_remark,
-    first_cause,
-    not_installed,
-    runs_in_half,
-)
+from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider, staged_export
+from hdexport.bench.peers.peer import Prepared, first_cause, not_installed, runs_in_half
 from hdexport.bench.peers.torch_model import load_module
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
@@ -43,20 +34,15 @@ _EXAMPLE = (2, 37)
 """Texts and tokens: a short sentence, and no axis of size 1, which the exporter would freeze."""
 
 
-class OnnxPlain:
-    """See `hdexport.bench.peers.peer.Peer`; the artefact is an ONNX file."""
+class OnnxPlain(OnnxPeer):
+    """See `Peer`."""
 
     name = "onnx-plain"
-    has_artefact = True
+    example_tokens = _EXAMPLE[1]
 
     def unavailable(self, manifest: Manifest) -> str | None:
-        """Where PyTorch or its exporter is missing."""
         packages = ("torch", "transformers", "safetensors", "onnx", "onnxscript")
         return not_installed(*packages, install="pip install 'hdexport[export]'")
-
-    def remark(self, manifest: Manifest) -> str | None:
-        """What of the bundle's attention it does not know."""
-        return export_remark(manifest, _EXAMPLE[1])
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Export the model; the remark says so where that took the older exporter."""
@@ -71,17 +57,12 @@ class OnnxPlain:
             remark = export_plainly(module, directory / MODEL_FILE, example)
         return Prepared(artefact=output / MODEL_FILE, remark=remark)
 
-    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the file."""
-        assert spec.artefact is not None
-        return open_onnx(Path(spec.artefact), spec, manifest, inputs)
-
 
 def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.NDArray[np.int64]]) -> str | None:
-    """Export a model with dynamic batch and tokens, as a user does who knows no more than that.
+    """Export a model with dynamic batch and tokens, as PyTorch's documentation shows.
 
-    Where the exporter of torch.export cannot, the user goes on to the one of TorchScript. That one records what the
-    code did with one short text, and warns; whether the graph is right for others nobody has looked at.
+    If the exporter of torch.export fails, the one of TorchScript is used. It records what the code did with one short
+    text; nothing checks whether the graph is right for others.
 
     Args:
         module: the model, in evaluation mode.
@@ -121,15 +102,9 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
 def _export_program(module: GraphModule, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     import torch
 
-    program = torch.onnx.export(
-        module,
-        kwargs=dict(tensors),
-        input_names=list(tensors),
-        output_names=list(_output_axes(module)),
-        dynamic_shapes=_input_axes(module),
-        dynamo=True,
-        verbose=False,
-    )
+    axes = {spec.name: _dynamic(spec.shape) for spec in module.inputs}
+    options: dict[str, Any] = {"dynamo": True, "dynamic_shapes": axes}
+    program = torch.onnx.export(module, kwargs=dict(tensors), **_names(module, tensors), **options)
     assert program is not None
     program.save(path, external_data=True)
 
@@ -137,27 +112,14 @@ def _export_program(module: GraphModule, path: Path, tensors: Mapping[str, torch
 def _export_script(module: GraphModule, path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     import torch
 
-    torch.onnx.export(
-        module,
-        args=(),
-        f=path,
-        kwargs=dict(tensors),
-        input_names=list(tensors),
-        output_names=list(_output_axes(module)),
-        dynamic_axes=_input_axes(module) | _output_axes(module),
-        dynamo=False,
-        verbose=False,
-    )
+    axes = {spec.name: _dynamic(spec.shape) for spec in module.inputs}
+    axes |= {name: _dynamic(shape) for name, shape in module.outputs.items()}
+    options: dict[str, Any] = {"dynamo": False, "dynamic_axes": axes}
+    torch.onnx.export(module, args=(), f=path, kwargs=dict(tensors), **_names(module, tensors), **options)
 
 
-def _input_axes(module: GraphModule) -> dict[str, dict[int, str]]:
-    """Name of each input -> its dynamic axes."""
-    return {spec.name: _dynamic(spec.shape) for spec in module.inputs}
-
-
-def _output_axes(module: GraphModule) -> dict[str, dict[int, str]]:
-    """Name of each output -> its dynamic axes."""
-    return {name: _dynamic(axes) for name, axes in module.outputs.items()}
+def _names(module: GraphModule, tensors: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    return {"input_names": list(tensors), "output_names": list(module.outputs), "verbose": False}
 
 
 def _dynamic(axes: Sequence[str | int]) -> dict[int, str]:

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["MODEL_FILE", "check_provider", "open_onnx", "staged_export"]
+__all__ = ["MODEL_FILE", "OnnxPeer", "check_provider", "staged_export"]
 
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.peers.peer import Inputs, OpenCase, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, export_remark, runs_in_half
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.staging import DirectoryKind, staged_directory
 from hdruntime.constants import CUDA_PROVIDER
@@ -57,34 +57,37 @@ def check_provider(device: str) -> None:
         )
 
 
-def open_onnx(path: Path, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-    """Load a file, with ONNX Runtime's own settings but the number of threads.
+class OnnxPeer(Peer):
+    """A peer whose artefact is an ONNX file, which ONNX Runtime runs with its own settings but the threads."""
 
-    Args:
-        path: the file.
-        spec: the case.
-        manifest: its outputs are asked for, as far as the file has them.
-        inputs: those that the file has are given; token types that it has and the manifest has not are zeros.
+    example_tokens: ClassVar[int]
+    """Of the texts that the model is exported with."""
 
-    Raises:
-        BackendUnavailableError: there is no ONNX Runtime for the case's device.
-        ExportError: the file has an input or outputs that nobody knows.
-    """
-    import onnxruntime
+    def remark(self, manifest: Manifest) -> str | None:
+        return export_remark(manifest, self.example_tokens)
 
-    check_provider(spec.device)
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = spec.threads
-    options.log_severity_level = _ERRORS_ONLY
-    session = onnxruntime.InferenceSession(path, options, providers=[_PROVIDERS[spec.device]])
-    feeds = _feeds(session, inputs)
-    names = _outputs(session, manifest)
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        """Load the file; of its outputs those of the manifest are asked for, and token types default to zeros.
 
-    def call() -> dict[str, npt.NDArray[np.float32]]:
-        arrays = session.run(list(names.values()), feeds)
-        return {name: array.astype(np.float32, copy=False) for name, array in zip(names, arrays, strict=True)}
+        Raises:
+            BackendUnavailableError: there is no ONNX Runtime for the case's device.
+            ExportError: the file has an unknown input, or no output of the manifest.
+        """
+        import onnxruntime
 
-    return OpenCase(call, half_precision=runs_in_half(spec.device, manifest))
+        check_provider(spec.device)
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = spec.threads
+        options.log_severity_level = _ERRORS_ONLY
+        session = onnxruntime.InferenceSession(spec.artefact, options, providers=[_PROVIDERS[spec.device]])
+        feeds = _feeds(session, inputs)
+        names = _outputs(session, manifest)
+
+        def call() -> dict[str, npt.NDArray[np.float32]]:
+            arrays = session.run(list(names.values()), feeds)
+            return {name: array.astype(np.float32, copy=False) for name, array in zip(names, arrays, strict=True)}
+
+        return OpenCase(call, half_precision=runs_in_half(spec.device, manifest))
 
 
 def _feeds(session: Any, inputs: Inputs) -> dict[str, npt.NDArray[np.int64]]:
@@ -92,7 +95,7 @@ def _feeds(session: Any, inputs: Inputs) -> dict[str, npt.NDArray[np.int64]]:
     wanted = [value.name for value in session.get_inputs()]
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise ExportError(f"The exported graph wants {', '.join(unknown)}, which the model has no such input for.")
+        raise ExportError(f"The exported graph needs the inputs {', '.join(unknown)}; the model has none of that name.")
     return {name: known[name] for name in wanted}
 
 
@@ -105,5 +108,5 @@ def _outputs(session: Any, manifest: Manifest) -> dict[str, str]:
             if name is not None and name in found:
                 names.setdefault(output.name, name)
     if not names:
-        raise ExportError(f"The exported graph gives {', '.join(found)}, and none of what the bundle gives.")
+        raise ExportError(f"The exported graph gives {', '.join(found)}, and none of the bundle's outputs.")
     return names

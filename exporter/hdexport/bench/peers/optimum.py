@@ -8,43 +8,32 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.onnx_session import MODEL_FILE, check_provider, open_onnx, staged_export
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, export_remark, not_installed, runs_in_half
+from hdexport.bench.peers.onnx_session import MODEL_FILE, OnnxPeer, check_provider, staged_export
+from hdexport.bench.peers.peer import Prepared, not_installed, runs_in_half
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import ExportError, MissingDependencyError
+from hdruntime.errors import ExportError
 
 _COMMAND = "optimum-cli"
 
 _INSTALL = "pipx install 'optimum-onnx[onnxruntime]'"
-"""It wants transformers 4, and hdexport 5: it lives in an environment of its own."""
-
-_ERROR_LINES = 1
-"""Of what it says when it fails; the reason is at the end."""
-
-
+"""It needs transformers 4, and hdexport 5: it runs in an environment of its own."""
 _EXAMPLE_TOKENS = 16
-"""Of the texts that it exports models with, unless told otherwise."""
+"""Of the texts that it exports models with by default."""
 
 
-class Optimum:
-    """See `hdexport.bench.peers.peer.Peer`; the artefact is an ONNX file."""
+class Optimum(OnnxPeer):
+    """See `Peer`."""
 
     name = "optimum"
-    has_artefact = True
+    example_tokens = _EXAMPLE_TOKENS
 
     def unavailable(self, manifest: Manifest) -> str | None:
-        """Where its command is not on the PATH, or there is no PyTorch to extend the checkpoint with."""
         if shutil.which(_COMMAND) is None:
             return f"{_COMMAND} is not on the PATH: {_INSTALL}"
         return not_installed("torch", "transformers", "safetensors", "onnx", install="pip install 'hdexport[export]'")
-
-    def remark(self, manifest: Manifest) -> str | None:
-        """What of the bundle's attention it does not know."""
-        return export_remark(manifest, _EXAMPLE_TOKENS)
 
     def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
         """Export the extended checkpoint; the remark says which inputs and outputs the graph lacks."""
@@ -56,11 +45,6 @@ class Optimum:
             _export(checkpoint, manifest, directory, device=device)
         return Prepared(artefact=output / MODEL_FILE, remark=_remark(output / MODEL_FILE, manifest))
 
-    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the file."""
-        assert spec.artefact is not None
-        return open_onnx(Path(spec.artefact), spec, manifest, inputs)
-
 
 def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: str) -> None:
     """Run the command; its own check after the export, at one short shape, does not change its exit code."""
@@ -70,15 +54,10 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
         command += ["--library-name", "transformers"]
     if runs_in_half(device, manifest):
         command += ["--device", "cuda", "--dtype", {"float16": "fp16", "bfloat16": "bf16"}[manifest.dtype]]
-    try:
-        done = subprocess.run([*command, str(directory)], capture_output=True, text=True, errors="replace")
-    except FileNotFoundError:
-        raise MissingDependencyError(f"{_COMMAND} is not on the PATH.\nInstall it with: {_INSTALL}") from None
+    done = subprocess.run([*command, str(directory)], capture_output=True, text=True, errors="replace")
     said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if line.strip()]
     if done.returncode:
-        raise ExportError(
-            f"{_COMMAND} ended with exit code {done.returncode}: {' '.join(said[-_ERROR_LINES:]) or 'it says nothing'}"
-        )
+        raise ExportError(f"{_COMMAND} ended with exit code {done.returncode}: {said[-1] if said else 'no message'}")
     if not (directory / MODEL_FILE).is_file():
         made = ", ".join(sorted(path.name for path in directory.iterdir())) or "nothing"
         raise ExportError(f"{_COMMAND} wrote no {MODEL_FILE}, but {made}.")

@@ -15,27 +15,25 @@ __all__ = [
 ]
 
 import importlib.util
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from hdexport.attention.kinds import attention_of
-from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import CaseSpec, Subject
+from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
 from hdruntime.bundle.manifest import Manifest
 
 Inputs = Mapping[str, npt.NDArray[Any]]
 
 
-class Call(Protocol):
-    """One whole batch, from the host's arrays to arrays on the host."""
-
-    def __call__(self) -> dict[str, npt.NDArray[np.float32]]:
-        """Name of an output of the manifest -> float32 array, [batch, tokens, ...] where it has tokens."""
+Call = Callable[[], dict[str, npt.NDArray[np.float32]]]
+"""One whole batch on the host, to name of an output of the manifest -> [batch, ...] array on the host."""
 
 
 @dataclass(frozen=True)
@@ -59,51 +57,27 @@ class OpenCase:
 
 @dataclass(frozen=True, kw_only=True)
 class Prepared:
-    """What a peer's preparation made.
-
-    Attributes:
-        artefact: a folder or a file, for `CaseSpec.artefact`.
-        remark: what came out while it was made and a reader has to know, else None.
-    """
+    """What a peer's preparation made: for `CaseSpec.artefact`, and for readers."""
 
     artefact: Path
     remark: str | None = None
 
 
-class Peer(Protocol):
-    """Somebody else's way to run a model.
+class Peer(ABC):
+    """Another library's way to run a model; by default it loads the checkpoint in PyTorch."""
 
-    Attributes:
-        name: as the command line has it.
-        has_artefact: whether :meth:`prepare` has to be called before :meth:`open`.
-    """
+    name: ClassVar[str]
+    """As the command line has it."""
 
-    name: str
-    has_artefact: bool
-
+    @abstractmethod
     def unavailable(self, manifest: Manifest) -> str | None:
-        """Why it cannot run here, or not this model, with the command that installs it; None where it can."""
+        """Why it cannot run here, or not this model, with the command that installs it; None if it can."""
 
-    def remark(self, manifest: Manifest) -> str | None:
-        """What a reader has to know of its answers before anything runs; else None."""
-
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
-        """Make what it runs.
-
-        Args:
-            subject: the model.
-            folder: where to; what other peers made of the same subject is there, too, and shared.
-            device: ``cpu`` or ``cuda``.
-
-        Raises:
-            HdexportError: it could not be made; nothing is left half-written.
-        """
-
+    @abstractmethod
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         """Load what :meth:`prepare` made.
 
         Args:
-            spec: the case.
             manifest: of the bundle whose model it is.
             inputs: name -> [batch, tokens].
 
@@ -111,15 +85,31 @@ class Peer(Protocol):
             HdexportError: it cannot be loaded.
         """
 
+    def remark(self, manifest: Manifest) -> str | None:
+        """What of the bundle's attention it does not know; else None."""
+        return attention_remark(manifest)
+
+    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
+        """Make what it runs: here, the checkpoint with the bundle's positions.
+
+        Args:
+            folder: where to; it also holds what other peers made of the same subject, which is shared.
+            device: ``cpu`` or ``cuda``.
+
+        Raises:
+            HdexportError: it could not be made; nothing is left half-written.
+        """
+        return Prepared(artefact=checkpoint_folder(subject, folder))
+
 
 def attention_remark(manifest: Manifest) -> str | None:
-    """The remark on those who know the model, and not what ``--attention`` made of it; None where nothing was made."""
+    """On peers that do not know the model's changed attention; None if ``--attention`` changed nothing."""
     remarks = (item.kind.peer_remark(item.record) for item in attention_of(manifest))
     return next((remark for remark in remarks if remark is not None), None)
 
 
 def export_remark(manifest: Manifest, tokens: int) -> str | None:
-    """The remark on those who export the model with a text of so many tokens, which are few; else None."""
+    """The remark on peers that export the model with a text of so few tokens; else None."""
     remarks = (item.kind.export_remark(item.record, tokens) for item in attention_of(manifest))
     return attention_remark(manifest) or next((remark for remark in remarks if remark is not None), None)
 
@@ -134,7 +124,6 @@ def not_installed(*packages: str, install: str) -> str | None:
 
     Args:
         packages: import names; nothing is imported.
-        install: the command.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     return f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not installed: {install}" if missing else None

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 __all__ = ["SentenceTransformers"]
 
-from pathlib import Path
 from typing import Any
 
 from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.measure.subject import Subject
-from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
-from hdexport.bench.peers.peer import Inputs, OpenCase, Prepared, attention_remark, not_installed, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, runs_in_half
 from hdexport.bench.peers.torch_model import open_module
 from hdruntime.bundle.manifest import Manifest
 
@@ -22,27 +19,17 @@ _NAME_OF_OUTPUT = {"last_hidden_state": "token_embeddings"}
 """Name in the manifest -> in sentence-transformers, where they differ."""
 
 
-class SentenceTransformers:
-    """See `hdexport.bench.peers.peer.Peer`; the artefact is a checkpoint's folder."""
+class SentenceTransformers(Peer):
+    """See `Peer`; the artefact is a checkpoint's folder."""
 
     name = "sentence-transformers"
-    has_artefact = True
 
     def unavailable(self, manifest: Manifest) -> str | None:
-        """Where it is missing, or the model is none of its kind."""
         if manifest.task not in _TASKS:
             return f"it embeds texts, and the bundle's task is {manifest.task}"
         if manifest.model_type in _WITH_DECODERS:
             return f"it runs the decoder of a {manifest.model_type} as well, and the bundle is the encoder"
         return not_installed("sentence_transformers", "safetensors", install="pip install sentence-transformers")
-
-    def remark(self, manifest: Manifest) -> str | None:
-        """What of the bundle's attention it does not know."""
-        return attention_remark(manifest)
-
-    def prepare(self, subject: Subject, folder: Path, *, device: str) -> Prepared:
-        """Extend the checkpoint's positions."""
-        return Prepared(artefact=checkpoint_folder(subject, folder))
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         """Load the model, on a GPU in the type of the bundle."""

@@ -12,8 +12,7 @@ from typing import Any
 
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, first_cause, runs_in_half
-from hdexport.bench.peers.torch_eager import TorchEager
-from hdexport.bench.peers.torch_model import load_module, open_module
+from hdexport.bench.peers.torch_model import TorchEager, load_module, open_module
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError
 
@@ -22,23 +21,18 @@ _COMPILER = "g++"
 
 
 class TorchCompile(TorchEager):
-    """See `hdexport.bench.peers.peer.Peer`; what it needs and knows is what PyTorch does."""
+    """See `Peer`."""
 
     name = "torch-compile"
 
     def unavailable(self, manifest: Manifest) -> str | None:
-        """Where PyTorch, a C++ compiler or Python's headers are missing."""
+        missing = super().unavailable(manifest)
         compiler = os.environ.get("CXX", _COMPILER)
-        if shutil.which(compiler) is None:
-            return (
-                super().unavailable(manifest) or f"torch.compile needs a C++ compiler, {compiler}: apt-get install g++"
-            )
-        if not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
-            return (
-                super().unavailable(manifest)
-                or "torch.compile needs the headers of Python: apt-get install python3-dev"
-            )
-        return super().unavailable(manifest)
+        if missing is None and shutil.which(compiler) is None:
+            return f"torch.compile needs a C++ compiler, {compiler}: apt-get install g++"
+        if missing is None and not (Path(sysconfig.get_path("include")) / "Python.h").is_file():
+            return "torch.compile needs the headers of Python: apt-get install python3-dev"
+        return missing
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
         """Load the model; the first call compiles it, for the shape of the case alone."""

@@ -1,8 +1,8 @@
-"""Hugging Face's model with the outputs of the manifest, and a batch through it from host to host."""
+"""PyTorch: Hugging Face's model in eager mode, with the outputs of the manifest, from host to host."""
 
 from __future__ import annotations
 
-__all__ = ["load_module", "open_module"]
+__all__ = ["TorchEager", "load_module", "open_module"]
 
 from collections.abc import Callable
 from pathlib import Path
@@ -12,13 +12,29 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec
-from hdexport.bench.peers.peer import Inputs, OpenCase, runs_in_half
+from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, runs_in_half
 from hdruntime.bundle.manifest import Manifest
 
 if TYPE_CHECKING:
     import torch
 
     from hdexport.model.graph_module import GraphModule
+
+
+class TorchEager(Peer):
+    """See `Peer`; the artefact is a checkpoint's folder."""
+
+    name = "torch"
+
+    def unavailable(self, manifest: Manifest) -> str | None:
+        return not_installed("torch", "transformers", "safetensors", install="pip install 'hdexport[export]'")
+
+    def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
+        assert spec.artefact is not None
+        half_precision = runs_in_half(spec.device, manifest)
+        module = load_module(Path(spec.artefact), manifest, half_precision=half_precision).to(spec.device)
+        names = [output.name for output in manifest.outputs]
+        return open_module(module, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)))
 
 
 def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
@@ -28,7 +44,6 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
 
     Args:
         folder: what `checkpoint_folder` gave.
-        manifest: of the bundle.
         half_precision: in the type of the bundle, else in float32.
 
     Raises:
@@ -70,7 +85,6 @@ def open_module(
 
     Args:
         run: takes the inputs by name, tensors [batch, tokens] on the case's device.
-        spec: the case.
         manifest: of the bundle whose model it is.
         inputs: name -> [batch, tokens].
         outputs: from what `run` returns to tensors by the manifest's names.

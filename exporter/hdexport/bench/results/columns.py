@@ -11,7 +11,6 @@ from hdexport.bench.results.figure_text import (
     bytes_text,
     cosine_text,
     error_text,
-    fraction_text,
     number_text,
     ratio_text,
 )
@@ -43,7 +42,7 @@ def columns_of(result: BenchResult | None = None) -> dict[str, Column]:
     """All figures by name, in the order of tables.
 
     Args:
-        result: which ratios are of; without, there are none.
+        result: that ratios refer to; None leaves them out.
     """
     return {column.name: column for column in _columns(result)}
 
@@ -61,7 +60,7 @@ def _columns(result: BenchResult | None) -> Iterator[Column]:
         yield Column(name=name, unit="MB", text=_figure("memory", field, lambda size: number_text(size / 1e6)))
     yield Column(name="error", unit="max abs", text=lambda case: error_text(case.error))
     yield Column(name="cosine", unit="least", text=lambda case: cosine_text(case.error))
-    yield Column(name="roofline", unit="", text=_figure("roofline", "fraction", fraction_text))
+    yield Column(name="roofline", unit="", text=_figure("roofline", "fraction", "{:.1%}".format))
 
 
 def _figure(part: str, field: str, text: Callable[..., str]) -> Callable[[CaseResult], str]:

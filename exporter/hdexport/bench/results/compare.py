@@ -6,9 +6,10 @@ __all__ = ["Change", "ChangeKind", "Drift", "ResultComparison", "compare_results
 
 import math
 import statistics
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from hdexport.bench.results.figure_text import case_state
 from hdexport.bench.results.noise import Noise, noise_of, threshold
@@ -115,15 +116,11 @@ def compare_results(before: BenchResult, after: BenchResult) -> ResultComparison
 
     A latency changed if the means of the logarithms of its rounds differ by more than their noise explains
     (`hdexport.bench.results.noise`) and by more than `LEAST_LATENCY`.
-
-    Args:
-        before: the older run.
-        after: the newer.
     """
     was, now = _by_case(before), _by_case(after)
     both = [case for case in was if case in now]
     noises = noise_of(before), noise_of(after)
-    latencies = [_LatencyPair.of(case, was[case], now[case], *noises) for case in both]
+    latencies = [_latency_pair(case, was[case], now[case], noises) for case in both]
     known = [pair for pair in latencies if pair is not None]
     environment = tuple(_environment(before, after))
     drift = _drift(known, _peers(before, after), environment)
@@ -145,8 +142,7 @@ def compare_results(before: BenchResult, after: BenchResult) -> ResultComparison
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _LatencyPair:
+class _LatencyPair(NamedTuple):
     """One case's latency in both runs; `log_ratio` of the geometric means of the rounds, with its variance."""
 
     case: Case
@@ -155,20 +151,15 @@ class _LatencyPair:
     log_ratio: float
     variance: float
 
-    @classmethod
-    def of(
-        cls, case: Case, before: CaseResult, after: CaseResult, before_noise: Noise, after_noise: Noise
-    ) -> _LatencyPair | None:
-        if before.latency is None or after.latency is None:
-            return None
-        was, now = (statistics.geometric_mean(latency.rounds_p50_ms) for latency in (before.latency, after.latency))
-        return cls(
-            case=case,
-            before_ms=before.latency.p50_ms,
-            after_ms=after.latency.p50_ms,
-            log_ratio=math.log(now / was),
-            variance=before_noise.variance_of(before) + after_noise.variance_of(after),
-        )
+
+def _latency_pair(
+    case: Case, before: CaseResult, after: CaseResult, noises: tuple[Noise, Noise]
+) -> _LatencyPair | None:
+    if before.latency is None or after.latency is None:
+        return None
+    was, now = (statistics.geometric_mean(latency.rounds_p50_ms) for latency in (before.latency, after.latency))
+    variance = noises[0].variance_of(before) + noises[1].variance_of(after)
+    return _LatencyPair(case, before.latency.p50_ms, after.latency.p50_ms, math.log(now / was), variance)
 
 
 def _by_case(result: BenchResult) -> dict[Case, CaseResult]:
@@ -229,14 +220,14 @@ def _latency_changes(pairs: Sequence[_LatencyPair], drift: Drift | None, *, degr
 
 
 def _other_changes(case: Case, before: CaseResult, after: CaseResult) -> Iterator[Change]:
-    if before.memory is not None and after.memory is not None:
-        peaks = before.memory.peak_bytes, after.memory.peak_bytes
-        yield from _change(case, ChangeKind.MEMORY, *peaks, _is_other_memory)
-        growths = before.memory.growth_bytes, after.memory.growth_bytes
-        yield from _change(case, ChangeKind.GROWTH, *growths, _is_other_memory)
-    if before.error is not None and after.error is not None:
-        errors = before.error.max_abs_error, after.error.max_abs_error
-        yield from _change(case, ChangeKind.ERROR, *errors, _is_other_error)
+    memory = {"factor": LEAST_MEMORY, "difference": LEAST_MEMORY_BYTES}
+    for kind, part, figure, least in (
+        (ChangeKind.MEMORY, "memory", "peak_bytes", memory),
+        (ChangeKind.GROWTH, "memory", "growth_bytes", memory),
+        (ChangeKind.ERROR, "error", "max_abs_error", {"factor": LEAST_ERROR, "size": LEAST_ERROR_SIZE}),
+    ):
+        was, now = (getattr(getattr(each, part), figure, None) for each in (before, after))
+        yield from _change(case, kind, was, now, **least)
 
 
 def _largest_batch_changes(before: BenchResult, after: BenchResult) -> Iterator[Change]:
@@ -244,27 +235,22 @@ def _largest_batch_changes(before: BenchResult, after: BenchResult) -> Iterator[
     for found in after.largest_batches:
         batch = was.get((found.series, found.tokens, found.budget_bytes))
         case = (found.series, found.batch, found.tokens)
-        yield from _change(case, ChangeKind.LARGEST_BATCH, batch, found.batch, _is_other_batch)
+        yield from _change(case, ChangeKind.LARGEST_BATCH, batch, found.batch, factor=LEAST_MEMORY)
 
 
 def _change(
-    case: Case, kind: ChangeKind, before: float | None, after: float | None, is_other: Callable[[float, float], bool]
+    case: Case,
+    kind: ChangeKind,
+    before: float | None,
+    after: float | None,
+    *,
+    factor: float,
+    difference: float = 0.0,
+    size: float = 0.0,
 ) -> Iterator[Change]:
-    if before is not None and after is not None and is_other(before, after):
-        ratio = after / before if before else None
-        yield Change(case=case, kind=kind, before=before, after=after, ratio=ratio)
-
-
-def _is_other_memory(before: float, after: float) -> bool:
+    """A change, if the values differ by more than a factor and a difference, and the larger exceeds a size."""
+    if before is None or after is None:
+        return
     less, more = sorted((before, after))
-    return more - less > LEAST_MEMORY_BYTES and more > less * LEAST_MEMORY
-
-
-def _is_other_error(before: float, after: float) -> bool:
-    less, more = sorted((before, after))
-    return more > LEAST_ERROR_SIZE and more > less * LEAST_ERROR
-
-
-def _is_other_batch(before: float, after: float) -> bool:
-    less, more = sorted((before, after))
-    return more > less * LEAST_MEMORY
+    if more > less * factor and more - less > difference and more > size:
+        yield Change(case=case, kind=kind, before=before, after=after, ratio=after / before if before else None)

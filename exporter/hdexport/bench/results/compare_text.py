@@ -11,11 +11,11 @@ from hdexport.bench.results.figure_text import bytes_text, ms_text, number_text
 from hdexport.bench.results.noise import Noise
 
 _FEWEST_PERCENT = 2.0
-"""A smaller drift is not worth a thought."""
+"""A smaller drift is not reported."""
 
 
 def comparison_lines(comparison: ResultComparison) -> list[str]:
-    """What the command line prints: what to know first, then a line a change."""
+    """What the command line prints: remarks first, then one line per change."""
     return [
         *_environment(comparison),
         *_noise(comparison),
@@ -38,7 +38,7 @@ def _noise(comparison: ResultComparison) -> Iterator[str]:
 
     yield f"spread of a round: {spread(comparison.before_noise)} -> {spread(comparison.after_noise)}"
     if comparison.before_noise.is_assumed or comparison.after_noise.is_assumed:
-        yield "one round tells nothing of the noise; measure with --rounds 3 or more"
+        yield "one round does not show the noise; measure with --rounds 3 or more"
 
 
 def _drift(comparison: ResultComparison) -> Iterator[str]:
@@ -47,13 +47,13 @@ def _drift(comparison: ResultComparison) -> Iterator[str]:
         return
     if drift.is_divided_out:
         yield (
-            f"the peers took {number_text(drift.ratio)} times as long (median of {drift.cases} cases): that is the "
-            "machine, and the ratios below are without it"
+            f"the peers took {number_text(drift.ratio)} times as long (median of {drift.cases} cases): this is "
+            "attributed to the machine and divided out of the ratios below"
         )
     elif abs(drift.ratio - 1) * 100 > _FEWEST_PERCENT:
         yield (
-            f"all cases together took {number_text(drift.ratio)} times as long (median of {drift.cases}): whether that "
-            "is the machine or what they share cannot be told, for want of peers that did not change"
+            f"all cases together took {number_text(drift.ratio)} times as long (median of {drift.cases}): without "
+            "unchanged peers it is unknown whether that is the machine or code that they share"
         )
 
 
@@ -87,7 +87,7 @@ def _value(change: Change, value: float | str) -> str:
 def _summary(comparison: ResultComparison) -> str:
     changed = len({change.case for change in comparison.changes})
     if not comparison.compared:
-        return "the two have no case in common"
+        return "the two results have no case in common"
     if not changed:
         return f"nothing changed beyond the noise in {comparison.compared} cases"
     return f"{len(comparison.changes)} changes in {changed} of {comparison.compared} cases"

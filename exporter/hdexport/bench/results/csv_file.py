@@ -1,4 +1,4 @@
-"""`bench.csv`: one row a case, for spreadsheets and data frames."""
+"""`bench.csv`: one row per case, for spreadsheets and data frames."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _UNAVAILABLE = "unavailable"
 
 
 def write_csv(path: Path, result: BenchResult) -> None:
-    """Write a row a case and one a series that could not run, in the order of the series; the file appears whole.
+    """Write one row per case and one per series that could not run, in the order of the series; the file appears whole.
 
     Raises:
         OSError: the file cannot be written.

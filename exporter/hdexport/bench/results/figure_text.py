@@ -7,7 +7,6 @@ __all__ = [
     "case_state",
     "cosine_text",
     "error_text",
-    "fraction_text",
     "ms_text",
     "number_text",
     "range_text",
@@ -71,11 +70,6 @@ def ratio_text(ratio: Ratio | None) -> str:
 def range_text(ratio: Ratio | None) -> str:
     """Of the rounds: ``2.9 to 3.1``."""
     return "" if ratio is None else f"{number_text(ratio.least)} to {number_text(ratio.most)}"
-
-
-def fraction_text(fraction: float) -> str:
-    """In percent."""
-    return f"{fraction:.1%}"
 
 
 def case_state(case: CaseResult) -> str:

@@ -33,7 +33,10 @@ def _case_findings(cases: list[CaseResult]) -> Iterator[tuple[str, str]]:
     wrong = [case for case in cases if case_state(case) == "wrong"]
     if wrong:
         worst = max((case.error for case in wrong if case.error), key=_size)
-        yield "wrong", f"wrong answers at {_where(wrong)}: off by up to {error_text(worst)} (asked: {worst.tolerance})"
+        yield (
+            "wrong",
+            f"wrong answers at {_where(wrong)}: off by up to {error_text(worst)} (tolerance: {worst.tolerance})",
+        )
     reasons: dict[tuple[str, str], list[CaseResult]] = defaultdict(list)
     for case in cases:
         if case.status is not Status.OK:
@@ -42,7 +45,7 @@ def _case_findings(cases: list[CaseResult]) -> Iterator[tuple[str, str]]:
         yield "failed", f"{status} at {_where(ended)}" + (f": {reason}" if reason else "")
     unstable = [case for case in cases if case.latency is not None and not case.latency.is_stable]
     if unstable:
-        yield "note", f"still changing when its timing began, at {_where(unstable)}"
+        yield "note", f"latency still changing when timing began, at {_where(unstable)}"
 
 
 def _size(error: OutputError) -> float:

@@ -32,7 +32,7 @@ def read_result(path: Path) -> BenchResult:
         path: the file, or the folder that holds it as `bench.json`.
 
     Raises:
-        InputError: it is not there, no `bench.json`, damaged, or of a newer hdexport; the message names the key.
+        InputError: it is missing, invalid, damaged, or of a newer hdexport; the message names the key.
     """
     path = path / JSON_FILE if path.is_dir() else path
     text = _text(path)
@@ -76,7 +76,7 @@ def _text(path: Path) -> bytes:
 
 def _no_result(path: Path, reason: str) -> InputError:
     return InputError(
-        f"{path} is no result of hdexport bench: {reason}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}"
+        f"{path} is not a result of hdexport bench: {reason}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}"
     )
 
 

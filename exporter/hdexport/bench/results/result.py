@@ -1,4 +1,7 @@
-"""What a benchmark found, as dataclasses; `bench.json` holds them, and docs/bench.md describes each field."""
+"""What a benchmark found, as dataclasses that `bench.json` holds.
+
+docs/bench.md describes every field, with its unit and what None means; a test compares the two.
+"""
 
 from __future__ import annotations
 
@@ -35,16 +38,7 @@ class Status(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One way to run one model, at all lengths.
-
-    Attributes:
-        name: what tables and plots call it; unique.
-        runner: a backend of the runtime (``onnxruntime``, ...) or a peer (``torch``, ...).
-        bundle: the bundle's directory; of a peer, the bundle whose model it runs.
-        is_peer: whether it is somebody else's way to run the model.
-        remark: what a reader has to know of it ("knows no windows: its attention is dense"), else None.
-        unavailable: why it could not run here, with the command that installs it; None where it ran.
-    """
+    """One way to run one model, at all lengths."""
 
     name: str
     runner: str
@@ -52,6 +46,7 @@ class Series:
     is_peer: bool
     remark: str | None = None
     unavailable: str | None = None
+    model: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,14 +66,7 @@ class Ratio:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """Of one call with a whole batch, over the runs of all rounds, in milliseconds.
-
-    Attributes:
-        sd_ms: sample standard deviation; 0 for a single run.
-        runs: how many were timed.
-        rounds_p50_ms: the median of each round, which is a process of its own: how much processes differ.
-        is_stable: whether every round's warm-up ended because the latency no longer changed.
-    """
+    """Of one call with a whole batch, over the runs of all rounds, in milliseconds."""
 
     p50_ms: float
     p95_ms: float
@@ -99,18 +87,7 @@ class Latency:
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Of one process, the largest over the rounds, in bytes; None where there is no such figure.
-
-    Attributes:
-        rss_bytes: peak resident memory of the process, libraries and weights included.
-        growth_bytes: how far the peak of resident memory rose during all calls, warm-up included, above what was
-            resident once the model was open.
-        vram_bytes: peak GPU memory of the process, as NVML sees it: contexts and libraries included.
-        vram_is_of_device: `vram_bytes` is the rise of the whole device's memory, since NVML does not list the process,
-            as in containers.
-        allocator_bytes: peak of PyTorch's allocator on the GPU.
-        engine_bytes: what TensorRT says its engine and execution contexts take on the GPU.
-    """
+    """Of one process, the largest over the rounds, in bytes; None where there is no such figure."""
 
     rss_bytes: int | None
     growth_bytes: int | None
@@ -127,14 +104,7 @@ class PeakMemory:
 
 @dataclass(frozen=True, kw_only=True)
 class OutputError:
-    """How far the outputs are from PyTorch's in float32, the worst over all outputs.
-
-    Attributes:
-        max_abs_error: largest absolute difference; None where an output is not finite.
-        min_cosine: smallest cosine of a token's, or a text's, vector with PyTorch's.
-        passed: whether `tolerance` holds; a result that does not pass is a wrong answer.
-        tolerance: in words.
-    """
+    """How far the outputs are from PyTorch's in float32, the worst over all outputs."""
 
     max_abs_error: float | None
     min_cosine: float
@@ -144,16 +114,7 @@ class OutputError:
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:
-    """What the model must at least do, and what this machine could have done in the time.
-
-    Attributes:
-        flops: floating-point operations of the matrix products of the whole batch; of windowed attention those inside
-            windows only.
-        dense_flops: the same, were every attention dense.
-        moved_bytes: the least that must cross the memory bus: weights, inputs and outputs once.
-        bound_ms: the larger of `flops` at the measured product rate and `moved_bytes` at the measured bandwidth.
-        fraction: `bound_ms` over the median latency: 1 would be the machine's limit.
-    """
+    """What the model must at least do, and what this machine could have done in the time."""
 
     flops: int
     dense_flops: int
@@ -164,17 +125,7 @@ class Roofline:
 
 @dataclass(frozen=True, kw_only=True)
 class CaseResult:
-    """One series at one batch size and length.
-
-    Attributes:
-        series: the name of the series.
-        batch: texts.
-        tokens: of each text; there is no padding.
-        status: ``ok``, or why there are no figures.
-        reason: what happened where the status is not ``ok``.
-        latency: None unless ``ok``; so with the other figures.
-        tokens_per_s: batch x tokens over the median latency.
-    """
+    """One series at one batch size and length."""
 
     series: str
     batch: int
@@ -190,14 +141,7 @@ class CaseResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Ceilings:
-    """What the machine reached: the best of the start of the run and of its end.
-
-    Attributes:
-        device: ``cpu`` or ``cuda``.
-        dtype: of the matrix product.
-        matmul_flops_per_s: of the fastest of some large matrix products, by PyTorch or, on a CPU, ONNX Runtime.
-        copy_bytes_per_s: of the fastest of some large copies, bytes read and bytes written both counted.
-    """
+    """What the machine reached: the best of the start of the run and of its end."""
 
     device: str
     dtype: str
@@ -207,18 +151,7 @@ class Ceilings:
 
 @dataclass(frozen=True, kw_only=True)
 class LargestBatch:
-    """The largest batch of a length that fits a memory budget.
-
-    Attributes:
-        series: the name of the series.
-        tokens: of each text.
-        budget_bytes: of resident memory on a CPU, of GPU memory on a GPU.
-        batch: the largest that was seen to fit; 0 where a single text does not.
-        peak_bytes: what that batch took; None where `batch` is 0.
-        is_limit: whether the next larger one, from 40 texts on one at most 5 % larger, was seen not to fit; otherwise
-            the search stopped at `reason`.
-        reason: what stopped it: the batch that did not fit, a time limit, a failure.
-    """
+    """The largest batch of a length that fits a memory budget."""
 
     series: str
     tokens: int
@@ -231,18 +164,7 @@ class LargestBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
-    """One run of `hdexport bench`.
-
-    Attributes:
-        schema_version: `SCHEMA_VERSION` of the hdexport that wrote it.
-        date: of the start, ISO 8601, UTC.
-        command: the command line.
-        environment: name -> what was measured on: CPU, GPU, driver, clocks, versions, threads, commit.
-        rounds: processes that every case was given.
-        ceilings: one a dtype that was measured.
-        largest_batches: () unless a memory budget was given.
-        notes: what a reader has to know of the run: what was not compared and why, that it was interrupted.
-    """
+    """One run of `hdexport bench`."""
 
     schema_version: int
     date: str

@@ -1,1 +1,1 @@
-"""A benchmark's run: planned, prepared, and its cases' processes in turns."""
+"""A benchmark's run: planned, prepared, and measured in rounds of processes."""

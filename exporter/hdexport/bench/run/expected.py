@@ -1,11 +1,11 @@
-"""PyTorch's outputs of a case in float32, written and read row by row: memory does not grow with the batch."""
+"""PyTorch's outputs of a case in float32, written row by row: memory does not grow with the batch."""
 
 from __future__ import annotations
 
-__all__ = ["read_rows", "write_rows"]
+__all__ = ["write_rows"]
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,7 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
     """Write a folder of ``.npy`` files, one a name: float32 [batch, ...] arrays. It appears whole or not at all.
 
     Args:
-        path: of the folder, which is not there yet.
         rows: outputs of one text each, name -> array without the batch axis; `batch` of them.
-        batch: texts.
 
     Raises:
         OSError: it cannot be written.
@@ -35,17 +33,3 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, FloatArray]], *, batch: i
                 array = np.lib.format.open_memmap(folder / f"{name}.npy", **({"mode": "r+"} if number else new))
                 array[number] = values
         folder.rename(path)
-
-
-def read_rows(path: Path) -> Iterator[dict[str, FloatArray]]:
-    """The rows that `write_rows` was given, one after the other.
-
-    Args:
-        path: the folder.
-
-    Raises:
-        ValueError: a file in it is no such array.
-    """
-    files = sorted(path.iterdir())
-    for row in range(len(np.load(files[0], mmap_mode="r"))):
-        yield {file.stem: np.load(file, mmap_mode="r")[row] for file in files}

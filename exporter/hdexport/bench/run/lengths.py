@@ -23,7 +23,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
             adds), or both, with commas between.
 
     Raises:
-        InputError: it is none of these.
+        InputError: the text is invalid.
     """
     lengths: set[int] = set()
     for part in text.split(","):
@@ -46,7 +46,7 @@ def _lengths_of(part: str, text: str) -> tuple[int, ...]:
         if 0 < first <= last and step > (match[3] == "x"):
             return _multiplied(first, last, step) if match[3] == "x" else _added(first, last, step)
     raise InputError(
-        f"--lengths {text}: {part!r} is no length in tokens.\n"
+        f"--lengths {text}: {part!r} is not a length in tokens.\n"
         "Give numbers like --lengths 128,512,4096, or a range like --lengths 512:8192:x2 or 512:2048:+512."
     )
 

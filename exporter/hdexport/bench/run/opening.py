@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Call", "OpenCase", "open_case", "wrong_by"]
+__all__ = ["open_case", "wrong_by"]
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,24 +12,17 @@ import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers import PEERS
-from hdexport.bench.peers.peer import Call, OpenCase
+from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError
-from hdexport.bench.run.expected import read_rows
-from hdexport.verify.comparison import Comparison, compare
+from hdexport.verify.comparison import Comparison, compare, joined
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, OutOfMemoryError
 
 FloatArray = npt.NDArray[np.float32]
 
-_PIECE = 2**22
-"""Values that are compared at a time: the comparison needs several copies of them in float64."""
-
 
 def open_case(spec: CaseSpec) -> OpenCase:
     """Load what runs a case; packages are imported as far as that runner needs them.
-
-    Args:
-        spec: the case.
 
     Raises:
         HdexportError: it cannot be loaded; see `hdruntime.load`, or the peer.
@@ -48,27 +41,27 @@ def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], half_precision: 
     Outputs that a peer does not have are named in the result's tolerance. An output of another shape is wrong.
 
     Args:
-        spec: the case.
         outputs: name -> array, of the manifest's names and shapes.
-        half_precision: the tolerance of half precision.
 
     Returns:
         the worst of all outputs that PyTorch and the runner have.
     """
     if spec.expected is None:
         return None
-    found: list[Comparison] = []
-    missing: list[str] = []
-    rows = 0
-    for rows, expected in enumerate(read_rows(Path(spec.expected)), start=1):
-        missing = [name for name in expected if name not in outputs]
-        for name in expected.keys() & outputs.keys():
-            of_row = outputs[name][rows - 1] if rows <= len(outputs[name]) else np.empty(0, np.float32)
-            found += _compared(of_row, expected[name], half_precision=half_precision)
-    found += [_mismatch(f"{rows} rows, not {len(values)}") for values in outputs.values() if len(values) != rows]
-    if not found:
-        found = [_mismatch("any output")]
-    return _worst(found, missing)
+    expected = {file.stem: np.load(file, mmap_mode="r") for file in sorted(Path(spec.expected).iterdir())}
+    found = [
+        _compared(outputs[name], values, half_precision=half_precision)
+        for name, values in expected.items()
+        if name in outputs
+    ]
+    worst = joined(found or [_mismatch("any output")])
+    missing = ", ".join(name for name in expected if name not in outputs)
+    return OutputError(
+        max_abs_error=worst.max_abs_error if np.isfinite(worst.max_abs_error) else None,
+        min_cosine=worst.min_cosine,
+        passed=worst.passed,
+        tolerance=worst.tolerance + (f"; it has no {missing}" if missing else ""),
+    )
 
 
 def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -> OpenCase:
@@ -96,29 +89,12 @@ def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -
     )
 
 
-def _compared(actual: FloatArray, expected: FloatArray, *, half_precision: bool) -> list[Comparison]:
-    """Of one row: [tokens, features] by token; [features] and scores without a feature axis as one vector."""
+def _compared(actual: FloatArray, expected: FloatArray, *, half_precision: bool) -> Comparison:
+    """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by text."""
     if actual.shape != expected.shape:
-        return [_mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")]
-    actual, expected = np.atleast_2d(actual), np.atleast_2d(expected)
-    step = max(1, _PIECE // expected.shape[1])
-    return [
-        compare(actual[start : start + step], expected[start : start + step], half_precision=half_precision)
-        for start in range(0, len(expected), step)
-    ]
+        return _mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")
+    return compare(actual, expected, half_precision=half_precision)
 
 
 def _mismatch(tolerance: str) -> Comparison:
     return Comparison(max_abs_error=float("inf"), min_cosine=-1.0, passed=False, tolerance=tolerance)
-
-
-def _worst(found: list[Comparison], missing: list[str]) -> OutputError:
-    largest = max(comparison.max_abs_error for comparison in found)
-    # Of several tolerances, which only wrong answers have, that which does not hold.
-    tolerance = min(found, key=lambda comparison: comparison.passed).tolerance
-    return OutputError(
-        max_abs_error=largest if np.isfinite(largest) else None,
-        min_cosine=min(comparison.min_cosine for comparison in found),
-        passed=all(comparison.passed for comparison in found),
-        tolerance=tolerance + (f"; it has no {', '.join(missing)}" if missing else ""),
-    )

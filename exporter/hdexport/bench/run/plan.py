@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.attention.kinds import attention_of
-from hdexport.bench.measure.subject import Subject
+from hdexport.bench.measure.case import Subject
 from hdexport.bench.peers import PEERS
 from hdexport.bench.results.result import Series
 from hdexport.bench.run.lengths import default_lengths
@@ -101,10 +101,6 @@ class Plan:
 
 def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     """Look at the bundles and at this machine. Nothing is loaded that computes.
-
-    Args:
-        options: what to measure.
-        machine: where it runs, by default here.
 
     Raises:
         InputError: an option that does not fit, or nothing that could run.
@@ -202,6 +198,7 @@ def _backend_series(
                 name=f"{name} ({backend.value})",
                 runner=backend.value,
                 bundle=str(bundle.path),
+                model=bundle.manifest.name,
                 is_peer=False,
                 unavailable=why_unavailable(bundle, backend, machine=machine),
             ),
@@ -228,6 +225,7 @@ def _peer_series(
                     name=name if is_only else f"{name}: {bundle.path.name}",
                     runner=name,
                     bundle=str(bundle.path),
+                    model=bundle.manifest.name,
                     is_peer=True,
                     remark=peer.remark(bundle.manifest),
                     unavailable=unavailable,

@@ -1,25 +1,32 @@
-"""Everything that cases need before they run, made by processes of their own, and where it is."""
+"""Everything that cases need before they run, made by processes of their own, and its place."""
 
 from __future__ import annotations
 
 __all__ = ["Preparation"]
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from hdexport.bench.measure.processes import Outcome, run_process
-from hdexport.bench.measure.roofline import Work
-from hdexport.bench.measure.subject import Subject
-from hdexport.bench.peers import PEERS
+from hdexport.bench.measure.case import Subject
+from hdexport.bench.measure.ceilings import measured_ceilings
+from hdexport.bench.measure.processes import Outcome
+from hdexport.bench.measure.remote import run_function
+from hdexport.bench.measure.roofline import Work, works_of
+from hdexport.bench.peers.peer import Prepared
 from hdexport.bench.results.result import Ceilings, Status
 from hdexport.bench.run.plan import Plan, PlannedSeries
-from hdexport.bench.run.preparation import expected_path, inputs_path, prepare_command
+from hdexport.bench.run.preparation import (
+    expected_path,
+    inputs_path,
+    make_artefact,
+    write_expected,
+    write_inputs,
+)
 from hdexport.bench.run.watcher import Watcher
-from hdruntime.bundle.checked_json import from_values
 from hdruntime.errors import BackendError
 
 _TIME_LIMIT_S = 3600.0
@@ -30,9 +37,7 @@ class Preparation:
     """What was made for a plan.
 
     Args:
-        plan: what will run.
         folder: an empty one, for everything that is made.
-        watcher: is told what goes on.
     """
 
     def __init__(self, plan: Plan, folder: Path, watcher: Watcher) -> None:
@@ -42,8 +47,8 @@ class Preparation:
         self._max_len = {subject: _max_len(subject, plan) for subject in self._subjects}
         self._peers = [planned for planned in available if planned.series.is_peer]
         self._devices = list(dict.fromkeys(map(_device_and_dtype, available)))
-        self._artefacts: dict[str, Outcome] = {}
-        self._work: dict[Subject, dict[str, Work]] = {}
+        self._artefacts: dict[str, tuple[Outcome, Prepared | None]] = {}
+        self._work: dict[Subject, dict[tuple[int, int], Work]] = {}
         self._ceilings: dict[tuple[str, str], Ceilings] = {}
         self._notes: list[str] = []
 
@@ -85,10 +90,10 @@ class Preparation:
 
     def work_of(self, planned: PlannedSeries, batch: int, tokens: int) -> Work | None:
         """What a case has to compute; None where it could not be counted."""
-        return self._work.get(planned.subject, {}).get(f"{batch}x{tokens}")
+        return self._work.get(planned.subject, {}).get((batch, tokens))
 
     def inputs(self, planned: PlannedSeries, batch: int, tokens: int) -> Path:
-        """A case's inputs; a batch that the plan has not is made of the first text of one that it has."""
+        """A case's inputs; for a batch that is not in the plan, the first text of one that is, repeated."""
         folder = self._folder_of(planned.subject)
         path = inputs_path(folder, batch, tokens)
         if not path.exists():
@@ -98,60 +103,44 @@ class Preparation:
         return path
 
     def expected(self, planned: PlannedSeries, batch: int, tokens: int) -> Path | None:
-        """PyTorch's answers to them; None where there are none."""
+        """PyTorch's answers to them; None if there are no answers."""
         path = expected_path(self._folder_of(planned.subject), batch, tokens)
         return path if path.exists() else None
 
-    def artefact(self, planned: PlannedSeries) -> str | None:
-        """What a peer runs; None where it needs nothing."""
-        return self._told(planned).get("artefact")
-
-    def remark(self, planned: PlannedSeries) -> str | None:
-        """What came out while a peer's artefact was made."""
-        return self._told(planned).get("remark")
+    def made(self, planned: PlannedSeries) -> Prepared | None:
+        """What a peer's preparation made; None of other series, and if it failed."""
+        return self._artefacts.get(planned.series.name, (None, None))[1]
 
     def failure(self, planned: PlannedSeries) -> str | None:
         """Why a peer has nothing to run; None where it has."""
-        outcome = self._artefacts.get(planned.series.name)
+        outcome, _ = self._artefacts.get(planned.series.name, (None, None))
         if outcome is None or outcome.status is Status.OK:
             return None
         return f"It could not be prepared ({outcome.status.value}): {outcome.reason}"
 
-    def _told(self, planned: PlannedSeries) -> dict[str, Any]:
-        outcome = self._artefacts.get(planned.series.name)
-        return {} if outcome is None else outcome.output or {}
-
     def _folder_of(self, subject: Subject) -> Path:
         return self._folder / f"model-{self._subjects.index(subject)}"
 
-    def _shapes(self, subject: Subject) -> Iterator[tuple[int, int]]:
-        for tokens in self._lengths(subject):
-            for batch in self._plan.batches:
-                yield batch, tokens
-
-    def _lengths(self, subject: Subject) -> list[int]:
-        return [tokens for tokens in self._plan.lengths if tokens <= self._max_len[subject]]
-
-    def _prepare(self, subject: Subject, what: Mapping[str, Any], *, steps: int = 1) -> Outcome:
-        command = prepare_command(subject, self._folder_of(subject), what)
-        return run_process(command, time_limit_s=steps * _TIME_LIMIT_S)
+    def _shapes(self, subject: Subject) -> list[tuple[int, int]]:
+        lengths = [tokens for tokens in self._plan.lengths if tokens <= self._max_len[subject]]
+        return [(batch, tokens) for tokens in lengths for batch in self._plan.batches]
 
     def _make_inputs(self, subject: Subject) -> None:
         self._watcher.step("Making the inputs")
-        what = {"kind": "inputs", "lengths": self._lengths(subject), "batches": list(self._plan.batches)}
-        outcome = self._prepare(subject, what)
+        call = partial(write_inputs, subject, self._folder_of(subject), self._shapes(subject))
+        outcome, _ = run_function(call, time_limit_s=_TIME_LIMIT_S)
         if outcome.status is not Status.OK:
             raise BackendError(f"The inputs for {subject.bundle} could not be made: {outcome.reason}")
 
     def _make_expected(self, subject: Subject) -> None:
         failures: dict[str, list[str]] = {}
-        left = list(self._shapes(subject))
+        left, folder = self._shapes(subject), self._folder_of(subject)
         while left:
-            # All in one process, for PyTorch takes seconds to start; what a shape breaks, the next process goes on.
+            # All in one process, for PyTorch takes seconds to start; after one that fails, the next process goes on.
             shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in left)
             self._watcher.step(f"PyTorch's answers in float32, {shapes}")
-            outcome = self._prepare(subject, {"kind": "expected", "shapes": left}, steps=len(left))
-            folder = self._folder_of(subject)
+            call = partial(write_expected, subject, folder, left)
+            outcome, _ = run_function(call, time_limit_s=len(left) * _TIME_LIMIT_S)
             left = [shape for shape in left if not expected_path(folder, *shape).exists()]
             if left:
                 reason, (batch, tokens) = f"{outcome.status.value}: {outcome.reason}", left.pop(0)
@@ -160,36 +149,34 @@ class Preparation:
             self._notes.append(f"{', '.join(failed)} tokens were not compared with PyTorch, which failed: {reason}")
 
     def _make_artefact(self, planned: PlannedSeries) -> None:
-        if PEERS[planned.series.runner].has_artefact:
-            self._watcher.step(f"Preparing {planned.series.name}")
-            what = {"kind": "artefact", "peer": planned.series.runner, "device": planned.device}
-            self._artefacts[planned.series.name] = self._prepare(planned.subject, what)
+        self._watcher.step(f"Preparing {planned.series.name}")
+        folder = self._folder_of(planned.subject)
+        call = partial(make_artefact, planned.subject, folder, planned.series.runner, planned.device)
+        self._artefacts[planned.series.name] = run_function(call, time_limit_s=_TIME_LIMIT_S)
 
     def _count_work(self, subject: Subject) -> None:
         self._watcher.step("Counting operations")
-        shapes = [f"{batch}x{tokens}" for batch, tokens in self._shapes(subject)]
-        output = self._output("operations", "hdexport.bench.measure.roofline", [str(subject.bundle), *shapes])
-        if output is not None:
-            self._work[subject] = {shape: from_values(work, Work, name=shape) for shape, work in output.items()}
+        call = partial(works_of, subject.bundle, self._shapes(subject))
+        outcome, work = run_function(call, time_limit_s=_TIME_LIMIT_S)
+        if work is None:
+            self._notes.append(f"There is no roofline: the operations could not be counted: {outcome.reason}")
+        else:
+            self._work[subject] = work
 
     def _measure_ceilings(self, device: str, dtype: str) -> None:
         self._watcher.step(f"Measuring the limits of this machine ({device}, {dtype})")
-        options = ["--device", device, "--dtype", dtype, "--threads", str(self._plan.threads)]
-        output = self._output(f"limits of {device} in {dtype}", "hdexport.bench.measure.ceilings", options)
-        if output is not None:
-            now = from_values(output, Ceilings, name="ceilings")
-            before = self._ceilings.get((device, dtype), now)
-            self._ceilings[device, dtype] = dataclasses.replace(
-                now,
-                matmul_flops_per_s=max(before.matmul_flops_per_s, now.matmul_flops_per_s),
-                copy_bytes_per_s=max(before.copy_bytes_per_s, now.copy_bytes_per_s),
-            )
-
-    def _output(self, what: str, module: str, arguments: Sequence[str]) -> dict[str, Any] | None:
-        outcome = run_process(["-m", module, *arguments], time_limit_s=_TIME_LIMIT_S)
-        if outcome.status is not Status.OK:
-            self._notes.append(f"There is no roofline: {what} could not be had: {outcome.reason}")
-        return outcome.output if outcome.status is Status.OK else None
+        call = partial(measured_ceilings, device, dtype, self._plan.threads)
+        outcome, now = run_function(call, time_limit_s=_TIME_LIMIT_S)
+        if now is None:
+            reason = f"the limits of {device} in {dtype} could not be measured: {outcome.reason}"
+            self._notes.append(f"There is no roofline: {reason}")
+            return
+        before = self._ceilings.get((device, dtype), now)
+        self._ceilings[device, dtype] = dataclasses.replace(
+            now,
+            matmul_flops_per_s=max(before.matmul_flops_per_s, now.matmul_flops_per_s),
+            copy_bytes_per_s=max(before.copy_bytes_per_s, now.copy_bytes_per_s),
+        )
 
 
 def _max_len(subject: Subject, plan: Plan) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["CaseRecord"]
 
 import dataclasses
-from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from hdexport.bench.measure.calls import latency_of
@@ -14,73 +14,52 @@ from hdexport.bench.measure.roofline import Work, roofline
 from hdexport.bench.results.result import CaseResult, Ceilings, OutputError, PeakMemory, Status
 
 
+@dataclass
 class CaseRecord:
     """The rounds of one series at one batch size and length.
 
-    Args:
-        series: its name.
-        batch: texts.
-        tokens: of each.
+    Attributes:
+        case: the series and the shape.
+        rounds: what each gave.
+        end: how a round ended that gave nothing; the case then has no figures, and needs no other round.
     """
 
-    def __init__(self, series: str, batch: int, tokens: int) -> None:
-        self._series, self._batch, self._tokens = series, batch, tokens
-        self._rounds: list[CaseFigures] = []
-        self._end: tuple[Status, str] | None = None
-
-    @property
-    def is_over(self) -> bool:
-        """Whether another round would be for nothing: a case that runs out of memory does so again."""
-        return self._end is not None
-
-    def add(self, figures: CaseFigures) -> None:
-        """A round gave figures."""
-        self._rounds.append(figures)
-
-    def end(self, status: Status, reason: str) -> None:
-        """A round gave none, so that the case has none: half of its rounds would not be comparable."""
-        self._end = status, reason
+    case: CaseResult
+    rounds: list[CaseFigures] = field(default_factory=list)
+    end: tuple[Status, str] | None = None
 
     def result(self, work: Work | None, ceilings: Ceilings | None) -> CaseResult | None:
         """What is known; None before the first round.
 
         Args:
-            work: what the model must do for the batch, None where it was not counted.
-            ceilings: what the machine can do, None where it was not measured.
+            work: what the model must do for the batch, None if it was not counted.
+            ceilings: what the machine can do, None if it was not measured.
         """
-        case = CaseResult(series=self._series, batch=self._batch, tokens=self._tokens, status=Status.OK)
-        if self._end is not None:
-            return dataclasses.replace(case, status=self._end[0], reason=self._end[1])
-        if not self._rounds:
+        if self.end is not None:
+            return dataclasses.replace(self.case, status=self.end[0], reason=self.end[1])
+        if not self.rounds:
             return None
-        latency = latency_of(
-            [figures.latencies_ms for figures in self._rounds],
-            is_stable=all(figures.is_stable for figures in self._rounds),
-        )
+        is_stable = all(figures.is_stable for figures in self.rounds)
+        latency = latency_of([figures.latencies_ms for figures in self.rounds], is_stable=is_stable)
         return dataclasses.replace(
-            case,
+            self.case,
             latency=latency,
-            tokens_per_s=self._batch * self._tokens / latency.p50_ms * 1e3,
-            memory=_largest(figures.memory for figures in self._rounds),
-            error=_worst([figures.error for figures in self._rounds if figures.error is not None]),
+            tokens_per_s=self.case.batch * self.case.tokens / latency.p50_ms * 1e3,
+            memory=_largest([figures.memory for figures in self.rounds]),
+            error=max((figures.error for figures in self.rounds if figures.error), key=_badness, default=None),
             roofline=roofline(work, ceilings, p50_ms=latency.p50_ms) if work and ceilings else None,
         )
 
 
-def _largest(peaks: Iterable[PeakMemory]) -> PeakMemory:
-    rounds = list(peaks)
-    figures: dict[str, Any] = {}
-    for field in dataclasses.fields(PeakMemory):
-        known = [value for peak in rounds if (value := getattr(peak, field.name)) is not None]
-        figures[field.name] = max(known, default=None)
-    return PeakMemory(**figures)
+def _largest(peaks: list[PeakMemory]) -> PeakMemory:
+    largest: dict[str, Any] = {}
+    for name in [each.name for each in dataclasses.fields(PeakMemory)]:
+        known = [value for peak in peaks if (value := getattr(peak, name)) is not None]
+        largest[name] = max(known, default=None)
+    return PeakMemory(**largest)
 
 
-def _worst(errors: list[OutputError]) -> OutputError | None:
-    """One that did not pass before all that did; an output that is not finite has no largest difference."""
-
-    def badness(error: OutputError) -> tuple[bool, float, float]:
-        largest = float("inf") if error.max_abs_error is None else error.max_abs_error
-        return not error.passed, largest, -error.min_cosine
-
-    return max(errors, key=badness, default=None)
+def _badness(error: OutputError) -> tuple[bool, float, float]:
+    """An answer that did not pass is worse than all that did; one that is not finite has no largest difference."""
+    largest = float("inf") if error.max_abs_error is None else error.max_abs_error
+    return not error.passed, largest, -error.min_cosine

@@ -1,4 +1,4 @@
-"""A benchmark's run: what its processes need is prepared, they take turns, and their figures are put together."""
+"""A benchmark's run: its processes are prepared and run in rounds, and their figures are put together."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from pathlib import Path
 
 from hdexport.bench.measure.calls import environment
 from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.measure.remote import run_function
 from hdexport.bench.results.result import SCHEMA_VERSION, BenchResult, CaseResult, LargestBatch, Series, Status
-from hdexport.bench.run.budget import find_largest_batch
+from hdexport.bench.run.budget import Probe, largest_batch, probe_case
 from hdexport.bench.run.plan import BenchOptions, PlannedSeries, plan
 from hdexport.bench.run.prepared import Preparation
 from hdexport.bench.run.record import CaseRecord
 from hdexport.bench.run.watcher import Watcher
-from hdexport.bench.run.worker import run_case
+from hdexport.bench.run.worker import measured
 
 _LEAST_RUNS = 10
 """Timed runs of a case, over all its rounds."""
@@ -37,8 +38,6 @@ class Bench:
     """One run; a context manager, which removes what it prepared.
 
     Args:
-        options: what to measure.
-        watcher: is told how it is getting on.
         scratch: a folder that is not there yet, for what is prepared: checkpoints and exports, which may be large.
 
     Raises:
@@ -50,12 +49,12 @@ class Bench:
         self._options, self._watcher = options, watcher
         self._plan = plan(options)
         self._date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-        self._records = {
-            (planned.series.name, batch, tokens): (planned, CaseRecord(planned.series.name, batch, tokens))
+        self._records = [
+            (planned, CaseRecord(CaseResult(series=planned.series.name, batch=batch, tokens=tokens, status=Status.OK)))
             for tokens, batch in itertools.product(self._plan.lengths, self._plan.batches)
             for planned in self._plan.series
             if planned.is_available
-        }
+        ]
         self._largest_batches: list[LargestBatch] = []
         self._notes: list[str] = []
         self._scratch = scratch
@@ -91,16 +90,18 @@ class Bench:
             self.note(text)
 
     def measure(self) -> None:
-        """Run every case once a round, neighbours in a table one after the other, so that drift hits all alike."""
-        self._watcher.planned(list(self._records), self._options.rounds)
+        """Run every case once per round, neighbours in a table one after the other, so that drift affects all alike."""
+        cases = [(record.case.series, record.case.batch, record.case.tokens) for _, record in self._records]
+        self._watcher.planned(cases, self._options.rounds)
         for number in range(1, self._options.rounds + 1):
-            for (name, batch, tokens), (planned, record) in self._records.items():
-                if not record.is_over:
-                    self._watcher.begin(name, batch, tokens, number)
-                    self._run_round(planned, record, batch, tokens)
-                    case = self._result_of(planned, record, batch, tokens)
-                    assert case is not None
-                    self._watcher.finish(case)
+            for case, (planned, record) in zip(cases, self._records, strict=True):
+                # A case that ran out of memory would do so again.
+                if record.end is None:
+                    self._watcher.begin(*case, number)
+                    self._run_round(planned, record)
+                    result = self._result_of(planned, record)
+                    assert result is not None
+                    self._watcher.finish(result)
         self._prepared.measure_ceilings()
         if self._options.memory_budget_bytes is not None:
             self._find_largest_batches(self._options.memory_budget_bytes)
@@ -121,44 +122,43 @@ class Bench:
         )
 
     def _cases(self) -> Iterator[CaseResult]:
-        for (_, batch, tokens), (planned, record) in self._records.items():
-            case = self._result_of(planned, record, batch, tokens)
-            if case is not None:
-                yield case
+        results = (self._result_of(planned, record) for planned, record in self._records)
+        yield from (case for case in results if case is not None)
 
-    def _result_of(self, planned: PlannedSeries, record: CaseRecord, batch: int, tokens: int) -> CaseResult | None:
-        work = self._prepared.work_of(planned, batch, tokens)
+    def _result_of(self, planned: PlannedSeries, record: CaseRecord) -> CaseResult | None:
+        work = self._prepared.work_of(planned, record.case.batch, record.case.tokens)
         return record.result(work, self._prepared.ceilings_of(planned))
 
     def _series_of(self, planned: PlannedSeries) -> Series:
-        remarks = [remark for remark in (planned.series.remark, self._prepared.remark(planned)) if remark]
+        made = self._prepared.made(planned)
+        remarks = [remark for remark in (planned.series.remark, made.remark if made else None) if remark]
         return dataclasses.replace(
             planned.series,
             remark="; ".join(remarks) or None,
             unavailable=planned.series.unavailable or self._prepared.failure(planned),
         )
 
-    def _run_round(self, planned: PlannedSeries, record: CaseRecord, batch: int, tokens: int) -> None:
-        if tokens > planned.bundle.manifest.max_len:
-            record.end(Status.FAILED, f"The bundle takes 1 to {planned.bundle.manifest.max_len} tokens.")
-            return
+    def _run_round(self, planned: PlannedSeries, record: CaseRecord) -> None:
+        batch, tokens = record.case.batch, record.case.tokens
         failure = self._prepared.failure(planned)
+        if tokens > planned.bundle.manifest.max_len:
+            failure = f"The bundle takes 1 to {planned.bundle.manifest.max_len} tokens."
         if failure is not None:
-            record.end(Status.FAILED, failure)
+            record.end = Status.FAILED, failure
             return
-        spec = self._spec(planned, batch, tokens)
-        outcome, figures = run_case(spec, time_limit_s=self._options.time_limit_s)
+        call = functools.partial(measured, self._spec(planned, batch, tokens))
+        outcome, figures = run_function(call, time_limit_s=self._options.time_limit_s)
         if figures is None:
-            record.end(outcome.status, outcome.reason or "It gave no reason.")
+            record.end = outcome.status, outcome.reason or "It gave no reason."
         else:
-            record.add(figures)
+            record.rounds.append(figures)
 
     def _spec(self, planned: PlannedSeries, batch: int, tokens: int) -> CaseSpec:
-        expected = self._prepared.expected(planned, batch, tokens)
+        expected, made = self._prepared.expected(planned, batch, tokens), self._prepared.made(planned)
         return CaseSpec(
             runner=planned.series.runner,
             bundle=planned.series.bundle,
-            artefact=self._prepared.artefact(planned),
+            artefact=None if made is None else str(made.artefact),
             inputs=str(self._prepared.inputs(planned, batch, tokens)),
             expected=None if expected is None else str(expected),
             device=planned.device,
@@ -172,12 +172,17 @@ class Bench:
             can_run = planned.is_available and self._prepared.failure(planned) is None
             if can_run and tokens <= planned.bundle.manifest.max_len:
                 self._watcher.step(f"Largest batch of {tokens} tokens, {planned.series.name}")
-                found = find_largest_batch(
-                    functools.partial(self._spec, planned, tokens=tokens),
-                    series=planned.series.name,
-                    tokens=tokens,
+                found = largest_batch(
+                    functools.partial(self._probe, planned, tokens, budget_bytes),
                     budget_bytes=budget_bytes,
-                    probe_limit_s=self._options.time_limit_s,
                     time_limit_s=_SEARCH_LIMITS * self._options.time_limit_s,
                 )
-                self._largest_batches.append(found)
+                self._largest_batches.append(
+                    LargestBatch(
+                        series=planned.series.name, tokens=tokens, budget_bytes=budget_bytes, **found._asdict()
+                    )
+                )
+
+    def _probe(self, planned: PlannedSeries, tokens: int, budget_bytes: int, batch: int) -> Probe:
+        spec = self._spec(planned, batch, tokens)
+        return probe_case(spec, budget_bytes=budget_bytes, time_limit_s=self._options.time_limit_s)

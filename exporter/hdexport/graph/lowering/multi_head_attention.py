@@ -11,7 +11,6 @@ __all__ = [
     "SWAP_HEADS_AND_TOKENS",
     "Insertion",
     "choice",
-    "choose",
     "fused_attention",
     "merge_heads",
     "replace_by_merged",
@@ -35,7 +34,7 @@ SWAP_HEADS_AND_TOKENS = (0, 2, 1, 3)
 
 
 class Insertion:
-    """Puts nodes in front of a given one.
+    """Inserts nodes before a given one.
 
     Args:
         before: a node of the main graph.
@@ -50,14 +49,13 @@ class Insertion:
         """The output of a new node."""
         import onnx_ir as ir
 
-        node = ir.node(op_type, inputs, attributes=attributes)
-        self.insert(node)
-        return node.outputs[0]
+        return self.insert(ir.node(op_type, inputs, attributes=attributes))
 
-    def insert(self, node: onnx_ir.Node) -> None:
-        """Put a node in."""
+    def insert(self, node: onnx_ir.Node) -> onnx_ir.Value:
+        """The output of a node that is put in."""
         assert self._before.graph is not None
         self._before.graph.insert_before(self._before, node)
+        return node.outputs[0]
 
     def integers(self, values: Sequence[int]) -> onnx_ir.Value:
         """A constant [len(values)], int64."""
@@ -106,7 +104,7 @@ def states_before_splitting(insertion: Insertion, node: onnx_ir.Node) -> list[on
     What does lie there, such as rotary positions, is no obstacle: keys and values may be split, queries are merged.
 
     Args:
-        insertion: in front of the node, for what is missing.
+        insertion: before the node, for what is missing.
         node: its first inputs are query, key and value, [batch, heads, tokens, head_dim].
     """
     heads = [value for value in node.inputs[:3] if value is not None]
@@ -123,7 +121,7 @@ def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_i
     """Query, key and value as [batch, tokens, heads, head_dim], from before they were turned, where they were.
 
     Args:
-        insertion: in front of the node, for what is missing.
+        insertion: before the node, for what is missing.
         node: its first inputs are query, key and value, [batch, heads, tokens, head_dim].
     """
     states = []
@@ -139,21 +137,6 @@ def merge_heads(insertion: Insertion, tokens_first: onnx_ir.Value) -> onnx_ir.Va
     return insertion.op("Reshape", [tokens_first, insertion.integers([0, 0, -1])])
 
 
-def choose(
-    insertion: Insertion,
-    condition: onnx_ir.Value,
-    *,
-    then: Sequence[onnx_ir.Node],
-    otherwise: Sequence[onnx_ir.Node],
-    name: str,
-    dtype: onnx_ir.DataType,
-) -> onnx_ir.Value:
-    """The output of the last node of one of two branches; see :func:`choice`, which this puts in."""
-    node = choice(condition, then=then, otherwise=otherwise, name=name, dtype=dtype)
-    insertion.insert(node)
-    return node.outputs[0]
-
-
 def choice(
     condition: onnx_ir.Value,
     *,
@@ -162,7 +145,7 @@ def choice(
     name: str,
     dtype: onnx_ir.DataType,
 ) -> onnx_ir.Node:
-    """A node that runs one of two branches, not in any graph yet.
+    """A node that runs one of two branches, and gives what the last node there does; not in any graph yet.
 
     Args:
         condition: [], bool.
@@ -186,7 +169,7 @@ def replace_by_merged(insertion: Insertion, node: onnx_ir.Node, merged: onnx_ir.
     """Let what reads a node's heads read merged ones; where it only swaps heads and tokens, nothing is swapped.
 
     Args:
-        insertion: in front of the node.
+        insertion: before the node.
         node: its output is [batch, heads, tokens, head_dim].
         merged: [batch, tokens, hidden], what takes its place.
     """

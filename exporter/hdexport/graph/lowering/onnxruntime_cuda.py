@@ -13,7 +13,7 @@ none                                   flash attention in half precision, from A
 [batch, tokens]                        products, softmax and products one after the other      quadratic
 =====================================  ======================================================  ====================
 
-So there are three branches: texts without padding, texts with padding behind them, which is how the runtime pads, and
+So there are three branches: texts without padding, texts with padding after them, which is how the runtime pads, and
 any other mask. Where the memory-efficient kernel is refused, the second form would be read as something else and give
 wrong answers: it is only used where the sources refuse nothing.
 """
@@ -28,7 +28,6 @@ from hdexport.graph.lowering.multi_head_attention import (
     CONTRIB_DOMAIN,
     Insertion,
     choice,
-    choose,
     fused_attention,
     merge_heads,
     replace_by_merged,
@@ -86,7 +85,7 @@ class _Mask:
     Attributes:
         unmasked: [], bool, whether every token is real.
         numbers: [batch, tokens], int32.
-        ends: [], bool, whether all padding is behind its text, and the texts long enough for `starts`.
+        ends: [], bool, whether all padding is after its text, and the texts are long enough for `starts`.
         starts: [3 * batch + 2], int32: keys of each row, at least 1, where the queries of each row start and the last
             one's end, and the same of the keys.
         any_key: [batch, 1, 1], in the graph's type, 1 for rows with a real token.
@@ -148,8 +147,8 @@ def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) 
         masked = [choice(mask.ends, then=[ending], otherwise=masked, name=f"{name}_masked", dtype=dtype)]
     # A row without any real key is 0 by definition, and something finite without this.
     zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
-    attended = choose(insertion, mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
-    replace_by_merged(insertion, node, attended)
+    attended = choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
+    replace_by_merged(insertion, node, insertion.insert(attended))
 
 
 def _has_memory_efficient_kernel(node: onnx_ir.Node) -> bool:

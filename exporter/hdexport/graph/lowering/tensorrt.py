@@ -13,7 +13,7 @@ boolean, [batch, 1, 1, tokens]        38 MB        135 MB
 additive, [batch, 1, tokens, tokens]  306 MB       4446 MB
 ====================================  ===========  ============
 
-The additive form with one row a sequence is taken: as cheap as no mask, right for any key mask (lengths alone
+The additive form with one row per sequence is taken: as cheap as no mask, right for any key mask (lengths alone
 would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself
 checks that a mask is broadcastable to [batch, heads, tokens, tokens].
 
@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hdexport.graph.lowering.multi_head_attention import Insertion
 from hdexport.graph.lowering.plugin_nodes import use_plugins
 from hdexport.graph.passes.graph_nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN
@@ -76,7 +77,7 @@ _MOST_TOP_VALUES = 3840
 
 
 class AttentionImpl(str, Enum):
-    """Who computes the operators that have a plugin: our kernels, or TensorRT from the operator's body."""
+    """What computes the operators that have a plugin: our kernels, or TensorRT from the operator's body."""
 
     PLUGIN = "plugin"
     NATIVE = "native"
@@ -175,45 +176,29 @@ def _raise_opset(model: onnx_ir.Model) -> None:
 def _mask_before(node: onnx_ir.Node, key_mask: onnx_ir.Value, dtype: str) -> _Mask:
     import onnx_ir as ir
 
-    zero = ir.node("Constant", [], {"value_float": 0.0})
-    masked_score = ir.node("Constant", [], {"value_float": _MASKED_SCORE})
-    row_axes = ir.node("Constant", [], {"value_ints": [1, 2]})
-    token_axes = ir.node("Constant", [], {"value_ints": [1, 3]})
-    row = ir.node("Unsqueeze", [key_mask, row_axes.outputs[0]])
-    scores = ir.node("Where", [row.outputs[0], zero.outputs[0], masked_score.outputs[0]])
-    typed_scores = _cast(scores.outputs[0], dtype)
-    keep = ir.node("Unsqueeze", [key_mask, token_axes.outputs[0]])
-    typed_zero = _cast(zero.outputs[0], dtype)
-    new = [zero, masked_score, row_axes, token_axes, row, scores, typed_scores, keep, typed_zero]
-    assert node.graph is not None
-    node.graph.insert_before(node, new)
-    return _Mask(typed_scores.outputs[0], keep.outputs[0], typed_zero.outputs[0])
+    insertion, typed = Insertion(node), {"to": int(ir.DataType[dtype.upper()])}
+    zero, masked_score = (insertion.op("Constant", [], {"value_float": score}) for score in (0.0, _MASKED_SCORE))
+    row, keep = (insertion.op("Unsqueeze", [key_mask, insertion.integers(axes)]) for axes in ([1, 2], [1, 3]))
+    scores = insertion.op("Cast", [insertion.op("Where", [row, zero, masked_score])], typed)
+    return _Mask(scores, keep, insertion.op("Cast", [zero], typed))
 
 
 def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, dtype: str) -> None:
     import onnx_ir as ir
 
     query, key, value, _, *bias = node.inputs
+    insertion, scores = Insertion(node), mask.scores
     # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse it
     # with the projection that makes them.
-    kept = ir.node("Where", [mask.keep, value, mask.zero])
-    new, scores = [kept], mask.scores
+    kept = insertion.op("Where", [mask.keep, value, mask.zero])
     if bias:
-        assert bias[0] is not None
-        typed_bias = _cast(bias[0], dtype)
-        sums = ir.node("Add", [typed_bias.outputs[0], mask.scores])
-        new += [typed_bias, sums]
-        scores = sums.outputs[0]
-    attention = ir.node(
-        "Attention",
-        [query, key, kept.outputs[0], scores],
-        {"scale": node.attributes["scale"].as_float()},
-        name=node.name,
-    )
-    output = node.outputs[0]
-    attended = attention.outputs[0]
+        typed_bias = insertion.op("Cast", bias, {"to": int(ir.DataType[dtype.upper()])})
+        scores = insertion.op("Add", [typed_bias, mask.scores])
+    attributes = {"scale": node.attributes["scale"].as_float()}
+    attention = ir.node("Attention", [query, key, kept, scores], attributes, name=node.name)
+    output, attended = node.outputs[0], attention.outputs[0]
     attended.name, attended.shape, attended.type = output.name, output.shape, output.type
-    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [*new, attention], [output], [attended])
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [attention], [output], [attended])
 
 
 def _check_selections(model: onnx_ir.Model) -> None:
@@ -229,12 +214,6 @@ def _check_selections(model: onnx_ir.Model) -> None:
                     f"{_MOST_TOP_VALUES} at most.\nBuild with fewer global tokens (--max-global {_MOST_TOP_VALUES} or "
                     "less, or --attention window:W,global:G), or without an engine: --target onnx"
                 )
-
-
-def _cast(value: onnx_ir.Value, dtype: str) -> onnx_ir.Node:
-    import onnx_ir as ir
-
-    return ir.node("Cast", [value], {"to": int(ir.DataType[dtype.upper()])})
 
 
 def _drop_unused_bodies(model: onnx_ir.Model) -> None:

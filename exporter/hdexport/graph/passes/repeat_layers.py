@@ -1,4 +1,4 @@
-"""Put back the layers that were not traced because one before them is the same but for its weights."""
+"""Put back the layers that were not traced because an earlier one differs only in its weights."""
 
 from __future__ import annotations
 
@@ -51,8 +51,7 @@ def repeat_layers(model: onnx_ir.Model) -> int:
 
 
 def _first(mark: onnx_ir.Node) -> int:
-    number: int = mark.attributes[FIRST].as_int()
-    return number
+    return int(mark.attributes[FIRST].as_int())
 
 
 def _copy_layer(repeat: onnx_ir.Node, start: onnx_ir.Node, body: Sequence[onnx_ir.Node], end: onnx_ir.Node) -> None:

@@ -45,7 +45,7 @@ _NO_LARGER = frozenset({
 """Operators whose results are no larger than what went in, which is a weight or watched where it was computed, or 1."""
 
 _NODE, _OPERATOR, _MODULE = "hdexport.node", "hdexport.operator", "hdexport.module"
-"""Metadata of nodes, which inlining hands on from a node to its body."""
+"""Metadata of nodes, which inlining copies from a node to its body."""
 
 _SCORES_DOMAIN, _SCORES = "hdexport.range", "LargestScore"
 
@@ -115,6 +115,7 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
         What is watched, in graph order, and the names of outputs that hold, for each of the graph's own, the sum of its
         magnitudes: NaN where there is NaN in it.
     """
+    import onnx.parser
     import onnx_ir as ir
     from onnx_ir.passes.common import InlinePass, RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
@@ -131,35 +132,25 @@ def watch_magnitudes(model: onnx_ir.Model) -> tuple[list[Watched], list[str]]:
     sums = [watcher.sum_of_magnitudes(graph, output) for output in graph.outputs]
     graph.outputs[:] = [*(value for value, _ in magnitudes), *sums]
     widen_to_float32(model)
-    _attach_scores(model)
+    scores = ir.serde.deserialize_function(onnx.parser.parse_function(_SCORES_BODY))
+    model.functions[scores.identifier()] = scores
     lower_dense_attention(model)
-    graph.opset_imports[CONTRIB_DOMAIN] = 1
+    graph.opset_imports.update({_SCORES_DOMAIN: 1, CONTRIB_DOMAIN: 1})
     RemoveUnusedNodesPass()(model)
     RemoveUnusedFunctionsPass()(model)
-    return [_watched(value, node) for value, node in magnitudes], [str(value.name) for value in sums]
+    watched = []
+    for value, node in magnitudes:
+        of_node = node.metadata_props
+        names = {"node": of_node[_NODE], "operator": of_node[_OPERATOR], "module": of_node[_MODULE]}
+        watched.append(Watched(output=str(value.name), **names))
+    return watched, [str(value.name) for value in sums]
 
 
 def _label(graph: onnx_ir.Graph) -> None:
-    """Write into each node what it is, for inlining to hand on."""
+    """Write into each node what it is, for inlining to copy."""
     for node, module in module_names(graph).items():
         operator = operator_of(node).name if node.domain == ONNX_DOMAIN else node.op_type
         node.metadata_props.update({_NODE: node.name or "", _OPERATOR: operator, _MODULE: module})
-
-
-def _watched(magnitude: onnx_ir.Value, node: onnx_ir.Node) -> Watched:
-    of_node = node.metadata_props
-    return Watched(
-        output=str(magnitude.name), node=of_node[_NODE], operator=of_node[_OPERATOR], module=of_node[_MODULE]
-    )
-
-
-def _attach_scores(model: onnx_ir.Model) -> None:
-    import onnx.parser
-    import onnx_ir as ir
-
-    function = ir.serde.deserialize_function(onnx.parser.parse_function(_SCORES_BODY))
-    model.functions[function.identifier()] = function
-    model.graph.opset_imports[_SCORES_DOMAIN] = 1
 
 
 class _Watcher:

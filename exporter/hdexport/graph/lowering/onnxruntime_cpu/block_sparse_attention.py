@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.graph.lowering.multi_head_attention import (
     Insertion,
-    choose,
+    choice,
     fused_attention,
     merge_heads,
     replace_by_merged,
@@ -22,13 +22,10 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-def lower_block_sparse_attention(model: onnx_ir.Model) -> int:
+def lower_block_sparse_attention(model: onnx_ir.Model) -> None:
     """Give the nodes ``BlockSparseAttention`` of a float32 graph their sequential bodies, in place.
 
     They read states as projections leave them, with tokens before heads.
-
-    Returns:
-        The number of nodes.
     """
     nodes = operator_nodes(model, "BlockSparseAttention")
     short_texts = ShortTexts()
@@ -40,12 +37,8 @@ def lower_block_sparse_attention(model: onnx_ir.Model) -> int:
         longest = _longest_dense(attributes, listed=len(node.inputs) > 4)
         if longest > 0:
             is_dense = short_texts.are_dense(insertion, node, longest)
-            attended = _choose(insertion, node, states, sparse, is_dense, name=f"blocks_{number}")
-        else:
-            insertion.insert(sparse)
-            attended = sparse.outputs[0]
-        replace_by_merged(insertion, node, merge_heads(insertion, attended))
-    return len(nodes)
+            sparse = _choice(insertion, node, states, sparse, is_dense, name=f"blocks_{number}")
+        replace_by_merged(insertion, node, merge_heads(insertion, insertion.insert(sparse)))
 
 
 def _sparse_node(model: onnx_ir.Model, node: onnx_ir.Node, states: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
@@ -63,7 +56,7 @@ def _sparse_node(model: onnx_ir.Model, node: onnx_ir.Node, states: Sequence[onnx
     return ir.node(body.name, [*states, *node.inputs[3:]], attributes=node.attributes, domain=node.domain)
 
 
-def _choose(
+def _choice(
     insertion: Insertion,
     node: onnx_ir.Node,
     states: Sequence[onnx_ir.Value],
@@ -71,8 +64,8 @@ def _choose(
     is_dense: onnx_ir.Value,
     *,
     name: str,
-) -> onnx_ir.Value:
-    """[batch, tokens, heads, head_dim], by the fused attention where every query sees every key."""
+) -> onnx_ir.Node:
+    """A node that gives [batch, tokens, heads, head_dim], by the fused attention where every query sees every key."""
     import onnx_ir as ir
 
     assert node.inputs[0] is not None
@@ -81,7 +74,7 @@ def _choose(
     # A branch that ends with a Reshape copies what it returns: here the one of short texts.
     to_heads = insertion.integers([0, 0, int(node.inputs[0].shape[1]), -1])
     split = ir.node("Reshape", [fused.outputs[0], to_heads])
-    return choose(insertion, is_dense, then=[fused, split], otherwise=[sparse], name=name, dtype=ir.DataType.FLOAT)
+    return choice(is_dense, then=[fused, split], otherwise=[sparse], name=name, dtype=ir.DataType.FLOAT)
 
 
 def _longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:

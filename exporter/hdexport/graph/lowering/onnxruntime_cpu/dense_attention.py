@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.multi_head_attention import (
     Insertion,
-    choose,
+    choice,
     fused_attention,
     replace_by_merged,
     states_before_splitting,
@@ -22,12 +22,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-def lower_dense_attention(model: onnx_ir.Model) -> int:
-    """Replace the nodes ``DenseAttention`` of a float32 graph, in place.
-
-    Returns:
-        The number of nodes.
-    """
+def lower_dense_attention(model: onnx_ir.Model) -> None:
+    """Replace the nodes ``DenseAttention`` of a float32 graph, in place."""
     nodes = operator_nodes(model, "DenseAttention")
     masks: dict[onnx_ir.Value, _Mask] = {}
     for number, node in enumerate(nodes):
@@ -37,7 +33,6 @@ def lower_dense_attention(model: onnx_ir.Model) -> int:
         if key_mask not in masks:
             masks[key_mask] = _Mask(insertion, key_mask)
         _lower(insertion, node, masks[key_mask], name=f"attention_{number}")
-    return len(nodes)
 
 
 class _Mask:
@@ -70,7 +65,5 @@ def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) 
     masked = fused_attention(node, states, key_mask=mask.numbers, bias=bias)
     # A row without any real key is 0 by definition, and uniform without this.
     zeroed = ir.node("Mul", [masked.outputs[0], mask.any_key])
-    attended = choose(
-        insertion, mask.unmasked, then=[free], otherwise=[masked, zeroed], name=name, dtype=ir.DataType.FLOAT
-    )
-    replace_by_merged(insertion, node, attended)
+    attended = choice(mask.unmasked, then=[free], otherwise=[masked, zeroed], name=name, dtype=ir.DataType.FLOAT)
+    replace_by_merged(insertion, node, insertion.insert(attended))

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hdexport.graph.lowering.multi_head_attention import (
     SWAP_HEADS_AND_TOKENS,
     Insertion,
-    choose,
+    choice,
     fused_attention,
     replace_by_merged,
 )
@@ -33,44 +33,33 @@ class ShortTexts:
     def fuse(self, node: onnx_ir.Node, *, longest: int, name: str) -> None:
         """Let a choice take the node's place: fused attention where nothing is hidden, the node elsewhere.
 
+        Both branches read split heads: states from before the splitting would be kept in memory for the other one. And
+        both end with heads that are still split: a branch that ends with a Reshape copies what it returns.
+
         Args:
             node: sparse attention, [batch, heads, tokens, head_dim].
             longest: tokens up to which every query of a text without padding sees every key, once.
             name: of the choice.
         """
         insertion = Insertion(node)
-        _choose(insertion, node, self.are_dense(insertion, node, longest), name=name)
+        _fuse(insertion, node, self.are_dense(insertion, node, longest), name=name)
 
     def are_dense(self, insertion: Insertion, node: onnx_ir.Node, longest: int) -> onnx_ir.Value:
-        """[], bool: whether no token of the texts is padding, and they are no longer than that.
+        """[], bool: whether no token of the texts is padding, and they have at most `longest` tokens."""
+        import onnx_ir as ir
 
-        Args:
-            insertion: in front of the node.
-            node: sparse attention.
-            longest: in tokens.
-        """
         token_mask = node.inputs[_TOKEN_MASK]
         assert token_mask is not None
         if (token_mask, longest) not in self._conditions:
-            self._conditions[token_mask, longest] = _is_dense(insertion, token_mask, longest)
+            smallest = insertion.op("ReduceMin", [token_mask], {"keepdims": 0})
+            unpadded = insertion.op("Cast", [smallest], {"to": int(ir.DataType.BOOL)})
+            tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
+            is_short = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
+            self._conditions[token_mask, longest] = insertion.op("And", [unpadded, is_short])
         return self._conditions[token_mask, longest]
 
 
-def _is_dense(insertion: Insertion, token_mask: onnx_ir.Value, longest: int) -> onnx_ir.Value:
-    import onnx_ir as ir
-
-    smallest = insertion.op("ReduceMin", [token_mask], {"keepdims": 0})
-    unpadded = insertion.op("Cast", [smallest], {"to": int(ir.DataType.BOOL)})
-    tokens = insertion.op("Squeeze", [insertion.op("Shape", [token_mask], {"start": 1, "end": 2})])
-    is_short = insertion.op("LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": longest})])
-    return insertion.op("And", [unpadded, is_short])
-
-
-def _choose(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, name: str) -> None:
-    """Both branches read split heads: states from before the splitting would be kept in memory for the other one.
-
-    And both end with heads that are split still: a branch that ends with a Reshape copies what it returns.
-    """
+def _fuse(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, name: str) -> None:
     import onnx_ir as ir
 
     query, key, value = (state for state in node.inputs[:3] if state is not None)
@@ -80,12 +69,11 @@ def _choose(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *
     merged_query = ir.node("Reshape", [tokens_first.outputs[0], to_hidden])
     fused = fused_attention(node, [merged_query.outputs[0], key, value])
     sparse = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
-    attended = choose(
-        insertion,
+    attended = choice(
         is_dense,
         then=[tokens_first, merged_query, fused, ir.node("Reshape", [fused.outputs[0], to_heads])],
         otherwise=[sparse, ir.node("Transpose", [sparse.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})],
         name=name,
         dtype=ir.DataType.FLOAT,
     )
-    replace_by_merged(insertion, node, insertion.op("Reshape", [attended, to_hidden]))
+    replace_by_merged(insertion, node, insertion.op("Reshape", [insertion.insert(attended), to_hidden]))

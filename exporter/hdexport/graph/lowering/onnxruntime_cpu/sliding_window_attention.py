@@ -27,12 +27,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-def lower_sliding_window_attention(model: onnx_ir.Model) -> int:
-    """Give the nodes ``SlidingWindowAttention`` of a float32 graph their sequential bodies, in place.
-
-    Returns:
-        The number of nodes.
-    """
+def lower_sliding_window_attention(model: onnx_ir.Model) -> None:
+    """Give the nodes ``SlidingWindowAttention`` of a float32 graph their sequential bodies, in place."""
     nodes = operator_nodes(model, "SlidingWindowAttention")
     short_texts = ShortTexts()
     for number, node in enumerate(nodes):
@@ -42,7 +38,6 @@ def lower_sliding_window_attention(model: onnx_ir.Model) -> int:
         if max(attributes["dilation"]) == 1:
             longest = min(attributes["left"], attributes["right"]) + 1
             short_texts.fuse(node, longest=longest, name=f"window_{number}")
-    return len(nodes)
 
 
 def _set_body(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
