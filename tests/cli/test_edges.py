@@ -84,8 +84,12 @@ def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
         os.close(writer)
 
 
+@pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["inspect", "{small}"], ["inspect", "{small}", "--json"], ["build", "--help"]])
-def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(small: Path, arguments: list[str]) -> None:
+def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(
+    small: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], unbuffered: str
+) -> None:
+    monkeypatch.setitem(OFFLINE, "PYTHONUNBUFFERED", unbuffered)
     done = without_reader(*(argument.format(small=small / "bücher-文") for argument in arguments))
     assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
 

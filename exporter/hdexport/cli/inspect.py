@@ -116,7 +116,7 @@ def _show(
         ((graph.file, graph.lowering, graph.dtype) for graph in manifest.graphs),
     )
     if operators is None:
-        console.print(f"Operators were not counted. {why_not}\n")
+        print(f"Operators were not counted. {why_not}\n")
     else:
         _table(console, "Operators", ("operator", *operators), _operator_rows(operators))
     for engine in manifest.engines:
@@ -280,6 +280,6 @@ def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterabl
     with console.capture() as captured:
         console.print(title, style="bold")
         console.print(table)
-    # The last column is padded to its widest cell, which copies badly. Where a pipe's reader is gone, `print` raises
-    # what `main` understands, and rich ends the process.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+    # The last column is padded to its widest cell, which copies badly. Flushed here, because rich ends the process if it
+    # flushes into a pipe without a reader.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n", flush=True)
