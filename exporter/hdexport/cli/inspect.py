@@ -280,6 +280,6 @@ def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterabl
     with console.capture() as captured:
         console.print(title, style="bold")
         console.print(table)
-    # The last column is padded to its widest cell, which copies badly. Flushed here, because rich ends the process if it
-    # flushes into a pipe without a reader.
+    # The last column is padded to its widest cell, which copies badly. Flushed here, because rich ends the process
+    # where its own flush finds no reader.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n", flush=True)
