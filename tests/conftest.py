@@ -75,11 +75,11 @@ _SHARED_PROCESS = re.compile(
 """Files that share a process: one in which Triton interprets kernels, or one that forks commands."""
 
 _SECONDS = {
+    "tests/runtime/test_ray.py": 75,
     "fork": 55,
     "kernel": 55,
     "tests/cli/test_bench.py": 55,
     "longformer": 45,
-    "tests/runtime/test_ray.py": 45,
     "bert": 40,
     "tests/plugins/operators/test_sparse_attention.py": 40,
     "tests/exporter/bench/test_peers.py": 35,

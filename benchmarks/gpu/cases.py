@@ -37,7 +37,7 @@ class Case(ABC):
 
     Attributes:
         OPERATOR: the operator.
-        COMPILED: what its kernels are compiled for besides head_dim and dtype, each time other kernels.
+        COMPILED: attributes that its kernels are compiled for besides head_dim and dtype, each time other kernels.
         IN_ROWS: what a result says of a case besides its shape.
         REHEARSED_TILES: small ones.
         REHEARSED_TOKENS: of the text that a rehearsal times, short as it is.
@@ -182,7 +182,7 @@ class BlockCase(Case):
     """
 
     OPERATOR = OPERATORS["BlockSparseAttention"]
-    COMPILED = tuple({"block_size": size, "has_table": True} for size in (16, 32, 64, 84, 128))
+    COMPILED = tuple({"block_size": size} for size in (16, 32, 64, 84, 128))
     REHEARSED_TILES = Tiles(64, 64, 4, 2, 32)
     REHEARSED_TOKENS = 100
 

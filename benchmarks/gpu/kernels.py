@@ -40,9 +40,9 @@ from benchmarks.gpu.job import Job, StepFailedError
 from hdexport.bench.measure.ceilings import measured_ceilings, times_ms
 from hdexport.bench.results.result import Ceilings
 from hdplugins import Operator
-from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, cubin_architecture, tiles_for
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, cubin_architecture
 from hdplugins.kernels.cuda_launch import LoadedKernel, PreparedLaunch, find_kernels, load_kernels
-from hdplugins.operators.block_sparse_attention.geometry import tiles_for_blocks
+from hdplugins.operators.kernel_launch import launch
 from hdplugins.operators.plugin_face import face_of
 
 ARCHITECTURES = (80, 86, 89, 90, 100, 120)
@@ -151,10 +151,11 @@ def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) ->
     asked = itertools.product(cases.COMPILED, DTYPES, HEAD_DIMS)
     if job.rehearsal:
         asked = itertools.product([cases.COMPILED[len(cases.COMPILED) // 2]], ("float16",), (32,))
-    for compiled, dtype, head_dim in asked:
-        sources = cases.OPERATOR.face("geometry").kernel_sources(
-            **compiled, dtype=dtype, head_dim=head_dim, architectures=architectures or (architecture_of(job.device),)
-        )
+    compiled_for = architectures or (architecture_of(job.device),)
+    for attributes, dtype, head_dim in asked:
+        shapes = [*[(1, 1, 1, head_dim)] * 3, (1, 1), *[(1, 1, 1)] * len(cases.OPERATOR.optional_inputs)]
+        face = face_of(cases.OPERATOR)
+        sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=compiled_for)
         start = time.perf_counter()
         kernels = compile_kernels(sources)
         seconds = time.perf_counter() - start
@@ -221,13 +222,13 @@ def attention_call(
         tiles: instead of the table's.
         is_filled: output and workspace hold NaN before the first call.
     """
-    launch = operator.face("triton_kernel").launch
-    dtype, head_dim = str(tensors[0].dtype).removeprefix("torch."), tensors[0].shape[3]
-    of_gpu = tiles or _tiles_of(attributes, architecture_of(tensors[0].device.type), head_dim, dtype)
+    shapes = [tuple(tensor.shape) for tensor in tensors if tensor is not None]
+    dtype, architecture = str(tensors[0].dtype).removeprefix("torch."), architecture_of(tensors[0].device.type)
+    of_gpu = tiles or face_of(operator).tiles(shapes, attributes, dtype=dtype, architecture=architecture)
     out, scratch = _buffers(operator, tensors, attributes, is_filled=is_filled)
 
     def call() -> Any:
-        launch(*tensors, out, *scratch.values(), tiles=of_gpu, **attributes)
+        launch(operator, tensors, out, scratch, tiles=of_gpu, attributes=attributes)
         return out
 
     return call
@@ -291,7 +292,9 @@ def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
     """The table's tiles first, then others; those that do not fit are told."""
     from triton.runtime.errors import OutOfResources
 
-    table = _tiles_of(case.attributes, architecture_of(job.device), case.head_dim, case.dtype)
+    shapes = [(case.batch, case.heads, case.tokens, case.head_dim)]
+    architecture = architecture_of(job.device)
+    table = face_of(case.OPERATOR).tiles(shapes, case.attributes, dtype=case.dtype, architecture=architecture)
     heads = {table.head, 1 << (case.head_dim.bit_length() - 1)}
     others = itertools.starmap(Tiles, itertools.product((64, 128), (32, 64, 128), (4, 8), (2, 3, 4), heads))
     candidates = dict.fromkeys([table, *others])
@@ -312,13 +315,6 @@ def _call(case: Case, device: str, computed_by: str) -> Callable[[], Any]:
     if computed_by == "sdpa":
         return functools.partial(scaled_dot_product_attention, *tensors[:3])
     return functools.partial(flex_attention_on(device), *tensors[:3], block_mask=case.flex_mask(device))
-
-
-def _tiles_of(attributes: Mapping[str, Any], architecture: int, head_dim: int, dtype: str) -> Tiles:
-    """The table's."""
-    if "block_size" in attributes:
-        return tiles_for_blocks(architecture, head_dim, dtype, attributes["block_size"])
-    return tiles_for(architecture, head_dim, dtype)
 
 
 def _buffers(
@@ -351,7 +347,7 @@ def _loaded(
         return face.serves(kernel, shapes, case.attributes, dtype=case.dtype)
 
     if job.rehearsal:
-        found = find_kernels(folder, prefix, face.KERNELS, architecture=architecture, serves=serves)
+        found = find_kernels(folder, prefix, face.kernels, architecture=architecture, serves=serves)
         return {name: LoadedKernel(compiled=kernel, function=None, driver=None) for name, kernel in found.items()}
     torch.cuda.init()
-    return load_kernels(folder, prefix, face.KERNELS, serves=serves)
+    return load_kernels(folder, prefix, face.kernels, serves=serves)

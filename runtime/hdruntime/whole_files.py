@@ -16,7 +16,7 @@ _PARTIAL = ".partial-"
 
 @contextlib.contextmanager
 def whole_file(path: Path) -> Iterator[BinaryIO]:
-    """A file to write; it replaces what is at `path` when the block ends, and is gone if the block raises.
+    """A file to write; it replaces the one at `path` when the block ends, and is removed if the block raises.
 
     Args:
         path: its folder has to be there.
@@ -24,7 +24,7 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; what was there stays.
     """
-    # A name of its own: two processes may write at a time.
+    # A unique name: two processes may write at the same time.
     partial = path.with_name(f".{path.name}{_PARTIAL}{secrets.token_hex(4)}")
     try:
         with partial.open("xb") as file:
@@ -51,5 +51,5 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def is_partial(path: Path) -> bool:
-    """Whether this is what a process that was killed left of a file."""
+    """Whether this is the leftover of a file that a killed process was writing."""
     return path.name.startswith(".") and _PARTIAL in path.name

@@ -266,3 +266,33 @@ def test_every_finding_is_a_line() -> None:
     assert ceilings == "float16   products   800.0 TFLOP/s   copies  3.000 TB/s"
     assert one == "bert-base, torch sdpa, 1 x 4096: 1.23 ms, 2.50 GB of PyTorch's allocator at the peak"
     assert eight == "bert-base, torch sdpa, 8 x 4096: OOM: no memory"
+
+
+def test_the_time_for_all_steps_ends_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "rows.jsonl"
+    monkeypatch.setattr(suite, "why_no_gpu", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--output", str(output), "--minutes", "0.05"])
+    assert suite.main("A suite.", ["there is no such script"]) == 0
+    assert {row["reason"] for row in rows_of(output)} == {"the 0.05 minutes are over"}
+    assert capsys.readouterr().out.count("skipped") == len(suite.STEPS)
+
+
+def test_what_a_step_raises_is_said_in_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["benchmarks.gpu", "--step", "machine", "--output", str(tmp_path / "rows.jsonl")])
+    for error, said in (
+        (SkippedError("no engine"), {"skipped": True, "reason": "no engine"}),
+        (ModuleNotFoundError(name="onnx"), {"skipped": True, "reason": "the package 'onnx' is not installed"}),
+        (StepFailedError("wrong"), {"status": "failed", "reason": "wrong"}),
+    ):
+        monkeypatch.setitem(suite._BY_NAME, "machine", SimpleNamespace(run=Mock(side_effect=error)))
+        assert suite.main("A suite.") == 0
+        assert json.loads(capsys.readouterr().out) == said
+    monkeypatch.setitem(
+        suite._BY_NAME, "machine", SimpleNamespace(run=Mock(side_effect=ZeroDivisionError("a mistake")))
+    )
+    with pytest.raises(ZeroDivisionError):
+        suite.main("A suite.")

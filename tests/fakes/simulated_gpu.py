@@ -16,7 +16,6 @@ import torch
 
 from fakes.simulated_cuda import LaunchedKernel, SimulatedDriver, write_simulated_kernels
 from hdplugins import OPERATORS
-from hdplugins.kernels.aot import KernelSource
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.link import provide_library_link
@@ -89,31 +88,23 @@ def plugin_answers(
     memory: dict[int, torch.Tensor] = {}
     driver = SimulatedDriver(run=lambda launched: _run(launched, memory))
     sys.modules["cuda.bindings.driver"] = driver  # type: ignore[assignment]
-    write_simulated_kernels(folder, operator, _sources(operator, calls[0], tiles, attributes))
+    face, dtype = face_of(OPERATORS[operator]), str(calls[0]["query"].dtype).removeprefix("torch.")
+    shapes = [tuple(tensor.shape) for tensor in calls[0].values()]
+    sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=[86], tiles=tiles)
+    write_simulated_kernels(folder, operator, sources)
     plugin = plugin_of(trt, attributes, folder, operator=operator).attach_to_context(None)
     answers, told = [], None
     for inputs in calls:
         shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-        described = tensor_descriptions(trt, shapes[0], _dtype(inputs), *shapes[4:])
+        described = tensor_descriptions(trt, shapes[0], dtype, *shapes[4:])
         if told != shapes:
             plugin.on_shape_change(described, described[:1])
             told = shapes
-        sizes = face_of(OPERATORS[operator]).workspace(shapes, attributes)
+        sizes = face.workspace(shapes, attributes)
         driver.launching_only = True
         answers.append(_enqueue(plugin, described, inputs, sizes, memory))
         driver.launching_only = False
     return answers
-
-
-def _sources(operator: str, inputs: Inputs, tiles: Tiles, attributes: Mapping[str, Any]) -> Sequence[KernelSource]:
-    compiled: dict[str, Any] = {"head_dim": inputs["query"].shape[3], "dtype": _dtype(inputs), "architectures": [86]}
-    if "block_size" in attributes:
-        compiled |= {"block_size": attributes["block_size"], "has_table": "listed_blocks" in inputs}
-    return importlib.import_module(f"{OPERATORS[operator].package}.geometry").kernel_sources(**compiled, tiles=tiles)
-
-
-def _dtype(inputs: Inputs) -> str:
-    return str(inputs["query"].dtype).removeprefix("torch.")
 
 
 def _enqueue(

@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import hdruntime
@@ -59,14 +60,14 @@ NODE = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """A node of one core that says that it has a GPU. This process is connected."""
+    """A node of one core that claims a GPU. This process is connected."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     import ray
     from ray.cluster_utils import Cluster
 
-    # What would run beside it shows logs and adds machines.
+    # Without the processes that show logs and add machines.
     alone = {"include_dashboard": False, "include_log_monitor": False, "no_monitor": True}
-    # A lost node is known to be in a second, not in 16; one that is only slow to answer has as long as ever.
+    # A lost node is detected in a second, not in 16; a slow one has as much time as usual.
     lost = {"health_check_initial_delay_ms": 200, "health_check_period_ms": 200}
     made = Cluster(initialize_head=True, head_node_args={**NODE, **alone, "num_gpus": 1, "_system_config": lost})
     ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
@@ -109,25 +110,17 @@ def results_in_one_process(bundle_path: Path, job: Job, windows: list[Window]) -
         return list(LocalPool(session, job.task, options=job.options).map(iter(windows)))
 
 
-def same_results(got: list[tuple[Window, WindowResult]], expected: list[tuple[Window, WindowResult]]) -> bool:
-    """Whether windows, rows and counts are the same in the same order, and vectors to the last bit."""
-    if [window.rows for window, _ in got] != [window.rows for window, _ in expected]:
-        return False
-    if [result.counts for _, result in got] != [result.counts for _, result in expected]:
-        return False
-    return [comparable(result) for _, result in got] == [comparable(result) for _, result in expected]
+def comparable(pairs: list[tuple[Window, WindowResult]]) -> list[tuple[object, ...]]:
+    """Rows, counts and results in order, vectors as their bits."""
 
+    def bits(row: dict[str, Any]) -> dict[str, object]:
+        return {**row, "embedding": None if row["embedding"] is None else row["embedding"].tobytes()}
 
-def comparable(result: WindowResult) -> list[dict[str, object]]:
-    vectors = [row["embedding"] for row in result.results]
-    return [
-        {**row, "embedding": None if vector is None else vector.tobytes()}
-        for row, vector in zip(result.results, vectors, strict=True)
-    ]
+    return [(window.rows, result.counts, list(map(bits, result.results))) for window, result in pairs]
 
 
 def workers(pid: int | None = None) -> list[psutil.Process]:
-    """The processes that Ray calls after our worker.
+    """The processes that Ray names after our worker.
 
     They descend from the process of that pid, or from this one: others on this machine may run such a test, too, and
     the cluster of the test before may not be gone.
@@ -171,11 +164,11 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_in_order_and_leave_th
     assert ray.is_initialized()
     wait_until(lambda: not workers())
     expected = results_in_one_process(bundle_path, job, windows)
-    assert same_results(got, expected)
+    assert comparable(got) == comparable(expected)
     assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3
     # The comparison sees an exchanged pair of windows, and one that is there twice.
-    assert not same_results([got[1], got[0], *got[2:]], expected)
-    assert not same_results([*got, got[-1]], expected)
+    for wrong in ([got[1], got[0], *got[2:]], [*got, got[-1]]):
+        assert comparable(wrong) != comparable(expected)
 
 
 def test_killed_workers_and_a_lost_node_change_nothing(
@@ -201,7 +194,7 @@ def test_killed_workers_and_a_lost_node_change_nothing(
     assert len(set(killed)) == 2
     # The worker of the lost node may be the one that was killed last, and is not there yet.
     assert caplog.text.count("a worker died and is replaced") in (2, 3)
-    assert same_results(got, results_in_one_process(bundle_path, job, windows))
+    assert comparable(got) == comparable(results_in_one_process(bundle_path, job, windows))
 
 
 @pytest.mark.parametrize(
@@ -232,7 +225,7 @@ def test_another_bundle_at_the_same_path_is_refused(cluster: Any, bundle_path: P
     make_bundle(copy, token_types=True)
     with pytest.raises(BundleError, match=r"^Node \S+ of the Ray cluster has another bundle at .*copy") as raised:
         pool.__enter__()
-    # Not Ray's own, which it makes of ours.
+    # Not the class that Ray derives from ours.
     assert type(raised.value) is BundleError
 
 
@@ -283,7 +276,12 @@ def test_map_batches_adds_what_a_job_writes(cluster: Any, bundle_path: Path, job
     [
         ({}, {"text": ["read"]}, 0, 'given a dict; it needs Arrow tables.(.|\n)*batch_format="pyarrow"'),
         ({}, pa.table({"body": ["read"]}), 0, "no column 'text'; its columns are body"),
-        ({}, pa.table({"text": ["read"], "tokens": [1]}), 0, "columns 'tokens', as the results are called"),
+        (
+            {},
+            pa.table({"text": ["read"], "tokens": [1]}),
+            0,
+            "already has columns 'tokens', which are names of results",
+        ),
         ({"backend": "tensorrt"}, None, 0, "Ray gave this worker none(.|\n)*num_gpus=1"),
         ({"backend": "tensorrt"}, None, 1, "the bundle has no tensorrt engine"),
         (
@@ -306,23 +304,62 @@ def test_what_does_not_fit_a_mapper_is_said(
     def call() -> None:
         BundleMapper(**{"bundle": bundle_path, **options})(batch)  # type: ignore[arg-type]
 
-    # A task, whose process serves the next one, too; an actor would start one of its own.
+    # A task, whose process the next one reuses; each actor would start a new one.
     task = ray.remote(num_cpus=0, num_gpus=gpus)(call)
     with pytest.raises(ray.exceptions.RayError, match=message):
         ray.get(task.remote())
 
 
-def test_the_command_joins_a_cluster_and_leaves_it(cluster: Any, bundle_path: Path, job: Job, tmp_path: Path) -> None:
-    nodes = living_nodes()
-    command = [HDEXPORT, "run", bundle_path, tmp_path / "rows.jsonl", "-o", tmp_path / "ray.jsonl"]
-    command += ["--ray", cluster.address]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
-    alone = run_in_one_process(bundle_path, job)
-    assert done.returncode == 2
-    assert done.stderr.startswith("100 of 300 rows failed")
-    assert done.stdout.startswith("300 rows, 100 failed, ")
-    assert done.stdout.splitlines()[1:] == ["Backend: onnxruntime (Ray gave the workers no GPU)"]
-    assert (tmp_path / "ray.jsonl").read_bytes() == alone
+def blocks_of_docs(language: str, replaced: dict[str, str]) -> list[str]:
+    """The code blocks of docs/ray.md in a language, with other paths and addresses."""
+    text = (Path(__file__).parents[2] / "docs" / "ray.md").read_text()
+    for place, here in replaced.items():
+        assert place in text
+        text = text.replace(place, here)
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_examples_of_the_documentation_run_and_leave_the_cluster(
+    two_nodes: Any, bundle_path: Path, tmp_path: Path
+) -> None:
+    shared = tmp_path / "shared"
+    shutil.copytree(bundle_path, shared / "bundle")
+    job = job_of(bundle_path, TEXTS, tmp_path, output="alone.parquet")
+    (tmp_path / "rows.jsonl").rename(tmp_path / "documents.jsonl")
+    (shared / "texts").mkdir()
+    for number in range(2):
+        pq.write_table(pa.table({"text": TEXTS[number::2]}), shared / "texts" / f"{number}.parquet")
+    nodes, environment = living_nodes(), os.environ | {"RAY_ADDRESS": two_nodes.address}
+    environment["PATH"] = f"{HDEXPORT.parent}{os.pathsep}{environment['PATH']}"
+    replaced = {"/shared/": f"{shared}/", "head:6379": two_nodes.address}
+
+    def run(command: list[str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100)
+
+    alone = run(["hdexport", "run", f"{shared}/bundle", "documents.jsonl", "-o", "alone.parquet", "--threads", "1"])
+    assert alone.returncode == 2, alone.stderr
+    expected = pq.read_table(job.output)
+    (commands,) = blocks_of_docs("sh", replaced)
+    pooled, mapped = blocks_of_docs("python", replaced)
+    for line in commands.splitlines():
+        done = run(["sh", "-c", line])
+        assert done.returncode == 2, done.stderr
+        assert done.stderr.startswith("100 of 300 rows failed")
+        assert done.stdout.startswith("300 rows, 100 failed, ")
+        assert done.stdout.splitlines()[1:] == ["Backend: onnxruntime (Ray gave the workers no GPU)"]
+        assert pq.read_table(tmp_path / "vectors.parquet").equals(expected)
+        (tmp_path / "vectors.parquet").unlink()
+    # Without an address Ray Data takes this machine, here one of two cores and no GPU.
+    for code in (pooled, f"import ray\nray.init('local', num_cpus=2, num_gpus=0, include_dashboard=False)\n{mapped}"):
+        done = run([sys.executable, "-c", code])
+        assert done.returncode == 0, done.stderr
+    assert pq.read_table(tmp_path / "vectors.parquet").equals(expected)
+    results = pq.read_table(shared / "results")
+    assert results.num_rows == len(TEXTS)
+    assert results.column_names == ["text", *COLUMNS]
+    assert sorted(results.column("text").to_pylist()) == sorted(TEXTS)
+    assert results.column("error").null_count == expected.column("error").null_count
     assert living_nodes() == nodes
 
 
@@ -426,11 +463,15 @@ def bundle_with_engine(path: Path) -> hdruntime.Bundle:
     return hdruntime.Bundle(bundle.path, dataclasses.replace(bundle.manifest, engines=(engine,)))
 
 
-def test_a_cluster_without_gpus_is_refused_for_an_engine(bundle_path: Path) -> None:
-    with pytest.raises(BackendUnavailableError, match="needs a GPU, and the Ray cluster has none"):
-        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="tensorrt", threads=None)
-
-
-def test_more_threads_than_any_node_has_cores_are_refused(bundle_path: Path) -> None:
-    with pytest.raises(InputError, match=r"A worker of 9 threads .* the largest of the Ray cluster has 8"):
-        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend="auto", threads=9)
+@pytest.mark.parametrize(
+    ("backend", "threads", "error", "message"),
+    [
+        ("tensorrt", None, BackendUnavailableError, "needs a GPU, and the Ray cluster has none"),
+        ("auto", 9, InputError, r"A worker of 9 threads .* the largest node of the Ray cluster has 8"),
+    ],
+)
+def test_a_cluster_without_a_place_for_any_worker_is_refused(
+    bundle_path: Path, backend: str, threads: int | None, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        places([CPU_NODE], hdruntime.open_bundle(bundle_path), backend=backend, threads=threads)

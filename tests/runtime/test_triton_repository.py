@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -45,7 +47,7 @@ def engine_of(*profiles: ProfileShape, flavour: str = "tensorrt") -> EngineFile:
 
 
 def with_engine(path: Path, engine: EngineFile, plugins: dict[str, int]) -> Bundle:
-    """The bundle, with an engine that nobody here could run, and its passport."""
+    """The bundle, with an engine that no machine could run, and its passport."""
     (path / "engines").mkdir()
     (path / engine.file).write_bytes(ENGINE)
     built_on = {"platform": "Linux", "driver": None, "gpu": None, "date": "2026-11-21"}
@@ -77,6 +79,10 @@ def parsed(message: Message) -> model_config_pb2.ModelConfig:
     return text_format.Parse(protobuf_text(message), model_config_pb2.ModelConfig())
 
 
+def tensors_of(items: Any) -> list[tuple[str, int, list[int]]]:
+    return [(item.name, item.data_type, list(item.dims)) for item in items]
+
+
 def files_below(directory: Path) -> set[str]:
     return {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
 
@@ -89,26 +95,28 @@ def test_a_graph_is_served_on_a_cpu_with_the_bundles_inputs_and_outputs(bundle: 
     assert config.default_model_filename == "model.onnx"
     assert config.max_batch_size == model.max_batch_size == 8
     int64, float32 = model_config_pb2.TYPE_INT64, model_config_pb2.TYPE_FP32
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.input] == [
-        (name, int64, [-1]) for name in ("input_ids", "attention_mask", "token_type_ids")
-    ]
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.output] == [
-        ("last_hidden_state", float32, [-1, 4])
-    ]
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    assert tensors_of(config.input) == [(name, int64, [-1]) for name in names]
+    assert tensors_of(config.output) == [("last_hidden_state", float32, [-1, 4])]
     assert [group.kind for group in config.instance_group] == [model_config_pb2.ModelInstanceGroup.KIND_CPU]
     assert not config.instance_group[0].profile
     assert config.parameters["enable_mem_pattern"].string_value == "0"
     assert list(config.dynamic_batching.preferred_batch_size) == [8]
 
 
-def test_onnx_runtime_loads_the_packaged_graph_and_computes_what_the_bundle_does(
-    bundle: Bundle, tmp_path: Path, model: Callable[..., np.ndarray]
-) -> None:
-    packaged = package_for_triton(bundle, tmp_path / "models").path
+def assert_served_as_configured(packaged: Path) -> onnxruntime.InferenceSession:
     session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
     config = config_at(packaged)
     assert [item.name for item in session.get_inputs()] == [item.name for item in config.input]
     assert [item.name for item in session.get_outputs()] == [item.name for item in config.output]
+    return session
+
+
+def test_onnx_runtime_loads_the_packaged_graph_and_computes_what_the_bundle_does(
+    bundle: Bundle, tmp_path: Path, model: Callable[..., np.ndarray]
+) -> None:
+    packaged = package_for_triton(bundle, tmp_path / "models").path
+    session = assert_served_as_configured(packaged)
     ids = np.array([[2, 4, 5, 3], [2, 6, 7, 3]])
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     np.testing.assert_allclose(session.run(None, feeds)[0], model(ids), rtol=1e-6)
@@ -125,12 +133,12 @@ def test_a_memory_is_served_as_float32_of_its_sizes(tmp_path: Path, engine: Engi
     """Triton's client gives it back what it got; the server holds nothing between calls."""
     bundle = open_bundle(make_recurrent_bundle(tmp_path / "recurrent"))
     config = parsed(triton_config(bundle, engine, name="tiny", file="model"))
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.input] == [
+    assert tensors_of(config.input) == [
         ("input_ids", model_config_pb2.TYPE_INT64, [-1]),
         ("attention_mask", model_config_pb2.TYPE_INT64, [-1]),
         (MEMORY, model_config_pb2.TYPE_FP32, [1, 4, 4]),
     ]
-    assert [(item.name, item.data_type, list(item.dims)) for item in config.output] == [
+    assert tensors_of(config.output) == [
         ("last_hidden_state", model_config_pb2.TYPE_FP32, [-1, 4]),
         (NEW_MEMORY, model_config_pb2.TYPE_FP32, [1, 4, 4]),
     ]
@@ -140,10 +148,7 @@ def test_onnx_runtime_loads_a_packaged_graph_with_a_memory(tmp_path: Path) -> No
     plain = open_bundle(make_recurrent_bundle(tmp_path / "recurrent"))
     for_cpus = tuple(dataclasses.replace(graph, lowering="onnxruntime_cpu") for graph in plain.manifest.graphs)
     seal(plain.path, dataclasses.replace(plain.manifest, graphs=for_cpus))
-    packaged = package_for_triton(open_bundle(plain.path), tmp_path / "models").path
-    session = onnxruntime.InferenceSession(str(packaged / "1" / "model.onnx"))
-    assert [item.name for item in session.get_inputs()] == [item.name for item in config_at(packaged).input]
-    assert [item.name for item in session.get_outputs()] == [item.name for item in config_at(packaged).output]
+    assert_served_as_configured(package_for_triton(open_bundle(plain.path), tmp_path / "models").path)
 
 
 def test_an_engine_is_served_on_gpus_with_all_its_profiles(engine_bundle: Bundle, tmp_path: Path) -> None:
@@ -209,36 +214,30 @@ def test_the_largest_batch_is_one_that_every_length_has_a_profile_for(profiles: 
     assert most_rows(engine_of(*profiles)) == rows_by_trying(profiles)
 
 
-def test_an_engine_with_plugins_is_refused_and_the_way_out_is_named(
-    new_bundle: Callable[..., Path], tmp_path: Path
+@pytest.mark.parametrize(
+    ("engine", "plugins", "reason"),
+    [
+        (
+            engine_of(profile((1, 1, 8))),
+            {"SlidingWindowAttention": 6},
+            r"needs our plugins \(SlidingWindowAttention in 6 la",
+        ),
+        (engine_of(profile((1, 1, 8)), flavour="tensorrt_rtx"), {}, "its engine is for tensorrt_rtx"),
+        (engine_of(profile((4, 4, 8))), {}, "at some length no profile takes a single row"),
+    ],
+    ids=["plugins", "TensorRT-RTX", "no single row"],
+)
+def test_an_engine_that_triton_cannot_serve_is_refused_and_the_way_out_is_named(
+    new_bundle: Callable[..., Path], tmp_path: Path, engine: EngineFile, plugins: dict[str, int], reason: str
 ) -> None:
-    plugins = {"SlidingWindowAttention": 6}
-    bundle = with_engine(new_bundle(cpu_graph=True), engine_of(profile((1, 1, 8))), plugins)
-    with pytest.raises(
-        BackendUnavailableError, match=r"SlidingWindowAttention in 6 layers(.|\n)*--attention-impl native"
-    ):
+    bundle = with_engine(new_bundle(cpu_graph=True), engine, plugins)
+    message = f"{reason}(.|\n)*--attention-impl native(.|\n)*--backend onnxruntime"
+    with pytest.raises(BackendUnavailableError, match=message):
         package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
     assert not (tmp_path / "models").exists()
     automatic = package_for_triton(bundle, tmp_path / "models")
     assert automatic.engine is None
-    assert "plugins of ours" in automatic.reason
-
-
-@pytest.mark.parametrize(
-    ("engine", "reason"),
-    [
-        (engine_of(profile((1, 1, 8)), flavour="tensorrt_rtx"), "its engine is for tensorrt_rtx"),
-        (engine_of(profile((4, 4, 8))), "no single row at some length"),
-    ],
-    ids=["TensorRT-RTX", "no single row"],
-)
-def test_an_engine_that_triton_cannot_serve_is_refused(
-    new_bundle: Callable[..., Path], tmp_path: Path, engine: EngineFile, reason: str
-) -> None:
-    bundle = with_engine(new_bundle(cpu_graph=True), engine, {})
-    with pytest.raises(BackendUnavailableError, match=f"{reason}(.|\n)*--backend onnxruntime"):
-        package_for_triton(bundle, tmp_path / "models", backend="tensorrt")
-    assert package_for_triton(bundle, tmp_path / "models").engine is None
+    assert re.search(reason, automatic.reason)
 
 
 def test_a_bundle_without_engine_is_refused_where_one_was_asked_for(bundle: Bundle, tmp_path: Path) -> None:
@@ -253,7 +252,7 @@ def test_a_bundle_without_a_graph_for_cpus_is_refused(new_bundle: Callable[..., 
 
 
 @pytest.mark.parametrize("backend", ["tensorrt_rtx", "tensorrt_lean", "pytorch", ""])
-def test_a_backend_that_triton_is_given_nothing_for_is_refused(bundle: Bundle, tmp_path: Path, backend: str) -> None:
+def test_a_backend_that_triton_does_not_serve_is_refused(bundle: Bundle, tmp_path: Path, backend: str) -> None:
     with pytest.raises(InputError, match="Use auto, tensorrt or onnxruntime"):
         package_for_triton(bundle, tmp_path / "models", backend=backend)
 
@@ -267,9 +266,9 @@ def test_a_name_that_is_no_plain_directory_is_refused(bundle: Bundle, tmp_path: 
     assert files_below(tmp_path) == files_below(bundle.path.parent)
 
 
-def test_a_name_of_a_bundle_that_will_not_do_is_blamed_on_the_bundle(bundle: Bundle, tmp_path: Path) -> None:
+def test_an_invalid_name_of_a_bundle_is_reported_as_the_bundles(bundle: Bundle, tmp_path: Path) -> None:
     renamed = Bundle(bundle.path, dataclasses.replace(bundle.manifest, name="org/model"))
-    with pytest.raises(InputError, match="The name of the bundle, 'org/model' will not do"):
+    with pytest.raises(InputError, match="The name of the bundle, 'org/model' is not valid"):
         package_for_triton(renamed, tmp_path / "models")
 
 
@@ -289,10 +288,10 @@ def test_a_model_of_ours_is_replaced_by_force_only(bundle: Bundle, engine_bundle
     assert files_below(tmp_path / "models" / "tiny") == {"config.pbtxt", "1/model.onnx", "tokenizer.json"}
 
 
-def test_a_model_of_somebody_else_is_never_replaced(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_model_that_hdexport_did_not_write_is_never_replaced(bundle: Bundle, tmp_path: Path) -> None:
     (tmp_path / "models" / "tiny").mkdir(parents=True)
     (tmp_path / "models" / "tiny" / "config.pbtxt").write_text('name: "tiny"')
-    with pytest.raises(OutputExistsError, match="is no Triton model of hdexport"):
+    with pytest.raises(OutputExistsError, match="is not a Triton model of hdexport"):
         package_for_triton(bundle, tmp_path / "models", force=True)
 
 
@@ -312,7 +311,7 @@ def test_what_was_added_to_a_model_of_ours_is_not_deleted(bundle: Bundle, tmp_pa
     ],
     ids=["type", "axes"],
 )
-def test_a_tensor_that_triton_has_no_form_for_is_refused(bundle: Bundle, spec: TensorSpec) -> None:
+def test_a_tensor_that_triton_cannot_describe_is_refused(bundle: Bundle, spec: TensorSpec) -> None:
     odd = Bundle(bundle.path, dataclasses.replace(bundle.manifest, outputs=(spec,)))
     with pytest.raises(BundleCorruptError, match=r"lists x as .* Triton needs \[batch, ...\]"):
         triton_config(odd, None, name="tiny", file="model.onnx")

@@ -27,11 +27,10 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper, numpy_helper
 
-from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
-from hdplugins.operators.dense_attention.onnx_function import function_of_arity
-from hdplugins.operators.dense_attention.reference import dense_attention
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
+from hdplugins.operators.dense_attention.onnx_function import function_of_node
 from hdplugins.operators.onnx_text import BlockOrder
-from support.sparse_operators import STATES, SparseLayer
+from support.sparse_operators import STATES, Layer
 
 BATCH = 3
 HEADS = 2
@@ -40,50 +39,22 @@ _MASKS = {"key_mask": TensorProto.BOOL, "token_kind": TensorProto.INT32, "token_
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dense:
+class Dense(Layer):
     """A node DenseAttention."""
 
+    operator = OPERATORS["DenseAttention"]
     bias: bool = False
-    heads: int = 2
-    head_dim: int = 32
-    dtype: str = "float32"
-
-    @property
-    def name(self) -> str:
-        """Operator type of the node."""
-        return "DenseAttention"
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
-        """What the portable graph holds for it, whatever the order."""
-        return function_of_arity(5 if self.bias else 4)
+        """The same in each order."""
+        return function_of_node(inputs=3 + len(self.inputs), attributes=self.node_attributes)
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """After query, key and value."""
         return ("key_mask", "bias") if self.bias else ("key_mask",)
 
-    @property
-    def attributes(self) -> dict[str, object]:
-        """Of the node, `scale` aside."""
-        return {}
 
-    @property
-    def node_attributes(self) -> dict[str, object]:
-        """Of the node."""
-        return {"scale": self.head_dim**-0.5}
-
-    @property
-    def constants(self) -> dict[str, np.ndarray]:
-        """Inputs that are initializers, by name."""
-        return {}
-
-    def by_definition(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """[batch, heads, tokens, head_dim]."""
-        scale = states[0].shape[-1] ** -0.5
-        return dense_attention(*states, feeds["key_mask"], feeds.get("bias"), scale=scale)
-
-
-def chain_of(layers: Sequence[Dense | SparseLayer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
+def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """Attentions alone, each taking its query from the one before; all are of the first one's heads and dtype.
 
     The inputs are query, key and value, [batch, heads, tokens, head_dim], masks, [batch, tokens], and a bias if any.
@@ -113,14 +84,14 @@ def chain_of(layers: Sequence[Dense | SparseLayer], order: BlockOrder = BlockOrd
     )
 
 
-def attention_model(*layers: Dense | SparseLayer) -> ir.Model:
+def attention_model(*layers: Layer) -> ir.Model:
     """`chain_of` these layers, with the shapes of all values."""
     model = chain_of(layers)
     onnx.checker.check_model(model)
     return ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(model))
 
 
-def portable_graph(*layers: Dense | SparseLayer, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
+def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
     """Attentions in a chain, each taking its query from the one before; the result is the last one's, negated.
 
     Args:
@@ -198,7 +169,7 @@ def states_of(batch: int, tokens: int, *, head_dim: int = 32) -> dict[str, np.nd
     return {name: (1.5 * generator.normal(size=shape)).astype(np.float32) for name in STATES}
 
 
-def answer_by_definition(layers: Sequence[Dense | SparseLayer], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+def answer_by_definition(layers: Sequence[Layer], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
     """What `portable_graph` of these layers answers, [batch, tokens, hidden], computed in float64."""
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
     tensors |= {name: feed.double() for name, feed in tensors.items() if feed.dtype == torch.float32}

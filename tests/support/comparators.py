@@ -1,4 +1,4 @@
-"""Comparisons that tests assert with; what each must refuse is in test_comparators.py or the kernels' tests."""
+"""Comparisons that tests assert with; what each must refuse is in test_comparators.py."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def assert_same_directions(
 
 def assert_as_accurate(actual: torch.Tensor, right: torch.Tensor, pytorch: torch.Tensor) -> None:
     """Every error is at most twice PyTorch's largest and a rounding of the dtype, and what is defined as 0 is 0."""
-    assert actual.shape == right.shape
+    assert actual.shape == right.shape, f"shape {tuple(actual.shape)}, not {tuple(right.shape)}"
     assert actual.dtype == pytorch.dtype
     assert torch.isfinite(actual).all(), f"{int((~torch.isfinite(actual)).sum())} values are not finite"
     zeros = (right == 0).all(-1)

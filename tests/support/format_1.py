@@ -1,4 +1,4 @@
-"""Manifests as format version 1 had them: attention in five keys, inputs that say nothing but their names."""
+"""Manifests as format version 1 had them: attention in five keys, inputs without roles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _OF_AN_INPUT = ("name", "dtype", "shape")
 
 
 def format_1_of(manifest: Mapping[str, Any], **old: object) -> dict[str, Any]:
-    """A manifest of today, of dense attention, as format version 1 had it.
+    """Today's manifest of a model with dense attention, in format version 1.
 
     Args:
         manifest: as JSON has it.

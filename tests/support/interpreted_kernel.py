@@ -19,7 +19,7 @@ import torch
 from hdplugins import OPERATORS
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.operators.plugin_face import face_of
-from hdplugins.operators.sliding_window_attention.geometry import SUMMARY_INTS
+from hdplugins.operators.sliding_window_attention.tensorrt_plugin import SUMMARY_INTS
 
 Inputs = Mapping[str, torch.Tensor]
 """The inputs of an operator by name, in its order; optional ones may be left out."""
@@ -87,13 +87,10 @@ def _interpret() -> None:
 def _attention(
     operator: str, inputs: dict[str, torch.Tensor], tiles: Tiles, attributes: dict[str, Any]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    launch = OPERATORS[operator].face("triton_kernel").launch
-    absent: dict[str, Any] = dict.fromkeys(OPERATORS[operator].optional_inputs)
+    from hdplugins.operators.kernel_launch import launch
 
-    def run(out: torch.Tensor, plan: torch.Tensor, **others: torch.Tensor) -> None:
-        # A single buffer has no name of its own there.
-        workspaces = {"plan": plan, **others} if others else {"workspace": plan}
-        launch(**absent | inputs, out=out, **workspaces, tiles=tiles, **attributes)
+    def run(out: torch.Tensor, **scratch: torch.Tensor) -> None:
+        launch(OPERATORS[operator], list(inputs.values()), out, scratch, tiles=tiles, attributes=attributes)
 
     # Of the mask only what it is to be: whether it is, the launch checks.
     query, _, _, _, *tables = (tuple(tensor.shape) for tensor in inputs.values())

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = [
     "BLOCK_MODES",
     "KERNELS",
-    "KernelCase",
     "KernelDescription",
     "block_mask",
     "inputs_of",
@@ -15,14 +14,15 @@ __all__ = [
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
 import torch
 
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
-from hdplugins.operators.block_sparse_attention.geometry import tiles_for_blocks
+from hdplugins.operators.block_sparse_attention.tiles import tiles_for_blocks
 from support.interpreted_kernel import Inputs
 from support.sparse_operators import STATES, Blocks, SparseLayer, Window
 
@@ -31,38 +31,14 @@ _DTYPES = ("float32", "float16")
 
 
 @dataclass(frozen=True, kw_only=True)
-class KernelCase:
-    """One call of a kernel.
-
-    Attributes:
-        name: of the case.
-        layer: the node.
-        kinds: its mask or kinds of tokens, [batch, tokens].
-        tiles: of the kernel; None for small ones.
-        size: of the queries.
-        is_nightly: not tried in every run.
-    """
-
-    name: str
-    layer: SparseLayer
-    kinds: torch.Tensor
-    tiles: Tiles | None = None
-    size: float = 1.0
-    is_nightly: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
 class KernelDescription:
     """What tests of all kernels and plugins ask of those of one operator."""
 
     tiles: Tiles  # small ones: short texts then have blocks of every sort, at the edges and between them
-    cases: Sequence[KernelCase]  # whose answers must be right
+    cases: Sequence[Any]  # layer, kinds, tiles and size of the queries, whose answers must be right
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
     # those that do
     not_loaded: tuple[SparseLayer, int, int, int, int]
-    # a node and a mask, whose measure is tried on the wrong answers of other attributes and inputs
-    measured: tuple[SparseLayer, torch.Tensor]
-    wrong: Mapping[str, dict[str, Any]]  # these, by name
     fitting: SparseLayer  # a node with twelve heads of 64 that kernels can be launched for
     # attributes, and the shape of a query or a table -> the message that refuses a launch
     refused: Sequence[tuple[dict[str, Any], str]]
@@ -71,13 +47,11 @@ class KernelDescription:
 
 
 def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
-    """Random states; to blocks a query of padding is not a number, for its answer is 0 whatever padding holds."""
+    """Random states; a query of padding is NaN, since its answer is 0 whatever padding holds."""
     shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
     generator = torch.Generator().manual_seed(math.prod(shape))
     query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
-    query = query * size
-    if isinstance(layer, Blocks):
-        query = query.masked_fill((kinds == 0)[:, None, :, None], torch.nan)
+    query = (query * size).masked_fill((kinds == 0)[:, None, :, None], torch.nan)
     typed = (tensor.to(getattr(torch, layer.dtype)) for tensor in (query, key, value))
     states = dict(zip(STATES, typed, strict=True))
     tables = map(torch.from_numpy, layer.constants.values())
@@ -90,6 +64,19 @@ def right_answers(
     """By the definition."""
     states = [inputs[name].nan_to_num().to(dtype) for name in STATES]
     return layer.by_definition(states, inputs, **changes)
+
+
+def _case(
+    *name: object,
+    layer: SparseLayer,
+    kinds: torch.Tensor,
+    tiles: Tiles | None = None,
+    size: float = 1.0,
+    is_nightly: bool = False,
+) -> Any:
+    """A call of a kernel: mask or kinds of tokens, [batch, tokens], and tiles, None for small ones."""
+    text = " ".join(map(str, [type(layer).__name__, *name]))
+    return pytest.param(layer, kinds, tiles, size, id=text, marks=[pytest.mark.nightly] if is_nightly else [])
 
 
 def row_of_kinds(tokens: int, globals_: Sequence[int] = (), padding: Sequence[int] = ()) -> torch.Tensor:
@@ -116,18 +103,13 @@ def _padding(kind: str, tokens: int) -> Sequence[int]:
     }[kind]
 
 
-def _window_cases() -> list[KernelCase]:
+def _window_cases() -> list[Any]:
     def case(*name: object, kinds: torch.Tensor, size: float = 1.0, tiles: Tiles | None = None, **layer: Any) -> None:
+        window = Window(**{"left": 16, "right": 16, "heads": 1, "bound": int((kinds == 2).sum(1).max()), **layer})
         is_nightly = name[-1] == "nightly"
-        bound = int((kinds == 2).sum(1).max())
-        window = Window(**{"left": 16, "right": 16, "heads": 1, "bound": bound, **layer})
-        cases.append(
-            KernelCase(
-                name=" ".join(map(str, name)), layer=window, kinds=kinds, size=size, tiles=tiles, is_nightly=is_nightly
-            )
-        )
+        cases.append(_case(*name, layer=window, kinds=kinds, size=size, tiles=tiles, is_nightly=is_nightly))
 
-    cases: list[KernelCase] = []
+    cases: list[Any] = []
     for globals_, tokens in itertools.product(("none", "first", "scattered", "all"), (1, 15, 16, 17, 32, 33, 61, 131)):
         case("globals", globals_, tokens, kinds=row_of_kinds(tokens, _globals(globals_, tokens)))
     for left, right in ((0, 0), (1, 1), (64, 64), (500, 500), (16, 3), (0, 16), (40, 0), (2**31, 2**40)):
@@ -164,28 +146,19 @@ def _window_cases() -> list[KernelCase]:
 
 
 _SQUARE = Window(left=16, right=16, heads=1)
-_HALF_PADDED = row_of_kinds(61, [0], range(50, 61))
+
 
 _WINDOW_KERNELS = KernelDescription(
     tiles=Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     cases=_window_cases(),
     # Blocks of 32 queries: the last one whose windows end before token 128 is the third.
     not_loaded=(_SQUARE, 200, 128, 96, 128),
-    measured=(replace(_SQUARE, bound=1), _HALF_PADDED),
-    wrong={
-        "one token more to the left": {"left": 17},
-        "one token less to the left": {"left": 15},
-        "one token more to the right": {"right": 17},
-        "one token less to the right": {"right": 15},
-        "another dilation": {"dilation": (2,)},
-        "another scale": {"scale": 1.05 * 32**-0.5},
-    },
     fitting=Window(left=256, right=256, heads=12, head_dim=64, bound=16),
     refused=[
         ({"left": -1}, "left is -1; it is 0 or more"),
         ({"right": -1}, "right is -1; it is 0 or more"),
         ({"global_bound": -1}, "global_bound is -1; it is 0 or more"),
-        ({"dilation": (1, 2)}, r"dilation is \[1, 2\]; it has 1 value or 12, one a head, each 1 or more"),
+        ({"dilation": (1, 2)}, r"dilation is \[1, 2\]; it has 1 value or 12, one per head, each 1 or more"),
         ({"dilation": (0,)}, r"dilation is \[0\]"),
         ({"dilation": ()}, r"dilation is \[\]"),
     ],
@@ -215,12 +188,12 @@ BLOCK_MODES = {
 }
 
 
-def _block_cases() -> list[KernelCase]:
-    def case(*name: object, layer: Blocks, kinds: torch.Tensor, is_nightly: bool = False, **others: Any) -> None:
-        text = " ".join(map(str, name))
-        cases.append(KernelCase(name=text, layer=layer, kinds=kinds, is_nightly=is_nightly, **others))
+def _block_cases() -> list[Any]:
+    cases: list[Any] = []
 
-    cases: list[KernelCase] = []
+    def case(*name: object, **call: Any) -> None:
+        cases.append(_case(*name, **call))
+
     for (mode, layer), tokens, by_row in itertools.product(BLOCK_MODES.items(), (1, 16, 33, 95), (0, 1)):
         layer = replace(layer, by_row=by_row, dense=_DENSE * by_row, heads=2 if layer.listed else 1)
         case(
@@ -266,22 +239,10 @@ _BLOCK_KERNELS = KernelDescription(
     cases=_block_cases(),
     # Block 4 is the first that sees block 5.
     not_loaded=(_PLAIN, 128, 80, 64, 64),
-    measured=(replace(_HF_EVAL, listed=(2, 5, 2)), block_mask(95)),
-    wrong={
-        "a wider window": {"window": 2},
-        "block 0 once more": {"first_repeats": 4},
-        "block 0 once less": {"first_repeats": 2},
-        "no global block in front": {"first_global": 0},
-        "no global block behind": {"last_global": 0},
-        "the end of the row": {"ends_by_row": 1},
-        "dense": {"dense_tokens": 95},
-        "another scale": {"scale": 1.05 * 32**-0.5},
-        "another table": {"listed_blocks": torch.tensor([[[3, 4]], [[2, 4]]], dtype=torch.int32)},
-    },
     fitting=Blocks(block=64, repeats=3, dense=704, heads=12, head_dim=64),
     refused=[
-        ({"block_size": 0}, "block_size is 0; the kernel has blocks of 1 to 1024 tokens"),
-        ({"block_size": 2048}, "block_size is 2048; the kernel has blocks of 1 to 1024 tokens"),
+        ({"block_size": 0}, "block_size is 0; the kernels support blocks of 1 to 1024 tokens"),
+        ({"block_size": 2048}, "block_size is 2048; the kernels support blocks of 1 to 1024 tokens"),
         ({"window": -2}, "window is -2; it is -1 to"),
         ({"last_global": 2}, "last_global is 2; it is 0 to 1"),
         ({"first_global": -1}, "first_global is -1; it is 0 to"),
@@ -292,7 +253,7 @@ _BLOCK_KERNELS = KernelDescription(
         ({"table": (12, 62, 0)}, r"listed_blocks is \[12, 62, 0\]"),
         ({"block_size": 1, "query": (1, 12, 2**20, 64), "table": (12, 9, 2**20)}, "are too many"),
     ],
-    uncompiled=[({"block_size": 1025}, "block_size is 1025; the kernel has blocks of 1 to 1024 tokens")],
+    uncompiled=[({"block_size": 1025}, "block_size is 1025; the kernels support blocks of 1 to 1024 tokens")],
 )
 
 KERNELS = {"BlockSparseAttention": _BLOCK_KERNELS, "SlidingWindowAttention": _WINDOW_KERNELS}

@@ -14,6 +14,7 @@ __all__ = [
     "WINDOWS",
     "Blocks",
     "Description",
+    "Layer",
     "SparseLayer",
     "Window",
     "token_kinds",
@@ -63,8 +64,8 @@ def token_kinds(padding: str, tokens: int, *, globals_: str = "none", bound: int
 
 
 @dataclass(frozen=True, kw_only=True)
-class SparseLayer(ABC):
-    """A node of a sparse operator."""
+class Layer(ABC):
+    """A node of an attention operator."""
 
     operator: ClassVar[Operator]
     bound: ClassVar[int] = 0
@@ -74,9 +75,9 @@ class SparseLayer(ABC):
     dtype: str = "float32"
 
     @property
-    @abstractmethod
     def attributes(self) -> dict[str, Any]:
         """Of the node, `scale` aside."""
+        return {}
 
     @property
     def node_attributes(self) -> dict[str, Any]:
@@ -84,22 +85,13 @@ class SparseLayer(ABC):
         return {**self.attributes, "scale": self.head_dim**-0.5}
 
     @property
-    @abstractmethod
     def name(self) -> str:
         """Operator type of the node in a portable graph."""
+        return self.body().name
 
     @abstractmethod
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
         """What the portable graph holds for it."""
-
-    @property
-    @abstractmethod
-    def lengths(self) -> list[int]:
-        """Texts around what the node counts in, 1 token, and primes."""
-
-    @abstractmethod
-    def keys_by_hand(self, kinds: np.ndarray, head: int, query: int) -> list[int]:
-        """The keys that a query sees in one text, [tokens], each as often as it counts."""
 
     @property
     def constants(self) -> dict[str, np.ndarray]:
@@ -117,15 +109,11 @@ class SparseLayer(ABC):
         """[batch, heads, tokens, head_dim], of states of that shape; `changes` are attributes and inputs."""
         reference = self.operator.face("reference")
         (name,) = reference.__all__
-        tables = map(torch.from_numpy, self.constants.values())
-        given = [*states, feeds[self.operator.inputs[3]], *tables]
+        tensors = {**feeds, **{name: torch.from_numpy(table) for name, table in self.constants.items()}}
+        given = [*states, *(tensors[name] for name in self.inputs)]
         arguments = dict(zip(self.operator.inputs, given, strict=False))
         arguments |= {**self.attributes, "scale": states[0].shape[-1] ** -0.5, **changes}
         return getattr(reference, name)(**arguments)
-
-    def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """PyTorch's answer in the states' dtype, whose error is what a kernel is measured by."""
-        return self.by_definition(states, feeds)
 
     def __str__(self) -> str:
         values = [(field.name, getattr(self, field.name)) for field in fields(self)]
@@ -134,6 +122,24 @@ class SparseLayer(ABC):
             f"{name}={value}" for (name, value), default in zip(values, defaults, strict=True) if value != default
         ]
         return " ".join([type(self).__name__, *changed])
+
+
+@dataclass(frozen=True, kw_only=True)
+class SparseLayer(Layer):
+    """A node of a sparse operator."""
+
+    @property
+    @abstractmethod
+    def lengths(self) -> list[int]:
+        """Texts around what the node counts in, 1 token, and primes."""
+
+    @abstractmethod
+    def keys_by_hand(self, kinds: np.ndarray, head: int, query: int) -> list[int]:
+        """The keys that a query sees in one text, [tokens], each as often as it counts."""
+
+    def by_pytorch(self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor]) -> torch.Tensor:
+        """PyTorch's answer in the states' dtype, whose error is what a kernel is measured by."""
+        return self.by_definition(states, feeds)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,7 +311,7 @@ _FIVE = Window(left=16, right=16, bound=5)
 _FEW_OF_MANY = Window(left=16, right=7, bound=40)
 _TWO_STEPS = replace(_FIVE, dilation=(1, 3))
 _WIDE_WINDOW = Window(left=256, right=256, heads=4, head_dim=64, dtype="float16")
-_NO_STEP, _NEGATIVE = "is none: one value", "is negative"
+_NO_STEP, _NEGATIVE = "is invalid: give one value", "is negative"
 
 WINDOWS = Description(
     layers=_WINDOWS,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
 
 from hdexport.verify.comparison import FLOAT32_ATOL, FLOAT32_STEPS, HALF_COSINE, compare
-from support.comparators import assert_close, assert_same_directions, named_case
+from support.comparators import assert_as_accurate, assert_close, assert_same_directions, named_case
 
 RIGHT = np.random.default_rng(0).normal(size=(3, 65, 32)).astype(np.float32)
 
@@ -41,6 +43,9 @@ WRONG = {
 COMPARATORS: dict[str, Callable[[np.ndarray], None]] = {
     "assert_close": lambda actual: assert_close(actual, RIGHT, atol=1e-4),
     "assert_same_directions": lambda actual: assert_same_directions(actual, RIGHT, cosine=0.999),
+    "assert_as_accurate": lambda actual: assert_as_accurate(
+        torch.from_numpy(actual), torch.from_numpy(RIGHT).double(), torch.from_numpy(RIGHT + np.float32(1e-6))
+    ),
 }
 
 
@@ -61,6 +66,18 @@ def test_another_shape_is_refused_even_if_it_broadcasts(comparator: Callable[[np
     for shape in (RIGHT[:1], RIGHT[:, :1], RIGHT[..., :1], RIGHT[:, :0]):
         with pytest.raises(AssertionError, match="shape"):
             comparator(shape)
+
+
+def test_an_error_just_above_twice_that_of_pytorch_is_refused_and_so_is_a_zero_row_that_is_not_0() -> None:
+    right = torch.from_numpy(with_row(np.zeros(32, np.float32))).double()
+    pytorch = (right + 1e-3).float()
+    zeros = (right == 0).all(-1, keepdim=True)
+    for times, passes in ((1.9, True), (2.1, False)):
+        actual = torch.where(zeros, 0.0, right + times * 1e-3).float()
+        with contextlib.nullcontext() if passes else pytest.raises(AssertionError, match="error"):
+            assert_as_accurate(actual, right, pytorch)
+    with pytest.raises(AssertionError, match="is not 0"):
+        assert_as_accurate(pytorch, right, pytorch)
 
 
 def test_nothing_is_no_answer() -> None:

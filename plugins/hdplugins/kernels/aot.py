@@ -1,12 +1,11 @@
 """Triton kernels compiled ahead of time, for GPUs that need not be here: in parallel, and once for each source.
 
-An operator states what to compile as `KernelSource`s: the kernel function, its argument types, its constants and its
-warps. `compile_kernels` gives a cubin, its PTX and a JSON file of what a launch must know, in the user's cache
-directory. Whoever launches a kernel copies the first and the last, and reads them with `read_kernel`, which needs
-neither Triton nor PyTorch.
+A `KernelSource` says what to compile: the kernel function, its argument types, its constants and its warps.
+`compile_kernels` writes a cubin, its PTX and a JSON file with what a launch must know to the user's cache directory. A
+bundle has copies of the first and the last; `read_kernel` reads them and needs neither Triton nor PyTorch.
 
-Compilers run in processes of their own: they use every core, see no variable of Triton's that this process happens to
-have set, and leave nothing in Triton's own cache.
+Compilers run in separate processes: they use every core, get no variable of Triton's from this process, and leave
+nothing in Triton's own cache.
 """
 
 from __future__ import annotations
@@ -86,8 +85,8 @@ class CompiledKernel:
         function: name of the Triton function.
         architecture: compute capability that it was compiled for.
         arguments: (name, Triton's type) of what a launch passes, in order.
-        scratch_pointers: null pointers that a launch passes after the arguments: Triton's own, which it does not use.
-        constants: what the constants were.
+        scratch_pointers: null pointers that a launch passes after the arguments, for unused buffers of Triton's.
+        constants: values of the constants.
         num_warps: a launch has 32 threads for each, along x.
         shared_bytes: dynamic shared memory of a launch; above 48 KiB the function's attribute must allow it first.
         registers: of a thread.
@@ -137,7 +136,7 @@ def cache_directory() -> Path:
 def compile_kernels(
     sources: Sequence[KernelSource], *, cache: Path | None = None, processes: int | None = None
 ) -> tuple[CompiledKernel, ...]:
-    """Compile what the cache does not have yet.
+    """Compile the sources that are not in the cache.
 
     Args:
         sources: the kernels; a source given twice is compiled once.
@@ -212,7 +211,7 @@ def _key(source: KernelSource, version: str) -> str:
 def _file_of(module: str) -> Path:
     found = importlib.util.find_spec(module)
     if found is None or found.origin is None:
-        raise KernelError(f"There is no module {module} to compile a kernel of.")
+        raise KernelError(f"There is no module {module} with a kernel to compile.")
     return Path(found.origin)
 
 
@@ -233,7 +232,7 @@ def _usable(entry: Path) -> bool:
 
 
 def _compile_all(missing: Mapping[Path, KernelSource], processes: int) -> None:
-    """Share the sources out among that many compilers, each taking its next one when it has finished one."""
+    """Share the sources out among that many compilers, each taking the next when it has finished one."""
     waiting: queue.SimpleQueue[tuple[Path, KernelSource]] = queue.SimpleQueue()
     for item in missing.items():
         waiting.put(item)
@@ -253,7 +252,7 @@ def _serve_compiler(waiting: queue.SimpleQueue[tuple[Path, KernelSource]]) -> No
                         raise KernelError(f"{source} could not be compiled.\n{_last_lines(log.read())}")
                     _publish(Path(folder), entry)
         except BaseException:
-            # The other compilers finish what they are at, and take nothing more.
+            # The other compilers finish their current source and take no more.
             collections.deque(_taken_from(waiting), maxlen=0)
             raise
 
@@ -284,17 +283,17 @@ def _answer(compiler: subprocess.Popen[str], job: Mapping[str, object]) -> str:
         return "ended"
     answer = compiler.stdout.readline().strip()
     if not answer:
-        compiler.wait()  # its last words are complete only then
+        compiler.wait()  # its log is complete only then
     return answer
 
 
 def _publish(folder: Path, entry: Path) -> None:
-    """The rename is atomic: whoever looks sees a whole entry or none."""
+    """The rename is atomic: other processes see a whole entry or none."""
     os.chmod(folder, 0o755)
     try:
         folder.rename(entry)
     except OSError:
-        # Another process may have been faster; its entry serves as well.
+        # Another process may have been faster; its entry is as good.
         if not entry.exists():
             raise
     else:

@@ -1,4 +1,4 @@
-"""The compiler process of `hdplugins.kernels.aot`: reads a job a line, writes its files, and answers "done"."""
+"""The compiler process of `hdplugins.kernels.aot`: reads one job per line, writes its files, and answers "done"."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def main() -> None:
         os.environ.update(TRITON_CACHE_DIR=folder, TRITON_DUMP_PTXAS_LOG="1", TRITON_DISABLE_LINE_INFO="1")
         for line in sys.stdin:
             job = json.loads(line)
-            # Triton prints the assembler's report, so nothing but the answers may reach standard output.
+            # Triton prints the assembler's report, so only the answers may reach standard output.
             with contextlib.redirect_stdout(io.StringIO()) as printed:
                 _compile(job["source"], Path(job["stem"]), printed)
             print("done", flush=True)
@@ -97,7 +97,7 @@ def _resources(report: str) -> dict[str, int]:
     spills = re.findall(r"(\d+) bytes spill (?:stores|loads)", report)
     registers = re.findall(r"Used (\d+) registers", report)
     if len(spills) != 2 or len(registers) != 1:
-        raise ValueError(f"The assembler's report is not understood:\n{report}")
+        raise ValueError(f"The assembler's report cannot be parsed:\n{report}")
     return {"registers": int(registers[0]), "spilled_bytes": sum(map(int, spills))}
 
 

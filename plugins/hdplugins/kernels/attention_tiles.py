@@ -112,12 +112,12 @@ def tiles_for(architecture: int, head_dim: int, dtype: str) -> Tiles:
     """
     _check_head_dim(head_dim)
     if dtype not in TRITON_TYPE:
-        raise ValueError(f"The kernel has no {dtype}; it has {', '.join(TRITON_TYPE)}.")
+        raise ValueError(f"The kernels do not support {dtype}; they support {', '.join(TRITON_TYPE)}.")
     return (_FLOAT32 if dtype == "float32" else _HALF)[listed_architecture(architecture)][head_dim]
 
 
 def cubin_architecture(architecture: int) -> int:
-    """What to compile for, so that a GPU is served with its tiles and no kernel is compiled twice.
+    """The architecture to compile for: a GPU gets its tiles, and no kernel is compiled twice.
 
     sm_89 runs what was compiled for sm_86 and has the same tiles. From sm_90 on Triton compiles for one architecture
     alone, with all its instructions, so that even sm_121 needs kernels of its own beside sm_120's.
@@ -133,7 +133,7 @@ def cubin_architecture(architecture: int) -> int:
 
 
 def check_sizes(*, batch: int, heads: int, tokens: int, head_dim: int, scale: float) -> None:
-    """Refuse tensors of [batch, heads, tokens, head_dim] that the kernels cannot be launched on.
+    """Refuse sizes of [batch, heads, tokens, head_dim] that the kernels cannot be launched for.
 
     Raises:
         ValueError: it says what fits.
@@ -143,7 +143,7 @@ def check_sizes(*, batch: int, heads: int, tokens: int, head_dim: int, scale: fl
         if number < 1:
             raise ValueError(f"{name} is {number}; it is 1 or more.")
     if not 0 < scale < math.inf:
-        raise ValueError(f"scale is {scale}; the kernel needs a finite one greater than 0.")
+        raise ValueError(f"scale is {scale}; the kernels need a finite one greater than 0.")
     if max(batch, heads) > _MOST_PROGRAMS or heads * tokens * head_dim > _MOST_INT32:
         raise ValueError(
             f"[{batch}, {heads}, {tokens}, {head_dim}] is too large for one launch: batch and heads are at most "
@@ -159,7 +159,7 @@ def listed_architecture(architecture: int) -> int:
     """
     listed = [known for known in _HALF if known <= architecture]
     if not listed:
-        raise ValueError(f"The kernel needs a GPU of compute capability 8.0 or newer, not sm_{architecture}.")
+        raise ValueError(f"The kernels need a GPU of compute capability 8.0 or newer, not sm_{architecture}.")
     return max(listed)
 
 
@@ -170,4 +170,6 @@ def ceil_div(number: int, divisor: int) -> int:
 
 def _check_head_dim(head_dim: int) -> None:
     if head_dim not in HEAD_DIMS:
-        raise ValueError(f"The kernel has no head_dim {head_dim}; it has {', '.join(map(str, HEAD_DIMS))}.")
+        raise ValueError(
+            f"The kernels do not support head_dim {head_dim}; they support {', '.join(map(str, HEAD_DIMS))}."
+        )

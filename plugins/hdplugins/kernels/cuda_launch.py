@@ -1,4 +1,4 @@
-"""Compiled kernels launched through the CUDA driver: loaded once, then started by nothing but `cuLaunchKernel`.
+"""Compiled kernels launched through the CUDA driver: loaded once, then started by `cuLaunchKernel` alone.
 
 The driver is called through cuda-python (the package cuda-bindings), which is imported when a kernel is loaded. Loading
 may happen at any time but while a stream is captured into a CUDA graph; starting a kernel allocates nothing, waits for
@@ -31,7 +31,7 @@ FIRST_ARCHITECTURE_OF_ITS_OWN = 90
 """From here on Triton compiles for one architecture with all its instructions (sm_90a), and others cannot run it."""
 
 _POINTER_ALIGNMENT = 16
-"""Bytes; the kernels are compiled for it, and a wider load from elsewhere would break the whole CUDA context."""
+"""Bytes; the kernels are compiled for it, and a wider load from another address would break the whole CUDA context."""
 
 _USUAL_SHARED_BYTES = 48 * 1024
 """Dynamic shared memory that every launch may have (CUDA C++ Programming Guide); more must be allowed first."""
@@ -43,7 +43,7 @@ _C_TYPES: dict[str, Any] = {"i32": ctypes.c_int32, "i64": ctypes.c_int64, "fp32"
 
 
 class LaunchError(RuntimeError):
-    """The CUDA driver refused a call, or a launch was asked for that would not be right."""
+    """The CUDA driver refused a call, or a launch does not fit its kernel."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class PreparedLaunch:
         self._threads, self._shared_bytes = compiled.num_warps * _THREADS_OF_WARP, compiled.shared_bytes
         self._pointers: list[tuple[ctypes.c_void_p, int]] = []
         self._values = [self._packed(name, kind, launch, places) for name, kind in compiled.arguments]
-        # Triton's own, which its kernels do not use.
+        # For buffers of Triton's, which these kernels do not use.
         self._values += [ctypes.c_void_p(None) for _ in range(compiled.scratch_pointers)]
         self._parameters = (ctypes.c_void_p * len(self._values))(*map(ctypes.addressof, self._values))
         self._parameters_address = ctypes.addressof(self._parameters)
@@ -108,7 +108,7 @@ class PreparedLaunch:
         """Start the kernel and return at once.
 
         Args:
-            addresses: of the tensors on the device, in the order that ``places`` told.
+            addresses: of the tensors on the device, in the order of ``places``.
             stream: the driver's ``CUstream``.
 
         Raises:
@@ -181,7 +181,7 @@ def find_kernels(
 def load_kernels(
     folder: Path, prefix: str, functions: Sequence[str], *, serves: Callable[[CompiledKernel], bool]
 ) -> dict[str, LoadedKernel]:
-    """The kernels for the GPU of the current CUDA context, each loaded once a context and process.
+    """The kernels for the GPU of the current CUDA context, each loaded once per context and process.
 
     Args:
         folder: as :func:`find_kernels` takes it; ``prefix``, ``functions`` and ``serves`` too.

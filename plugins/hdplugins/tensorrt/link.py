@@ -1,4 +1,4 @@
-"""A library name that TensorRT-RTX's wheel forgot, made resolvable without touching the installation.
+"""A library name that is missing from TensorRT-RTX's wheel, made resolvable without changing the installation.
 
 When the ONNX parser of TensorRT-RTX 1.7.1 imports a plugin it opens ``libtensorrt_rtx.so``, while the wheel
 ships ``libtensorrt_rtx.so.1`` only; the exception that follows ends the process ("terminate called without an

@@ -1,13 +1,13 @@
 """The plugin class of an operator: TensorRT's `IPluginV3` interfaces, filled from the operator's face.
 
 How TensorRT calls a plugin: it creates one by the creator, from a node's attributes or an engine's fields, clones it,
-tells it the shapes (`on_shape_change`) whenever they change, and then lets it `enqueue`. Kernels are loaded and
-launches are packed when shapes are told, so that `enqueue` does nothing but launch. The bindings turn an exception into
-the error code that TensorRT expects, and print it; `take_plugin_errors` has it for whoever reports the failure.
+passes it the shapes (`on_shape_change`) whenever they change, and then calls `enqueue`. Kernels are loaded and launches
+are packed when the shapes are known, so that `enqueue` only launches. The bindings turn an exception into
+the error code that TensorRT expects, and print it; `take_plugin_errors` returns it for the report of the failure.
 
 On a machine without a GPU TensorRT-RTX 1.7.1 calls everything but `attach_to_context`, `set_tactic`, `on_shape_change`
 and `enqueue`. Full TensorRT runs plugins while it builds. Its classes have the same methods (read in the bindings of
-11.4 and in their published source); neither flavour's execution has been run yet, for want of a GPU.
+11.4 and in their published source); neither flavour's execution has been run on a GPU yet.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ _WORKSPACE_ALIGNMENT = 256
 """Bytes between the scratch buffers of one call; TensorRT aligns the first of them so."""
 
 _MOST_PLANS = 256
-"""Shapes that a plugin remembers its launches for."""
+"""Shapes whose launches a plugin keeps."""
 
 _errors: deque[str] = deque(maxlen=16)
 
 
 def take_plugin_errors() -> tuple[str, ...]:
-    """What plugins of this process raised, oldest first; they are forgotten then."""
+    """The errors of this process's plugins, oldest first; this clears them."""
     taken = []
     with contextlib.suppress(IndexError):
         while True:
@@ -62,7 +62,7 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
 def reported(method: _Method) -> _Method:
-    """Keep what a method raises: TensorRT is told that it failed, and not why."""
+    """Keep what a method raises: TensorRT learns that it failed, but not why."""
 
     @functools.wraps(method)
     def reporting(self: Any, *arguments: Any) -> Any:
@@ -114,7 +114,7 @@ class Plugin:
         self._serialized: FieldCollection | None = None
         # The bindings delete an object twice when TensorRT deletes it while Python holds it nowhere else, as at a build
         # that fails: the heap is corrupted and the process dies (seen in TensorRT-RTX 1.7.1). A reference that is never
-        # given back prevents it. They leak some themselves; what is large is let go of in `destroy`.
+        # given back prevents it. They leak some themselves; `destroy` releases what is large.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(self))
 
     def destroy(self) -> None:
@@ -162,7 +162,7 @@ class Plugin:
         return self._workspace([tuple(tensor.max) for tensor in inputs])[1]
 
     def get_valid_tactics(self) -> list[int]:
-        # None but TensorRT's default: the kernel is chosen by the GPU, when shapes are told.
+        # TensorRT's default only: the GPU decides the kernel, when the shapes are known.
         return []
 
     def set_tactic(self, tactic: int) -> None:
@@ -172,7 +172,7 @@ class Plugin:
     def on_shape_change(self, inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         self._plan = None
         if self.kernels is None:
-            return  # a build that runs nothing; whoever enqueues nevertheless gets an error
+            return  # a build that runs nothing; `enqueue` raises an error
         shapes = tuple(tuple(tensor.dims) for tensor in inputs)
         dtype = _DTYPES[inputs[0].type.name]
         if (shapes, dtype) not in self._plans:
@@ -198,7 +198,9 @@ class Plugin:
                 "shapes were refused. Deserialise the engine within hdplugins.tensorrt.plugins.plugins_with_kernels."
             )
         if tuple(input_desc[0].dims) != plan.first_shape:
-            raise LaunchError(f"shapes of {plan.first_shape} were told, and {tuple(input_desc[0].dims)} came.")
+            raise LaunchError(
+                f"the plugin was set up for shapes {plan.first_shape}, but got {tuple(input_desc[0].dims)}."
+            )
         addresses = (*inputs, *outputs, *(workspace + offset for offset in plan.offsets))
         cuda_stream = plan.stream_type(stream)
         for launch in plan.launches:
@@ -211,7 +213,7 @@ class Plugin:
             return face.serves(kernel, shapes, self.attributes, dtype=dtype)
 
         if not self._loaded or not all(serves(kernel.compiled) for kernel in self._loaded.values()):
-            self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.KERNELS, serves=serves)
+            self._loaded = load_kernels(kernels, f"{self.operator.name}-", face.kernels, serves=serves)
         constants = {name: kernel.compiled.constants for name, kernel in self._loaded.items()}
         offsets, _ = self._workspace(shapes)
         given = self.operator.inputs[: len(shapes)]

@@ -42,7 +42,7 @@ class FieldCollection:
             trt: the module ``tensorrt`` or ``tensorrt_rtx``.
             types: attribute -> its type.
             attributes: the same names -> values, whole numbers of 32 bits; None for fields without values, which tell
-                TensorRT's parser what to hand over.
+                TensorRT's parser which attributes to pass.
         """
         values = {name: () if attributes is None else attributes[name] for name in types}
         self._arrays = {name: np.atleast_1d(np.array(values[name], _STORED[kind][1])) for name, kind in types.items()}
@@ -68,7 +68,7 @@ def attributes_from_fields(trt: Any, types: Mapping[str, FieldType], fields: Ite
     names = [field.name for field in given]
     if sorted(names) != sorted(types):
         raise ValueError(
-            f"the fields {', '.join(names) or 'none'} were given; there are {', '.join(types)}, once each."
+            f"the fields {', '.join(names) or 'none'} were given; it should be {', '.join(types)}, once each."
         )
     by_name = dict(zip(names, given, strict=True))
     return {name: _value(trt, name, kind, by_name[name]) for name, kind in types.items()}

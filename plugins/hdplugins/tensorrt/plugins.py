@@ -1,6 +1,6 @@
-"""TensorRT plugins of our operators, for ``tensorrt`` and ``tensorrt_rtx``: registered, and given their kernels.
+"""TensorRT plugins of our operators, for ``tensorrt`` and ``tensorrt_rtx``: registration and kernels.
 
-Each flavour is a module that is handed in, never imported here. What an operator adds to a plugin is its face
+Each flavour is a module that the caller passes; none is imported here. What an operator adds to a plugin is its face
 `tensorrt_plugin` (see `hdplugins.operators.plugin_face`); all else is the same for every operator (see
 `hdplugins.tensorrt.plugin_class`).
 """
@@ -27,7 +27,7 @@ _registry_lock = threading.RLock()
 _creators: dict[tuple[ModuleType, str], Any] = {}
 """(flavour's module, operator) -> its creator, held here for good: TensorRT's registry has a bare pointer.
 
-By the module itself, for another of its name has a registry of its own."""
+By the module itself: another module of its name has a separate registry."""
 
 
 def plugin_operators() -> tuple[Operator, ...]:
@@ -37,14 +37,14 @@ def plugin_operators() -> tuple[Operator, ...]:
 
 @contextlib.contextmanager
 def plugins_with_kernels(trt: ModuleType, kernels: Path | None) -> Iterator[None]:
-    """TensorRT knows our plugins; those that it creates meanwhile launch the kernels of that folder.
+    """Register our plugins; those that TensorRT creates in the block launch the kernels of that folder.
 
     Keep it open while a graph is parsed or an engine is deserialised: an engine stores the attributes of its plugins,
     and not where its bundle lies. Plugins keep the folder that they were created with. Other threads wait.
 
     Args:
         trt: the module ``tensorrt`` or ``tensorrt_rtx``.
-        kernels: a bundle's folder of kernels; None where plugins are not run, but only built into an engine.
+        kernels: a bundle's folder of kernels; None if plugins are only built into an engine and not run.
 
     Raises:
         RuntimeError: something else is registered under the name of one of our plugins.
@@ -53,7 +53,7 @@ def plugins_with_kernels(trt: ModuleType, kernels: Path | None) -> Iterator[None
         creators = [_registered_creator(trt, operator) for operator in plugin_operators()]
         before = [creator.kernels for creator in creators]
         for creator in creators:
-            # The working directory may change before shapes are told.
+            # The working directory may change before the shapes are known.
             creator.kernels = None if kernels is None else kernels.absolute()
         try:
             yield

@@ -1,4 +1,4 @@
-"""JSON as dataclasses, every value checked against its annotation; what is wrong is said with its place and value."""
+"""JSON as dataclasses, every value checked against its annotation; errors name place and value."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _LONGEST_SHOWN = 60
 """Characters of a wrong value that a message shows."""
 
 _ANY_KEY = "..."
-"""What msgspec calls a key of a dict, as it does not say which."""
+"""What msgspec calls any key of a dict."""
 
 _MOST_LEVELS = 16
 """Lists and objects inside each other; ours have seven."""
 
 _OTHER_SURROGATES = re.compile("[\ud800-\udc7f\udd00-\udfff]")
-"""Those that stand for no byte."""
+"""Surrogates that do not stand for a byte."""
 
 Value = TypeVar("Value")
 
 
 class MalformedJsonError(ValueError):
-    """A text is not JSON, not UTF-8, or nested deeper than any of ours."""
+    """A text is not JSON, not UTF-8, or nested too deeply."""
 
 
 class JsonMismatchError(ValueError):
-    """JSON is not what the dataclasses say: ``manifest.max_len should be `int` >= 1, not 0``."""
+    """JSON does not match the dataclasses: ``manifest.max_len should be `int` >= 1, not 0``."""
 
 
 class UnknownChoiceError(JsonMismatchError):
-    """A string is none of a closed choice."""
+    """A string is not one of a closed choice."""
 
 
 def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
@@ -57,7 +57,7 @@ def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
         name: what the value is called in messages.
 
     Raises:
-        MalformedJsonError: no such text.
+        MalformedJsonError: another text.
         UnknownChoiceError: a string is not among those of its `Literal` or enum.
         JsonMismatchError: a key is missing, or a value is of another type or out of its range.
     """
@@ -65,14 +65,14 @@ def from_json(text: str | bytes, kind: type[Value], *, name: str) -> Value:
         values = msgspec.json.decode(text)
     except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise MalformedJsonError(str(error)) from None
-    # Else what walks through it later, to show or copy it, might run out of stack.
+    # Otherwise code that walks through it later, to show or copy it, might run out of stack.
     if not _is_shallow(values, _MOST_LEVELS):
         raise MalformedJsonError(f"more than {_MOST_LEVELS} lists and objects are inside each other")
     return from_values(values, kind, name=name)
 
 
 def from_values(values: object, kind: type[Value], *, name: str) -> Value:
-    """The same of what was JSON once: objects, lists, strings, numbers, booleans and None."""
+    """Like `from_json`, from values that JSON gave: objects, lists, strings, numbers, booleans and None."""
     try:
         return msgspec.convert(values, kind)
     except msgspec.ValidationError as error:
@@ -93,7 +93,7 @@ def json_from_dataclass(value: Any) -> str:
 
 
 def _mismatch(message: str, data: Any, kind: type, name: str) -> JsonMismatchError:
-    """The error for what msgspec says: "Expected `int`, got `str` - at `$.files[...].size_bytes`"."""
+    """The error for a message of msgspec: "Expected `int`, got `str` - at `$.files[...].size_bytes`"."""
     said, _, path = message.partition(" - at `$")
     keys, value = _followed(data, path.rstrip("`"), message, kind)
     where = name + "".join(f".{key}" if key.isidentifier() else f"[{key}]" for key in keys)
@@ -113,7 +113,7 @@ def _mismatch(message: str, data: Any, kind: type, name: str) -> JsonMismatchErr
 def _followed(data: Any, path: str, message: str, kind: type) -> tuple[list[str], Any]:
     """The keys of a path of msgspec's, ".a[2][...].b" -> ["a", "2", "'x'", "b"], and the value there.
 
-    msgspec does not say which key of a dict it means: it is the first that alone gives the same message.
+    msgspec does not name the key of a dict: it is the first that gives the same message on its own.
     """
     keys: list[str] = []
     value = data
@@ -131,7 +131,7 @@ def _followed(data: Any, path: str, message: str, kind: type) -> tuple[list[str]
 
 
 def _fails_alone(data: Any, values: dict[str, Any], key: str, message: str, kind: type) -> bool:
-    """Whether the data without the other keys gives the message; if so, they are taken out for good."""
+    """Whether the data without the other keys gives the message; if so, the other keys stay removed."""
     others = dict(values)
     values.clear()
     values[key] = others[key]

@@ -1,4 +1,4 @@
-"""Manifests of format version 1: attention in five keys, inputs that say nothing but their names."""
+"""Manifests of format version 1: attention in five keys, inputs without roles."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hdruntime.bundle.manifest import Count, Length, Size, TensorSpec, TokenCoun
 from hdruntime.constants import FORMAT_VERSION
 
 _BLOCK_SPARSE_MODELS = ("big_bird", "bigbird_pegasus")
-"""Those whose own attention it is; in others it took the place of dense attention."""
+"""Models trained with it; in others it replaced dense attention."""
 
 _MODES_OF_KIND = {"bigbird": ("hf_eval", "table"), "etc": ("none",), "blocks": ("lists",)}
 
@@ -45,7 +45,7 @@ class _GlobalAttention:
 
 @dataclass(frozen=True, kw_only=True)
 class _Format1:
-    """What of such a manifest is said otherwise now."""
+    """The keys of such a manifest that today's format writes differently."""
 
     model_type: str
     num_heads: Size
@@ -86,7 +86,7 @@ def from_format_1(values: object) -> dict[str, Any]:
 def _problems(old: _Format1) -> list[str]:
     found = []
     if not old.attention:
-        found.append("attention lists no operator, and every encoder had one")
+        found.append("attention lists no operator; every encoder has one")
     if old.window is not None and len(old.window.dilation) not in (1, old.num_heads):
         found.append(f"window.dilation has {len(old.window.dilation)} values for {old.num_heads} heads")
     blocks, marks = old.block_sparse, old.global_attention
@@ -94,8 +94,10 @@ def _problems(old: _Format1) -> list[str]:
         modes = " or ".join(_MODES_OF_KIND[blocks.kind])
         found.append(f"block_sparse.mode should be {modes} for {blocks.kind}, not {blocks.mode}")
     has_marks = "global_attention_mask" in {spec.name for spec in old.inputs}
-    if has_marks != (marks is not None):
-        found.append("global_attention is there without an input global_attention_mask, or the input without it")
+    if has_marks and marks is None:
+        found.append("global_attention is missing, and the input global_attention_mask needs it")
+    if marks is not None and not has_marks:
+        found.append("global_attention needs an input global_attention_mask")
     if marks is not None and (marks.separator_id is None) != (marks.default == "first_token"):
         found.append(f"global_attention.separator_id is {marks.separator_id} for the default {marks.default}")
     return found

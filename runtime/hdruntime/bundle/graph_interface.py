@@ -5,13 +5,14 @@ from __future__ import annotations
 __all__ = ["Found", "check_interface"]
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 
 from hdruntime.bundle.manifest import GraphFile, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError
 
 Found = Mapping[str, tuple[str, Sequence[object]]]
-"""Name -> type, as NumPy calls it, and axes of an input or output: sizes, or anything else where they may vary."""
+"""Name -> NumPy's name of the type, and axes of an input or output: sizes, or any other object where they vary."""
 
 
 def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs: Found) -> None:
@@ -32,7 +33,9 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
     ):
         if {spec.name for spec in listed} != set(found) or not all(_agree(spec, *found[spec.name]) for spec in listed):
             here = ", ".join(_shown(name, *found[name]) for name in sorted(found))
-            there = ", ".join(_shown(spec.name, spec.dtype, spec.shape) for spec in sorted(listed, key=_name))
+            there = ", ".join(
+                _shown(spec.name, spec.dtype, spec.shape) for spec in sorted(listed, key=attrgetter("name"))
+            )
             raise BundleCorruptError(
                 f"The {kind} of {graph.file} are {here or 'none'}, but the manifest of {bundle.path} lists {there}.\n"
                 "Rebuild the bundle."
@@ -42,12 +45,8 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
 def _agree(spec: TensorSpec, dtype: str, axes: Sequence[object]) -> bool:
     if spec.dtype != dtype or len(spec.shape) != len(axes):
         return False
-    # A lowering may forget how large an axis is, but one that varies cannot have a size.
+    # A lowering may lose the size of an axis, but an axis that varies cannot have one.
     return all(listed == axis for listed, axis in zip(spec.shape, axes, strict=True) if isinstance(axis, int))
-
-
-def _name(spec: TensorSpec) -> str:
-    return spec.name
 
 
 def _shown(name: str, dtype: str, axes: Sequence[object]) -> str:

@@ -31,7 +31,7 @@ _OUTPUTS_OF_TASK: dict[str, dict[str, tuple[str, ...]]] = {
     "token-classification": {"logits": _VECTORS},
     "question-answering": {"start_logits": _TOKENS, "end_logits": _TOKENS},
 }
-"""What a task's results are made of; a graph may have other outputs beside these."""
+"""The outputs that a task needs; a graph may have others beside these."""
 
 _ONE_OF_ROLE = (Role.IDS, Role.MASK)
 """Every bundle has one input of each of these."""
@@ -116,9 +116,9 @@ def _input_problems(manifest: Manifest) -> Iterator[str]:
     roles = Counter(spec.role for spec in manifest.inputs)
     for role in Role:
         if role in _ONE_OF_ROLE and roles[role] != 1:
-            yield f"inputs has {roles[role]} of the role {role.value}, and there is one"
+            yield f"inputs has {roles[role]} of the role {role.value}; exactly one is needed"
         elif role is not Role.MEMORY and roles[role] > 1:
-            yield f"inputs has {roles[role]} of the role {role.value}; one at most"
+            yield f"inputs has {roles[role]} of the role {role.value}; at most one is allowed"
     for index, spec in enumerate(manifest.inputs):
         yield from (f"inputs[{index}]{problem}" for problem in _problems_of_input(spec, manifest.outputs))
 
@@ -130,22 +130,22 @@ def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterat
     if (spec.default.token_id is None) == (spec.default.fill in _FILLS_BY_TOKEN):
         yield f".default.token_id is {spec.default.token_id} for the fill {spec.default.fill.value}"
     if spec.bound is not None and spec.role is not Role.MARKS:
-        yield f".bound is {spec.bound}, and only marks have one"
+        yield f".bound is {spec.bound}; only marks have a bound"
     if spec.role is not Role.MEMORY:
         if spec.fed_from is not None:
-            yield f".fed_from is {spec.fed_from}, and only memories have one"
+            yield f".fed_from is {spec.fed_from}; only memories are fed from an output"
         if spec.dtype != "int64" or spec.shape != ("batch", "tokens"):
             yield f" should be int64 [batch, tokens], not {_described(spec)}"
         return
     if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(n, int) for n in spec.shape[1:]):
         yield f" should be float32 [batch, ...] with sizes, not {_described(spec)}"
     if spec.fed_from is None:
-        yield ".fed_from is None, and a memory has the name of an output there"
+        yield ".fed_from is None; a memory needs the name of an output"
         return
     output = next((output for output in outputs if output.name == spec.fed_from), None)
     if output is None or output.shape != spec.shape:
         found = "there is none" if output is None else f"that is {_described(output)}"
-        yield f" is {_described(spec)} of the output {spec.fed_from}, and {found}"
+        yield f" is {_described(spec)}, fed from the output {spec.fed_from}, but {found}"
 
 
 def _output_problems(manifest: Manifest) -> Iterator[str]:
@@ -158,23 +158,23 @@ def _output_problems(manifest: Manifest) -> Iterator[str]:
             yield f"outputs[{index}] should be float32 [batch, ...] or [batch, tokens, ...], not {_described(spec)}"
     for name, axes in _OUTPUTS_OF_TASK[manifest.task].items():
         if name not in outputs:
-            yield f"outputs has no {name}, which is what {manifest.task} is made of"
+            yield f"outputs has no {name}, which {manifest.task} needs"
         elif len(outputs[name].shape) != len(axes) or ("tokens" in outputs[name].shape) != ("tokens" in axes):
             yield f"outputs: {name} should be [{', '.join(axes)}], not {_described(outputs[name])}"
     for name in ("last_hidden_state", "token_embeddings"):
         if name in outputs and outputs[name].shape[-1] != manifest.hidden_size:
-            yield f"outputs: {name} is {_described(outputs[name])}, and hidden_size is {manifest.hidden_size}"
+            yield f"outputs: {name} is {_described(outputs[name])}, but hidden_size is {manifest.hidden_size}"
     if manifest.labels and "logits" not in outputs:
-        yield f"labels has {len(manifest.labels)} names, and there are no logits"
+        yield f"labels has {len(manifest.labels)} names, but there are no logits"
     elif manifest.labels and outputs["logits"].shape[-1] != len(manifest.labels):
         yield f"labels has {len(manifest.labels)} names for logits {_described(outputs['logits'])}"
 
 
 def _position_problems(positions: Positions, max_len: int) -> Iterator[str]:
     if positions.rows != max_len:
-        yield f"positions.rows is {positions.rows}, and max_len is {max_len}"
+        yield f"positions.rows is {positions.rows}, but max_len is {max_len}"
     if (positions.alpha is None) == (positions.scheme == "hierarchical"):
-        yield f"positions.alpha is {positions.alpha} for the scheme {positions.scheme}, and hierarchical alone has one"
+        yield f"positions.alpha is {positions.alpha} for the scheme {positions.scheme}; only hierarchical has one"
 
 
 def _attention_problems(manifest: Manifest) -> Iterator[str]:

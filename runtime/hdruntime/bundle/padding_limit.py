@@ -1,4 +1,4 @@
-"""How far rows may be padded before their answers change: without end, unless the manifest has a rule."""
+"""How far rows may be padded before their answers change: without limit, unless the manifest has a rule."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from hdruntime.bundle.manifest import PaddingRule
 
 
 def padding_limit(rule: PaddingRule | None, tokens: int) -> int:
-    """The most tokens that a row may be padded to with its answer as it was; ``sys.maxsize`` where there is no limit.
+    """The most tokens to which padding a row leaves its answer unchanged; ``sys.maxsize`` for no limit.
 
-    Lengths of one limit may share a batch.
+    Rows with the same limit may share a batch.
 
     Args:
         rule: the bundle's.
-        tokens: of the row, 1 or more, padding that is part of the question included.
+        tokens: of the row, 1 or more, including padding that counts.
     """
     if rule is None:
         return sys.maxsize

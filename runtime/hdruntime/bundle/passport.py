@@ -6,6 +6,7 @@ __all__ = [
     "PASSPORT_VERSION",
     "BuiltOn",
     "Passport",
+    "Provenance",
     "ThisMachine",
     "builds_for",
     "differences",
@@ -41,7 +42,7 @@ _DISTRIBUTIONS = {
     Backend.TENSORRT_RTX: ("tensorrt-rtx-cu13", "tensorrt-rtx-cu12", "tensorrt-rtx"),
     Backend.TENSORRT_LEAN: ("tensorrt-lean-cu13", "tensorrt-lean-cu12", "tensorrt-lean"),
 }
-"""What installs a flavour's module, newest CUDA first; each brings ``..._bindings`` too, which may be alone."""
+"""Distributions of a flavour's module, newest CUDA first; each comes with ``..._bindings``, which may be alone."""
 
 
 _OLDEST_OF_TENSORRT = 75
@@ -59,8 +60,25 @@ class BuiltOn:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Passport:
-    """What must agree for an engine to be usable, and where it comes from.
+class Provenance:
+    """What a passport says of an engine and the manifest does not.
+
+    Attributes:
+        plugins: operators that the runtime must provide -> layers of each.
+        engine_sha256: of the engine itself.
+        onnx_sha256: SHA-256 of each file of the graph it was built from, by name.
+        built_on: the machine that built it.
+    """
+
+    plugins: dict[str, int]
+    engine_sha256: str
+    onnx_sha256: dict[str, str]
+    built_on: BuiltOn
+
+
+@dataclass(frozen=True, kw_only=True)
+class Passport(Provenance):
+    """What the file of a passport holds: its provenance, and what must agree for an engine to be usable.
 
     Attributes:
         flavour: ``tensorrt`` or ``tensorrt_rtx``.
@@ -68,10 +86,6 @@ class Passport:
         precision: of the graph's weights.
         architectures: GPU architectures it runs on, e.g. ``sm89``.
         profiles: the shapes it takes.
-        plugins: operators that the runtime must provide -> layers of each.
-        engine_sha256: of the engine itself.
-        onnx_sha256: SHA-256 of each file of the graph it was built from, by name.
-        built_on: the machine that built it.
         version_compatible: whether later versions run it too.
     """
 
@@ -80,10 +94,6 @@ class Passport:
     precision: Dtype
     architectures: tuple[str, ...]
     profiles: tuple[ProfileShape, ...]
-    plugins: dict[str, int]
-    engine_sha256: str
-    onnx_sha256: dict[str, str]
-    built_on: BuiltOn
     version_compatible: bool = False
 
 
@@ -142,12 +152,12 @@ def builds_for(flavour: Backend, architecture: str) -> bool:
 
 
 def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:
-    """Why a backend cannot run an engine on a machine, a reason each; none where nothing speaks against it.
+    """Why a backend cannot run an engine on a machine: its reasons, () if it can.
 
     Args:
         engine: as the manifest lists it.
         backend: one that runs engines of its flavour.
-        machine: where it shall run.
+        machine: to run it on.
     """
     reasons = []
     if machine.driver is None:
@@ -163,52 +173,30 @@ def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> t
     return tuple(reasons)
 
 
-def older_driver(passport: Passport, machine: ThisMachine) -> str | None:
-    """A remark where the driver is older than the one that the engine was built with, which may or may not matter."""
+def older_driver(passport: Provenance, machine: ThisMachine) -> str | None:
+    """A remark if the driver is older than the one that the engine was built with, which may or may not matter."""
     built_with = passport.built_on.driver
     if built_with is None or machine.driver is None or version_numbers(machine.driver) >= version_numbers(built_with):
         return None
     return f"the driver here ({machine.driver}) is older than the one that it was built with ({built_with})"
 
 
-def read_passport(bundle: Bundle, engine: EngineFile) -> Passport:
-    """The passport that lies beside an engine.
+def read_passport(bundle: Bundle, engine: EngineFile) -> Provenance:
+    """What the passport beside an engine adds to the manifest.
 
     Raises:
-        BundleCorruptError: it is no JSON, or lacks what this version needs.
+        BundleCorruptError: it is not JSON, or lacks a key that this version needs.
     """
     path = bundle.file(engine.passport)
     try:
-        own = from_json(path.read_bytes(), _OwnToPassport, name="passport")
+        return from_json(path.read_bytes(), Provenance, name="passport")
     except (OSError, ValueError) as error:
         raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
-    return Passport(
-        flavour=engine.flavour,
-        version=engine.version,
-        precision=engine.precision,
-        architectures=engine.architectures,
-        profiles=engine.profiles,
-        plugins=own.plugins,
-        engine_sha256=own.engine_sha256,
-        onnx_sha256=own.onnx_sha256,
-        built_on=own.built_on,
-        version_compatible=engine.version_compatible,
-    )
 
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """The numbers of a version, which compare as versions do."""
     return tuple(map(int, re.findall(r"\d+", version)))
-
-
-@dataclass(frozen=True, kw_only=True)
-class _OwnToPassport:
-    """What a passport says and the manifest does not."""
-
-    plugins: dict[str, int]
-    engine_sha256: str
-    onnx_sha256: dict[str, str]
-    built_on: BuiltOn
 
 
 def _version_difference(engine: EngineFile, backend: Backend, here: str | None) -> list[str]:
@@ -225,11 +213,11 @@ def _version_difference(engine: EngineFile, backend: Backend, here: str | None) 
 
 
 def _version_with_cuda() -> str | None:
-    """Of ONNX Runtime. Which of its packages are installed says nothing: the later one overwrites the other's files."""
+    """Of ONNX Runtime, asked of the module: the package installed later overwrites the files of the other."""
     try:
         import onnxruntime
     except ImportError:
-        # Broken or uninstalled: no reason for an engine not to run.
+        # Broken or not installed: engines still run.
         return None
     return onnxruntime.__version__ if CUDA_PROVIDER in onnxruntime.get_available_providers() else None
 

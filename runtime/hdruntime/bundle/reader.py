@@ -42,8 +42,8 @@ class Bundle:
 def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
     """Read and check a bundle. Nothing of it is executed or unpickled; files it does not list are ignored.
 
-    A checksum tells damage, not malice: who may write into a bundle may write its manifest. Until all of them are known
-    no backend gets to see a file, since a damaged graph or engine may crash what reads it.
+    Checksums detect damage, not malice: whoever can write into a bundle can write its manifest. No backend reads a file
+    before all are checked, since a damaged graph or engine may crash its reader.
 
     Args:
         path: the bundle's directory.
@@ -51,7 +51,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
             instructions for it, and files side by side. Without it only presence and size are compared.
 
     Raises:
-        BundleNotFoundError: nothing is there, or it is no bundle.
+        BundleNotFoundError: there is nothing, or not a bundle.
         BundleVersionError: a newer hdexport wrote it.
         BundleCorruptError: the manifest is malformed, or a file is missing, changed, or outside the bundle.
     """
@@ -74,7 +74,7 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
     """The checkpoint's ``config.json``, which a bundle carries; {} where it does not.
 
     Raises:
-        BundleCorruptError: it is no JSON object.
+        BundleCorruptError: it is not a JSON object.
     """
     if CONFIG_FILE not in bundle.manifest.files:
         return {}
@@ -91,13 +91,9 @@ def read_config(bundle: Bundle) -> dict[str, Any]:
 def _read_manifest(path: Path) -> Manifest:
     try:
         text = (path / MANIFEST_FILE).read_bytes()
-    except FileNotFoundError:
-        reason = "has no manifest.json" if path.is_dir() else "does not exist"
+    except (FileNotFoundError, NotADirectoryError):
+        reason = "has no manifest.json" if path.is_dir() else "is a file" if path.exists() else "does not exist"
         raise BundleNotFoundError(f"There is no bundle at {path}: it {reason}.\n{_BUILD_ONE}") from None
-    except NotADirectoryError:
-        raise BundleNotFoundError(
-            f"There is no bundle at {path}: it is a file, and a bundle is a directory.\n{_BUILD_ONE}"
-        ) from None
     except OSError as error:
         raise BundleError(f"The bundle {path} cannot be read: {error}.") from error
     try:
@@ -110,7 +106,7 @@ _BUILD_ONE = "Build one with: hdexport build MODEL -o BUNDLE"
 
 
 def _named_files(manifest: Manifest) -> list[str]:
-    """Every file that the manifest gives a role."""
+    """Every file that the manifest refers to."""
     named = [graph.file for graph in manifest.graphs]
     for engine in manifest.engines:
         named += [engine.file, engine.passport]
@@ -122,11 +118,11 @@ def _named_files(manifest: Manifest) -> list[str]:
 def _check_presence(directory: Path, relative: str, record: FileRecord) -> None:
     path = _path_inside(directory, relative)
     try:
-        # Not only a missing file fails here: reading a named pipe would wait for ever.
+        # Not only for missing files: reading a named pipe would wait forever.
         if not path.is_file():
             raise BundleCorruptError(f"The bundle {directory} lacks its file {relative}.\n{_COPY_AGAIN}")
         size_bytes = path.stat().st_size
-    except OSError as error:  # a name that is too long, a folder that nobody may read
+    except OSError as error:  # a name that is too long, a folder without permission
         raise _unreadable(directory, relative, error) from error
     if size_bytes != record.size_bytes:
         raise _changed(directory, relative, f"{record.size_bytes} bytes", f"{size_bytes} bytes")
@@ -170,6 +166,6 @@ def _path_inside(directory: Path, relative: str) -> Path:
 
 def _leaves(directory: Path, relative: str) -> BundleCorruptError:
     return BundleCorruptError(
-        f"The bundle {directory} lists {relative!r}, which is outside of the bundle.\n"
+        f"The bundle {directory} lists {relative!r}, which is outside the bundle.\n"
         "Every file must lie below the bundle's directory; do not use this bundle."
     )

@@ -36,10 +36,10 @@ class DirectoryKind:
 
     Attributes:
         name: what a message calls it, e.g. ``bundle of hdexport``.
-        marker: the file without which a directory is none.
+        marker: the file that every such directory has.
         is_one: whether an existing directory is one.
         foreign_files: the files in one that do not belong to it, which replacing it would delete.
-        elsewhere: how the user names another place, for messages.
+        elsewhere: how to choose another place, for messages.
     """
 
     name: str
@@ -58,7 +58,7 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
     removes. A symbolic link at ``destination`` is followed.
 
     Args:
-        destination: where the directory shall be; missing parent directories are made.
+        destination: the directory to write; missing parent directories are created.
         kind: what is written.
         force: replace a directory of that kind that is there. Anything else that is there is never replaced.
 
@@ -96,14 +96,14 @@ def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
 
     Args:
         directory: it has to be there.
-        wait: until nobody else holds it; otherwise it is held by nobody else, or the file system has no locks.
+        wait: until no other process holds it; False where none can, or the file system has no locks.
     """
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError as error:
-            # A file system without locks: nobody can prove us dead, so nobody will remove our directory.
+            # Without locks no process can prove that this one is dead, so none removes its directory.
             logger.debug("no lock on %s: %s", directory, error)
         yield
     finally:
@@ -115,7 +115,7 @@ def _require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool)
         return
     if not (destination.is_dir() and kind.is_one(destination)):
         raise OutputExistsError(
-            f"{destination} exists and is no {kind.name}, so --force does not replace it either.\n"
+            f"{destination} exists and is not a {kind.name}, so --force does not replace it either.\n"
             f"Remove it yourself, or {kind.elsewhere}."
         )
     if not force:
@@ -124,8 +124,8 @@ def _require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool)
     if foreign:
         shown = ", ".join(foreign[:3]) + (f" and {len(foreign) - 3} more" if len(foreign) > 3 else "")
         raise OutputExistsError(
-            f"{destination} holds what is no part of a {kind.name} ({shown}), which --force would delete.\n"
-            f"Move that away, or {kind.elsewhere}."
+            f"{destination} contains files that are not part of a {kind.name} ({shown}); --force would delete them.\n"
+            f"Move them away, or {kind.elsewhere}."
         )
 
 
@@ -152,7 +152,7 @@ def _parent_made(parent: Path, kind: DirectoryKind) -> Iterator[None]:
         yield
     except BaseException:
         for path in missing:
-            with contextlib.suppress(OSError):  # somebody else has put something there: it stays
+            with contextlib.suppress(OSError):  # another process put something there: it stays
                 path.rmdir()
         raise
 
@@ -162,12 +162,12 @@ def _make(directory: Path, kind: DirectoryKind, *, parents: bool = False, exist_
         directory.mkdir(parents=parents, exist_ok=exist_ok)
     except OSError as error:
         raise HdexportError(
-            f"The directory {directory} cannot be made: {error.strerror}.\nMake it yourself, or {kind.elsewhere}."
+            f"The directory {directory} cannot be created: {error.strerror}.\nCreate it yourself, or {kind.elsewhere}."
         ) from error
 
 
 def _sibling(destination: Path, kind: str) -> Path:
-    # The process id helps a person who finds the directory; the random part keeps apart threads, and
+    # The process id helps a person who finds the directory; the random part separates threads, and
     # containers that share a volume and all run as process 1.
     return destination.with_name(f".{destination.name}.{kind}-{os.getpid()}-{secrets.token_hex(4)}")
 
@@ -205,7 +205,7 @@ def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, f
             partial.rename(destination)
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                raise OutputExistsError(f"{destination} was made by another process meanwhile.") from error
+                raise OutputExistsError(f"{destination} was created by another process in the meantime.") from error
             raise
         return
     # It may have appeared or changed while the block ran.

@@ -24,7 +24,7 @@ def staged_bundle(destination: Path, *, force: bool) -> AbstractContextManager[P
     Fill and seal it in the block; see :func:`hdruntime.bundle.staging.staged_directory`.
 
     Args:
-        destination: where the bundle shall be; missing parent directories are made.
+        destination: the bundle to write; missing parent directories are created.
         force: replace a bundle that is there. Anything else that is there is never replaced.
 
     Returns:
@@ -58,8 +58,8 @@ def seal(directory: Path, manifest: Manifest) -> Manifest:
 def write_manifest(directory: Path, manifest: Manifest) -> None:
     """Replace ``manifest.json`` of a bundle atomically, files as the manifest lists them.
 
-    This is for what is learnt about a bundle later, such as its verification. Unlike :func:`seal` it hashes
-    nothing, so it cannot bless a file that changed meanwhile.
+    For facts that come later, such as a verification. Unlike :func:`seal` it hashes nothing, so a file that changed in
+    the meantime is still refused.
 
     Raises:
         BundleError: it cannot be written; the bundle is as it was.
@@ -75,12 +75,12 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
 
 
 def _manifest_files(directory: Path) -> dict[str, object] | None:
-    """The file table of the directory's manifest, in any format version; None when it has none of ours."""
+    """The file table of the directory's manifest, in any format version; None without a manifest of a bundle."""
     try:
         data = json.loads((directory / MANIFEST_FILE).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
-    # Others have a manifest.json, too (web pages, browser extensions): look for what only ours has.
+    # Web pages and browser extensions have a manifest.json, too: look for keys that only bundles have.
     if not isinstance(data, dict) or type(data.get("format_version")) is not int:
         return None
     files = data.get("files")
@@ -92,7 +92,7 @@ def _unlisted_files(directory: Path) -> list[str]:
 
 
 def _files_in(directory: Path) -> set[str]:
-    """Names of the files below, but for what this machine keeps there for itself, or left there."""
+    """Names of the files below, without this machine's caches and leftovers of killed processes."""
     return {
         path.relative_to(directory).as_posix()
         for path in directory.rglob("*")

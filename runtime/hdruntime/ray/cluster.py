@@ -1,4 +1,4 @@
-"""A Ray cluster: joining one or starting one, and how many workers it has place for."""
+"""A Ray cluster: joining one or starting one, and how many workers fit."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _KNOCK_SECONDS = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Places:
-    """How many workers a cluster has place for, and what each of them takes of its node.
+    """How many workers fit on a cluster, and what each of them takes of its node.
 
     Attributes:
         workers: one session each.
@@ -55,12 +55,12 @@ def connected(address: str | None) -> Iterator[Any]:
         BackendUnavailableError: there is no cluster at that address, or none can be started.
         InputError: an address was given and the process is connected already.
     """
-    # Before Ray is imported, and only where the user has not said otherwise.
+    # Before Ray is imported, and only if the user has not set it.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     ray = require("ray")
     if ray.is_initialized():
         if address:
-            raise InputError(f"This process is connected to Ray already.\nLeave the address {address} out.")
+            raise InputError(f"This process is connected to Ray already.\nLeave out the address {address}.")
         yield ray
         return
     with _quiet(ray):
@@ -103,8 +103,8 @@ def places(nodes: Sequence[Mapping[str, float]], bundle: Bundle, *, backend: str
         )
     most = int(max((node.get("CPU", 0) for node in nodes), default=0))
     raise InputError(
-        f"A worker of {cpus} threads needs a node with as many cores, and the largest of the Ray cluster has {most}.\n"
-        "Give fewer --threads."
+        f"A worker of {cpus} threads needs a node with {cpus} cores; the largest node of the Ray cluster has {most}.\n"
+        "Reduce --threads."
     )
 
 
@@ -125,21 +125,21 @@ def _connect(ray: Any, address: str) -> None:
 
 @contextlib.contextmanager
 def _own_signal_handler() -> Iterator[None]:
-    """Undo that Ray takes SIGTERM for itself: what it means is for the program to say."""
+    """Restore the handler of SIGTERM, which Ray replaces: the program decides what the signal means."""
     handler = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        # Elsewhere neither Ray nor we may.
+        # In other threads neither Ray nor we may set it.
         if handler is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)
 
 
 def _knock(address: str) -> None:
-    """Find out in seconds whether anybody is there; Ray (2.60) tries for more than ten minutes.
+    """Find out in seconds whether a cluster answers; Ray (2.60) tries for more than ten minutes.
 
     Raises:
-        OSError: nobody is.
+        OSError: none does.
     """
     host, colon, port = address.rpartition(":")
     if colon and port.isdecimal() and "/" not in host:
@@ -148,7 +148,7 @@ def _knock(address: str) -> None:
 
 @contextlib.contextmanager
 def _quiet(ray: Any) -> Iterator[None]:
-    """Keep Ray's threads from printing on stdout, where a command's results are; what matters we log ourselves.
+    """Keep Ray's threads from printing on stdout, where a command's results are; we log what matters.
 
     ``log_to_driver=False`` is not enough: a worker's death is printed all the same. Ray's own debugger sets this flag.
     """

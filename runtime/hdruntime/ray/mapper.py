@@ -19,7 +19,7 @@ from hdruntime.text.tokenization import Overflow
 
 
 class BundleMapper:
-    """Adds a bundle's results to the rows of a ``ray.data.Dataset``: one session an actor.
+    """Adds a bundle's results to the rows of a ``ray.data.Dataset``: one session per actor.
 
     ::
 
@@ -38,10 +38,10 @@ class BundleMapper:
         results.write_parquet("results/")
 
     The columns of the task (an embedding, a label, ...), ``tokens`` and ``error`` are added, of the types that
-    ``hdexport run`` writes. A row that cannot be done has its error there, and the others go on.
+    ``hdexport run`` writes. A row that fails has its error there, and the others continue.
 
     Rows of a batch are sorted by length among themselves, so large batches waste less; ``batch_size=1024`` is a good
-    start. An actor uses the GPU that ``num_gpus`` got it, else as many cores as ``num_cpus`` says, by default one.
+    start. An actor uses the GPU that ``num_gpus`` got it, else as many whole cores as ``num_cpus`` says, at least one.
 
     Args:
         bundle: its directory, at that path on every node: on a shared file system, or copied there.
@@ -90,8 +90,8 @@ class BundleMapper:
             batch: what ``batch_format="pyarrow"`` gives.
 
         Raises:
-            InputError: it is no Arrow table, lacks a column of the texts, or has one that a result would be called.
-            BackendError: it is not the rows' fault.
+            InputError: it is no Arrow table, lacks a column of the texts, or has one with the name of a result.
+            BackendError: the backend failed, and not because of a row.
         """
         if not isinstance(batch, pa.Table):
             raise InputError(
@@ -115,7 +115,7 @@ class BundleMapper:
         taken = [field.name for field in self._fields if field.name in batch.column_names]
         if taken:
             raise InputError(
-                f"The dataset has columns {', '.join(map(repr, taken))}, as the results are called.\n"
+                f"The dataset already has columns {', '.join(map(repr, taken))}, which are names of results.\n"
                 "Rename them: dataset.rename_columns({...})"
             )
 

@@ -1,4 +1,4 @@
-"""A batch job over the workers of a Ray cluster: in order, each window once, whatever becomes of a worker."""
+"""A batch job over the workers of a Ray cluster: in order, each window once, even if workers die."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from hdruntime.ray.worker import Loaded, WindowWorker
 logger = logging.getLogger(__name__)
 
 _WINDOWS_A_WORKER = 2
-"""One that is done and one that is there when that is finished."""
+"""One that runs, and one that waits for it to end."""
 
 _HELD_A_WORKER = 4
-"""Windows that are in the driver's memory for each worker: those, and results that wait for an earlier one."""
+"""Windows in the driver's memory for each worker: those, and results that wait for an earlier one."""
 
 _MOST_DEATHS = 3
-"""So many workers may die over one window, or loading, before it is taken for the window's or the bundle's fault."""
+"""The job ends with an error when so many workers died over one window, or while they loaded the bundle."""
 
 _PATIENCE_SECONDS = 60
-"""Without news for so long, the log says what is waited for."""
+"""After so long without an answer, the log says how many workers have not loaded."""
 
 
 @dataclass(eq=False)
 class _Piece:
-    """A window on its way: with a worker, or waiting for its turn with its result."""
+    """A window that a worker has, or whose result waits for an earlier one."""
 
     window: Window
     result: WindowResult | None = None
@@ -46,12 +46,12 @@ class _Piece:
 
 @dataclass(eq=False)
 class _Place:
-    """Where a worker runs; when it dies, another takes its place.
+    """A slot for a worker; when it dies, another replaces it.
 
     Attributes:
         actor: the worker.
-        loading: what it answers when it is ready, None once it has.
-        pieces: what it was given, each with what will be its result; it does them in this order.
+        loading: its answer when it is ready; None after that.
+        pieces: the results to come, each with its window, in the order in which the worker runs them.
         failed_loads: workers in a row that died here before they were ready.
     """
 
@@ -62,7 +62,7 @@ class _Place:
 
     @property
     def next_answer(self) -> Any:
-        """What the worker will answer next, None if nothing."""
+        """The worker's next answer; None if it has nothing to do."""
         if self.loading is not None:
             return self.loading
         return self.pieces[0][0] if self.pieces else None
@@ -76,13 +76,13 @@ class RayPool:
         with RayPool(Path("bundle"), job) as pool:
             done = run_job(job, pool)
 
-    As many workers as the cluster has place for: a GPU each where there are some and the backend uses them, else
-    ``threads`` cores each. The bundle must be at the same path on every node. When a worker is killed or its node is
-    lost, another is started, and the windows that it had are done again.
+    As many workers as fit on the cluster: one GPU each if there are GPUs and the backend uses them, else ``threads``
+    cores each. The bundle must be at the same path on every node. When a worker is killed or its node is lost, another
+    starts and runs its windows again.
 
     Args:
-        bundle: its directory, which every node has.
-        job: what will be run.
+        bundle: its directory, at this path on every node.
+        job: to run.
         backend: as :func:`hdruntime.load` takes it.
         threads: CPU cores of a worker; None for one.
         address: ``auto`` for the cluster that this machine is a node of, or ``host:port`` of its head; None or "" for
@@ -95,7 +95,7 @@ class RayPool:
     """
 
     window_characters = WINDOW_CHARACTERS
-    """What a window should have, about; when the block has begun, what suits the workers' backend."""
+    """About how many characters a window should have; inside the block, as many as suit the workers' backend."""
 
     loaded: Loaded | None = None
     """What the latest worker said when it was ready."""
@@ -125,7 +125,7 @@ class RayPool:
             nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
             place = places(nodes, self._bundle, backend=self._backend, threads=self._threads)
             logger.info("Ray: %d workers, each %d CPU cores and %d GPUs", place.workers, place.cpus, place.gpus)
-            # Restarts are ours to make: Ray would restart a worker for ever that dies whenever it loads.
+            # We restart workers ourselves: Ray would restart one forever that dies each time it loads.
             self._actor_class = self._ray.remote(
                 num_cpus=place.cpus, num_gpus=place.gpus, max_restarts=0, max_task_retries=0
             )(WindowWorker)
@@ -141,10 +141,10 @@ class RayPool:
         self._exits.close()
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
-        """Do every window; see `hdruntime.jobs.windows.WindowPool`.
+        """Run every window; see `hdruntime.jobs.windows.WindowPool`.
 
         Raises:
-            BackendError: a backend is broken, or workers die over and over.
+            BackendError: a backend is broken, or workers die repeatedly.
         """
         held: deque[_Piece] = deque()
         more = True
@@ -164,7 +164,7 @@ class RayPool:
                 self._wait()
 
     def _new_worker(self) -> tuple[Any, Any]:
-        """An actor, and what it answers when it has loaded the bundle."""
+        """An actor, and its answer when it has loaded the bundle."""
         actor = self._actor_class.remote()
         loading = actor.load.remote(
             self._bundle.path,
@@ -177,7 +177,7 @@ class RayPool:
         return actor, loading
 
     def _free_place(self) -> _Place | None:
-        """The place with the least to do, None if all have enough or are not ready."""
+        """The place with the fewest windows; None if all are busy or not ready."""
         ready = [place for place in self._places if place.loading is None]
         free = min(ready, key=lambda place: len(place.pieces), default=None)
         return free if free is not None and len(free.pieces) < _WINDOWS_A_WORKER else None
@@ -186,12 +186,12 @@ class RayPool:
         place.pieces.append((place.actor.infer.remote(piece.window.rows), piece))
 
     def _wait(self) -> None:
-        """Wait for some worker's answer and take it; give out what a dead worker had."""
+        """Wait for a worker's answer and take it; hand out the windows of a dead worker."""
         answers = {place.next_answer: place for place in self._places if place.next_answer is not None}
         done, _ = self._ray.wait(list(answers), num_returns=1, timeout=_PATIENCE_SECONDS)
         if not done:
             loading = sum(place.loading is not None for place in self._places)
-            logger.warning("Ray: nothing for %d s; %d workers have not loaded yet", _PATIENCE_SECONDS, loading)
+            logger.warning("Ray: no answer for %d s; %d workers have not loaded yet", _PATIENCE_SECONDS, loading)
         for answer in done:
             self._take(answers[answer], answer)
         while self._again and (place := self._free_place()):
@@ -201,7 +201,7 @@ class RayPool:
         try:
             value = self._ray.get(answer)
         except self._ray.exceptions.RayTaskError as error:
-            # Ray makes an error of its own of ours, with a traceback in its message.
+            # Ray wraps our errors in its own, with a traceback in the message.
             raise (error.cause if isinstance(error.cause, HdexportError) else error) from None
         except self._ray.exceptions.RayError as error:
             self._replace(place, error)
@@ -215,7 +215,7 @@ class RayPool:
             piece.result = value
 
     def _replace(self, place: _Place, error: Exception) -> None:
-        """Start a worker where one has died, and have its windows done again, unless too many have died."""
+        """Replace a dead worker and run its windows again, unless too many have died."""
         reason = str(error).strip()
         if place.loading is not None:
             place.failed_loads += 1
@@ -227,7 +227,7 @@ class RayPool:
             if first.deaths == _MOST_DEATHS:
                 ids = f"{first.window.rows[0].id} to {first.window.rows[-1].id}"
                 raise _dying(f"running the rows {ids}", reason)
-        logger.warning("Ray: a worker died and is replaced; what it had is done again: %s", reason.partition("\n")[0])
+        logger.warning("Ray: a worker died and is replaced; its windows run again: %s", reason.partition("\n")[0])
         self._ray.kill(place.actor)
         self._again.extend(piece for _, piece in place.pieces)
         place.pieces.clear()
@@ -241,6 +241,6 @@ class RayPool:
 
 def _dying(doing: str, reason: str) -> BackendError:
     return BackendError(
-        f"{_MOST_DEATHS} workers of the Ray cluster died {doing}. Ray says of the last: {reason}\n"
+        f"{_MOST_DEATHS} workers of the Ray cluster died {doing}. Ray says about the last one: {reason}\n"
         "If memory was short, use smaller batches (--max-batch-tokens) or fewer workers (more --threads each)."
     )

@@ -1,4 +1,4 @@
-"""What runs in the processes of a Ray cluster: a session with what Ray gave the process, and the worker of a job."""
+"""What runs in the processes of a Ray cluster: a session on what Ray assigned, and the worker of a job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _AUTO = "auto"
 
 
 def session_in_worker(path: Path, *, backend: str, threads: int | None, identity: str | None = None) -> Session:
-    """Load a bundle in a process of Ray's, with the cores and the GPU that Ray gave it and no others.
+    """Load a bundle in a Ray process, on the cores and the GPU that Ray assigned to it.
 
     Ray shows a process its own GPUs only, by ``CUDA_VISIBLE_DEVICES``, so the first one is the process's.
 
@@ -30,11 +30,11 @@ def session_in_worker(path: Path, *, backend: str, threads: int | None, identity
         path: of the bundle, on this node.
         backend: as :func:`hdruntime.load` takes it; ``auto`` leaves GPUs alone unless Ray gave the process one.
         threads: CPU threads; None for the cores that Ray gave the process.
-        identity: of the bundle that there should be, by `identity_of_bundle`; None where nobody knows.
+        identity: of the expected bundle, by `identity_of_bundle`; None for any bundle.
 
     Raises:
         BundleNotFoundError: the node has no bundle at that path.
-        BundleError: it has another one.
+        BundleError: it has another bundle.
         BackendUnavailableError: the backend needs a GPU, and Ray gave the process none.
         HdexportError: as :func:`hdruntime.load` does.
     """
@@ -64,13 +64,13 @@ def session_in_worker(path: Path, *, backend: str, threads: int | None, identity
 
 @dataclass(frozen=True, kw_only=True)
 class Loaded:
-    """What a worker says when it is ready.
+    """The answer of a worker that is ready.
 
     Attributes:
         node: address of its node.
         backend: what runs the bundle there.
         backend_reason: why.
-        window_characters: what a window should have for it, about.
+        window_characters: about how many characters a window should have for it.
     """
 
     node: str
@@ -80,15 +80,15 @@ class Loaded:
 
 
 class WindowWorker:
-    """An actor: does the windows of a job on its node."""
+    """An actor that runs windows of a job on its node."""
 
     def load(
         self, path: Path, options: WindowOptions, *, tokenized: bool, backend: str, threads: int, identity: str
     ) -> Loaded:
-        """Load the bundle. It is no constructor, whose errors Ray would not hand on as they are."""
+        """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
         session = session_in_worker(path, backend=backend, threads=threads, identity=identity)
         has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
-        # Not sent along: a task's functions do not travel.
+        # Made here: a task's functions cannot be pickled.
         task = results_of_bundle(open_bundle(path, check_files=False), tokenized=tokenized)
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
@@ -99,6 +99,6 @@ class WindowWorker:
         )
 
     def infer(self, rows: Sequence[Row]) -> WindowResult:
-        """Do a window of these rows."""
+        """Run a window of these rows."""
         ((_, result),) = self._pool.map(iter([Window(rows=list(rows))]))
         return result

@@ -1,8 +1,8 @@
 """How a Triton Inference Server serves a bundle: the message ``inference.ModelConfig``.
 
-What a server accepts was read from the sources of Triton's core and backends of mid-2026. Of a TensorRT engine it
-loads the profiles that ``instance_group`` names, and takes for each batch the tightest that fits. A batch that fits
-none fails with all requests in it, so ``max_batch_size`` is what every length has a profile for.
+The sources of Triton's core and backends of mid-2026 say what a server accepts. It loads the profiles of a TensorRT
+engine that ``instance_group`` names, and uses the tightest that fits for each batch. A batch that fits no profile fails
+with all its requests, so ``max_batch_size`` is the largest batch that has a profile at every length.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def triton_config(bundle: Bundle, engine: EngineFile | None, *, name: str, file:
         file: of the engine or the graph, in the directory of its version.
 
     Raises:
-        BundleCorruptError: an input or output is of a type that Triton is not given, or has no batch axis.
+        BundleCorruptError: an input or output is of a type that Triton models do not use, or has no batch axis.
     """
     backend = Backend.ONNXRUNTIME if engine is None else Backend.TENSORRT
     rows = most_rows(engine)

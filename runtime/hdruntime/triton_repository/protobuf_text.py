@@ -17,7 +17,7 @@ Message = Mapping[str, Any]
 
 
 def protobuf_text(message: Message) -> str:
-    """The message as text, a field a line. An empty list is a field that is not there."""
+    """The message as text, one field per line. An empty list is an absent field."""
     return "".join(f"{line}\n" for line in _lines(message))
 
 

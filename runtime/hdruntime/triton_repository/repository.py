@@ -31,7 +31,7 @@ _HEADER = "# Written by hdexport package; with --force it replaces this file, to
 """What makes a directory one of ours; the configuration's format has such comments."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-"""Names that are a plain directory and stand in a URL as they are."""
+"""Names that are a plain directory and need no escapes in a URL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +60,15 @@ def package_for_triton(
 
     Args:
         bundle: an opened bundle.
-        repository: directory of models; made where it is missing, other models in it stay.
-        name: of the model's directory, as clients call it; default the bundle's.
+        repository: directory of models; created if it is missing, other models in it stay.
+        name: of the model's directory, which clients use; default the bundle's.
         backend: ``tensorrt``, ``onnxruntime``, or ``auto``: a TensorRT engine that Triton can serve, else the graph.
         force: replace a model that this function wrote.
 
     Raises:
-        InputError: the name or the backend is none that will do.
+        InputError: the name or the backend is not valid.
         BackendUnavailableError: the bundle has no engine that Triton can serve.
-        BundleCorruptError: the bundle lacks its graph, or says what no build says.
+        BundleCorruptError: the bundle lacks its graph, or contradicts itself.
         OutputExistsError: a model of that name is there and may not be replaced.
         HdexportError: the directory cannot be written.
     """
@@ -93,15 +93,15 @@ def _checked_name(name: str, *, given: bool) -> str:
     if _NAME.fullmatch(name):
         return name
     raise InputError(
-        f"The {'name' if given else 'name of the bundle,'} {name!r} will not do for a model: it takes letters, digits, "
-        "'.', '_' and '-', a letter or digit first.\nGive one with --name, for example --name encoder."
+        f"The {'name' if given else 'name of the bundle,'} {name!r} is not valid for a model: use letters, digits, "
+        "'.', '_' and '-', beginning with a letter or digit.\nGive one with --name, for example --name encoder."
     )
 
 
 def _choice(bundle: Bundle, backend: str) -> tuple[EngineFile | None, str]:
     """The engine to serve, None for the graph; and why."""
     if backend not in (_AUTO, Backend.TENSORRT.value, Backend.ONNXRUNTIME.value):
-        raise InputError(f"Triton is given nothing for --backend {backend}.\nUse auto, tensorrt or onnxruntime.")
+        raise InputError(f"Triton models are not made for --backend {backend}.\nUse auto, tensorrt or onnxruntime.")
     if backend == Backend.ONNXRUNTIME.value:
         return None, "it was asked for"
     engine, why_not = _servable_engine(bundle)
@@ -115,19 +115,22 @@ def _choice(bundle: Bundle, backend: str) -> tuple[EngineFile | None, str]:
 
 
 def _servable_engine(bundle: Bundle) -> tuple[EngineFile | None, str]:
-    """The bundle's engine for Triton, or None and why there is none."""
+    """The bundle's engine for Triton; or None, and why not."""
     engines = {engine.flavour: engine for engine in bundle.manifest.engines}
     if not engines:
         return None, "the bundle has no TensorRT engine"
     engine = engines.get(Backend.TENSORRT.value)
     if engine is None:
-        return None, f"its engine is for {', '.join(engines)}, and Triton's tensorrt backend loads TensorRT's own only"
+        return (
+            None,
+            f"its engine is for {', '.join(engines)}, and Triton's tensorrt backend loads engines of TensorRT only",
+        )
     plugins = read_passport(bundle, engine).plugins
     if plugins:
         named = ", ".join(f"{name} in {layers} layers" for name, layers in sorted(plugins.items()))
-        return None, f"its engine needs plugins of ours ({named}), which are Python, and Triton runs TensorRT from C++"
+        return None, f"its engine needs our plugins ({named}), which are in Python, but Triton runs TensorRT from C++"
     if most_rows(engine) == 0:
-        return None, "its profiles take no single row at some length, and Triton may have just one request"
+        return None, "at some length no profile takes a single row, but Triton may get just one request"
     return engine, ""
 
 

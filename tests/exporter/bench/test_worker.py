@@ -187,6 +187,16 @@ def test_a_probe_of_memory_is_one_call(told: Told, spec: CaseSpec) -> None:
     assert "warm up" not in told.events
 
 
+def test_a_case_that_fails_is_closed(told: Told, spec: CaseSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(call: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(worker, "warm_up", fail)
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        measured(spec)
+    assert told.events[-1] == "close"
+
+
 @pytest.mark.parametrize("is_listed", [True, False])
 def test_on_a_gpu_the_peak_is_what_nvml_sees(
     is_listed: bool, told: Told, spec: CaseSpec, monkeypatch: pytest.MonkeyPatch

@@ -15,7 +15,7 @@ from hdexport.engines.targets import EngineTarget
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels
-from hdplugins.operators.sliding_window_attention import tensorrt_plugin as face
+from hdplugins.operators.sliding_window_attention.tensorrt_plugin import FACE
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError, InputError, MissingDependencyError
 from support.attention_graphs import attention_model
@@ -67,12 +67,12 @@ def test_a_plugin_finds_what_was_written_for_its_gpu(lowered: ir.Model, tmp_path
     def found(dtype: str, architecture: int) -> set[str]:
         return set(
             find_kernels(
-                tmp_path / "kernels", "SlidingWindowAttention-", face.KERNELS, architecture=architecture,
-                serves=lambda kernel: face.serves(kernel, shapes, {}, dtype=dtype),
+                tmp_path / "kernels", "SlidingWindowAttention-", FACE.kernels, architecture=architecture,
+                serves=lambda kernel: FACE.serves(kernel, shapes, {}, dtype=dtype),
             )
         )  # fmt: skip
 
-    assert found("float16", 86) == found("float16", 89) == set(face.KERNELS)
+    assert found("float16", 86) == found("float16", 89) == set(FACE.kernels)
     for dtype, architecture in (("bfloat16", 86), ("float16", 80), ("float16", 120)):
         with pytest.raises(KernelError, match="Build the bundle for this GPU"):
             found(dtype, architecture)
@@ -90,7 +90,7 @@ def test_triton_compiles_for_one_architecture_alone_from_sm_90_on(lowered: ir.Mo
     """Why a cubin of sm_120 is not given to sm_121: once Triton compiles for families, fewer are needed."""
     from hdplugins.kernels.aot import compile_kernels
 
-    sources = face.kernel_sources([(1, 2, 1, 32)], {}, dtype="float16", architectures=[89, 90, 121])
+    sources = FACE.kernel_sources([*[(1, 2, 1, 32)] * 3, (1, 1)], {}, dtype="float16", architectures=[89, 90, 121])
     small = [source for source in sources if source.function == "plan_keys"]
     targets = {kernel.architecture: PTX_TARGET.search(kernel.ptx.read_text()) for kernel in compile_kernels(small)}
     assert {number: found and found[1] for number, found in targets.items()} == {

@@ -210,7 +210,7 @@ def test_nodes_of_different_windows_and_dilations_all_become_plugins() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"head_dim": 48}, r"no head_dim 48; it has 32, 64, 80, 96, 128"),
+        ({"head_dim": 48}, r"not support head_dim 48; they support 32, 64, 80, 96, 128"),
         ({"left": 2**31}, r"left is 2147483648; TensorRT reads 32 bits, 2147483647 at most"),
         ({"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
     ],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import importlib.metadata
+import itertools
 import json
 import os
 import re
@@ -12,12 +13,13 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hdplugins import OPERATORS
 from hdplugins.kernels import aot
 from hdplugins.kernels.aot import (
     CompiledKernel,
@@ -28,23 +30,14 @@ from hdplugins.kernels.aot import (
     read_kernel,
 )
 from hdplugins.kernels.attention_tiles import HEAD_DIMS
-from hdplugins.operators.block_sparse_attention.geometry import KERNELS as BLOCK_KERNELS
-from hdplugins.operators.block_sparse_attention.geometry import kernel_sources as block_kernel_sources
-from hdplugins.operators.sliding_window_attention.geometry import kernel_sources
+from hdplugins.operators.plugin_face import face_of
 
 triton = pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
-SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 89: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
+SHARED_BYTES = {80: 163 * 1024, 86: 99 * 1024, 90: 227 * 1024, 100: 227 * 1024, 120: 99 * 1024}
 """Architecture -> dynamic shared memory of one program at most (CUDA C++ Programming Guide, compute capabilities)."""
 
-TENSOR_CORES = {
-    80: "mma.sync",
-    86: "mma.sync",
-    89: "mma.sync",
-    90: "wgmma.mma_async",
-    100: "tcgen05.mma",
-    120: "mma.sync",
-}
+TENSOR_CORES = dict.fromkeys((80, 86, 120), "mma.sync") | {90: "wgmma.mma_async", 100: "tcgen05.mma"}
 
 KERNEL = """
 import triton
@@ -73,12 +66,20 @@ VARIANTS: dict[str, dict[str, object]] = {
     "aligned": {"aligned": ()},
     "signature": {"signature": {"source": "*fp16", "target": "*fp16", "count": "i32"}},
 }
-"""What a kernel of another operator may have otherwise."""
+"""What may differ between kernels of another operator."""
 
-ALL_SOURCES = [
-    *kernel_sources(head_dim=80, dtype="float16", architectures=[80]),
-    *block_kernel_sources(head_dim=80, block_size=64, has_table=True, dtype="float16", architectures=[80]),
-]
+
+def sources_of(
+    block_size: int | None, *, head_dim: int = 64, dtype: str = "float16", architectures: Sequence[int] = (80,)
+) -> tuple[KernelSource, ...]:
+    """Of windows; of blocks where they have a size, with a table."""
+    name = "SlidingWindowAttention" if block_size is None else "BlockSparseAttention"
+    shapes = [*[(1, 1, 1, head_dim)] * 3, (1, 1), *([] if block_size is None else [(1, 1, 1)])]
+    face = face_of(OPERATORS[name])
+    return face.kernel_sources(shapes, {"block_size": block_size}, dtype=dtype, architectures=architectures)
+
+
+ALL_SOURCES = [*sources_of(None, head_dim=80), *sources_of(64, head_dim=80)]
 
 
 def called_modules(kernel: Any) -> set[str]:
@@ -102,76 +103,39 @@ def narrow_loads(ptx: str) -> int:
     return len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", ptx))
 
 
-@pytest.fixture(scope="module", params=["window", "blocks"])
-def attend_kernels(request: pytest.FixtureRequest) -> dict[int, CompiledKernel]:
-    """Architecture -> `attend` for float16 heads of 64, from the user's cache, as for all kernels that are ours."""
-    compiled_for: dict[str, Any] = {"head_dim": 64, "dtype": "float16", "architectures": [80, 90, 120]}
-    if request.param == "window":
-        sources = kernel_sources(**compiled_for)
-    else:
-        sources = block_kernel_sources(**compiled_for, block_size=64, has_table=False)
-    attends = [source for source in sources if source.function == "attend"]
-    compiled = compile_kernels(attends)
-    return {kernel.architecture: kernel for kernel in compiled}
+@pytest.fixture(scope="module", params=[None, 64], ids=["window", "blocks"])
+def attend(request: pytest.FixtureRequest) -> CompiledKernel:
+    """`attend` for sm_80, from the user's cache, as for all kernels that are ours."""
+    (kernel,) = compile_kernels([source for source in sources_of(request.param) if source.function == "attend"])
+    return kernel
 
 
-@pytest.mark.parametrize("architecture", [80, 90, 120])
-def test_keys_and_values_are_copied_16_bytes_at_a_time(
-    architecture: int, attend_kernels: dict[int, CompiledKernel]
-) -> None:
-    ptx = attend_kernels[architecture].ptx.read_text()
-    loads, copies = wide_loads(ptx)
-    assert loads > 0
-    assert copies > 0
-    assert narrow_loads(ptx) == 0
-
-
-@pytest.mark.parametrize("architecture", [80, 90, 120])
-def test_products_run_on_the_tensor_cores(architecture: int, attend_kernels: dict[int, CompiledKernel]) -> None:
-    assert TENSOR_CORES[architecture] in attend_kernels[architecture].ptx.read_text()
-
-
-@pytest.mark.parametrize("architecture", [80, 90, 120])
-def test_no_register_is_spilled_and_the_shared_memory_fits(
-    architecture: int, attend_kernels: dict[int, CompiledKernel]
-) -> None:
-    kernel = attend_kernels[architecture]
-    assert_no_spills(kernel)
-    assert 0 < kernel.registers <= 255
-    assert 0 < kernel.shared_bytes <= SHARED_BYTES[architecture]
-
-
-def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(
-    attend_kernels: dict[int, CompiledKernel],
-) -> None:
-    kernel = attend_kernels[80]
-    declared = re.search(r"\.entry (\w+)\(([^)]*)\)", kernel.ptx.read_text())
+def test_a_launch_finds_its_arguments_in_the_order_of_the_machine_code(attend: CompiledKernel) -> None:
+    declared = re.search(r"\.entry (\w+)\(([^)]*)\)", attend.ptx.read_text())
     assert declared is not None
     types = re.findall(r"\.param \.(u64|u32|f32|s32|b64|b32)", declared[2])
     width = {"*": "64", "i": "32", "f": "32"}
-    assert declared[1] == kernel.name
+    assert declared[1] == attend.name
     assert [kind[1:] for kind in types] == [
-        *(width[kind[0]] for _, kind in kernel.arguments),
-        *["64"] * kernel.scratch_pointers,
+        *(width[kind[0]] for _, kind in attend.arguments),
+        *["64"] * attend.scratch_pointers,
     ]
-    assert [name for name, _ in kernel.arguments][:3] == ["query", "key", "value"]
-    assert kernel.arguments[-1] == ("scale", "fp32")
+    assert [name for name, _ in attend.arguments][:3] == ["query", "key", "value"]
+    assert attend.arguments[-1] == ("scale", "fp32")
 
 
-def test_kernels_name_no_path_of_the_machine_that_compiled_them(attend_kernels: dict[int, CompiledKernel]) -> None:
-    kernel = attend_kernels[90]
-    for file in (kernel.cubin, kernel.ptx, kernel.metadata):
+def test_kernels_name_no_path_of_the_machine_that_compiled_them(attend: CompiledKernel) -> None:
+    for file in (attend.cubin, attend.ptx, attend.metadata):
         assert b"triton_kernel.py" not in file.read_bytes()
         assert os.fsencode(Path(aot.__file__).parent) not in file.read_bytes()
 
 
 def test_a_pointer_that_a_kernel_does_without_is_no_argument_of_it(tmp_path: Path) -> None:
-    with_table, without = (
-        next(source for source in block_kernel_sources(
-            head_dim=64, block_size=64, has_table=has_table, dtype="float16", architectures=[80]
-        ) if source.function == "list_blocks")
-        for has_table in (True, False)
-    )  # fmt: skip
+    (with_table,) = (source for source in sources_of(64) if source.function == "list_blocks")
+    face = face_of(OPERATORS["BlockSparseAttention"])
+    shapes = [*[(1, 1, 1, 64)] * 3, (1, 1)]
+    sources = face.kernel_sources(shapes, {"block_size": 64}, dtype="float16", architectures=[80])
+    (without,) = (source for source in sources if source.function == "list_blocks")
     compiled = compile_kernels([with_table, without], cache=tmp_path)
     assert [kernel.arguments[0][0] for kernel in compiled] == ["listed_blocks", "plan"]
     assert compiled[0].arguments[1:] == compiled[1].arguments
@@ -179,34 +143,33 @@ def test_a_pointer_that_a_kernel_does_without_is_no_argument_of_it(tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("dtype", "head_dim", "block_size"),
+    ("architectures", "dtype", "head_dim", "block_size"),
     [
-        ("float16", 64, None), ("bfloat16", 128, None),
-        pytest.param("float32", 64, None, marks=pytest.mark.nightly),
-        ("float16", 64, 64), pytest.param("bfloat16", 128, 64, marks=pytest.mark.nightly), ("float32", 64, 64),
-        ("float16", 64, 84),
+        ([80, 86, 90, 120], "float16", 64, None), ([86, 90], "bfloat16", 128, None),
+        ([80, 86, 90, 120], "float16", 64, 64), ([86, 90], "float32", 64, 64), ([86, 90], "float16", 64, 84),
+        *(
+            pytest.param(list(SHARED_BYTES), *case, marks=pytest.mark.nightly)
+            for case in itertools.product(("float16", "float32"), (64,), (None, 64))
+        ),
+        *(
+            pytest.param(list(SHARED_BYTES), *case, marks=pytest.mark.nightly)
+            for case in (("bfloat16", 128, None), ("bfloat16", 128, 64), ("float16", 64, 84))
+        ),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize(
-    "architectures",
-    [[86, 90], pytest.param(list(SHARED_BYTES), marks=pytest.mark.nightly)],
-    ids=["Ampere and Hopper", "all"],
-)
 def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
     architectures: list[int], dtype: str, head_dim: int, block_size: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Windows, and blocks where they have a size."""
-    compiled_for: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "architectures": architectures}
-    if block_size is None:
-        sources = kernel_sources(**compiled_for)
-    else:
-        sources = block_kernel_sources(**compiled_for, block_size=block_size, has_table=True)
+    """Loads are 16 bytes wide, products run on tensor cores, and what was compiled is in the user's cache."""
+    sources = sources_of(block_size, head_dim=head_dim, dtype=dtype, architectures=architectures)
     compiled = compile_kernels(sources)
     assert {kernel.architecture for kernel in compiled} == set(architectures)
     for kernel in compiled:
         assert_no_spills(kernel)
         assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
         if kernel.function == "attend":
+            assert 0 < kernel.registers <= 255
+            assert kernel.shared_bytes > 0
             ptx = kernel.ptx.read_text()
             assert min(wide_loads(ptx)) > 0
             assert narrow_loads(ptx) == 0
@@ -226,7 +189,7 @@ def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_checks_of_machine_code_see_what_they_are_for(tmp_path: Path) -> None:
     """Without alignment loads are narrow, and twice the queries a warp do not fit its registers."""
-    (source,) = (s for s in kernel_sources(head_dim=64, dtype="float16", architectures=[80]) if s.function == "attend")
+    (source,) = (source for source in sources_of(None) if source.function == "attend")
     unaligned = dataclasses.replace(source, aligned=())
     crowded = dataclasses.replace(source, constants={**source.constants, "block_queries": 256})
     compiled = compile_kernels([unaligned, crowded], cache=tmp_path)
@@ -283,29 +246,30 @@ def entries(cache: Path) -> list[str]:
     return sorted(entry.name for entry in cache.iterdir())
 
 
-def test_another_operator_needs_only_its_kernel_signature_and_constants(warm_cache: Path) -> None:
-    (kernel,) = compile_kernels([another()], cache=warm_cache)
+def test_another_operator_needs_only_its_kernel_signature_and_constants(
+    warm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without_compilers(monkeypatch)
+    kernel, again = compile_kernels([another(), another()], cache=warm_cache)
     assert (kernel.name, kernel.architecture, kernel.num_warps, kernel.constants) == ("double", 80, 4, {"block": 512})
     assert kernel.arguments == (("source", "*fp32"), ("target", "*fp32"), ("count", "i32"))
     assert kernel.cubin.read_bytes()[:4] == b"\x7fELF"
-    assert read_kernel(kernel.metadata) == kernel
+    assert read_kernel(kernel.metadata) == kernel == again
 
 
-def test_what_is_compiled_is_not_compiled_again(warm_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whatever_the_machine_code_depends_on_makes_another_kernel_and_nothing_is_compiled_again(
+    warm_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     without_compilers(monkeypatch)
-    first, again = compile_kernels([another(), another()], cache=warm_cache)
-    assert first == again
-    assert len(entries(warm_cache)) == len(VARIANTS)
+    kernels = compile_kernels([another(**changes) for changes in VARIANTS.values()], cache=warm_cache)
+    assert len({kernel.sha256 for kernel in kernels}) == len(entries(warm_cache)) == len(VARIANTS)
     with pytest.raises(AssertionError, match="a compiler was started"):
         compile_kernels([another(constants={"block": 1024})], cache=warm_cache)
 
 
-def test_whatever_the_machine_code_depends_on_makes_another_kernel(warm_cache: Path) -> None:
-    kernels = compile_kernels([another(**changes) for changes in VARIANTS.values()], cache=warm_cache)
-    assert len({kernel.sha256 for kernel in kernels}) == len(VARIANTS)
-
-
-def test_a_changed_function_of_another_module_is_compiled_again(kernel_module: Path, tmp_path: Path) -> None:
+def test_a_changed_source_is_compiled_again_as_is_a_function_of_another_module(
+    kernel_module: Path, tmp_path: Path
+) -> None:
     called = kernel_module.with_name("called_module.py")
     called.write_text(CALLED.replace("FACTOR", "2"))
     kernel_module.write_text("from called_module import times\n" + KERNEL.replace("* FACTOR", "* times()"))
@@ -313,8 +277,10 @@ def test_a_changed_function_of_another_module_is_compiled_again(kernel_module: P
     (old,), (again,) = (compile_kernels([source], cache=tmp_path / "cache") for _ in range(2))
     called.write_text(CALLED.replace("FACTOR", "3"))
     (new,) = compile_kernels([source], cache=tmp_path / "cache")
+    kernel_module.write_text(KERNEL.replace("FACTOR", "4"))
+    (newer,) = compile_kernels([source], cache=tmp_path / "cache")
     assert old == again
-    assert new.sha256 != old.sha256
+    assert len({old.sha256, new.sha256, newer.sha256}) == 3
 
 
 @pytest.mark.parametrize("source", ALL_SOURCES, ids=lambda source: f"{source.module.split('.')[2]}.{source.function}")
@@ -328,13 +294,6 @@ def test_the_search_for_called_modules_sees_those_of_functions_that_are_called()
     assert called_modules(attend) > called_modules(
         importlib.import_module("hdplugins.kernels.running_softmax").load_rows
     )
-
-
-def test_a_changed_source_is_compiled_again(kernel_module: Path, warm_cache: Path) -> None:
-    (old,) = compile_kernels([another()], cache=warm_cache)
-    kernel_module.write_text(KERNEL.replace("FACTOR", "3"))
-    (new,) = compile_kernels([another()], cache=warm_cache)
-    assert new.sha256 != old.sha256
 
 
 def test_damaged_entries_are_compiled_again(warm_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -455,7 +414,7 @@ def test_a_compiled_kernel_is_read_without_triton_or_torch(warm_cache: Path) -> 
     program = (
         "import sys; sys.modules.update(triton=None, torch=None); from pathlib import Path\n"
         "from hdplugins.kernels.aot import read_kernel\n"
-        "from hdplugins.operators.sliding_window_attention.geometry import launches\n"
+        "from hdplugins.operators.sliding_window_attention.tensorrt_plugin import FACE\n"
         f"print(read_kernel(Path({str(kernel.metadata)!r})).sha256)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
@@ -482,14 +441,10 @@ def test_kernels_are_kept_where_the_platform_keeps_caches(
     assert cache_directory() == Path(expected)
 
 
-def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype() -> None:
-    for head_dim in HEAD_DIMS:
-        for dtype in ("float16", "bfloat16", "float32"):
-            compiled_for: dict[str, Any] = {"head_dim": head_dim, "dtype": dtype, "architectures": list(SHARED_BYTES)}
-            sources = kernel_sources(**compiled_for)
-            assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
-            for block_size in (16, 32, 64, 84, 128):
-                sources = block_kernel_sources(**compiled_for, block_size=block_size, has_table=True)
-                assert [source.architecture for source in sources] == [
-                    architecture for architecture in SHARED_BYTES for _ in BLOCK_KERNELS
-                ]
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype(head_dim: int, dtype: str) -> None:
+    for block_size in (None, 16, 32, 64, 84, 128):
+        sources = sources_of(block_size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
+        assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
+        assert len(sources) == len(SHARED_BYTES) * (2 if block_size is None else 4)

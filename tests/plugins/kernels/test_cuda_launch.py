@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from hdplugins.kernels.aot import compile_kernels
-from hdplugins.operators.sliding_window_attention.geometry import kernel_sources, workspace_bytes
 from hdplugins.operators.sliding_window_attention.reference import sliding_window_attention
+from hdplugins.operators.sliding_window_attention.tensorrt_plugin import FACE
 from hdplugins.tensorrt.link import provide_library_link
 from support.comparators import assert_close
 
@@ -132,10 +132,12 @@ def test_a_gpu_gives_the_right_answers_at_once_and_from_a_cuda_graph(
     from fakes.simulated_gpu import plugin_of, tensor_descriptions
 
     name = np.dtype(dtype).name
-    for kernel in compile_kernels(kernel_sources(head_dim=64, dtype=name, architectures=[gpu.architecture])):
+    attributes = {"left": 64, "right": 32, "dilation": (1, 1, 3), "global_bound": 4, "scale": 0.125}
+    shapes = [*[(2, 3, tokens, 64)] * 3, (2, tokens)]
+    sources = FACE.kernel_sources(shapes, attributes, dtype=name, architectures=[gpu.architecture])
+    for kernel in compile_kernels(sources):
         for file in (kernel.cubin, kernel.metadata):
             shutil.copyfile(file, tmp_path / f"SlidingWindowAttention-{file.name}")
-    attributes = {"left": 64, "right": 32, "dilation": (1, 1, 3), "global_bound": 4, "scale": 0.125}
     generator = np.random.default_rng(tokens)
     tensors = [generator.normal(size=(2, 3, tokens, 64)).astype(dtype) for _ in range(3)]
     kinds = np.ones((2, tokens), np.int32)
@@ -143,7 +145,7 @@ def test_a_gpu_gives_the_right_answers_at_once_and_from_a_cuda_graph(
     nothing = np.full_like(tensors[0], np.nan)
     addresses = [gpu.upload(values) for values in (*tensors, kinds)]
     out = gpu.upload(nothing)
-    workspace = gpu.upload(np.full(workspace_bytes(2, tokens, 4), 0xFF, np.uint8))
+    workspace = gpu.upload(np.full(FACE.workspace(shapes, attributes)["plan"], 0xFF, np.uint8))
 
     plugin = plugin_of(trt, attributes, tmp_path).attach_to_context(None)
     described = tensor_descriptions(trt, tensors[0].shape, name)

@@ -11,7 +11,7 @@ import torch
 
 from hdplugins.operators.dense_attention.reference import dense_attention
 from support.attention_graphs import HEADS, Dense, chain_of
-from support.comparators import assert_close
+from support.comparators import assert_as_accurate, assert_close
 from support.function_bodies import new_session
 from support.sparse_operators import PADDINGS, token_kinds
 
@@ -74,13 +74,10 @@ def test_the_onnx_body_matches_the_definition(
     (got,) = session_of(dtype, head_dim, bias=bias_batch is not None).run(None, feeds)
     exact = by_reference(feeds, dtype=torch.float64)
     same_dtype = by_reference(feeds, dtype=getattr(torch, dtype))
-    # Twice the error of PyTorch in the same dtype, plus one rounding of the largest value.
-    allowed = 2 * np.abs(same_dtype - exact).max() + np.abs(exact).max() * np.finfo(dtype).eps
-    assert got.dtype == dtype
     if mask == "all":
         assert (got[0] == 0).all()
         assert np.abs(got[1:]).max() > 0
-    assert_close(got, exact, atol=float(allowed))
+    assert_as_accurate(*map(torch.from_numpy, (got, exact, same_dtype)))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -31,17 +31,12 @@ def test_there_are_operators_under_their_own_names() -> None:
 
 @each_operator
 def test_semantics_and_a_portable_body_are_the_least_an_operator_has(operator: Operator) -> None:
-    assert operator.has_face("reference")
-    assert operator.has_face("onnx_function")
+    for face in ("reference", "onnx_function"):
+        assert operator.has_face(face)
+        assert operator.face(face).__name__ == f"{operator.package}.{face}"
     assert not operator.has_face("no_such_face")
     with pytest.raises(ModuleNotFoundError):
         operator.face("no_such_face")
-
-
-@each_operator
-def test_a_face_that_is_there_loads(operator: Operator) -> None:
-    for face in ("reference", "onnx_function"):
-        assert operator.face(face).__name__ == f"{operator.package}.{face}"
 
 
 @each_operator
@@ -62,7 +57,7 @@ def test_the_reference_takes_the_inputs_and_attributes_of_the_specification(oper
 
 
 @each_operator
-def test_the_body_has_the_signature_of_the_specification(operator: Operator) -> None:
+def test_the_body_has_the_signature_of_the_specification_and_standard_operators(operator: Operator) -> None:
     for arity in arities(operator):
         body = body_of(operator, arity)
         assert body.domain == ONNX_DOMAIN
@@ -71,12 +66,6 @@ def test_the_body_has_the_signature_of_the_specification(operator: Operator) -> 
         assert tuple(body.input) == operator.inputs[:arity]
         assert tuple(body.attribute) == operator.attributes
         assert len(body.output) == 1
-
-
-@each_operator
-def test_the_body_is_of_standard_operators_of_the_portable_opset(operator: Operator) -> None:
-    for arity in arities(operator):
-        body = body_of(operator, arity)
         assert [(opset.domain, opset.version) for opset in body.opset_import] == [("", ONNX_OPSET)]
         for node in body.node:
             assert onnx.defs.get_schema(node.op_type, ONNX_OPSET, node.domain).name == node.op_type

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,55 +16,37 @@ from hypothesis.extra.numpy import arrays
 from hdplugins import OPERATORS, Operator
 from hdplugins.operators.block_sparse_attention.pairs import pairs as block_pairs
 from hdplugins.operators.sliding_window_attention.pairs import pairs as window_pairs
-from support.sparse_operators import Blocks, SparseLayer, Window
+from support.attention_graphs import Dense
+from support.sparse_operators import DESCRIPTIONS, Blocks, Layer
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
 HEADS = 4
+LAYERS: dict[str, Sequence[Layer]] = {name: described.layers for name, described in DESCRIPTIONS.items()}
+LAYERS["DenseAttention"] = [Dense(heads=HEADS)]
 
 
-NODES: dict[str, list[SparseLayer]] = {
-    "BlockSparseAttention": [
-        Blocks(block=4, repeats=3, dense=20),
-        Blocks(block=5, first=2, last=0, window=0),
-        Blocks(block=3, first=0, window=2, repeats=1),
-        Blocks(block=1, first=0, last=0, window=-1, repeats=2),
-    ],
-    "SlidingWindowAttention": [
-        Window(left=3, right=3, bound=4),
-        Window(left=0, right=5, dilation=(2,), bound=4),
-        Window(left=7, right=0, dilation=(1, 1, 3, 2), bound=4),
-        Window(left=500, right=500, bound=4),
-    ],
-}
-ATTRIBUTES: dict[str, list[dict]] = {name: [node.node_attributes for node in nodes] for name, nodes in NODES.items()}
-ATTRIBUTES["DenseAttention"] = [{"scale": 0.5}]
-
-
-def looked_at(
-    operator: Operator, tokens: int, global_tokens: int, attributes: dict, table: torch.Tensor | None = None
-) -> int:
+def looked_at(layer: Layer, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
     """Weights above 0 of the reference where all scores are equal: its values are unit vectors, which show them."""
-    nothing = torch.zeros(1, HEADS, tokens, 1)
-    values = torch.eye(tokens).expand(1, HEADS, tokens, tokens)
-    token_kind = torch.ones(1, tokens, dtype=torch.int32)
-    token_kind[:, :global_tokens] = 2
-    mask = token_kind >= 1
-    last = {"key_mask": mask, "token_kind": token_kind, "token_mask": mask.int()}[operator.inputs[3]]
-    optional = [] if table is None else [table]
-    module = operator.face("reference")
-    weights = getattr(module, module.__all__[0])(nothing, nothing, values, last, *optional, **attributes)
-    return int((weights > 0).sum())
+    nothing = torch.zeros(1, layer.heads, tokens, 1)
+    values = torch.eye(tokens).expand(1, layer.heads, tokens, tokens)
+    kinds = torch.ones(1, tokens, dtype=torch.int32)
+    kinds[:, :global_tokens] = 2
+    feeds = {"key_mask": kinds >= 1, "token_kind": kinds, "token_mask": (kinds >= 1).int()}
+    return int((layer.by_definition([nothing, nothing, values], feeds, **changes) > 0).sum())
 
 
 @each_operator
 def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Operator) -> None:
     count = operator.face("pairs").pairs
-    for attributes in ATTRIBUTES[operator.name]:
-        for tokens in (1, 2, 5, 29, 64):
-            for global_tokens in {0, min(1, tokens), min(4, tokens)}:
-                counted = count(tokens=tokens, heads=HEADS, global_tokens=global_tokens, **attributes)
-                assert counted == looked_at(operator, tokens, global_tokens, attributes), (attributes, tokens)
+    for layer in LAYERS[operator.name]:
+        tables = dict(zip(operator.optional_inputs, layer.constants.values(), strict=False))
+        for tokens in (1, 2, 5, 29, 64, 131):
+            for global_tokens in {0, min(1, tokens, layer.bound), min(4, tokens, layer.bound)}:
+                counted = count(
+                    tokens=tokens, heads=layer.heads, global_tokens=global_tokens, **layer.node_attributes, **tables
+                )
+                assert counted == looked_at(layer, tokens, global_tokens), (str(layer), tokens)
 
 
 @each_operator
@@ -116,11 +99,9 @@ def test_any_table_of_blocks_is_counted_as_the_reference_looks_at_it(
     tokens: int, first_global: int, numbers: tuple[int, int, int, int, int], table: npt.NDArray[np.int32]
 ) -> None:
     block, last, window, repeats, dense = numbers
-    node = Blocks(block=block, first=first_global, last=last, window=window, repeats=repeats, dense=dense)
-    attributes = node.node_attributes
-    counted = block_pairs(tokens=tokens, heads=HEADS, listed_blocks=table, **attributes)
-    operator = OPERATORS["BlockSparseAttention"]
-    assert counted == looked_at(operator, tokens, 0, attributes, torch.from_numpy(table))
+    layer = Blocks(block=block, first=first_global, last=last, window=window, repeats=repeats, dense=dense, heads=HEADS)
+    counted = block_pairs(tokens=tokens, heads=HEADS, listed_blocks=table, **layer.node_attributes)
+    assert counted == looked_at(layer, tokens, listed_blocks=torch.from_numpy(table))
 
 
 def test_blocks_are_linear_in_tokens() -> None:

@@ -16,12 +16,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hdplugins import ONNX_OPSET, OPERATORS
+from hdplugins import OPERATORS
 from hdplugins.operators.dense_attention.reference import dense_attention
 from hdplugins.operators.onnx_text import BlockOrder
 from hdplugins.tensorrt.plugins import plugin_operators
 from support.attention_graphs import chain_of
-from support.comparators import assert_close
+from support.comparators import assert_as_accurate, assert_close
 from support.function_bodies import growth_bytes, new_session, operators_of, planned_bytes, run
 from support.sparse_operators import (
     BLOCKS,
@@ -40,11 +40,12 @@ each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: orde
 each_operator = pytest.mark.parametrize("described", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
 
 
-def each(attribute: str) -> pytest.MarkDecorator:
-    """Every layer, alone or in front of a tuple, that a description of an operator lists there."""
-    items = [(described, item) for described in DESCRIPTIONS.values() for item in getattr(described, attribute)]
-    layers = [item[0] if isinstance(item, tuple) else item for _, item in items]
-    return pytest.mark.parametrize(("described", "case"), items, ids=map(str, layers))
+def each(attribute: str, *names: str) -> pytest.MarkDecorator:
+    """Every layer that a description of an operator lists there, or tuple of a layer and others by these names."""
+    items = [item for described in DESCRIPTIONS.values() for item in getattr(described, attribute)]
+    if names:
+        return pytest.mark.parametrize(("layer", *names), items, ids=[str(item[0]) for item in items])
+    return pytest.mark.parametrize("layer", items, ids=str)
 
 
 def feeds_of(layer: SparseLayer, kinds: np.ndarray) -> dict[str, np.ndarray]:
@@ -53,10 +54,6 @@ def feeds_of(layer: SparseLayer, kinds: np.ndarray) -> dict[str, np.ndarray]:
     shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
     states = {name: (1.5 * generator.normal(size=shape)).astype(layer.dtype) for name in STATES}
     return {**states, layer.operator.inputs[3]: kinds}
-
-
-def mask_in(feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    return next(feed for name, feed in feeds.items() if name not in STATES)
 
 
 def by_definition(
@@ -73,8 +70,12 @@ def exact_and_allowed(feeds: Mapping[str, np.ndarray], layer: SparseLayer) -> tu
     return exact, float(2 * error + np.abs(exact).max() * np.finfo(layer.dtype).eps)
 
 
+def pytorchs_answer(feeds: Mapping[str, np.ndarray], layer: SparseLayer) -> np.ndarray:
+    return by_definition(feeds, getattr(torch, layer.dtype), layer)
+
+
 def error_of_pytorch(feeds: Mapping[str, np.ndarray], layer: SparseLayer, exact: np.ndarray) -> float:
-    return float(np.abs(by_definition(feeds, getattr(torch, layer.dtype), layer) - exact).max())
+    return float(np.abs(pytorchs_answer(feeds, layer) - exact).max())
 
 
 @functools.cache
@@ -103,7 +104,7 @@ def assert_right(
 ) -> None:
     feeds, exact, allowed = question_of(layer, globals_, padding, tokens, batch)
     got = run(session_of((layer,), order), feeds)
-    assert (got.swapaxes(1, 2)[mask_in(feeds) == 0] == 0).all()
+    assert (got.swapaxes(1, 2)[feeds[layer.operator.inputs[3]] == 0] == 0).all()
     assert_close(got, exact, atol=allowed)
 
 
@@ -115,11 +116,10 @@ def test_every_operator_with_a_plugin_is_described() -> None:
 # The definition.
 
 
-@each("by_hand")
+@each("by_hand", "kinds")
 def test_the_definition_is_a_softmax_over_the_keys_in_view_as_often_as_they_count(
-    described: Description, case: tuple[SparseLayer, np.ndarray]
+    layer: SparseLayer, kinds: np.ndarray
 ) -> None:
-    layer, kinds = case
     feeds = feeds_of(replace(layer, dtype="float64"), kinds)
     got = by_definition(feeds, torch.float64, layer)
     for batch, head, i in np.ndindex(got.shape[:3]):
@@ -159,11 +159,8 @@ def test_texts_that_end_by_row_do_not_see_padding_behind_them(layer: Blocks, ord
         assert_close(run(session, padded)[:1, :, :tokens], run(session, own).astype(np.float64), atol=allowed)
 
 
-@each("undefined")
-def test_what_an_operator_does_not_define_is_refused(
-    described: Description, case: tuple[SparseLayer, dict[str, Any], str]
-) -> None:
-    layer, changes, message = case
+@each("undefined", "changes", "message")
+def test_what_an_operator_does_not_define_is_refused(layer: SparseLayer, changes: dict[str, Any], message: str) -> None:
     feeds = feeds_of(layer, token_kinds("none", 9, globals_="all", bound=layer.bound))
     with pytest.raises(ValueError, match=message):
         by_definition(feeds, torch.float32, layer, **changes)
@@ -174,24 +171,21 @@ def test_what_an_operator_does_not_define_is_refused(
 
 @each_order
 @each("layers")
-def test_a_body_matches_the_definition_at_every_length(
-    described: Description, case: SparseLayer, order: BlockOrder
-) -> None:
-    """Globals and padding take turns, so that each length meets several pairs, and each pair several lengths."""
-    for number, tokens in enumerate(case.lengths):
+def test_a_body_matches_the_definition_at_every_length(layer: SparseLayer, order: BlockOrder) -> None:
+    """Globals and padding alternate: each length meets several pairs of them, and each pair several lengths."""
+    for number, tokens in enumerate(layer.lengths):
         for turn in range(2):
-            globals_ = GLOBALS[(number + turn) % 4] if case.bound else "none"
+            globals_ = GLOBALS[(number + turn) % 4] if layer.bound else "none"
             batch = 1 if (number + turn) % 3 == 1 else 3
-            assert_right(case, order, PADDINGS[(number + 2 * turn) % 5], tokens, globals_=globals_, batch=batch)
+            assert_right(layer, order, PADDINGS[(number + 2 * turn) % 5], tokens, globals_=globals_, batch=batch)
 
 
 @each_order
 @pytest.mark.parametrize("padding", PADDINGS)
-@each("mixed")
+@each("mixed", "tokens")
 def test_short_and_long_texts_globals_and_padding_mix(
-    described: Description, case: tuple[SparseLayer, int], padding: str, order: BlockOrder
+    layer: SparseLayer, tokens: int, padding: str, order: BlockOrder
 ) -> None:
-    layer, tokens = case
     for globals_ in GLOBALS if layer.bound else ("none",):
         assert_right(layer, order, padding, tokens, globals_=globals_)
 
@@ -245,20 +239,24 @@ def test_any_body_of_blocks_matches_the_definition_under_any_mask(
 
 
 @each("measured")
-def test_the_measure_of_a_body_refuses_wrong_answers(described: Description, case: SparseLayer) -> None:
-    kinds = token_kinds("right", 211, globals_="scattered", bound=case.bound)
-    feeds = feeds_of(case, kinds)
-    exact, allowed = exact_and_allowed(feeds, case)
-    assert_close(exact.astype(case.dtype), exact, atol=allowed)
-    wrong = [by_definition(feeds, torch.float64, other) for other in described.wrong(case)]
-    wrong.append(by_definition(feeds, torch.float64, case, scale=1.01 * case.head_dim**-0.5))
+def test_the_measures_of_bodies_and_kernels_refuse_wrong_answers(layer: SparseLayer) -> None:
+    kinds = token_kinds("right", 211, globals_="scattered", bound=layer.bound)
+    feeds = feeds_of(layer, kinds)
+    exact, allowed = exact_and_allowed(feeds, layer)
+    assert_close(exact.astype(layer.dtype), exact, atol=allowed)
+    wrong = [by_definition(feeds, torch.float64, other) for other in DESCRIPTIONS[layer.operator.name].wrong(layer)]
+    wrong.append(by_definition(feeds, torch.float64, layer, scale=1.01 * layer.head_dim**-0.5))
     # What is seen as local instead of global, or in spite of being padding.
-    for before, after in ((2, 1), (0, 1)) if case.bound else ((0, 1),):
-        changed = {**feeds, case.operator.inputs[3]: np.where(kinds == before, after, kinds).astype(np.int32)}
-        wrong.append(by_definition(changed, torch.float64, case))
+    for before, after in ((2, 1), (0, 1)) if layer.bound else ((0, 1),):
+        changed = {**feeds, layer.operator.inputs[3]: np.where(kinds == before, after, kinds).astype(np.int32)}
+        wrong.append(by_definition(changed, torch.float64, layer))
+    kernels = {"right": torch.from_numpy(exact), "pytorch": torch.from_numpy(pytorchs_answer(feeds, layer))}
+    assert_as_accurate(torch.from_numpy(exact.astype(layer.dtype)), **kernels)
     for answer in wrong:
         with pytest.raises(AssertionError):
             assert_close(answer, exact, atol=allowed)
+        with pytest.raises(AssertionError):
+            assert_as_accurate(torch.from_numpy(answer.astype(layer.dtype)), **kernels)
 
 
 def test_the_measure_of_a_body_refuses_a_global_key_that_counts_twice() -> None:
@@ -307,19 +305,16 @@ def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockO
 
 @each_order
 @each("layers")
-def test_a_body_is_of_standard_operators_that_tensorrt_takes(
-    described: Description, case: SparseLayer, order: BlockOrder
-) -> None:
-    body = case.body(order)
-    assert tuple(body.input) == case.operator.inputs[: len(body.input)]
-    assert len(body.input) == 4 + len(case.constants)
-    assert tuple(body.attribute) == case.operator.attributes
-    assert [(opset.domain, opset.version) for opset in body.opset_import] == [("", ONNX_OPSET)]
+def test_a_body_is_of_standard_operators_that_tensorrt_takes(layer: SparseLayer, order: BlockOrder) -> None:
+    body = layer.body(order)
+    assert len(body.input) == 4 + len(layer.constants)
     operators = operators_of(body)
     assert not {"NonZero", "ScatterND", "ScatterElements", "Compress", "Unique"} & set(operators)
     assert all(onnx.defs.has(name) for name in operators)
-    assert operators["TopK"] == (case.bound > 0)
-    assert operators["Scan"] == (described.scans(case) if order is BlockOrder.SEQUENTIAL else 0)
+    assert operators["TopK"] == (layer.bound > 0)
+    assert operators["Scan"] == (
+        DESCRIPTIONS[layer.operator.name].scans(layer) if order is BlockOrder.SEQUENTIAL else 0
+    )
 
 
 @each_operator
@@ -333,9 +328,8 @@ def test_bodies_that_differ_have_names_that_differ(described: Description) -> No
     assert {layer: layer.name for layer in described.names} == described.names
 
 
-@each("bodiless")
-def test_a_body_of_nonsense_is_refused(described: Description, case: tuple[SparseLayer, str]) -> None:
-    layer, message = case
+@each("bodiless", "message")
+def test_a_body_of_nonsense_is_refused(layer: SparseLayer, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         layer.body()
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType, ModuleType
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import numpy as np
 import onnx
@@ -23,7 +23,7 @@ from hdplugins import OPERATORS, Operator
 from hdplugins.kernels.aot import KernelError, KernelSource
 from hdplugins.kernels.attention_tiles import Tiles, cubin_architecture
 from hdplugins.kernels.cuda_launch import Launch, LaunchError
-from hdplugins.operators.plugin_face import FieldType, face_of
+from hdplugins.operators.plugin_face import FieldType, PluginFace, face_of
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import plugin_class
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
@@ -40,11 +40,12 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which h
 
 WINDOW_LAYER = Window(left=16, right=16, bound=5)
 WINDOW = WINDOW_LAYER.node_attributes
-BLOCKS = "BlockSparseAttention"
+BLOCKS, WINDOWS = "BlockSparseAttention", "SlidingWindowAttention"
 BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
 BIGBIRD = BLOCK_LAYER.node_attributes
+ATTRIBUTES: dict[str, dict[str, Any]] = {BLOCKS: BIGBIRD, WINDOWS: WINDOW}
 TILES = {
-    "SlidingWindowAttention": Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
+    WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
 }
 SHAPE = (2, 2, 70, 32)
@@ -60,19 +61,17 @@ def no_old_errors() -> None:
 
 
 @pytest.fixture
-def driver(monkeypatch: pytest.MonkeyPatch) -> SimulatedDriver:
+def launched() -> list[LaunchedKernel]:
+    """The launches that the driver received."""
+    return []
+
+
+@pytest.fixture(autouse=True)
+def driver(launched: list[LaunchedKernel], monkeypatch: pytest.MonkeyPatch) -> SimulatedDriver:
     """In place of cuda-python's."""
-    driver = SimulatedDriver()
+    driver = SimulatedDriver(run=launched.append)
     monkeypatch.setitem(sys.modules, "cuda.bindings.driver", driver)
     return driver
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[LaunchedKernel]:
-    """What a driver in place of cuda-python's is told to start."""
-    launched: list[LaunchedKernel] = []
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimulatedDriver(run=launched.append))
-    return launched
 
 
 @pytest.fixture
@@ -84,12 +83,11 @@ def kernels(tmp_path: Path) -> Path:
 
 
 def kernels_for(
-    folder: Path, *shapes: list[Sequence[int]], operator: str = "SlidingWindowAttention", architectures: Sequence[int]
+    folder: Path, *shapes: list[Sequence[int]], operator: str = WINDOWS, architectures: Sequence[int]
 ) -> Path:
     for given in shapes:
-        attributes = BIGBIRD if operator == BLOCKS else WINDOW
         face = face_of(OPERATORS[operator])
-        sources = face.kernel_sources(given, attributes, dtype="float16", architectures=architectures)
+        sources = face.kernel_sources(given, ATTRIBUTES[operator], dtype="float16", architectures=architectures)
         write_simulated_kernels(folder / "kernels", operator, sources)
     return folder / "kernels"
 
@@ -102,18 +100,27 @@ TABLE = (2, 14, 3)
 LISTED, UNLISTED = shapes_of((2, 2, 1000, 64), TABLE), shapes_of((2, 2, 1000, 64))
 
 
+def set_up(attached: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> list[Any]:
+    """Pass a plugin its shapes, as an execution context does before a call; its tensors' descriptions."""
+    described = tensor_descriptions(trt, shape, dtype, *tables)
+    attached.on_shape_change(described, described[:1])
+    return described
+
+
+def enqueue(attached: Any, described: list[Any], out: int = 0x5000, workspace: int = WORKSPACE) -> None:
+    addresses = ADDRESSES + [0x6000] * (len(described) - 4)
+    attached.enqueue(described, described[:1], addresses, [out], workspace, STREAM)
+
+
 def run(plugin: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> Any:
     """One call, as an execution context makes it, and what was attached to the context."""
     attached = plugin.attach_to_context(None)
-    described = tensor_descriptions(trt, shape, dtype, *tables)
-    attached.on_shape_change(described, described[:1])
-    addresses = ADDRESSES + [0x6000] * len(tables)
-    attached.enqueue(described, described[:1], addresses, [0x5000], WORKSPACE, STREAM)
+    enqueue(attached, set_up(attached, shape, *tables, dtype=dtype))
     return attached
 
 
 def kinds(*rows: str) -> torch.Tensor:
-    """Rows of a batch, a letter a token: `.` padding, `l` local, `G` global."""
+    """Rows of a batch, one letter per token: `.` padding, `l` local, `G` global."""
     return torch.tensor([[".lG".index(letter) for letter in row] for row in rows], dtype=torch.int32)
 
 
@@ -122,16 +129,14 @@ def mask(tokens: int, *lengths: int) -> torch.Tensor:
 
 
 CASES: dict[str, tuple[SparseLayer, list[torch.Tensor]]] = {
-    "one token": (WINDOW_LAYER, [kinds("l")]),
-    "around the window": (replace(WINDOW_LAYER, bound=0), [kinds("l" * tokens) for tokens in (15, 16, 17, 33)]),
     "globals and padding": (WINDOW_LAYER, [kinds("G" + "l" * 40 + "G" + "l" * 20 + "." * 9, "." * 30 + "l" * 41)]),
-    "all global": (WINDOW_LAYER, [kinds("G" * 5)]),
-    "nothing but padding": (WINDOW_LAYER, [kinds("." * 37)]),
     "another length, and back": (WINDOW_LAYER, [kinds("Gl" * 2 + "l" * tokens) for tokens in (60, 9, 60)]),
-    "a dilation a head": (replace(WINDOW_LAYER, dilation=(1, 3), left=4, right=2), [kinds("G" + "l" * 50)]),
-    "one dilation": (replace(WINDOW_LAYER, dilation=(2,), left=5, right=9), [kinds("l" * 50)]),
-    "wider than the text": (replace(WINDOW_LAYER, left=2**31 - 1, right=2**31 - 1), [kinds("l" * 40)]),
-}
+    "around the window, one dilation": (
+        replace(WINDOW_LAYER, dilation=(2,), bound=0), [kinds("l" * tokens) for tokens in (1, 15, 16, 17, 33)],
+    ),
+    "a dilation per head": (replace(WINDOW_LAYER, dilation=(1, 3), left=4, right=2), [kinds("G" + "l" * 50)]),
+    "wider than the text": (replace(WINDOW_LAYER, left=2**31 - 1, right=2**31 - 1), [kinds("l" * 40), kinds("." * 37)]),
+}  # fmt: skip
 PARTS = [mask(1, 1), mask(520, 520, 300), mask(1, 1)]
 """Short, then long enough for parts and their sum, then short again."""
 
@@ -181,7 +186,7 @@ def test_the_comparison_refuses_other_attributes(
     ("operator", "attributes"),
     [
         (
-            "SlidingWindowAttention",
+            WINDOWS,
             {"left": 3, "right": 2**31 - 1, "dilation": (1, 2, 4), "global_bound": 0, "scale": 0.1},
         ),
         (BLOCKS, BIGBIRD | {"window": -1, "first_global": 2**31 - 1}),
@@ -199,7 +204,10 @@ def test_an_engine_stores_all_that_makes_the_plugin(operator: str, attributes: d
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"scale": None}, "the fields left, right, dilation, global_bound were given; there are left, right, dilation"),
+        (
+            {"scale": None},
+            "the fields left, right, dilation, global_bound were given; it should be left, right, dilation",
+        ),
         ({"window": 3}, "the fields left, right, dilation, global_bound, scale, window were given"),
         ({"left": (1, 2)}, "the field left holds 2 x INT32; it is one value of type int"),
         ({"left": 1.0}, "the field left holds 1 x FLOAT32"),
@@ -222,36 +230,29 @@ def described(dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
     return tensor
 
 
-def test_query_key_value_and_result_are_of_one_type_and_kinds_are_int32() -> None:
-    plugin = plugin_of(trt, WINDOW, None)
-    half, single, bfloat, int32 = (
-        described(kind) for kind in (trt.DataType.HALF, trt.DataType.FLOAT, trt.DataType.BF16, trt.DataType.INT32)
-    )
-
-    for own in (half, single, bfloat):
-        assert fits(plugin, own, own, own, int32, own)
-    assert not fits(plugin, half, half, single, int32, half)
-    assert not fits(plugin, half, half, half, int32, single)
-    assert not fits(plugin, half, half, half, half, half)
-    assert not fits(plugin, int32, int32, int32, int32, int32)
-    assert not fits(plugin, half, half, half, described(trt.DataType.INT64), half)
-    packed = described(trt.DataType.HALF, trt.TensorFormat.HWC8)
-    assert not fits(plugin, packed, half, half, int32, half)
-    assert plugin.get_output_data_types([trt.DataType.BF16] * 3 + [trt.DataType.INT32]) == [trt.DataType.BF16]
-
-
-def fits(plugin: Any, *tensors: Any) -> bool:
-    return all(plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors)))
-
-
-def test_the_types_of_the_inputs_that_a_node_has_are_checked() -> None:
-    plugin = plugin_of(trt, BIGBIRD, None, operator=BLOCKS)
-    half, whole = described(trt.DataType.HALF), described(trt.DataType.INT32)
-    assert fits(plugin, half, half, half, whole, half)
-    assert fits(plugin, half, half, half, whole, whole, half)
-    assert not fits(plugin, half, half, half, whole, whole)
-    assert not fits(plugin, half, half, half, whole, half, half)
-    assert not fits(plugin, half, half, half, whole, whole, whole)
+@pytest.mark.parametrize(
+    ("operator", "types", "takes"),
+    [
+        *((name, f"{own} {own} {own} INT32 {own}", True) for name in ATTRIBUTES for own in ("HALF", "FLOAT", "BF16")),
+        (WINDOWS, "HALF HALF FLOAT INT32 HALF", False),
+        (WINDOWS, "HALF HALF HALF INT32 FLOAT", False),
+        (WINDOWS, "HALF HALF HALF HALF HALF", False),
+        (WINDOWS, "INT32 INT32 INT32 INT32 INT32", False),
+        (WINDOWS, "HALF HALF HALF INT64 HALF", False),
+        (BLOCKS, "HALF HALF HALF INT32 INT32 HALF", True),
+        (BLOCKS, "HALF HALF HALF INT32 INT32", False),
+        (BLOCKS, "HALF HALF HALF INT32 HALF HALF", False),
+        (BLOCKS, "HALF HALF HALF INT32 INT32 INT32", False),
+    ],
+)
+def test_states_and_result_are_of_one_type_and_other_inputs_are_int32(operator: str, types: str, takes: bool) -> None:
+    plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
+    tensors = [described(getattr(trt.DataType, name)) for name in types.split()]
+    fits = [plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors))]
+    assert all(fits) == takes
+    packed = [described(trt.DataType.HALF, trt.TensorFormat.HWC8), *tensors[1:]]
+    assert not plugin.supports_format_combination(0, packed, len(tensors) - 1)
+    assert plugin.get_output_data_types([tensor.desc.type for tensor in tensors]) == [tensors[0].desc.type]
 
 
 def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
@@ -264,17 +265,13 @@ def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("operator", "attributes", "shapes"),
-    [
-        ("SlidingWindowAttention", WINDOW, shapes_of((4, 2, 1000, 32))),
-        (BLOCKS, BIGBIRD, shapes_of((4, 2, 1000, 64), (2, 14, 9))),
-    ],
+    ("operator", "shapes"), [(WINDOWS, shapes_of((4, 2, 1000, 32))), (BLOCKS, shapes_of((4, 2, 1000, 64), (2, 14, 9)))]
 )
 def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
-    operator: str, attributes: dict[str, Any], shapes: list[Sequence[int]]
+    operator: str, shapes: list[Sequence[int]]
 ) -> None:
-    plugin = plugin_of(trt, attributes, None, operator=operator)
-    needed = face_of(OPERATORS[operator]).workspace(shapes, attributes)
+    plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
+    needed = face_of(OPERATORS[operator]).workspace(shapes, ATTRIBUTES[operator])
     size = plugin.get_workspace_size(profiled(shapes), [])
     assert 0 <= size - sum(needed.values()) < len(needed) * 256
     if len(shapes) > 4:
@@ -282,33 +279,16 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
 
 
 @pytest.mark.parametrize(
-    ("operator", "shapes", "changes", "message"),
+    ("operator", "shapes", "message"),
     [
-        ("SlidingWindowAttention", shapes, changes, message)
-        for shapes, changes, message in (
-            (shapes_of((1, 2, 64, 48)), {}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
-            (shapes_of((1, 2, 64, 32)), {"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
-            (shapes_of((1, 2, 64, 32)), {"left": -1}, "left is -1; it is 0 or more"),
-        )
-    ]
-    + [
-        (BLOCKS, shapes, changes, message)
-        for shapes, changes, message in (
-            (shapes_of((1, 2, 9, 48)), {}, "no head_dim 48; it has 32, 64, 80, 96, 128"),
-            (
-                shapes_of((2, 2, 1000, 64), (3, 14, 3)),
-                {},
-                r"listed_blocks is \[3, 14, 3\]; for 2 heads it is \[1 or 2, rows, listed\]",
-            ),
-            (LISTED, {"block_size": 4096}, "block_size is 4096; the kernel has blocks of 1 to 1024 tokens"),
-            ([*UNLISTED[:3], (2, 999)], {}, r"token_mask is \[2, 999\]"),
-        )
+        (WINDOWS, shapes_of((1, 2, 64, 48)), "not support head_dim 48; they support 32, 64, 80, 96, 128"),
+        (BLOCKS, shapes_of((2, 2, 1000, 64), (3, 14, 3)), r"listed_blocks is \[3, 14, 3\]; for 2 heads"),
+        (BLOCKS, [*UNLISTED[:3], (2, 999)], r"token_mask is \[2, 999\]"),
     ],
 )
-def test_a_build_without_a_kernel_for_it_stops(
-    operator: str, shapes: list[Sequence[int]], changes: dict[str, Any], message: str
-) -> None:
-    plugin = plugin_of(trt, (BIGBIRD if operator == BLOCKS else WINDOW) | changes, None, operator=operator)
+def test_a_build_without_a_kernel_for_it_stops(operator: str, shapes: list[Sequence[int]], message: str) -> None:
+    """All that `check` refuses: tests/plugins/kernels/test_sparse_kernel.py."""
+    plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
     with pytest.raises(ValueError, match=message):
         plugin.configure_plugin(profiled(shapes), [])
     assert len(take_plugin_errors()) == 1
@@ -331,7 +311,7 @@ def test_launches_carry_the_table_where_there_is_one(
     folder = kernels_for(tmp_path, LISTED, UNLISTED, operator=BLOCKS, architectures=[86])
     run(plugin_of(trt, BIGBIRD, folder, operator=BLOCKS), shapes[0], *shapes[4:])
     face = face_of(OPERATORS[BLOCKS])
-    assert [launch.source["function"] for launch in launched] == list(face.KERNELS)
+    assert [launch.source["function"] for launch in launched] == list(face.kernels)
     sizes = list(face.workspace(shapes, BIGBIRD).values())
     partials = WORKSPACE + -(-sizes[0] // 256) * 256
     _, lists, attend, combine = (launch.arguments for launch in launched)
@@ -344,46 +324,51 @@ def test_launches_carry_the_table_where_there_is_one(
 
 
 @pytest.mark.parametrize(
-    ("shapes", "changes", "function"),
+    ("operator", "shapes", "changes", "dtype", "function"),
     [
-        (UNLISTED, {}, "list_blocks"),
-        (LISTED, {"block_size": 128}, "count_tokens"),
-        (shapes_of((1, 2, 9, 128), (1, 1, 1)), {}, "attend"),
+        (BLOCKS, UNLISTED, {}, "float16", "list_blocks"),
+        (BLOCKS, LISTED, {"block_size": 128}, "float16", "count_tokens"),
+        (BLOCKS, shapes_of((1, 2, 9, 128), (1, 1, 1)), {}, "float16", "attend"),
+        (WINDOWS, [(1, 2, 9, 128)], {}, "float16", "attend"),
+        (WINDOWS, [SHAPE], {}, "float32", "attend"),
+        (WINDOWS, [SHAPE], {}, "bfloat16", "attend"),
     ],
-    ids=["no table", "another block size", "another head_dim"],
+    ids=["no table", "another block size", "blocks, another head_dim", "another head_dim", "float32", "bfloat16"],
 )
-def test_kernels_of_another_kind_are_not_launched(
-    shapes: list[Sequence[int]], changes: dict[str, Any], function: str, launched: list[LaunchedKernel], tmp_path: Path
+def test_kernels_of_other_types_or_sizes_are_not_launched(
+    operator: str,
+    shapes: list[Sequence[int]],
+    changes: dict[str, Any],
+    dtype: str,
+    function: str,
+    kernels: Path,
+    launched: list[LaunchedKernel],
+    tmp_path: Path,
 ) -> None:
-    folder = kernels_for(tmp_path, LISTED, operator=BLOCKS, architectures=[86])
+    kernels_for(tmp_path, LISTED, operator=BLOCKS, architectures=[86])
+    plugin = plugin_of(trt, ATTRIBUTES[operator] | changes, kernels, operator=operator)
     with pytest.raises(KernelError, match=f"the kernel {function} of these types and sizes is for none"):
-        run(plugin_of(trt, BIGBIRD | changes, folder, operator=BLOCKS), shapes[0], *shapes[4:])
+        run(plugin, shapes[0], *shapes[4:], dtype=dtype)
     assert launched == []
 
 
 def test_kernels_are_loaded_once_and_before_anything_is_enqueued(driver: SimulatedDriver, kernels: Path) -> None:
     plugin = plugin_of(trt, WINDOW, kernels)
     attached = plugin.attach_to_context(None)
-    described = tensor_descriptions(trt, SHAPE, "float16")
-    attached.on_shape_change(described, described[:1])
+    described = set_up(attached)
     assert driver.calls.count("cuModuleLoadData") == 2
     assert driver.calls.count("cuFuncSetAttribute") == 1
     driver.calls.clear()
     driver.launching_only = True
     for _ in range(3):
-        attached.enqueue(described, described[:1], ADDRESSES, [0x5000], WORKSPACE, STREAM)
+        enqueue(attached, described)
     assert driver.calls == ["cuLaunchKernel"] * 6
     driver.launching_only = False
     run(plugin, (1, 2, 9, 32))
     assert "cuModuleLoadData" not in driver.calls
-
-
-def test_heads_of_another_size_get_kernels_of_their_own(driver: SimulatedDriver, kernels: Path) -> None:
-    attached = run(plugin_of(trt, WINDOW, kernels))
-    described = tensor_descriptions(trt, (1, 2, 9, 64), "float16")
-    attached.on_shape_change(described, described[:1])
-    # plan_keys serves both.
-    assert driver.calls.count("cuModuleLoadData") == 3
+    set_up(attached, (1, 2, 9, 64))
+    # Heads of another size have kernels of their own, but plan_keys serves both.
+    assert driver.calls.count("cuModuleLoadData") == 1
 
 
 @pytest.mark.parametrize(
@@ -393,7 +378,7 @@ def test_heads_of_another_size_get_kernels_of_their_own(driver: SimulatedDriver,
         "cuModuleGetFunction", "cuFuncSetAttribute", "cuLaunchKernel",
     ],
 )  # fmt: skip
-def test_an_error_of_the_driver_is_told_and_not_swallowed(call: str, driver: SimulatedDriver, kernels: Path) -> None:
+def test_an_error_of_the_driver_is_reported(call: str, driver: SimulatedDriver, kernels: Path) -> None:
     driver.failing[call] = 700
     with pytest.raises(LaunchError, match=r"CUDA error 700 at .*: the reason for 700"):
         run(plugin_of(trt, WINDOW, kernels))
@@ -403,14 +388,24 @@ def test_an_error_of_the_driver_is_told_and_not_swallowed(call: str, driver: Sim
     assert take_plugin_errors() == ()
 
 
-def test_a_thread_without_a_cuda_context_is_told(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", SimulatedDriver(context=0))
-    with pytest.raises(LaunchError, match="no CUDA context"):
+@pytest.mark.parametrize(
+    ("module", "error", "message"),
+    [
+        (SimulatedDriver(context=0), LaunchError, "no CUDA context"),
+        (None, KernelError, "pip install cuda-bindings"),
+    ],
+    ids=["no context", "no cuda-python"],
+)
+def test_kernels_that_cannot_be_loaded_are_reported(
+    module: Any, error: type[Exception], message: str, kernels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", module)
+    with pytest.raises(error, match=message):
         run(plugin_of(trt, WINDOW, kernels))
 
 
 @pytest.mark.parametrize("place", range(6))
-def test_a_tensor_that_is_not_aligned_is_refused(place: int, driver: SimulatedDriver, kernels: Path) -> None:
+def test_a_tensor_that_is_not_aligned_is_refused(place: int, kernels: Path) -> None:
     attached = run(plugin_of(trt, WINDOW, kernels))
     described = tensor_descriptions(trt, SHAPE, "float16")
     addresses = [*ADDRESSES, 0x5000, WORKSPACE]
@@ -419,45 +414,34 @@ def test_a_tensor_that_is_not_aligned_is_refused(place: int, driver: SimulatedDr
         attached.enqueue(described, described[:1], addresses[:4], addresses[4:5], addresses[5], STREAM)
 
 
-def test_a_call_whose_shapes_were_not_told_is_refused(driver: SimulatedDriver, kernels: Path) -> None:
+def test_a_call_of_other_shapes_or_after_refused_ones_launches_nothing(kernels: Path) -> None:
     attached = run(plugin_of(trt, WINDOW, kernels))
     longer = tensor_descriptions(trt, (2, 2, 71, 32), "float16")
-    with pytest.raises(LaunchError, match=r"shapes of \(2, 2, 70, 32\) were told, and \(2, 2, 71, 32\) came"):
-        attached.enqueue(longer, longer[:1], ADDRESSES, [0x5000], WORKSPACE, STREAM)
+    with pytest.raises(LaunchError, match=r"set up for shapes \(2, 2, 70, 32\), but got \(2, 2, 71, 32\)"):
+        enqueue(attached, longer)
     with pytest.raises(LaunchError, match="no kernels to launch"):
-        attached.clone().enqueue(longer, longer[:1], ADDRESSES, [0x5000], WORKSPACE, STREAM)
-
-
-def test_execution_contexts_have_shapes_of_their_own(kernels: Path, launched: list[LaunchedKernel]) -> None:
-    plugin = plugin_of(trt, WINDOW, kernels)
-    contexts = [(plugin.attach_to_context(None), tensor_descriptions(trt, (1, 2, n, 32), "float16")) for n in (70, 9)]
-    for attached, described in contexts:
-        attached.on_shape_change(described, described[:1])
-    for attached, described in contexts:
-        attached.enqueue(described, described[:1], ADDRESSES, [0x5000], WORKSPACE, STREAM)
-    assert [launch.arguments["tokens"] for launch in launched] == [70, 70, 9, 9]
-
-
-def test_shapes_that_were_refused_leave_nothing_to_launch(driver: SimulatedDriver, kernels: Path) -> None:
-    attached = run(plugin_of(trt, WINDOW, kernels))
+        enqueue(attached.clone(), longer)
     wrong = tensor_descriptions(trt, SHAPE, "float16")
     wrong[3].dims = trt.Dims((2, 69))
     with pytest.raises(ValueError, match=r"token_kind is \[2, 69\]"):
         attached.on_shape_change(wrong, wrong[:1])
     with pytest.raises(LaunchError, match="no kernels to launch"):
-        attached.enqueue(wrong, wrong[:1], ADDRESSES, [0x5000], WORKSPACE, STREAM)
+        enqueue(attached, wrong)
+
+
+def test_execution_contexts_have_shapes_of_their_own(kernels: Path, launched: list[LaunchedKernel]) -> None:
+    plugin = plugin_of(trt, WINDOW, kernels)
+    contexts = [plugin.attach_to_context(None) for _ in range(2)]
+    described = [set_up(attached, (1, 2, tokens, 32)) for attached, tokens in zip(contexts, (70, 9), strict=True)]
+    for attached, tensors in zip(contexts, described, strict=True):
+        enqueue(attached, tensors)
+    assert [launch.arguments["tokens"] for launch in launched] == [70, 70, 9, 9]
 
 
 def test_a_plugin_that_is_only_built_needs_no_kernels_and_runs_none(driver: SimulatedDriver) -> None:
     with pytest.raises(LaunchError, match=r"without a bundle's folder of kernels(.|\n)*plugins_with_kernels"):
         run(plugin_of(trt, WINDOW, None))
     assert driver.calls == []
-
-
-def test_without_cuda_python_the_error_names_the_package(kernels: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "cuda.bindings.driver", None)
-    with pytest.raises(KernelError, match="pip install cuda-bindings"):
-        run(plugin_of(trt, WINDOW, kernels))
 
 
 def remove(pattern: str) -> Callable[[Path], None]:
@@ -481,26 +465,18 @@ def tamper(folder: Path) -> None:
     ids=["missing cubin", "other GPUs", "empty", "no folder", "tampered"],
 )
 def test_a_kernel_that_is_missing_or_changed_is_named(
-    damage: Callable[[Path], None], message: str, driver: SimulatedDriver, kernels: Path
+    damage: Callable[[Path], None], message: str, kernels: Path
 ) -> None:
     damage(kernels)
     with pytest.raises(KernelError, match=message):
         run(plugin_of(trt, WINDOW, kernels))
 
 
-@pytest.mark.parametrize(("shape", "dtype"), [((1, 2, 9, 128), "float16"), (SHAPE, "float32"), (SHAPE, "bfloat16")])
-def test_a_type_or_size_that_was_not_compiled_is_refused(
-    shape: Sequence[int], dtype: str, driver: SimulatedDriver, kernels: Path
-) -> None:
-    with pytest.raises(KernelError, match=r"the kernel attend of these types and sizes is for none"):
-        run(plugin_of(trt, WINDOW, kernels), shape, dtype=dtype)
-
-
 @pytest.mark.parametrize(
     ("gpu_architecture", "compiled_for"),
     [(80, 80), (86, 86), (89, 86), (120, 120), (90, None), (121, None), (75, None)],
 )
-def test_a_gpu_runs_what_was_compiled_for_it_or_for_its_elder_of_one_generation(
+def test_a_gpu_runs_what_was_compiled_for_it_or_for_an_earlier_gpu_of_its_generation(
     gpu_architecture: int, compiled_for: int | None, kernels: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     launched: list[LaunchedKernel] = []
@@ -515,7 +491,7 @@ def test_a_gpu_runs_what_was_compiled_for_it_or_for_its_elder_of_one_generation(
         assert cubin_architecture(gpu_architecture) == compiled_for
 
 
-def test_plugins_keep_the_folder_that_they_were_created_with(driver: SimulatedDriver, kernels: Path) -> None:
+def test_plugins_keep_the_folder_that_they_were_created_with(kernels: Path) -> None:
     with plugins_with_kernels(trt, kernels):
         other = plugin_of(trt, WINDOW, Path("elsewhere"))
         plugin = plugin_of(trt, WINDOW, kernels)
@@ -535,7 +511,7 @@ def test_registering_again_is_no_error_and_makes_no_second_creator() -> None:
 
 
 class Namesake(ModuleType):
-    """Another module that is called as the real one, with a registry of its own."""
+    """A module with the name of the real one, and a registry of its own."""
 
     def __init__(self) -> None:
         super().__init__(trt.__name__)
@@ -557,7 +533,7 @@ def test_modules_of_one_name_have_creators_of_their_own(kernels: Path) -> None:
     first, second = Namesake(), Namesake()
     for namesake in (first, second, first):
         with plugins_with_kernels(namesake, kernels):
-            creator = trt.get_plugin_registry().get_creator("SlidingWindowAttention", "1", "hdexport")
+            creator = trt.get_plugin_registry().get_creator(WINDOWS, "1", "hdexport")
             assert creator is None or creator.kernels is None
     assert first.registered == second.registered == expected
     assert plugin_of(trt, WINDOW, kernels).kernels == kernels
@@ -574,7 +550,8 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == ["BlockSparseAttention", "SlidingWindowAttention"]
+    assert [operator.name for operator in plugin_operators()] == [BLOCKS, WINDOWS]
+    assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
     for operator in plugin_operators():
         face = face_of(operator)
         assert len(face.INPUT_DTYPES) == len(operator.inputs)
@@ -582,45 +559,41 @@ def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
         assert tuple(face.FIELDS) == operator.attributes
 
 
-class TwoBuffers(ModuleType):
+class TwoBuffers(PluginFace):
     """All that a second operator adds: two scratch buffers, and one kernel that takes both."""
 
-    FIELDS = MappingProxyType({"factor": FieldType.FLOAT})
+    FIELDS: ClassVar = {"factor": FieldType.FLOAT}
     DTYPES = ("float32",)
     INPUT_DTYPES = (None,)
     OUTPUT = "result"
-    KERNELS = ("scale",)
+    POINTERS: ClassVar = {"scale": ("second", "data", "first", "result")}
 
-    @staticmethod
-    def check(shapes: Any, attributes: Any) -> None: ...
+    def tiles(self, shapes: Any, attributes: Any, *, dtype: str, architecture: int) -> Tiles:
+        raise NotImplementedError
 
-    @staticmethod
-    def serves(kernel: Any, shapes: Any, attributes: Any, *, dtype: str) -> bool:
+    def constants(self, shapes: Any, attributes: Any, *, dtype: str, tiles: Tiles) -> dict[str, dict[str, int]]:
+        raise NotImplementedError
+
+    def serves(self, kernel: Any, shapes: Any, attributes: Any, *, dtype: str) -> bool:
         return dtype == "float32"
 
-    @staticmethod
-    def workspace(shapes: Any, attributes: Any) -> dict[str, int]:
+    def workspace(self, shapes: Any, attributes: Any) -> dict[str, int]:
         return {"first": 4 * shapes[0][0], "second": 10}
 
-    @staticmethod
-    def launches(shapes: Any, attributes: Any, *, constants: Any) -> tuple[Launch, ...]:
+    def launches(self, shapes: Any, attributes: Any, *, constants: Any) -> tuple[Launch, ...]:
         scalars = {"count": shapes[0][0], "factor": attributes["factor"]}
         return (Launch(kernel="scale", grid=(constants["scale"]["block"], 1, 1), scalars=scalars),)
 
 
 @pytest.fixture
 def two_buffers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
+    module = ModuleType("two_buffers.tensorrt_plugin")
+    module.FACE = TwoBuffers()  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "two_buffers", ModuleType("two_buffers"))
-    monkeypatch.setitem(sys.modules, "two_buffers.tensorrt_plugin", TwoBuffers("two_buffers.tensorrt_plugin"))
+    monkeypatch.setitem(sys.modules, module.__name__, module)
     operator = Operator(name="TwoBuffers", version=3, package="two_buffers", inputs=("data",), attributes=("factor",))
-    signature = {
-        "second": "*i8",
-        "data": "*fp32",
-        "first": "*fp32",
-        "result": "*fp32",
-        "count": "i32",
-        "factor": "fp32",
-    }
+    pointers = {"second": "*i8", **dict.fromkeys(("data", "first", "result"), "*fp32")}
+    signature = {**pointers, "count": "i32", "factor": "fp32"}
     source = KernelSource(
         module="two_buffers", function="scale", architecture=86, signature=signature, constants={"block": 7}
     )
@@ -628,11 +601,15 @@ def two_buffers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     return plugin_class(trt, operator)({"factor": 0.5}, tmp_path / "kernels")
 
 
-def test_a_second_operator_needs_only_its_geometry(two_buffers: Any, launched: list[LaunchedKernel]) -> None:
+def one_tensor() -> list[Any]:
     tensor = trt.PluginTensorDesc()
     tensor.dims, tensor.type, tensor.format = trt.Dims((100,)), trt.DataType.FLOAT, trt.TensorFormat.LINEAR
-    two_buffers.on_shape_change([tensor], [tensor])
-    two_buffers.enqueue([tensor], [tensor], [0x1000], [0x2000], 0x3000, STREAM)
+    return [tensor]
+
+
+def test_a_second_operator_needs_only_its_face(two_buffers: Any, launched: list[LaunchedKernel]) -> None:
+    two_buffers.on_shape_change(one_tensor(), one_tensor())
+    two_buffers.enqueue(one_tensor(), one_tensor(), [0x1000], [0x2000], 0x3000, STREAM)
     assert launched[0].grid == (7, 1, 1)
     # 400 bytes of the first buffer end at the next multiple of 256.
     assert launched[0].arguments == {
@@ -642,20 +619,19 @@ def test_a_second_operator_needs_only_its_geometry(two_buffers: Any, launched: l
 
 
 @pytest.mark.parametrize(
-    ("launch", "message"),
+    ("scalars", "message"),
     [
-        (Launch(kernel="scale", grid=(1, 1, 1), scalars={"count": 2**31, "factor": 1.0}), "2147483648 does not fit"),
-        (Launch(kernel="scale", grid=(1, 1, 1), scalars={"factor": 1.0}), "takes count: i32; the launch has"),
+        ({"count": 2**31, "factor": 1.0}, "2147483648 does not fit"),
+        ({"factor": 1.0}, "takes count: i32; the launch has"),
     ],
 )
 def test_a_launch_that_does_not_fit_its_kernel_is_refused(
-    launch: Launch, message: str, two_buffers: Any, driver: SimulatedDriver, monkeypatch: pytest.MonkeyPatch
+    scalars: dict[str, Any], message: str, two_buffers: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    launch = Launch(kernel="scale", grid=(1, 1, 1), scalars=scalars)
     monkeypatch.setattr(TwoBuffers, "launches", lambda *_, **__: (launch,))
-    tensor = trt.PluginTensorDesc()
-    tensor.dims, tensor.type, tensor.format = trt.Dims((100,)), trt.DataType.FLOAT, trt.TensorFormat.LINEAR
     with pytest.raises(LaunchError, match=message):
-        two_buffers.on_shape_change([tensor], [tensor])
+        two_buffers.on_shape_change(one_tensor(), one_tensor())
 
 
 def test_a_machine_that_runs_bundles_needs_nothing_that_builds_them() -> None:
@@ -664,15 +640,11 @@ import sys
 sys.modules.update(dict.fromkeys(["torch", "transformers", "triton", "onnx", "onnx_ir", "onnxscript", "cuda"]))
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels
-print([face_of(operator).KERNELS for operator in plugin_operators()])
+print([face_of(operator).kernels for operator in plugin_operators()])
 print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[('count_tokens', 'list_blocks', 'attend', 'combine'), ('plan_keys', 'attend')]\n[]\n"
-
-
-def test_an_operator_without_a_plugin_has_none() -> None:
-    assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
 
 
 def plugin_graph() -> onnx.ModelProto:

@@ -68,7 +68,7 @@ def test_unlisted_files_are_ignored(bundle_path: Path) -> None:
 
 
 @pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, Path.touch], ids=["nothing", "empty", "file"])
-def test_what_is_no_bundle_is_said_to_be_none(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_a_path_without_a_bundle_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     path = tmp_path / "bundle"
     make(path)
     with pytest.raises(BundleNotFoundError, match=r"There is no bundle at .*\n.*hdexport build"):
@@ -114,25 +114,27 @@ def test_no_backend_sees_a_bundle_before_all_of_it_is_checked(
         hdruntime.load(bundle_path, "onnxruntime")
 
 
-@pytest.mark.parametrize("check_files", [True, False])
-def test_a_file_cut_short_is_refused(bundle_path: Path, check_files: bool) -> None:
-    os.truncate(bundle_path / "model.onnx", 10)
-    with pytest.raises(BundleCorruptError, match=r"model.onnx .* expected \d+ bytes, found 10 bytes"):
-        open_bundle(bundle_path, check_files=check_files)
+def replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
 
 
 @pytest.mark.parametrize("check_files", [True, False])
-def test_a_missing_file_is_refused(bundle_path: Path, check_files: bool) -> None:
-    (bundle_path / "model.onnx.data").unlink()
-    with pytest.raises(BundleCorruptError, match=r"lacks its file model.onnx.data"):
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda path: os.truncate(path, 10), r"model.onnx.data .* expected \d+ bytes, found 10 bytes"),
+        (Path.unlink, "lacks its file model.onnx.data"),
+        (replace_by_a_pipe, "lacks its file model.onnx.data"),
+    ],
+    ids=["cut short", "missing", "a named pipe, which is not waited for"],
+)
+def test_a_damaged_file_is_refused(
+    bundle_path: Path, damage: Callable[[Path], object], message: str, check_files: bool
+) -> None:
+    damage(bundle_path / "model.onnx.data")
+    with pytest.raises(BundleCorruptError, match=message):
         open_bundle(bundle_path, check_files=check_files)
-
-
-def test_a_named_pipe_in_a_files_place_is_refused_without_waiting(bundle_path: Path) -> None:
-    (bundle_path / "config.json").unlink()
-    os.mkfifo(bundle_path / "config.json")
-    with pytest.raises(BundleCorruptError, match=r"lacks its file config.json"):
-        open_bundle(bundle_path)
 
 
 @pytest.mark.parametrize("relative", ["../outside", "/etc/hostname", "a/../../outside", "a\\..\\b", "", ".", "x\0y"])
@@ -140,7 +142,7 @@ def test_a_path_that_leaves_the_bundle_is_refused(bundle_path: Path, relative: s
     (bundle_path.parent / "outside").write_text("secret")
     record = {"sha256": "0" * 64, "size_bytes": 6}
     edit_manifest(bundle_path, lambda data: data["files"].update({relative: record}))
-    with pytest.raises(BundleCorruptError, match=r"outside of the bundle|lacks its file"):
+    with pytest.raises(BundleCorruptError, match=r"outside the bundle|lacks its file"):
         open_bundle(bundle_path)
 
 
@@ -148,7 +150,7 @@ def test_a_link_that_leaves_the_bundle_is_refused(bundle_path: Path) -> None:
     outside = bundle_path.parent / "outside"
     (bundle_path / "config.json").rename(outside)
     (bundle_path / "config.json").symlink_to(outside)
-    with pytest.raises(BundleCorruptError, match=r"'config.json', which is outside of the bundle"):
+    with pytest.raises(BundleCorruptError, match=r"'config.json', which is outside the bundle"):
         open_bundle(bundle_path)
 
 
@@ -276,6 +278,11 @@ def failing_build(
             raise error
 
 
+def refused_before_the_block(path: Path, error: type[Exception], message: str, *, force: bool = False) -> None:
+    with pytest.raises(error, match=message), staged_bundle(path, force=force):
+        pytest.fail("the block ran")
+
+
 def names_in(directory: Path) -> set[str]:
     return {path.name for path in directory.iterdir()}
 
@@ -308,8 +315,7 @@ def test_an_error_leaves_the_old_bundle(bundle_path: Path, manifest: Manifest, e
 
 def test_an_existing_bundle_needs_force_and_nothing_is_done_before(bundle_path: Path) -> None:
     before = contents(bundle_path)
-    with pytest.raises(OutputExistsError, match="--force"), staged_bundle(bundle_path, force=False):
-        pytest.fail("the block ran")
+    refused_before_the_block(bundle_path, OutputExistsError, "--force")
     assert contents(bundle_path) == before
 
 
@@ -357,7 +363,7 @@ def test_the_destination_is_never_missing_while_it_is_replaced(bundle_path: Path
 
 
 @pytest.mark.parametrize("kind", ["file", "empty", "other", "foreign_manifest"])
-def test_force_never_deletes_what_is_no_bundle(tmp_path: Path, kind: str) -> None:
+def test_force_never_deletes_what_is_not_a_bundle(tmp_path: Path, kind: str) -> None:
     destination = tmp_path / "home"
     if kind == "file":
         destination.write_text("thesis")
@@ -368,24 +374,15 @@ def test_force_never_deletes_what_is_no_bundle(tmp_path: Path, kind: str) -> Non
     if kind == "foreign_manifest":
         (destination / "manifest.json").write_text('{"name": "a browser extension", "manifest_version": 3}')
     before = contents(tmp_path)
-    with (
-        pytest.raises(OutputExistsError, match=r"no bundle of hdexport"),
-        staged_bundle(destination, force=True),
-    ):
-        pytest.fail("the block ran")
+    refused_before_the_block(destination, OutputExistsError, "is not a bundle of hdexport", force=True)
     assert contents(tmp_path) == before
     assert destination.exists()
 
 
-def test_force_never_deletes_files_that_somebody_put_into_a_bundle(bundle_path: Path) -> None:
+def test_force_never_deletes_files_added_to_a_bundle(bundle_path: Path) -> None:
     (bundle_path / "results.jsonl").write_text("mine")
-    with (
-        pytest.raises(
-            OutputExistsError, match=r"no part of a bundle of hdexport \(results.jsonl\), which --force would delete"
-        ),
-        staged_bundle(bundle_path, force=True),
-    ):
-        pytest.fail("the block ran")
+    message = r"not part of a bundle of hdexport \(results.jsonl\); --force would delete them"
+    refused_before_the_block(bundle_path, OutputExistsError, message, force=True)
     assert (bundle_path / "results.jsonl").read_text() == "mine"
 
 
@@ -405,11 +402,7 @@ def test_what_appears_during_the_build_is_not_replaced(tmp_path: Path, manifest:
 
 def test_a_file_in_the_place_of_a_parent_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with (
-        pytest.raises(HdexportError, match="choose another place"),
-        staged_bundle(tmp_path / "file" / "bundle", force=False),
-    ):
-        pytest.fail("the block ran")
+    refused_before_the_block(tmp_path / "file" / "bundle", HdexportError, "choose another place")
 
 
 def test_a_link_at_the_destination_is_followed(bundle_path: Path, manifest: Manifest) -> None:
@@ -534,7 +527,7 @@ def test_the_only_copy_of_an_old_bundle_is_never_taken_for_a_leftover(bundle_pat
     open_bundle(kept)
 
 
-def test_what_the_runtime_leaves_in_a_bundle_is_no_part_of_it(bundle_path: Path) -> None:
+def test_what_the_runtime_leaves_in_a_bundle_is_not_part_of_it(bundle_path: Path) -> None:
     (bundle_path / "engines").mkdir()
     (bundle_path / "engines" / "tensorrt_rtx-0123456789abcdef.runtime_cache").write_bytes(b"kernels of this machine")
     before = open_bundle(bundle_path).manifest

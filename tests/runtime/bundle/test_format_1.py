@@ -23,7 +23,7 @@ from support.tiny_bundle import INPUTS
 
 HEADS = 4
 NEW_KEYS = ("windows", "window", "block_sparse", "global_attention", "token_type_separator_id")
-"""Keys of the first format that its first bundles had not."""
+"""Keys that were added to the first format later."""
 
 WINDOW = {"tokens": 256, "global_tokens": 1, "dilation": [1, 2, 1, 2]}
 BIGBIRD = {
@@ -38,6 +38,7 @@ BIGBIRD = {
 ETC = {**BIGBIRD, "kind": "etc", "mode": "none", "random_blocks": 0, "global_tokens": 16, "last_block": "row"}
 LISTS = {**ETC, "kind": "blocks", "mode": "lists", "global_tokens": 0, "dense_tokens": 0}
 FIRST_TOKEN = {"default": "first_token", "bound": 1, "separator_id": None}
+PADDED = PaddingRule(multiple_of=64, free_up_to=704)
 QUESTION = {"default": "question", "bound": 64, "separator_id": 2}
 
 
@@ -87,14 +88,6 @@ def test_a_plain_one_is_what_it_is_today(manifest: Manifest, drop: tuple[str, ..
     assert (found.attention, found.padding) == ((), None)
 
 
-def test_inputs_say_what_they_are(manifest: Manifest) -> None:
-    assert [(spec.role, spec.default.fill) for spec in read(manifest).inputs] == [
-        (Role.IDS, Fill.REQUIRED),
-        (Role.MASK, Fill.ONES),
-        (Role.TOKEN_TYPES, Fill.ZEROS),
-    ]
-
-
 def test_token_types_that_change_after_a_separator_stay_so(manifest: Manifest) -> None:
     after = dataclasses.replace(INPUTS[2], default=Default(fill=Fill.AFTER_TOKEN, token_id=66))
     expected = dataclasses.replace(manifest, inputs=(*INPUTS[:2], after))
@@ -102,17 +95,24 @@ def test_token_types_that_change_after_a_separator_stay_so(manifest: Manifest) -
 
 
 @pytest.mark.parametrize(
-    ("operators", "layers"),
+    ("operators", "windows", "records"),
     [
-        ({"hdexport::DenseAttention": 6}, 6),
-        ({"DenseAttention": 1, "SlidingWindowAttention": 2}, 1),
-        ({"hdexport::SlidingWindowAttention": 2}, 0),
+        ({"hdexport::DenseAttention": 6}, [], [{"kind": "dense", "layers": 6}]),
+        ({"DenseAttention": 1, "SlidingWindowAttention": 2}, [], [{"kind": "dense", "layers": 1}]),
+        ({"hdexport::SlidingWindowAttention": 2}, [], []),
+        (
+            {"hdexport::DenseAttention": 8, "hdexport::SlidingWindowAttention": 2},
+            [3, 3],
+            [{"kind": "dense", "layers": 8}, {"kind": "window", "layers": [3, 3], "converted": None}],
+        ),
     ],
 )
-def test_dense_layers_are_counted_by_their_operator(manifest: Manifest, operators: dict[str, int], layers: int) -> None:
-    found = read(manifest, attention=operators)
+def test_dense_layers_are_counted_by_their_operator(
+    manifest: Manifest, operators: dict[str, int], windows: list[int], records: list[dict[str, Any]]
+) -> None:
+    found = read(manifest, attention=operators, windows=windows)
     assert found.operators == operators
-    assert found.attention == (({"kind": "dense", "layers": layers},) if layers else ())
+    assert list(found.attention) == records
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,6 @@ def test_dense_layers_are_counted_by_their_operator(manifest: Manifest, operator
 def test_windows_are_those_of_today(manifest: Manifest, windows: list[int], window: dict | None) -> None:
     record = {"kind": "window", "layers": windows, "converted": window}
     assert read(manifest, windows=windows, window=window) == dataclasses.replace(manifest, attention=(record,))
-
-
-def test_windows_beside_dense_layers_are_two_kinds(manifest: Manifest) -> None:
-    found = read(
-        manifest, attention={"hdexport::DenseAttention": 8, "hdexport::SlidingWindowAttention": 2}, windows=[3, 3]
-    )
-    assert found.attention == (
-        {"kind": "dense", "layers": 8},
-        {"kind": "window", "layers": [3, 3], "converted": None},
-    )
 
 
 @pytest.mark.parametrize(
@@ -154,26 +144,15 @@ def test_a_longformer_has_marks(
 @pytest.mark.parametrize(
     ("model_type", "block_sparse", "converted", "padding"),
     [
-        ("big_bird", BIGBIRD, False, PaddingRule(multiple_of=64, free_up_to=704)),
-        ("bigbird_pegasus", BIGBIRD, False, PaddingRule(multiple_of=64, free_up_to=704)),
-        ("big_bird", {**BIGBIRD, "last_block": "row"}, False, None),
-        ("big_bird", {**BIGBIRD, "mode": "table"}, False, PaddingRule(multiple_of=64, free_up_to=704)),
-        ("bert", BIGBIRD, True, PaddingRule(multiple_of=64, free_up_to=704)),
-        ("bert", {**BIGBIRD, "last_block": "row", "mode": "table"}, True, None),
-        ("bert", {**BIGBIRD, "dense_tokens": 0}, True, PaddingRule(multiple_of=64)),
-        ("bert", ETC, True, None),
-        ("roberta", LISTS, True, None),
-    ],
-    ids=[
-        "BigBird",
-        "the encoder of BigBird-Pegasus",
-        "BigBird with its own ends",
-        "BigBird with a table",
-        "converted",
-        "converted with its own ends and a table",
-        "nothing dense",
-        "ETC",
-        "block lists",
+        pytest.param("big_bird", BIGBIRD, False, PADDED, id="BigBird"),
+        pytest.param("bigbird_pegasus", BIGBIRD, False, PADDED, id="the encoder of BigBird-Pegasus"),
+        pytest.param("big_bird", {**BIGBIRD, "last_block": "row"}, False, None, id="BigBird with its own ends"),
+        pytest.param("big_bird", {**BIGBIRD, "mode": "table"}, False, PADDED, id="BigBird with a table"),
+        pytest.param("bert", BIGBIRD, True, PADDED, id="converted"),
+        pytest.param("bert", {**BIGBIRD, "last_block": "row", "mode": "table"}, True, None, id="own ends and a table"),
+        pytest.param("bert", {**BIGBIRD, "dense_tokens": 0}, True, PaddingRule(multiple_of=64), id="nothing dense"),
+        pytest.param("bert", ETC, True, None, id="ETC"),
+        pytest.param("roberta", LISTS, True, None, id="block lists"),
     ],
 )
 def test_block_sparse_attention_is_that_of_today(
@@ -206,29 +185,25 @@ def test_block_sparse_attention_is_that_of_today(
         ({"window": {**WINDOW, "dilation": [1, 2]}}, r"manifest\.window\.dilation has 2 values for 4 heads"),
         ({"window": {**WINDOW, "dilation": []}}, r"manifest\.window\.dilation has 0 values for 4 heads"),
         ({"window": {**WINDOW, "dilation": [0]}}, r"manifest\.window\.dilation\[0\] should be `int` >= 1, not 0"),
-        ({"block_sparse": {**BIGBIRD, "block_size": 0}}, r"manifest\.block_sparse\.block_size should be `int` >= 1"),
-        ({"block_sparse": {**BIGBIRD, "kind": "spiral"}}, r"manifest\.block_sparse\.kind should be one of 'bigbird'"),
-        ({"block_sparse": {**BIGBIRD, "kind": "etc"}}, r"manifest\.block_sparse\.mode should be none for etc, not hf_"),
-        (
-            {"block_sparse": {**BIGBIRD, "mode": "none"}},
-            r"manifest\.block_sparse\.mode should be hf_eval or table for bigbird",
+        *(
+            ({"block_sparse": {**BIGBIRD, **change}}, rf"manifest\.block_sparse\.{message}")
+            for change, message in (
+                ({"block_size": 0}, "block_size should be `int` >= 1"),
+                ({"kind": "spiral"}, "kind should be one of 'bigbird'"),
+                ({"kind": "etc"}, "mode should be none for etc, not hf_"),
+                ({"mode": "none"}, "mode should be hf_eval or table for bigbird"),
+                ({"last_block": "first"}, "last_block should be one of 'padded', 'row'"),
+                ({"dense_tokens": -1}, "dense_tokens should be `int` >= 0"),
+            )
         ),
-        (
-            {"block_sparse": {**BIGBIRD, "last_block": "first"}},
-            r"manifest\.block_sparse\.last_block should be one of 'padded'",
-        ),
-        (
-            {"block_sparse": {**BIGBIRD, "dense_tokens": -1}},
-            r"manifest\.block_sparse\.dense_tokens should be `int` >= 0",
-        ),
-        ({"global_attention": FIRST_TOKEN}, r"manifest\.global_attention is there without an input global_attention_m"),
+        ({"global_attention": FIRST_TOKEN}, r"manifest\.global_attention needs an input global_attention_mask"),
         ({"global_attention": {**QUESTION, "default": "all"}}, r"manifest\.global_attention\.default should be one of"),
         ({"global_attention": {**QUESTION, "bound": 0}}, r"manifest\.global_attention\.bound should be `int` >= 1"),
         ({"token_type_separator_id": -1}, r"manifest\.token_type_separator_id should be `int.*` >= 0, not -1"),
         ({"num_heads": "4"}, r"manifest\.num_heads should be `int`, not \"4\""),
         ({"model_type": None}, r"manifest\.model_type should be `str`, not null"),
         ({"inputs": None}, r"manifest\.inputs should be `array`, not null"),
-        ({"inputs": []}, r"manifest\.inputs has 0 of the role ids, and there is one"),
+        ({"inputs": []}, r"manifest\.inputs has 0 of the role ids; exactly one is needed"),
         ({"max_len": 0}, r"manifest\.max_len should be `int` >= 1, not 0"),
     ],
 )
@@ -253,29 +228,22 @@ def test_a_key_that_an_old_manifest_lacks_is_named(manifest: Manifest, key: str,
         manifest_from_json(json.dumps(values))
 
 
-@pytest.mark.parametrize(
-    "global_attention",
-    [{**FIRST_TOKEN, "separator_id": 3}, {**QUESTION, "separator_id": None}],
-    ids=["a separator that nothing needs", "no separator"],
-)
+@pytest.mark.parametrize("global_attention", [{**FIRST_TOKEN, "separator_id": 3}, {**QUESTION, "separator_id": None}])
 def test_a_default_that_contradicts_its_separator_is_refused(
     manifest: Manifest, global_attention: dict[str, Any]
 ) -> None:
     marked = dataclasses.replace(manifest, inputs=(*INPUTS[:2], marks(Fill.FIRST_TOKEN, None, 1)))
-    with pytest.raises(
-        BundleCorruptError, match=r"manifest\.global_attention\.separator_id is (3|None) for the default"
-    ):
+    message = r"manifest\.global_attention\.separator_id is (3|None) for the default"
+    with pytest.raises(BundleCorruptError, match=message):
         read(marked, global_attention=global_attention)
 
 
 @pytest.mark.parametrize("name", ["position_ids", "mask", "memory"])
-def test_an_input_of_a_name_that_the_first_format_had_not_is_refused(manifest: Manifest, name: str) -> None:
+def test_an_input_of_a_name_unknown_to_the_first_format_is_refused(manifest: Manifest, name: str) -> None:
     other = dataclasses.replace(INPUTS[2], name=name)
     changed = dataclasses.replace(manifest, inputs=(*INPUTS[:2], other))
-    with pytest.raises(
-        BundleCorruptError,
-        match=rf"manifest\.inputs: the name should be one of input_ids, attention_mask, .*, not '{name}'",
-    ):
+    message = rf"manifest\.inputs: the name should be one of input_ids, attention_mask, .*, not '{name}'"
+    with pytest.raises(BundleCorruptError, match=message):
         read(changed)
 
 

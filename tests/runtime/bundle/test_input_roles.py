@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -68,27 +69,40 @@ def test_there_may_be_several_memories(manifest: Manifest) -> None:
     assert found.input_of(Role.MEMORY) == MEMORY
 
 
+def with_one(spec: InputSpec, **changes: object) -> list[InputSpec]:
+    """The inputs of every model and one more, or one in the place of its like; the changed one is the last."""
+    return [*(other for other in (IDS, MASK) if other.role is not spec.role), dataclasses.replace(spec, **changes)]
+
+
+def refused(manifest: Manifest, inputs: Sequence[InputSpec], message: str, *outputs: TensorSpec) -> None:
+    """Reading a manifest with these inputs fails; `{last}` in the message is the last one, as its key."""
+    message = message.replace("{last}", rf"inputs\[{len(inputs) - 1}\]")
+    with pytest.raises(BundleCorruptError, match=rf"^manifest\.{message}(, .*)?\.\nRebuild or copy"):
+        read(manifest, *inputs, outputs=outputs)
+
+
 @pytest.mark.parametrize(
     ("inputs", "message"),
     [
-        ((), r"inputs has 0 of the role ids, and there is one"),
-        ((MASK,), r"inputs has 0 of the role ids, and there is one"),
-        ((IDS,), r"inputs has 0 of the role mask, and there is one"),
-        ((IDS, MASK, dataclasses.replace(IDS, name="b")), r"inputs has 2 of the role ids, and there is one"),
-        ((IDS, MASK, dataclasses.replace(MASK, name="b")), r"inputs has 2 of the role mask, and there is one"),
-        (
-            (IDS, MASK, TYPES, dataclasses.replace(TYPES, name="b")),
-            r"inputs has 2 of the role token_types; one at most",
+        ((), "inputs has 0 of the role ids; exactly one is needed"),
+        ((MASK,), "inputs has 0 of the role ids; exactly one is needed"),
+        ((IDS,), "inputs has 0 of the role mask; exactly one is needed"),
+        *(
+            ((IDS, MASK, other, dataclasses.replace(spec, name="b")), f"inputs has 2 of the role {message}")
+            for spec, other, message in (
+                (IDS, TYPES, "ids; exactly one is needed"),
+                (MASK, TYPES, "mask; exactly one is needed"),
+                (TYPES, TYPES, "token_types; at most one is allowed"),
+                (MARKS, MARKS, "marks; at most one is allowed"),
+            )
         ),
-        ((IDS, MASK, MARKS, dataclasses.replace(MARKS, name="b")), r"inputs has 2 of the role marks; one at most"),
-        ((IDS, MASK, dataclasses.replace(MARKS, name="input_ids")), r"inputs has 2 of input_ids"),
+        ((IDS, MASK, dataclasses.replace(MARKS, name="input_ids")), "inputs has 2 of input_ids"),
     ],
 )
 def test_a_role_that_is_missing_or_there_twice_is_named(
     manifest: Manifest, inputs: tuple[InputSpec, ...], message: str
 ) -> None:
-    with pytest.raises(BundleCorruptError, match=rf"^manifest\.{message}\.\nRebuild or copy"):
-        read(manifest, *inputs)
+    refused(manifest, inputs, message)
 
 
 ALL = [REQUIRED, ZEROS, ONES, FIRST_TOKEN, UNTIL, AFTER]
@@ -101,22 +115,14 @@ RIGHT = {
 }
 
 
-def with_one(spec: InputSpec, changed: InputSpec) -> list[InputSpec]:
-    """The inputs of every model and one more, or one in the place of its like; the changed one is the last."""
-    return [*(other for other in (IDS, MASK) if other.role is not spec.role), changed]
-
-
 @pytest.mark.parametrize(
     ("spec", "default"),
     [(spec, default) for spec, (right, _) in RIGHT.items() for default in ALL if default not in right],
     ids=lambda value: value.role.value if isinstance(value, InputSpec) else value.fill.value,
 )
-def test_a_default_that_a_role_has_not_is_refused(manifest: Manifest, spec: InputSpec, default: Default) -> None:
-    inputs = with_one(spec, dataclasses.replace(spec, default=default))
-    where = rf"inputs\[{len(inputs) - 1}\]\.default\.fill"
-    wanted = rf"{RIGHT[spec][1]} for {spec.role.value}, not {default.fill.value}"
-    with pytest.raises(BundleCorruptError, match=rf"^manifest\.{where} should be {wanted}\.\n"):
-        read(manifest, *inputs, outputs=(FED,) if spec is MEMORY else ())
+def test_a_default_of_another_role_is_refused(manifest: Manifest, spec: InputSpec, default: Default) -> None:
+    message = rf"{{last}}\.default\.fill should be {RIGHT[spec][1]} for {spec.role.value}, not {default.fill.value}"
+    refused(manifest, with_one(spec, default=default), message, FED)
 
 
 @pytest.mark.parametrize(
@@ -129,86 +135,70 @@ def test_a_default_that_a_role_has_not_is_refused(manifest: Manifest, spec: Inpu
         (IDS, Default(fill=Fill.REQUIRED, token_id=3), "is 3 for the fill required"),
     ],
 )
-def test_a_token_that_a_rule_needs_or_needs_not_is_named(
+def test_a_token_that_contradicts_its_rule_is_named(
     manifest: Manifest, spec: InputSpec, default: Default, message: str
 ) -> None:
-    inputs = with_one(spec, dataclasses.replace(spec, default=default))
-    with pytest.raises(BundleCorruptError, match=rf"inputs\[{len(inputs) - 1}\]\.default\.token_id {message}\.\n"):
-        read(manifest, *inputs)
+    refused(manifest, with_one(spec, default=default), rf"{{last}}\.default\.token_id {message}")
 
 
-@pytest.mark.parametrize("spec", [IDS, MASK, TYPES, MEMORY], ids=lambda spec: spec.role.value)
-def test_only_marks_have_a_bound(manifest: Manifest, spec: InputSpec) -> None:
-    inputs = with_one(spec, dataclasses.replace(spec, bound=5))
-    with pytest.raises(BundleCorruptError, match=rf"inputs\[{len(inputs) - 1}\]\.bound is 5, and only marks have one"):
-        read(manifest, *inputs, outputs=(FED,) if spec is MEMORY else ())
+OF_ONE_ROLE = [
+    (Role.MARKS, {"bound": 5}, r"\.bound is 5; only marks have a bound"),
+    (
+        Role.MEMORY,
+        {"fed_from": "last_hidden_state"},
+        r"\.fed_from is last_hidden_state; only memories are fed from an output",
+    ),
+    *(
+        (Role.MEMORY, changes, rf" should be int64 \[batch, tokens\], not {found}")
+        for changes, found in (
+            ({"dtype": "float32"}, r"float32 \[batch, tokens\]"),
+            ({"shape": ("batch",)}, r"int64 \[batch\]"),
+            ({"shape": ("tokens", "batch")}, r"int64 \[tokens, batch\]"),
+            ({"shape": ("batch", 16)}, r"int64 \[batch, 16\]"),
+            ({"shape": ("batch", "tokens", 1)}, r"int64 \[batch, tokens, 1\]"),
+        )
+    ),
+]
+"""Role, what only inputs of that role may be, what is said of others."""
 
 
-@pytest.mark.parametrize("spec", [IDS, MASK, TYPES, MARKS], ids=lambda spec: spec.role.value)
 @pytest.mark.parametrize(
-    ("changed", "found"),
+    ("spec", "changes", "message"),
     [
-        ({"dtype": "float32"}, r"float32 \[batch, tokens\]"),
-        ({"shape": ("batch",)}, r"int64 \[batch\]"),
-        ({"shape": ("tokens", "batch")}, r"int64 \[tokens, batch\]"),
-        ({"shape": ("batch", 16)}, r"int64 \[batch, 16\]"),
-        ({"shape": ("batch", "tokens", 1)}, r"int64 \[batch, tokens, 1\]"),
+        (spec, changes, message)
+        for spec in (IDS, MASK, TYPES, MARKS, MEMORY)
+        for role, changes, message in OF_ONE_ROLE
+        if spec.role is not role
     ],
 )
-def test_what_is_about_tokens_is_int64_batch_by_tokens(
-    manifest: Manifest, spec: InputSpec, changed: dict, found: str
+def test_what_only_one_role_has_is_refused_in_others(
+    manifest: Manifest, spec: InputSpec, changes: dict, message: str
 ) -> None:
-    inputs = with_one(spec, dataclasses.replace(spec, **changed))
-    where = rf"inputs\[{len(inputs) - 1}\]"
-    with pytest.raises(BundleCorruptError, match=rf"{where} should be int64 \[batch, tokens\], not {found}\.\n"):
-        read(manifest, *inputs)
+    refused(manifest, with_one(spec, **changes), "{last}" + message, FED)
 
 
 @pytest.mark.parametrize(
-    ("changed", "found"),
+    ("changes", "message"),
     [
-        ({"dtype": "int64"}, r"int64 \[batch, 1, 4, 4\]"),
-        ({"shape": ("batch", "tokens", 4)}, r"float32 \[batch, tokens, 4\]"),
-        ({"shape": ("batch", "slots")}, r"float32 \[batch, slots\]"),
-        ({"shape": (1, 4, 4)}, r"float32 \[1, 4, 4\]"),
-        ({"shape": ()}, r"float32 \[\]"),
+        *(
+            (changes, rf"{{last}} should be float32 \[batch, \.\.\.\] with sizes, not {found}")
+            for changes, found in (
+                ({"dtype": "int64"}, r"int64 \[batch, 1, 4, 4\]"),
+                ({"shape": ("batch", "tokens", 4)}, r"float32 \[batch, tokens, 4\]"),
+                ({"shape": ("batch", "slots")}, r"float32 \[batch, slots\]"),
+                ({"shape": (1, 4, 4)}, r"float32 \[1, 4, 4\]"),
+                ({"shape": ()}, r"float32 \[\]"),
+            )
+        ),
+        ({"fed_from": None}, r"{last}\.fed_from is None; a memory needs the name of an output"),
+        ({"fed_from": "right"}, r"{last} is float32 \[batch, 1, 4, 4\], fed from the output right, but there is none"),
+        (
+            {"shape": ("batch", 4, 1, 4)},
+            r"{last} is float32 \[batch, 4, 1, 4\], fed from the output left, but that is float32 \[batch, 1, 4, 4\]",
+        ),
     ],
 )
-def test_a_memory_is_float32_of_sizes(manifest: Manifest, changed: dict, found: str) -> None:
-    spec = dataclasses.replace(MEMORY, **changed)
-    message = rf"inputs\[2\] should be float32 \[batch, \.\.\.\] with sizes, not {found}\.\n"
-    with pytest.raises(BundleCorruptError, match=message):
-        read(manifest, IDS, MASK, spec, outputs=(FED,))
-
-
-@pytest.mark.parametrize(
-    ("outputs", "found"),
-    [
-        ((), "there is none"),
-        ((dataclasses.replace(FED, name="memory"),), "there is none"),
-        ((dataclasses.replace(FED, shape=("batch", 4, 1, 4)),), r"that is float32 \[batch, 4, 1, 4\]"),
-    ],
-    ids=["none", "of another name", "of another shape"],
-)
-def test_a_memory_without_its_output_is_refused(
-    manifest: Manifest, outputs: tuple[TensorSpec, ...], found: str
+def test_a_memory_is_float32_of_sizes_and_an_output_of_its_shape(
+    manifest: Manifest, changes: dict, message: str
 ) -> None:
-    message = rf"inputs\[2\] is float32 \[batch, 1, 4, 4\] of the output left, and {found}\.\n"
-    with pytest.raises(BundleCorruptError, match=message):
-        read(manifest, IDS, MASK, MEMORY, outputs=outputs)
-
-
-def test_a_memory_names_its_output(manifest: Manifest) -> None:
-    unnamed = dataclasses.replace(MEMORY, fed_from=None)
-    with pytest.raises(
-        BundleCorruptError, match=r"inputs\[2\]\.fed_from is None, and a memory has the name of an output"
-    ):
-        read(manifest, IDS, MASK, unnamed, outputs=(FED,))
-
-
-@pytest.mark.parametrize("spec", [IDS, MASK, TYPES, MARKS], ids=lambda spec: spec.role.value)
-def test_only_a_memory_is_fed_from_an_output(manifest: Manifest, spec: InputSpec) -> None:
-    inputs = with_one(spec, dataclasses.replace(spec, fed_from="last_hidden_state"))
-    message = rf"inputs\[{len(inputs) - 1}\]\.fed_from is last_hidden_state, and only memories have one"
-    with pytest.raises(BundleCorruptError, match=message):
-        read(manifest, *inputs)
+    refused(manifest, [IDS, MASK, dataclasses.replace(MEMORY, **changes)], message, FED)

@@ -31,18 +31,18 @@ BundleMaker = Callable[..., Path]
 # The limit
 
 
-def test_most_models_may_be_padded_without_end() -> None:
-    assert padding_limit(None, 9) == sys.maxsize
-
-
-@pytest.mark.parametrize(("tokens", "limit"), [(1, 8), (4, 8), (8, 8), (9, 12), (12, 12), (13, 16), (4000, 4000)])
-def test_a_row_may_be_padded_to_the_end_of_its_last_block_or_of_the_dense_ones(tokens: int, limit: int) -> None:
-    assert padding_limit(BIGBIRD, tokens) == limit
-
-
-@pytest.mark.parametrize(("tokens", "limit"), [(1, 4), (4, 4), (5, 8)])
-def test_a_rule_may_have_no_exception_for_short_rows(tokens: int, limit: int) -> None:
-    assert padding_limit(PaddingRule(multiple_of=4), tokens) == limit
+@pytest.mark.parametrize(
+    ("rule", "limits"),
+    [
+        (None, {9: sys.maxsize}),
+        # To the end of the last block, or of what is dense.
+        (BIGBIRD, {1: 8, 4: 8, 8: 8, 9: 12, 12: 12, 13: 16, 4000: 4000}),
+        (PaddingRule(multiple_of=4), {1: 4, 4: 4, 5: 8}),
+    ],
+    ids=["no rule", "with short texts", "without"],
+)
+def test_a_row_may_be_padded_as_far_as_its_rule_says(rule: PaddingRule | None, limits: dict[int, int]) -> None:
+    assert {tokens: padding_limit(rule, tokens) for tokens in limits} == limits
 
 
 @pytest.mark.parametrize(("random_blocks", "tokens"), [(0, 1), (0, 20), (0, 21), (1, 28), (1, 29), (1, 32), (1, 33)])

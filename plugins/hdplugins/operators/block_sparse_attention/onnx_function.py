@@ -8,9 +8,9 @@ queries of global blocks meet all keys, and so do texts that are attended to den
 The blocks come in two orders. In parallel they are one batch of products, which TensorRT fuses: the text is cut into
 blocks by reshaping, neighbours are the same blocks shifted, and only listed blocks are gathered. Short texts are
 computed densely in a branch that runs where there are any; it sees no more keys than the longest short text has, for
-TensorRT plans memory for the largest shapes. Sequentially they are a Scan, one block of one text a step, which fits in
-a CPU's caches whatever the batch; a step gathers what it sees. The rows of global blocks come from a Scan of their own,
-one head a step, so that no step holds all keys of all heads. Three quarters of the sequential time are products.
+TensorRT plans memory for the largest shapes. Sequentially they are a Scan, one block of one text per step, which fits
+in a CPU's caches at any batch size; a step gathers what it sees. The rows of global blocks come from a separate Scan,
+one head per step, so that no step holds all keys of all heads. Three quarters of the sequential time are products.
 
 Everything but query, key and value comes from `token_mask`, not from their shapes: ONNX Runtime sees then that all
 layers of a model need the same tables, and computes them once.

@@ -175,7 +175,7 @@ _DENSE_OR_SPARSE = """
     > (any_short)
 """
 
-# Only padding needs a rule of its own.
+# Only padding needs a separate rule.
 _DROP_PADDING = """
     real_axes = Constant <value_ints = [1, 3]> ()
     real_rows = Unsqueeze (real, real_axes)

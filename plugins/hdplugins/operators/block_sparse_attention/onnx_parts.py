@@ -19,7 +19,7 @@ class Parts:
         window: blocks on each side that are seen; -1 for none, not even the query's own.
         repeats: block 0 is seen (once more), though it is not global.
         dense: short texts are attended to densely.
-        by_row: texts end behind their own last real token, and that matters.
+        by_row: texts end after their own last real token, and that matters.
         listed: a table lists blocks.
     """
 
@@ -117,7 +117,7 @@ def sparse_attention(parts: Parts, keys: str, values: str, bias: str, sums: str,
 
 
 def shifts(wide: str, near: str, window: int, *, axis: int) -> str:
-    """Text that joins, for every block, its neighbours along the axis behind the blocks' own."""
+    """Text that joins, for every block, its neighbours along the axis after the blocks' own."""
     text, axis_name = "", {1: "one_1d", 2: "two_1d"}[axis]
     for shift in range(2 * window + 1):
         text += f"""
@@ -132,7 +132,7 @@ def listing(pattern: str, values: Iterable[object]) -> str:
     return ", ".join(pattern.format(value) for value in values)
 
 
-# What sees no key at all, which happens without a window only, is 0.
+# A query that sees no key, which happens only without a window, is 0.
 _DROP_UNSEEN = """
     bias_axis = Constant <value_ints = [-1]> ()
     best_score = ReduceMax <keepdims = 1> ({bias}, bias_axis)

@@ -227,7 +227,7 @@ _GLOBAL_OR_LISTED = """
     > (is_global_step)
 """
 
-# Only padding needs a rule of its own. Where, not a product: the sums of padded queries may be anything.
+# Only padding needs a separate rule. Where, not a product: the sums of padded queries may be anything.
 _SCAN_BLOCKS = """
     scanned_sums = Scan <num_scan_inputs = {number}, body = attend (
         {signature}
@@ -258,7 +258,7 @@ _LAST_SLOT = """
     last_place = Identity ({number})
 """
 
-# The rows of global blocks, one head of one text a step, with all its keys.
+# The rows of global blocks, one head of one text per step, with all its keys.
 _GLOBAL_ROWS = """
     global_starts = Mul (global_blocks, block)
     global_column_starts = Unsqueeze (global_starts, last_axis)

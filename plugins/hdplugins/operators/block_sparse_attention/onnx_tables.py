@@ -155,7 +155,7 @@ _LAST_BIAS = """
     last_bias = Expand ({last_block_bias}, last_to_blocks)
 """
 
-# Rows that the table has not list nothing, and neither do entries that are no block of the text.
+# Rows beyond the table list nothing, and neither do entries that are not a block of the text.
 _LISTED = """
     table = Cast <to = 7> (listed_blocks)
     nowhere = Constant <value_int = -1> ()

@@ -32,14 +32,14 @@ def pairs(
     Args:
         tokens: of the text.
         heads: of the attention.
-        global_tokens: without meaning here: blocks are global.
+        global_tokens: unused: blocks are global.
         block_size: attribute of the operator, as are those below; see `reference`.
         first_global: likewise.
         last_global: likewise.
         window: likewise.
         first_repeats: likewise.
         dense_tokens: likewise.
-        ends_by_row: without meaning here: nothing is padding.
+        ends_by_row: unused: nothing is padding.
         scale: likewise.
         listed_blocks: [1 or heads, rows, listed], the operator's table; None where it has none.
 

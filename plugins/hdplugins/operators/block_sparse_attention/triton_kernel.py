@@ -20,21 +20,13 @@ kernels: i and j count blocks of queries and keys, m and n count queries and key
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["attend", "combine", "count_tokens", "launch", "list_blocks"]
-
-from typing import TYPE_CHECKING, Any
+__all__ = ["attend", "combine", "count_tokens", "list_blocks"]
 
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.attention_sources import start_kernels
-from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.kernels.kernel_tensors import check_states, check_token_mask
 from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
-from hdplugins.operators.block_sparse_attention import geometry
-
-if TYPE_CHECKING:
-    import torch
+from hdplugins.operators.block_sparse_attention.tensorrt_plugin import HEADER_INTS
 
 _NOT_SPECIALIZED = (
     "tokens", "blocks", "plan_ints", "list_ints", "most_listed", "first_global", "last_global", "window",
@@ -43,58 +35,9 @@ _NOT_SPECIALIZED = (
 )  # fmt: skip
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
 
-_HEADER = tl.constexpr(geometry.HEADER_INTS)
-
-
-def launch(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    token_mask: torch.Tensor,
-    listed_blocks: torch.Tensor | None,
-    out: torch.Tensor,
-    plan: torch.Tensor,
-    partials: torch.Tensor,
-    *,
-    tiles: Tiles,
-    **attributes: Any,
-) -> None:
-    """Run the kernels on tensors of one GPU, or on CPU tensors where Triton interprets. Nothing is allocated.
-
-    Args:
-        query: [batch, heads, tokens, head_dim], contiguous, float16, bfloat16 or float32; key and value likewise.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
-        token_mask: [batch, tokens], int32: 0 padding.
-        listed_blocks: [1 or heads, rows, listed], int32, or None.
-        out: [batch, heads, tokens, head_dim], overwritten throughout.
-        plan: bytes, at least ``geometry.workspace_bytes(...)["plan"]`` of them, uint8.
-        partials: likewise, of "partials"; it may be empty where that is 0.
-        tiles: see `geometry.tiles_for_blocks`.
-        attributes: of the operator, all of them; see `reference`.
-
-    Raises:
-        ValueError: a tensor or an attribute does not fit.
-    """
-    import torch  # which compilers do without
-
-    table = None if listed_blocks is None else listed_blocks.shape
-    check_states(query, key=key, value=value, out=out)
-    check_token_mask("token_mask", token_mask, query)
-    if listed_blocks is not None and (listed_blocks.dtype != torch.int32 or not listed_blocks.is_contiguous()):
-        raise ValueError(f"listed_blocks is {listed_blocks.dtype}, not contiguous torch.int32.")
-    shape = tuple(query.shape)
-    for name, needed in geometry.workspace_bytes(shape, table, **attributes).items():
-        given = {"plan": plan, "partials": partials}[name]
-        if given.dtype != torch.uint8 or given.numel() < needed:
-            raise ValueError(f"{name} is {given.numel()} x {given.dtype}, not {needed} or more of torch.uint8.")
-    pointers = {
-        "query": query, "key": key, "value": value, "token_mask": token_mask, "listed_blocks": listed_blocks,
-        "plan": plan.view(torch.int32), "partials": partials.view(torch.float32), "out": out,
-    }  # fmt: skip
-    constants = geometry.constants_of(tiles, head_dim=query.shape[3], block_size=attributes["block_size"])
-    steps = geometry.launches(shape, table, constants=constants, **attributes)
-    start_kernels((count_tokens, list_blocks, attend, combine), steps, pointers, constants, tiles)
+# A number of its own: the cache of compiled kernels hashes this file, and not the one of HEADER_INTS.
+_HEADER = tl.constexpr(4)
+assert _HEADER.value == HEADER_INTS
 
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)

@@ -6,7 +6,7 @@ quadratic in tokens: this body is for runtimes without a fused attention.
 
 from __future__ import annotations
 
-__all__ = ["function_of_arity", "function_of_node"]
+__all__ = ["function_of_node"]
 
 from collections.abc import Mapping
 
@@ -45,23 +45,14 @@ DenseAttention <scale> (query, key, value, key_mask{bias_input}) => (attended)
 
 
 def function_of_node(*, inputs: int, attributes: Mapping[str, object]) -> onnx.FunctionProto:
-    """The body for a node of the portable graph; see `function_of_arity`.
+    """The body for a node of the portable graph.
+
+    An ONNX function cannot test whether an optional input is there, so each arity has its own body; the nodes of a
+    model have one arity.
 
     Args:
-        inputs: of the node.
+        inputs: of the node: 4, or 5 with ``bias``.
         attributes: of the node; the body reads them itself.
-    """
-    return function_of_arity(inputs)
-
-
-def function_of_arity(inputs: int) -> onnx.FunctionProto:
-    """The body for nodes with that many inputs.
-
-    An ONNX function cannot test whether an optional input is there, so each arity has a body of its own; a model uses
-    one of them throughout.
-
-    Args:
-        inputs: 4, or 5 with ``bias``.
 
     Raises:
         ValueError: there is no body for that arity.

@@ -11,7 +11,7 @@ def pairs(*, tokens: int, heads: int, global_tokens: int = 0, scale: float | Non
     Args:
         tokens: of the text.
         heads: of the attention.
-        global_tokens: without meaning here.
-        scale: attribute of the operator, likewise.
+        global_tokens: unused.
+        scale: unused.
     """
     return heads * tokens * tokens

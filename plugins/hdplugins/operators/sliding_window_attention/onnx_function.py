@@ -3,14 +3,14 @@
 The queries are cut into blocks, and each block meets the span of keys that its windows reach: scores are [..., block,
 span], never [tokens, tokens]. Two tables say which tokens make a block and its span. They are computed from the length
 of the text: no length needs to be a multiple of anything, and a span is never longer than the text. A head of dilation
-D is D windows over every D-th token, one a residue class: an axis of the tables. Global tokens are copied behind the
+D is D windows over every D-th token, one per residue class: an axis of the tables. Global tokens are copied behind the
 keys, or found where they are, and joined to every span, so that one softmax covers both.
 
 The blocks come in two orders. In parallel they are one batch of products, which TensorRT fuses; the size of a block
 must not depend on the length then, or TensorRT's bounds multiply to gigabytes of planned memory. Sequentially they are
-a Scan, one block of one text a step, which fits into a CPU's caches whatever the batch: about as fast in ONNX Runtime,
-at a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64, a
-window of 256 tokens each side:
+a Scan, one block of one text per step, which fits in a CPU's caches at any batch size: about as fast in ONNX Runtime,
+with a tenth of the memory. CPU milliseconds and megabytes of growth in ONNX Runtime 1.31 on two cores, 12 heads of 64,
+a window of 256 tokens each side:
 
 ======  ==========  ==========  ==========================
 tokens  parallel    sequential  dense (MultiHeadAttention)
@@ -21,7 +21,7 @@ tokens  parallel    sequential  dense (MultiHeadAttention)
 16384   353 (1412)  405 (69)    4368 (114)
 ======  ==========  ==========  ==========================
 
-With a block of every text a step, 8 texts of 512 tokens took 40 % longer on one core and twice the memory. Two thirds
+With a block of every text per step, 8 texts of 512 tokens took 40 % longer on one core and twice the memory. Two thirds
 of the sequential time are the two products, at the processor's peak; slicing spans instead of gathering them, masks
 computed once for all layers and MultiHeadAttention inside a step gained 5 % at most.
 
@@ -41,17 +41,16 @@ import onnx.helper
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 from hdplugins.operators.onnx_text import BlockOrder, nodes_of
+from hdplugins.operators.sliding_window_attention import OPERATOR
 
-_NAME = "SlidingWindowAttention"
-_INPUTS = ("query", "key", "value", "token_kind")
-_ATTRIBUTES = ("left", "right", "dilation", "global_bound", "scale")
+_NAME, _INPUTS, _ATTRIBUTES = OPERATOR.name, OPERATOR.inputs, OPERATOR.attributes
 
 
 def function_name(*, dilation: Sequence[int], global_bound: int) -> str:
     """Operator type of the nodes with these attributes, once they have a body.
 
     Bodies that differ need names that differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1
-    gives every node the first overload, without a word.
+    gives every node the first overload without warning.
 
     Args:
         dilation: as in :func:`function_for`.
@@ -69,16 +68,18 @@ def function_for(
     """The body for the nodes with these attributes; ``left``, ``right`` and ``scale`` are read from each node.
 
     Args:
-        dilation: tokens that one step of the window is: one value a head, or a single one for all heads.
-        global_bound: the most global tokens that a text may hold; 0 leaves out all that they need. What a body makes
-            of a text with more is undefined. TensorRT takes up to 3840.
+        dilation: tokens that one step of the window is: one value per head, or a single one for all heads.
+        global_bound: the most global tokens that a text may hold; 0 leaves out all that they need. The answer for
+            a text with more is undefined. TensorRT takes up to 3840.
         order: of the blocks.
 
     Raises:
         ValueError: a dilation below 1, none at all, or a negative bound.
     """
     if not dilation or min(dilation) < 1:
-        raise ValueError(f"The dilation {list(dilation)} is none: one value of 1 or more a head, or a single one.")
+        raise ValueError(
+            f"The dilation {list(dilation)} is invalid: give one value of 1 or more per head, or a single one."
+        )
     if global_bound < 0:
         raise ValueError(f"The bound of {global_bound} global tokens is negative.")
     text = _SHARED + (_GLOBALS.format(bound=global_bound) if global_bound else _NO_GLOBALS)
@@ -279,7 +280,7 @@ _FIND_GLOBALS = """
     found_index = Concat <axis = -1> (key_index, global_columns)
 """
 
-# Larger blocks copy fewer keys twice and compute more scores in vain. In parallel a quarter of the reach was best; in
+# Larger blocks copy fewer keys twice and compute more masked scores. In parallel a quarter of the reach was best; in
 # sequence 32 to 256 queries hardly differed in time.
 _BLOCK_SIZE = {
     BlockOrder.PARALLEL: """
@@ -392,7 +393,7 @@ _SOME_HEADS = """
     step_values = Gather <axis = 1> (values, heads)
 """
 
-# Only padding needs a rule of its own, for every real query sees at least itself. Where, not a product: the sums of
+# Only padding needs a separate rule, since every real query sees at least itself. Where, not a product: the sums of
 # padded queries may be anything.
 _CLOSING = """
     real = Cast <to = 9> (token_kind)

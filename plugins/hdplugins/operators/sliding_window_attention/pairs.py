@@ -33,15 +33,15 @@ def pairs(
         global_tokens: the first tokens of the text, which every query sees; at most ``global_bound``.
         left: attribute of the operator, as are those below; see `reference`.
         right: likewise.
-        dilation: one value a head, or a single one for all.
+        dilation: one value per head, or a single one for all.
         global_bound: None for any number of global tokens.
-        scale: without meaning here.
+        scale: unused.
 
     Raises:
         ValueError: a dilation that does not fit the heads, or more global tokens than the bound or the text has.
     """
     if len(dilation) not in (1, heads) or min(dilation) < 1:
-        raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more a head.")
+        raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more per head.")
     most = tokens if global_bound is None else min(tokens, global_bound)
     if not 0 <= global_tokens <= most:
         raise ValueError(f"{global_tokens} global tokens: a text of {tokens} tokens may have 0 to {most} here.")

@@ -36,17 +36,17 @@ def sliding_window_attention(
             sees.
         left: steps that a window reaches before its query, in units of the dilation, 0 or more.
         right: steps that it reaches after its query, 0 or more.
-        dilation: tokens that one step is, 1 or more: one value a head, or a single one for all heads.
+        dilation: tokens that one step is, 1 or more: one value per head, or a single one for all heads.
         global_bound: the most global tokens that a text may hold; None for any number.
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Raises:
-        ValueError: a window or dilation that is none, or a text with more global tokens than the bound.
+        ValueError: an invalid window or dilation, or a text with more global tokens than the bound.
     """
     heads, tokens = query.shape[1:3]
     steps = _steps_of_heads(dilation, heads)
     if left < 0 or right < 0:
-        raise ValueError(f"A window of {left} left and {right} right is none: both are 0 or more.")
+        raise ValueError(f"A window of {left} left and {right} right is invalid: both are 0 or more.")
     most = int((token_kind == _GLOBAL).sum(dim=1).max())
     if global_bound is not None and most > global_bound:
         raise ValueError(f"A text has {most} global tokens; the bound is {global_bound}.")
@@ -65,5 +65,5 @@ def sliding_window_attention(
 
 def _steps_of_heads(dilation: Sequence[int], heads: int) -> list[int]:
     if len(dilation) not in (1, heads) or min(dilation) < 1:
-        raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more a head.")
+        raise ValueError(f"The dilation {list(dilation)} does not fit {heads} heads: one value of 1 or more per head.")
     return list(dilation) * (heads // len(dilation))

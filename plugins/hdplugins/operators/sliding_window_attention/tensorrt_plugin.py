@@ -1,90 +1,127 @@
-"""Sliding-window attention as a TensorRT plugin: a call plans the keys, then attends, one launch a dilation."""
+"""Sliding-window attention as a TensorRT plugin: a call plans the keys, then attends, with one launch per dilation."""
 
 from __future__ import annotations
 
-__all__ = [
-    "DTYPES",
-    "FIELDS",
-    "INPUT_DTYPES",
-    "KERNELS",
-    "OUTPUT",
-    "check",
-    "kernel_sources",
-    "launches",
-    "serves",
-    "workspace",
-]
+__all__ = ["FACE", "PLAN_CHUNK", "SUMMARY_INTS"]
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
 
-from hdplugins.kernels.aot import CompiledKernel, KernelSource
-from hdplugins.kernels.attention_tiles import TRITON_TYPE, cubin_architecture
+from hdplugins.kernels.aot import Constant
+from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, tiles_for
 from hdplugins.kernels.cuda_launch import Launch
-from hdplugins.operators.plugin_face import Attributes, FieldType, Shapes
-from hdplugins.operators.sliding_window_attention import geometry
+from hdplugins.operators.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.operators.sliding_window_attention import OPERATOR
 
-FIELDS = {
-    "left": FieldType.INT,
-    "right": FieldType.INT,
-    "dilation": FieldType.INTS,
-    "global_bound": FieldType.INT,
-    "scale": FieldType.FLOAT,
-}
-DTYPES = ("float16", "bfloat16", "float32")
-INPUT_DTYPES = (None, None, None, "int32")
-OUTPUT = "out"
-KERNELS = ("plan_keys", "attend")
+SUMMARY_INTS = 4
+"""int32 values at the start of a text's plan: globals listed, first local token, one past the last, unused."""
 
-_PLAN = "plan"
-_NOMINAL = {"plan_keys": {"chunk": geometry.PLAN_CHUNK}, "attend": {"block_queries": 64}}
-"""Constants for a check that launches nothing."""
+PLAN_CHUNK = 256
+"""Tokens that one program of `plan_keys` describes. To be tuned on a GPU."""
+
+_BLOCK_GLOBALS = {"float16": 32, "bfloat16": 32, "float32": 16}
+"""Dtype -> keys of one step over the global columns; small, for a text has few of them."""
 
 
-def check(shapes: Shapes, attributes: Attributes) -> None:
-    """See `hdplugins.operators.plugin_face.PluginFace`."""
-    launches(shapes, attributes, constants=_NOMINAL)
+class _Face(PluginFace):
+    """`plan_keys` describes the keys of each text; heads of one dilation in a row are one launch of `attend`."""
 
+    OPERATOR = OPERATOR
+    FIELDS: ClassVar = {
+        "left": FieldType.INT,
+        "right": FieldType.INT,
+        "dilation": FieldType.INTS,
+        "global_bound": FieldType.INT,
+        "scale": FieldType.FLOAT,
+    }
+    INPUT_DTYPES = (None, None, None, "int32")
+    SCRATCH: ClassVar = {"plan": "i32"}
+    POINTERS: ClassVar = {
+        "plan_keys": ("token_kind", "plan"),
+        "attend": ("query", "key", "value", "token_kind", "plan", "out"),
+    }
+    SCALARS: ClassVar = {
+        "plan_keys": ("tokens", "global_bound"),
+        "attend": (
+            "stride_batch", "stride_head", "stride_token", "tokens", "left", "right", "first_head", "dilation",
+            "global_bound", "scale",
+        ),
+    }  # fmt: skip
 
-def kernel_sources(
-    shapes: Shapes, attributes: Attributes, *, dtype: str, architectures: Sequence[int]
-) -> tuple[KernelSource, ...]:
-    """See `hdplugins.operators.plugin_face.PluginFace`."""
-    compiled_for = dict.fromkeys(cubin_architecture(architecture) for architecture in architectures)
-    return geometry.kernel_sources(head_dim=shapes[0][3], dtype=dtype, architectures=list(compiled_for))
+    def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
+        return tiles_for(architecture, shapes[0][3], dtype)
 
+    def constants(
+        self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
+    ) -> Mapping[str, Mapping[str, Constant]]:
+        return {
+            "plan_keys": {"summary_ints": SUMMARY_INTS, "chunk": PLAN_CHUNK},
+            "attend": {
+                "summary_ints": SUMMARY_INTS,
+                "head": tiles.head,
+                "tail": shapes[0][3] - tiles.head,
+                "block_queries": tiles.block_queries,
+                "block_keys": tiles.block_keys,
+                "block_globals": _BLOCK_GLOBALS[dtype],
+            },
+        }
 
-def serves(kernel: CompiledKernel, shapes: Shapes, attributes: Attributes, *, dtype: str) -> bool:
-    """See `hdplugins.operators.plugin_face.PluginFace`; `plan_keys` serves all."""
-    if kernel.function == "plan_keys":
-        return True
-    head_dim = int(kernel.constants["head"]) + int(kernel.constants["tail"])
-    return dict(kernel.arguments)["query"] == f"*{TRITON_TYPE[dtype]}" and head_dim == shapes[0][3]
+    def workspace(self, shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
+        """The plan is [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
+        batch, _, tokens, _ = shapes[0]
+        return {"plan": 4 * batch * (SUMMARY_INTS + 2 * tokens + attributes["global_bound"])}
 
-
-def workspace(shapes: Shapes, attributes: Attributes) -> Mapping[str, int]:
-    """See `hdplugins.operators.plugin_face.PluginFace`."""
-    batch, _, tokens, _ = shapes[0]
-    return {_PLAN: geometry.workspace_bytes(batch, tokens, attributes["global_bound"])}
-
-
-def launches(
-    shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
-) -> tuple[Launch, ...]:
-    """See `hdplugins.operators.plugin_face.PluginFace`."""
-    query, key, value, token_kind = (list(shape) for shape in shapes)
-    if len(query) != 4 or not query == key == value or token_kind != [query[0], query[2]]:
-        raise ValueError(
-            f"query, key and value are {query}, {key}, {value} and token_kind is {token_kind}; the first three are "
-            "alike, [batch, heads, tokens, head_dim], and the last is [batch, tokens]."
+    def launches(
+        self, shapes: Shapes, attributes: Attributes, *, constants: Mapping[str, Mapping[str, Any]]
+    ) -> tuple[Launch, ...]:
+        self.check_shapes(shapes)
+        batch, heads, tokens, head_dim = shapes[0]
+        left, right, dilation, global_bound, scale = (attributes[name] for name in self.FIELDS)
+        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
+        for name, number in (("left", left), ("right", right), ("global_bound", global_bound)):
+            if number < 0:
+                raise ValueError(f"{name} is {number}; it is 0 or more.")
+        if len(dilation) not in (1, heads) or min(dilation) < 1:
+            raise ValueError(f"dilation is {list(dilation)}; it has 1 value or {heads}, one per head, each 1 or more.")
+        # Steps as long as the text and longer ones are alike: a query sees no local token but itself.
+        of_head = [min(step, tokens) for step in (dilation if len(dilation) == heads else list(dilation) * heads)]
+        plan = Launch(
+            kernel="plan_keys",
+            grid=(ceil_div(tokens, constants["plan_keys"]["chunk"]), batch, 1),
+            scalars={"tokens": tokens, "global_bound": global_bound},
         )
-    batch, heads, tokens, head_dim = query
-    return geometry.launches(
-        batch=batch,
-        heads=heads,
-        tokens=tokens,
-        head_dim=head_dim,
-        block_queries=constants["attend"]["block_queries"],
-        plan_chunk=constants["plan_keys"]["chunk"],
-        **attributes,
-    )
+        attends = (
+            Launch(
+                kernel="attend",
+                # Each of the `step` residue classes has blocks of its own.
+                grid=(step * ceil_div(ceil_div(tokens, step), constants["attend"]["block_queries"]), count, batch),
+                scalars={
+                    "stride_batch": heads * tokens * head_dim,
+                    "stride_head": tokens * head_dim,
+                    "stride_token": head_dim,
+                    "tokens": tokens,
+                    # Wider than the text is as wide as the text, and cannot overflow.
+                    "left": min(left, tokens),
+                    "right": min(right, tokens),
+                    "first_head": first_head,
+                    "dilation": step,
+                    "global_bound": global_bound,
+                    "scale": scale * LOG2_E,
+                },
+            )
+            for first_head, count, step in _runs(of_head)
+        )
+        return (plan, *attends)
+
+
+FACE = _Face()
+
+
+def _runs(values: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(start, length, value) of each run of equal values."""
+    start = 0
+    for value, run in itertools.groupby(values):
+        length = len(list(run))
+        yield start, length, value
+        start += length

@@ -19,87 +19,18 @@ kernels: m and n count queries and keys within a residue class; `tail` is explai
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["attend", "launch", "plan_keys"]
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+__all__ = ["attend", "plan_keys"]
 
 import triton
 import triton.language as tl
 
-from hdplugins.kernels.attention_sources import start_kernels
-from hdplugins.kernels.attention_tiles import Tiles
-from hdplugins.kernels.kernel_tensors import check_states, check_token_mask
 from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
-from hdplugins.operators.sliding_window_attention.geometry import constants_of, launches, workspace_bytes
-
-if TYPE_CHECKING:
-    import torch
 
 _NOT_SPECIALIZED = ("tokens", "left", "right", "first_head", "dilation", "global_bound")
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
 
 _LOCAL = tl.constexpr(1)
 _GLOBAL = tl.constexpr(2)
-
-
-def launch(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    token_kind: torch.Tensor,
-    out: torch.Tensor,
-    workspace: torch.Tensor,
-    *,
-    left: int,
-    right: int,
-    dilation: Sequence[int] = (1,),
-    scale: float,
-    global_bound: int,
-    tiles: Tiles,
-) -> None:
-    """Run the kernels on tensors of one GPU, or on CPU tensors where Triton interprets. Nothing is allocated.
-
-    Args:
-        query: [batch, heads, tokens, head_dim], contiguous, float16, bfloat16 or float32; key and value likewise.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
-        token_kind: [batch, tokens], int32: 0 padding, 1 local, 2 global.
-        out: [batch, heads, tokens, head_dim], overwritten throughout.
-        workspace: bytes, at least `workspace_bytes(...)` of them, uint8.
-        left: tokens before a query that it sees, in units of the dilation.
-        right: tokens after it, likewise.
-        dilation: one a head, or one for all heads.
-        scale: factor of the scores, greater than 0.
-        global_bound: the most global tokens that a text may have; those beyond it would be seen by no query.
-        tiles: see `attention_tiles.tiles_for`.
-
-    Raises:
-        ValueError: a tensor or an attribute does not fit.
-    """
-    import torch  # which compilers do without
-
-    batch, heads, tokens, head_dim = query.shape
-    check_states(query, key=key, value=value, out=out)
-    check_token_mask("token_kind", token_kind, query)
-    needed = workspace_bytes(batch, tokens, global_bound)
-    if workspace.dtype != torch.uint8 or workspace.numel() < needed:
-        raise ValueError(f"workspace is {workspace.numel()} x {workspace.dtype}, not {needed} or more of torch.uint8.")
-    tensors = {"query": query, "key": key, "value": value, "token_kind": token_kind, "out": out}
-    constants = constants_of(tiles, head_dim=head_dim, dtype=str(query.dtype).removeprefix("torch."))
-    steps = launches(
-        batch=batch,
-        heads=heads,
-        tokens=tokens,
-        head_dim=head_dim,
-        left=left,
-        right=right,
-        dilation=dilation,
-        scale=scale,
-        global_bound=global_bound,
-        block_queries=tiles.block_queries,
-    )
-    start_kernels((plan_keys, attend), steps, {**tensors, "plan": workspace.view(torch.int32)}, constants, tiles)
 
 
 @triton.jit
@@ -115,7 +46,7 @@ def _smaller(left, right):
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def plan_keys(
     token_kind,  # [batch, tokens] int32
-    plan,  # int32, [batch, SUMMARY_INTS + 2 * tokens + global_bound], see geometry.workspace_bytes
+    plan,  # int32, [batch, summary_ints + 2 * tokens + global_bound]
     tokens,
     global_bound,
     summary_ints: tl.constexpr,
@@ -229,8 +160,10 @@ def attend(
     m = first + tl.arange(0, block_queries)
     query_offsets = m * step
     query_kind = tl.load(kinds + m * dilation, mask=m < count, other=0)
-    q = load_rows(query + base, query_offsets, m < count, head, 0, True)
-    q_tail = load_tail(query + base, query_offsets, m < count, q, head, tail)
+    # Queries of padding are not read: NaN there would reach their answers, which are 0.
+    is_real = query_kind != 0
+    q = load_rows(query + base, query_offsets, is_real, head, 0, True)
+    q_tail = load_tail(query + base, query_offsets, is_real, q, head, tail)
 
     # The keys of the window, [begin, end) in the class, none for a block of padding.
     globals_listed = tl.load(plan)
