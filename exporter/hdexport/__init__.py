@@ -2,4 +2,10 @@
 
 __all__ = ["__version__"]
 
-__version__ = "0.1.0"
+
+def __getattr__(name: str) -> object:
+    if name != "__version__":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import hdruntime
+
+    return hdruntime.__version__

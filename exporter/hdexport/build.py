@@ -11,7 +11,7 @@ import logging
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -121,7 +121,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         manifest = seal(directory, manifest)
         if options.verify:
             progress.step("Verifying against PyTorch")
-            manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress.result)
+            manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
         progress.step("Writing the bundle")
     return manifest
 
@@ -364,18 +364,18 @@ def _made_by(checkpoint: Checkpoint, options: BuildOptions) -> dict[str, str]:
     }
 
 
-def _verify(
-    bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid: Grid, report: Callable[[str], None]
-) -> Manifest:
+def _verify(bundle: Bundle, checkpoint: Checkpoint, options: BuildOptions, grid: Grid, progress: Progress) -> Manifest:
     from hdexport.verify import verify_bundle
     from hdexport.verify.half_range import check_half_range
     from hdexport.verify.pytorch_reference import reference_of
 
-    half_range = check_half_range(bundle, report=report)
+    half_range = check_half_range(bundle, report=progress.result)
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
     reference = reference_of(bundle, checkpoint, allow_pickle=options.allow_pickle)
-    found = verify_bundle(bundle, reference, grid=grid, report=report)
+    found = verify_bundle(bundle, reference, grid=grid, report=progress.check)
+    for line in found.summary():
+        progress.result(line)
     if not found.passed:
         raise VerificationError(
             "The bundle's answers differ from PyTorch's in the checks marked FAILED above, so it was not written.\n"

@@ -1,4 +1,4 @@
-"""What this machine can do: each part looked for on its own, with the command that mends what is missing."""
+"""What this machine can do: each part is checked separately, with the command that repairs it."""
 
 from __future__ import annotations
 
@@ -14,25 +14,28 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
 
-from hdexport import __version__
+from hdruntime import __version__
 from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.passport import builds_for
 from hdruntime.constants import CUDA_PROVIDER
-from hdruntime.gpu.driver import Gpu, driver_version, gpus
+from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 _EXPORT_PACKAGES = ("torch", "transformers", "onnx", "onnx-ir", "onnxscript", "safetensors")
 _RUNTIME_PACKAGES = ("numpy", "tokenizers", "pyarrow", "rich")
+_NEEDED = "not installed, but hdexport needs it"
+_TO_BUILD = "needed to build bundles, not to run them"
 
 _OPTIONAL_PACKAGES = {
     "triton": (
-        "compiles the attention kernels of engines; those of --attention-impl native need none",
+        "compiles the attention kernels of engines, except those with --attention-impl native",
         "pip install triton (on Linux)",
     ),
-    "cuda-bindings": ("runs engines on a GPU, and our attention kernels in them", "pip install cuda-bindings"),
+    "cuda-bindings": ("runs engines on a GPU, and hdexport's attention kernels in them", "pip install cuda-bindings"),
     "nvidia-ml-py": ("shows a job's GPU memory", "pip install nvidia-ml-py"),
     "ray": ("runs jobs on many machines", "pip install 'hdexport[ray]'"),
 }
-"""Package -> what it does for us, and what installs it."""
+"""Package -> what it does for hdexport, and what installs it."""
 
 _FLAVOURS = {
     "tensorrt": ("TensorRT", "pip install 'hdexport[tensorrt]'"),
@@ -41,10 +44,13 @@ _FLAVOURS = {
 }
 """Import name -> what to call it, and what installs it."""
 
-_LOAD_TIMEOUT_S = 60
-"""A native library that takes longer to load is called broken."""
+_SHOW_GPU = "unset CUDA_VISIBLE_DEVICES; start a container with NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+"""What lets CUDA see a GPU that the driver lists."""
 
-# Native libraries are loaded in a process of their own: a crash is a finding then, not the end of the doctor.
+_LOAD_TIMEOUT_S = 60
+"""A native library that takes longer to load counts as broken."""
+
+# Each native library is loaded in its own process, so that a crash is a finding and not the end of the doctor.
 _LOAD = """
 import importlib, json, sys
 module = importlib.import_module(sys.argv[1])
@@ -70,7 +76,7 @@ class Finding:
         part: what was looked for.
         status: what was found.
         detail: version, name or reason.
-        fix: what to type to get it; None when nothing is to be done.
+        fix: what to type to repair it; None where nothing is to be done.
     """
 
     part: str
@@ -80,7 +86,7 @@ class Finding:
 
 
 def diagnose() -> tuple[Finding, ...]:
-    """Look for everything that hdexport can use. Nothing that is missing or broken raises."""
+    """Check everything that hdexport can use. Missing and broken parts are findings and raise nothing."""
     loading = {name: _Loading(name) for name in (*_FLAVOURS, "onnxruntime") if _is_installed(name)}
     found = gpus()
     findings = [
@@ -90,13 +96,13 @@ def diagnose() -> tuple[Finding, ...]:
         Finding("processor", Status.INFO, _processor()),
         _driver(),
         _gpu(found),
-        *(_runtime_package(name) for name in _RUNTIME_PACKAGES),
-        *(_export_package(name) for name in _EXPORT_PACKAGES),
-        *(_optional_package(name, purpose, fix) for name, (purpose, fix) in _OPTIONAL_PACKAGES.items()),
+        *(_package(name, _NEEDED, f"pip install {name}", Status.BROKEN) for name in _RUNTIME_PACKAGES),
+        *(_package(name, _TO_BUILD, "pip install 'hdexport[export]'") for name in _EXPORT_PACKAGES),
+        *(_package(name, purpose, fix) for name, (purpose, fix) in _OPTIONAL_PACKAGES.items()),
     ]
     loaded = {name: process.result() for name, process in loading.items()}
     findings.append(_onnxruntime(loaded.get("onnxruntime"), has_gpu=bool(found)))
-    findings.extend(_flavour(name, loaded.get(name), has_gpu=bool(found)) for name in _FLAVOURS)
+    findings.extend(_flavour(name, loaded.get(name), found[0] if found else None) for name in _FLAVOURS)
     return tuple(findings)
 
 
@@ -145,43 +151,22 @@ def _driver() -> Finding:
 
 def _gpu(found: tuple[Gpu, ...]) -> Finding:
     if not found:
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES")
-        reason = "" if hidden is None else f" (CUDA_VISIBLE_DEVICES={hidden!r})"
-        return Finding("GPU", Status.MISSING, f"CUDA sees none{reason}")
+        listed = listed_gpus()
+        fix = _SHOW_GPU if listed else None
+        return Finding("GPU", Status.MISSING, why_no_gpu(listed), fix)
     names = [f"{gpu.name}, {gpu.architecture}, {gpu.memory_bytes / 2**30:.0f} GiB" for gpu in found]
     return Finding("GPU", Status.OK, "; ".join(names))
 
 
-def _runtime_package(name: str) -> Finding:
+def _package(name: str, missing: str, fix: str, status: Status = Status.MISSING) -> Finding:
     version = _version(name)
-    if version is None:
-        return Finding(name, Status.BROKEN, "not installed, but hdexport needs it", f"pip install {name}")
-    return Finding(name, Status.OK, version)
-
-
-def _export_package(name: str) -> Finding:
-    version = _version(name)
-    if version is None:
-        return Finding(
-            name,
-            Status.MISSING,
-            "needed to build bundles, not to run them",
-            "pip install 'hdexport[export]'",
-        )
-    return Finding(name, Status.OK, version)
-
-
-def _optional_package(name: str, purpose: str, fix: str) -> Finding:
-    version = _version(name)
-    if version is None:
-        return Finding(name, Status.MISSING, purpose, fix)
-    return Finding(name, Status.OK, version)
+    return Finding(name, status, missing, fix) if version is None else Finding(name, Status.OK, version)
 
 
 def _onnxruntime(loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
     part = "ONNX Runtime"
     if loaded is None:
-        return Finding(part, Status.BROKEN, "not installed, but hdexport needs it", "pip install onnxruntime")
+        return Finding(part, Status.BROKEN, _NEEDED, "pip install onnxruntime")
     if loaded.error is not None:
         return Finding(part, Status.BROKEN, loaded.error, "pip install --force-reinstall onnxruntime")
     detail = f"{loaded.version}: {', '.join(loaded.providers)}"
@@ -199,19 +184,26 @@ def _onnxruntime(loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
     return Finding(part, Status.OK, detail)
 
 
-def _flavour(name: str, loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
+def _flavour(name: str, loaded: _Loaded | None, gpu: Gpu | None) -> Finding:
     part, fix = _FLAVOURS[name]
+    limit = None
+    if gpu is not None and not builds_for(Backend(name), gpu.architecture):
+        limit = f"it supports no GPU of {gpu.architecture}"
     if loaded is None:
-        if name == "tensorrt" and not has_gpu:
+        if limit:
+            return Finding(part, Status.INFO, f"not installed; {limit}")
+        if name == "tensorrt" and gpu is None:
             return Finding(part, Status.INFO, "not installed; it needs a GPU")
-        # Few need it: only where bundles hold version-compatible engines.
+        # Only bundles with version-compatible engines need it.
         status = Status.INFO if name == "tensorrt_lean" else Status.MISSING
         return Finding(part, status, "not installed", fix)
     if loaded.error is not None:
         return Finding(part, Status.BROKEN, loaded.error, fix)
     if name != "tensorrt_lean" and _version("polygraphy") is None:
         return Finding(part, Status.MISSING, f"{loaded.version}; building engines needs polygraphy", fix)
-    if has_gpu or name != "tensorrt_rtx":
+    if limit:
+        return Finding(part, Status.INFO, f"{loaded.version}; {limit}")
+    if gpu is not None or name != "tensorrt_rtx":
         return Finding(part, Status.OK, loaded.version)
     return Finding(part, Status.OK, f"{loaded.version}: builds engines here, running them needs a GPU")
 

@@ -38,6 +38,7 @@ __all__ = [
     "SentenceEncoder",
     "Session",
     "VerificationError",
+    "__version__",
     "load",
     "open_bundle",
 ]
@@ -67,6 +68,8 @@ from hdruntime.errors import (
 )
 
 if TYPE_CHECKING:
+    __version__: str
+
     from hdruntime.bundle.manifest import Backend, Manifest
     from hdruntime.bundle.reader import Bundle, open_bundle
     from hdruntime.gpu.options import GpuOptions
@@ -93,9 +96,14 @@ _MODULE_OF_NAME = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULE_OF_NAME:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        value: object = version("hdexport")
+    elif name in _MODULE_OF_NAME:
+        value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
+    else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULE_OF_NAME[name]), name)
     globals()[name] = value
     return value
 

@@ -68,9 +68,9 @@ def load(
             f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for the backend's default."
         )
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
-    opened, runner = open_runner(opened, backend, threads=threads, rebuild=rebuild, gpu=gpu)
+    opened, runner, reason = open_runner(opened, backend, threads=threads, rebuild=rebuild, gpu=gpu)
     try:
-        return Session(opened, runner)
+        return Session(opened, runner, backend_reason=reason)
     except BaseException:
         runner.close()
         raise
@@ -84,7 +84,7 @@ class Session:
     a fork copies neither threads nor GPU contexts. Load the bundle in every process.
     """
 
-    def __init__(self, bundle: Bundle, runner: Runner) -> None:
+    def __init__(self, bundle: Bundle, runner: Runner, *, backend_reason: str = "") -> None:
         self._bundle = bundle
         self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in bundle.manifest.outputs}
         self._output_names = list(self._has_tokens_axis)
@@ -94,7 +94,7 @@ class Session:
             padding_limit=functools.partial(padding_limit, bundle.manifest.padding),
             non_finite_error=self._non_finite_error,
         )
-        self._backend = runner.backend
+        self._backend, self._backend_reason = runner.backend, backend_reason
         info = bundle.manifest.tokenizer
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
         self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=self._max_len) if info else None
@@ -108,6 +108,11 @@ class Session:
     def backend(self) -> Backend:
         """The backend that runs the bundle."""
         return self._backend
+
+    @property
+    def backend_reason(self) -> str:
+        """Why `backend` runs the bundle: ``asked for``, or why ``auto`` took it."""
+        return self._backend_reason
 
     @property
     def max_len(self) -> int:

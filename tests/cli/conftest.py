@@ -1,4 +1,4 @@
-"""The commands in this process and installed, a tiny checkpoint, and a bundle that was built of it."""
+"""The commands in this process and installed, a tiny checkpoint, and its bundle."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def _run(*arguments: object, cwd: Path | None = None, **environment: str) -> sub
 
 @pytest.fixture(scope="session")
 def hdexport() -> Command:
-    """Run a command in this process, where all that it imports is there: (*arguments, cwd=None) -> as if it were one.
+    """Run a command in this process, which saves its imports: (*arguments, cwd=None) -> as a finished process.
 
-    What it raises and does not turn into a message is raised here. Given an environment, it is the installed one.
+    Errors that it does not turn into a message are raised here. With an environment, it runs the installed command.
     """
     return _run
 
@@ -43,10 +43,7 @@ def installed() -> Command:
 
 @pytest.fixture(scope="session")
 def refused() -> Callable[..., str]:
-    """Run a command, as `hdexport` does, that must fail as errors of ours do.
-
-    With exit code 1, a message that matches, and no traceback.
-    """
+    """Run a command, as `hdexport` does, that must fail with exit code 1, a message that matches and no traceback."""
 
     def check(*arguments: object, message: str, cwd: Path | None = None, **environment: str) -> str:
         done = _run(*arguments, cwd=cwd, **environment)

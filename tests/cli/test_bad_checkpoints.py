@@ -104,6 +104,12 @@ def more_words(directory: Path) -> None:
     (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
 
 
+def missing_shard(directory: Path) -> None:
+    (directory / "model.safetensors").unlink()
+    index = {"weight_map": {"embeddings.word_embeddings.weight": "model-00001-of-00002.safetensors"}}
+    (directory / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def save_dense(directory: Path, width: int, outputs: int, **weights: torch.Tensor) -> None:
     folder = directory / "2_Dense"
     (folder / "config.json").write_text(json.dumps({"in_features": width, "out_features": outputs}))
@@ -115,6 +121,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 DIGITS = "9" * 10_000
 
 OF_A_MODEL: dict[str, tuple[Change, str]] = {
+    "a missing shard": (missing_shard, "lacks model-00001-of-00002.safetensors"),
     "architectures are numbers": (
         config(architectures=[5]),
         "architectures [5], which is not a list of names.\nSet",

@@ -176,6 +176,9 @@ def test_a_run_compared_with_itself_has_not_changed_and_a_slower_one_has(
             case["latency"]["rounds_p50_ms"] = [3 * each for each in case["latency"]["rounds_p50_ms"]]
     after.write_text(json.dumps(result))
     changed, same = hdexport("bench", "--compare", before, after), hdexport("bench", "--compare", before, before)
+    compared = json.loads(hdexport("bench", "--compare", before, after, "--json").stdout)
+    assert {change["case"][0] for change in compared["changes"]} == {OURS}
+    assert {change["kind"] for change in compared["changes"]} == {"latency"}
     assert (changed.returncode, same.returncode) == (0, 0), (changed.stderr, same.stderr)
     assert OURS in changed.stdout
     assert OURS not in same.stdout
@@ -198,6 +201,7 @@ def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: 
     finally:
         process.kill()  # where the signal did not; its workers end with it
     assert process.returncode == 130, errors
+    assert re.search(rf"^interrupted: \d+ rounds are kept in {tmp_path / 'out'}$", errors, re.MULTILINE)
     result = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert 2 <= len(result["cases"][0]["latency"]["rounds_p50_ms"]) < 1000
     assert "stopped before its end" in " ".join(result["notes"])
@@ -262,7 +266,7 @@ def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle:
         (["BUNDLE", "--peers", "tf"], "there is no peer 'tf'; valid are torch"),
         (["BUNDLE", "--backends", "cuda"], "there is no backend 'cuda'"),
         (["BUNDLE", "--rounds", "none"], "not a whole number"),
-        (["BUNDLE", "--time-limit", "-1"], "no number of seconds"),
+        (["BUNDLE", "--time-limit", "-1"], "not a number of seconds"),
         (["BUNDLE", "--memory-budget", "lots"], "not an amount of memory"),
         (["nowhere"], "nowhere"),
         (["--compare", "a.json", "b.json"], "a.json"),

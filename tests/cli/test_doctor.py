@@ -23,7 +23,9 @@ sys.exit(code)
 
 
 def _doctor(*arguments: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, **({} if path is None else {"PYTHONPATH": str(path)})}
+    inherited = os.environ.get("PYTHONPATH")
+    search_path = os.pathsep.join(filter(None, [path and str(path), inherited]))
+    environment = os.environ | ({"PYTHONPATH": search_path} if search_path else {})
     command = Path(sys.executable).with_name("hdexport")
     return subprocess.run([command, "doctor", *arguments], capture_output=True, text=True, timeout=600, env=environment)
 
@@ -106,7 +108,7 @@ def test_two_onnx_runtimes_over_each_other_are_broken(tmp_path: Path) -> None:
 
 
 def test_a_gpu_that_onnx_runtime_does_not_use_comes_with_the_command() -> None:
-    """This machine has no GPU: what the doctor asks of ONNX Runtime is real, that there is one is not."""
+    """What the doctor asks of ONNX Runtime is real; the GPU is not."""
     from hdexport.doctor import Status, _Loaded, _onnxruntime
     from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
@@ -123,3 +125,31 @@ def test_what_is_missing_comes_with_its_command() -> None:
     missing = [finding for finding in diagnose() if finding.status is Status.MISSING]
     hardware = {"NVIDIA driver", "GPU"}
     assert all(finding.fix for finding in missing if finding.part not in hardware)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "installed", "detail", "fix"),
+    [
+        ("sm90", False, "not installed; it supports no GPU of sm90", None),
+        ("sm90", True, "1.7.1; it supports no GPU of sm90", None),
+        ("sm89", False, "not installed", "pip install 'hdexport[rtx]'"),
+    ],
+)
+def test_tensorrt_rtx_is_not_recommended_for_a_gpu_that_it_does_not_support(
+    architecture: str, installed: bool, detail: str, fix: str | None
+) -> None:
+    from hdexport.doctor import _flavour, _Loaded
+    from hdruntime.gpu.driver import Gpu
+
+    gpu = Gpu(name="a GPU", architecture=architecture, memory_bytes=2**34)
+    found = _flavour("tensorrt_rtx", _Loaded(version="1.7.1") if installed else None, gpu)
+    assert (found.detail, found.fix) == (detail, fix)
+
+
+def test_a_gpu_that_only_the_driver_sees_comes_with_what_shows_it_to_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    from hdexport.doctor import _gpu
+
+    monkeypatch.setattr("hdexport.doctor.listed_gpus", lambda: ("NVIDIA H200",))
+    found = _gpu(())
+    assert found.detail.startswith("CUDA does not see the GPU that the NVIDIA driver lists (NVIDIA H200)")
+    assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in str(found.fix)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from hdexport.cli.memory_errors import want_of_memory
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
 
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
 HDEXPORT = str(Path(sys.executable).with_name("hdexport"))
+OFFLINE = os.environ | {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +29,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("edges")
     make_bundle(folder / "bücher-文", external_data=True)
     (folder / "tëxt.txt").write_text("long documents")
+    (folder / "bad.jsonl").write_text("{}\n")
     return folder
 
 
@@ -36,7 +41,7 @@ def shell(script: str, folder: Path, **environment: str) -> subprocess.Completed
         text=True,
         cwd=folder,
         timeout=60,
-        env=os.environ | {"HDEXPORT": HDEXPORT, "OMP_NUM_THREADS": "1"} | environment,
+        env=OFFLINE | {"HDEXPORT": HDEXPORT} | environment,
     )
 
 
@@ -59,10 +64,68 @@ def test_a_closed_standard_error_takes_nothing(small: Path) -> None:
     assert shell("$HDEXPORT inspect nowhere 2>&-", small).returncode == 1
 
 
-@pytest.mark.parametrize("command", ["inspect bücher-文", "inspect bücher-文 --json", "--help"])
-def test_a_reader_that_had_enough_is_no_error(small: Path, command: str) -> None:
-    done = shell(f"$HDEXPORT {command} | head -c 1", small)
-    assert (done.returncode, len(done.stdout), done.stderr) == (0, 1, "")
+WITHOUT_CEILINGS = """
+from hdexport.bench.run.prepared import Preparation
+from hdexport.cli import main
+Preparation.measure_ceilings = lambda preparation: None
+raise SystemExit(main())
+"""
+"""The command without the limits of the machine, most of the work of a benchmark that measures next to nothing."""
+
+
+def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """A command whose stdout is a pipe without a reader."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [*([sys.executable, "-c", WITHOUT_CEILINGS] if "bench" in arguments else [HDEXPORT]), *arguments]
+    try:
+        return subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, timeout=300, env=OFFLINE)
+    finally:
+        os.close(writer)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("arguments", [["inspect", "{small}"], ["inspect", "{small}", "--json"], ["build", "--help"]])
+def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(
+    small: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], unbuffered: str
+) -> None:
+    monkeypatch.setitem(OFFLINE, "PYTHONUNBUFFERED", unbuffered)
+    done = without_reader(*(argument.format(small=small / "bücher-文") for argument in arguments))
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (["build", "{checkpoint}", "--target", "onnx", "-o", "{output}"], 0),
+        (["extend", "{checkpoint}", "--max-len", "100", "-o", "{output}"], 0),
+        (["package", "{bundle}", "--triton", "{output}"], 0),
+        (["run", "{small}/bücher-文", "{small}/tëxt.txt", "-o", "{output}.jsonl"], 0),
+        (["run", "{small}/bücher-文", "{small}/bad.jsonl", "-o", "{output}.jsonl", "--progress", "json"], 2),
+        pytest.param(
+            ["bench", "{bundle}", "--lengths", "8", "--peers", "none", "--rounds", "1", "-o", "{output}"],
+            0,
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_work_is_done_whoever_reads_what_is_printed(
+    small: Path, checkpoint: Path, bundle: Path, tmp_path: Path, arguments: list[str], code: int
+) -> None:
+    names = {"small": small, "checkpoint": checkpoint, "bundle": bundle, "output": tmp_path / "out"}
+    done = without_reader(*(argument.format(**names) for argument in arguments))
+    assert done.returncode == code, done.stderr
+    (output,) = tmp_path.iterdir()
+    assert output.name in ("out", "out.jsonl")
+
+
+def test_warnings_that_nobody_reads_do_not_end_the_work(small: Path, tmp_path: Path) -> None:
+    done = shell(
+        f"$HDEXPORT run bücher-文 bad.jsonl -o {tmp_path}/out.jsonl 2>&1 | true; echo ${{PIPESTATUS[0]}}", small
+    )
+    assert done.stdout == "2\n"
+    assert (tmp_path / "out.jsonl").exists()
 
 
 def test_a_full_disk_behind_the_output_is_one_sentence(small: Path) -> None:
@@ -136,14 +199,14 @@ def building(checkpoint: Path, output: Path, *ignored: signal.Signals) -> Iterat
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, signal.SIG_IGN if number in ignored else signal.SIG_DFL)
 
-    command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(output)]
+    command = [HDEXPORT, "build", str(checkpoint), "--force", "--target", "onnx", "-o", str(output)]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         preexec_fn=ignore,
-        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+        env=OFFLINE,
     )
     try:
         wait_until(lambda: any(output.parent.glob(f".{output.name}.partial-*")) or process.poll() is not None)
@@ -164,8 +227,34 @@ def test_a_build_that_is_stopped_leaves_nothing(
         process.send_signal(number)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
-    assert errors.endswith("interrupted\n")
+    assert errors.endswith("interrupted: nothing was kept\n")
     assert "Traceback" not in errors
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(
+    checkpoint: Path, bundle: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(bundle, tmp_path / "out")
+    with building(checkpoint, tmp_path / "out") as process:
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130, errors
+    assert errors.endswith(f"interrupted: {tmp_path}/out is as it was before\n")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_job_that_is_stopped_before_its_first_row_says_that_nothing_was_kept(
+    hdexport: Command, small: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Interrupted where it begins, which no signal hits."""
+
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("hdruntime.jobs.run_job", interrupt)
+    done = hdexport("run", small / "bücher-文", small / "tëxt.txt", "-o", tmp_path / "out.jsonl")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "stopped: nothing was kept\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -22,8 +22,8 @@ BLOCKED = """
 import sys
 
 class Blocker:
-    names = {"huggingface_hub", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "polygraphy", "pyarrow",
-             "ray", "safetensors", "tensorrt", "tensorrt_rtx", "tokenizers", "torch", "transformers"}
+    names = {"argcomplete", "huggingface_hub", "numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript", "polygraphy",
+             "pyarrow", "ray", "safetensors", "tensorrt", "tensorrt_rtx", "tokenizers", "torch", "transformers"}
 
     def find_spec(self, name, path=None, target=None):
         if name.partition(".")[0] in self.names:
@@ -38,7 +38,12 @@ def bare_environment(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]
     """An environment in which no optional package, and not even numpy, can be imported."""
     path = tmp_path_factory.mktemp("blocked")
     (path / "sitecustomize.py").write_text(BLOCKED)
-    return os.environ | {"PYTHONPATH": str(path), "COLUMNS": "100"}
+    return os.environ | python_path(path) | {"COLUMNS": "100"}
+
+
+def python_path(folder: Path) -> dict[str, str]:
+    """The variable that puts a folder before what this process imports from."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))}
 
 
 HELP_OF_EACH = """
@@ -70,6 +75,16 @@ def test_the_installed_command_shows_its_help_without_an_optional_package(bare_e
     assert done.stdout.startswith("usage: hdexport ")
 
 
+def test_completion_needs_no_package_but_argcomplete(bare_environment: dict[str, str], tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(BLOCKED.replace('"argcomplete", ', ""))
+    line, answer = "hdexport build --target o", tmp_path / "answer"
+    asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
+    asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer)} | python_path(tmp_path)
+    done = subprocess.run([HDEXPORT], capture_output=True, text=True, timeout=60, env=bare_environment | asked)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert answer.read_text().strip() == "onnx"
+
+
 def test_the_packages_are_really_blocked(bare_environment: dict[str, str]) -> None:
     done = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True, env=bare_environment)
     assert "torch is blocked" in done.stderr
@@ -86,7 +101,7 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(
     # As on a machine that only runs bundles: numpy is there, torch is not.
     without_torch = tmp_path / "sitecustomize.py"
     without_torch.write_text(BLOCKED.replace('"numpy", ', ""))
-    environment = bare_environment | {"PYTHONPATH": str(tmp_path)}
+    environment = bare_environment | python_path(tmp_path)
     command = [HDEXPORT, "build", str(checkpoint), "--target", "onnx", "-o", str(tmp_path / "out")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=environment)
     assert done.returncode == 1
@@ -102,23 +117,3 @@ def test_the_reference_is_what_the_commands_say(tmp_path: Path) -> None:
     command = [sys.executable, "-c", code, str(DOCS / "generate_cli.py")]
     generated = subprocess.run(command, check=True, capture_output=True, text=True, timeout=600).stdout
     assert written.read_text(encoding="utf-8") == generated, "run: python docs/generate_cli.py"
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "error: the following arguments are required: COMMAND\nSee: hdexport --help\n"),
-        (["convert"], "error: argument COMMAND: invalid choice: 'convert' (choose from 'build', 'rebuild',"),
-    ],
-)
-def test_a_wrong_command_is_explained(hdexport: Command, arguments: list[str], message: str) -> None:
-    done = hdexport(*arguments)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith(message.rstrip(","))
-
-
-def test_the_version_is_that_of_the_package() -> None:
-    import hdexport
-
-    done = subprocess.run([HDEXPORT, "--version"], capture_output=True, text=True, timeout=600)
-    assert (done.returncode, done.stdout) == (0, f"hdexport {hdexport.__version__}\n")

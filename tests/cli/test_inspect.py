@@ -11,7 +11,6 @@ from pathlib import Path
 
 import onnx
 import pytest
-from onnx import TensorProto, helper
 
 from hdruntime.bundle.manifest import (
     Default,
@@ -19,15 +18,14 @@ from hdruntime.bundle.manifest import (
     Fill,
     GraphFile,
     InputSpec,
-    Manifest,
     Positions,
     ProfileShape,
     Role,
     TensorSpec,
-    TokenizerInfo,
 )
+from hdruntime.bundle.manifest_json import manifest_from_json
 from hdruntime.bundle.writer import seal
-from hdruntime.constants import FORMAT_VERSION
+from support import tiny_bundle
 from support.tiny_bundle import INPUTS
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -35,82 +33,71 @@ Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
 def graph_with_a_branch() -> onnx.ModelProto:
     """Outside: one Equal and one If. In each branch: one Gather."""
-    output = helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "tokens", 2])
-
-    def branch(name: str) -> onnx.GraphProto:
-        value = helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "tokens", 2])
-        return helper.make_graph([helper.make_node("Gather", ["table", "input_ids"], [name])], name, [], [value])
-
-    nodes = [
-        helper.make_node("Equal", ["zero", "zero"], ["is_true"]),
-        helper.make_node("If", ["is_true"], ["logits"], then_branch=branch("a"), else_branch=branch("b")),
-    ]
-    constants = [
-        helper.make_tensor("table", TensorProto.FLOAT, [3, 2], [0.0] * 6),
-        helper.make_tensor("zero", TensorProto.INT64, [], [0]),
-    ]
-    inputs = [helper.make_tensor_value_info(item.name, TensorProto.INT64, item.shape) for item in INPUTS[:2]]
-    graph = helper.make_graph(nodes, "branching", inputs, [output], constants)
-    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+    return onnx.parser.parse_model("""
+        <ir_version: 10, opset_import: ["" : 18]>
+        branching (int64[batch, tokens] input_ids, int64[batch, tokens] attention_mask)
+            => (float[batch, tokens, 2] logits)
+            <float[3, 2] table = {0, 0, 0, 0, 0, 0}, int64 zero = {0}> {
+          is_true = Equal(zero, zero)
+          logits = If (is_true) <
+            then_branch = a () => (float[batch, tokens, 2] x) { x = Gather(table, input_ids) },
+            else_branch = b () => (float[batch, tokens, 2] y) { y = Gather(table, input_ids) }
+          >
+        }
+    """)
 
 
-MANIFEST = Manifest(
-    format_version=FORMAT_VERSION,
-    name="tiny",
-    model_type="roberta",
-    task="token-classification",
-    max_len=4096,
-    dtype="float16",
-    hidden_size=2,
-    vocab_size=30522,
-    num_layers=6,
-    num_heads=12,
-    parameters=22713216,
-    positions=Positions(scheme="hierarchical", alpha=0.4, base=512, rows=4096, first_row=2, form="folded"),
-    operators={"hdexport::Attention": 6},
-    attention=(),
-    inputs=INPUTS[:2],
-    outputs=(TensorSpec(name="logits", dtype="float32", shape=("batch", "tokens", 2)),),
-    graphs=(GraphFile(file="model.onnx", lowering="portable", dtype="float16"),),
-    engines=(
-        EngineFile(
-            file="engines/tiny.engine",
-            passport="engines/tiny.json",
-            flavour="tensorrt_rtx",
-            version="1.7.1",
-            precision="float16",
-            architectures=("sm89", "sm120"),
-            profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 128, 128)),),
-        ),
-    ),
-    tokenizer=TokenizerInfo(
-        file="tokenizer.json", pad_token_id=0, pad_token="[PAD]", unk_token_id=1, mask_token_id=None
-    ),
-    labels=("negative", "[bold]positive"),
-    verification={
+ENGINE = EngineFile(
+    file="engines/tiny.engine",
+    passport="engines/tiny.json",
+    flavour="tensorrt_rtx",
+    version="1.7.1",
+    precision="float16",
+    architectures=("sm89", "sm120"),
+    profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 128, 128)),),
+)
+CHANGES = {
+    "name": "tiny",
+    "model_type": "roberta",
+    "task": "token-classification",
+    "max_len": 4096,
+    "dtype": "float16",
+    "parameters": 22713216,
+    "positions": Positions(scheme="hierarchical", alpha=0.4, base=512, rows=4096, first_row=2, form="folded"),
+    "operators": {"hdexport::Attention": 6},
+    "inputs": INPUTS[:2],
+    "outputs": (TensorSpec(name="logits", dtype="float32", shape=("batch", "tokens", 2)),),
+    "graphs": (GraphFile(file="model.onnx", lowering="portable", dtype="float16"),),
+    "engines": (ENGINE,),
+    "labels": ("negative", "[bold]positive"),
+    "verification": {
         "passed": True,
         "graphs": {"model.onnx": {"passed": 40, "checks": 40, "max_abs_error": 2e-6, "tolerance": "<= 1e-04"}},
     },
-    made_by={
+    "made_by": {
         "command": "hdexport build tiny --max-len 4096 --fp16",
         "source": "",
         "hdexport": "0.1.0",
         "torch": "2.13.0",
     },
-    files={},
-)
+}
 
 
 def make_bundle(path: Path) -> Path:
-    (path / "engines").mkdir(parents=True)
+    tiny_bundle.make_bundle(path)
+    (path / "engines").mkdir()
     (path / "engines" / "tiny.engine").write_bytes(bytes(2_500_000))
     (path / "engines" / "tiny.json").write_text(
         '{"flavour": "tensorrt_rtx", "plugins": ["Windowed"], "built_on": {"driver": null, "gpu": "RTX 4090"}}'
     )
-    (path / "tokenizer.json").write_text("{}")
     onnx.save(graph_with_a_branch(), path / "model.onnx")
-    seal(path, MANIFEST)
+    change(path, **CHANGES)
     return path
+
+
+def change(path: Path, **changes: object) -> None:
+    """Change what the manifest of a bundle says."""
+    seal(path, dataclasses.replace(manifest_from_json((path / "manifest.json").read_bytes()), **changes))  # type: ignore[arg-type]
 
 
 def lines_of(shown: str) -> list[str]:
@@ -206,8 +193,7 @@ def test_bad_arguments_are_errors(hdexport: Command, arguments: list[str]) -> No
 
 
 def test_an_engine_that_later_versions_run_says_so(hdexport: Command, bundle: Path) -> None:
-    (engine,) = MANIFEST.engines
-    seal(bundle, dataclasses.replace(MANIFEST, engines=(dataclasses.replace(engine, version_compatible=True),)))
+    change(bundle, engines=(dataclasses.replace(ENGINE, version_compatible=True),))
     assert "tensorrt_rtx 1.7.1 and later, sm89, sm120" in hdexport("inspect", bundle).stdout
 
 
@@ -215,6 +201,10 @@ def block_sparse(pattern: str, mode: str, last_block: str, **numbers: int) -> di
     absent = {"random_blocks": 0, "global_tokens": 0, "dense_tokens": 0}
     described = {"pattern": pattern, "block_size": 64, "mode": mode, "last_block": last_block}
     return {"kind": "blocks", **described, **absent, **numbers}
+
+
+WINDOWS = "windows tokens on each side: 64 in 2 layers, 128 in 1 layers"
+WINDOW = {"tokens": 64, "global_tokens": 2, "dilation": [1, 2]}
 
 
 @pytest.mark.parametrize(
@@ -243,44 +233,20 @@ def block_sparse(pattern: str, mode: str, last_block: str, **numbers: int) -> di
             ["block-sparse etc, blocks of 64 tokens", "16 global tokens in front of each text"],
         ),
         (block_sparse("blocks", "lists", "row"), ["block-sparse blocks, blocks of 64 tokens"]),
-    ],
-)
-def test_block_sparse_attention_is_told_in_full(
-    hdexport: Command, bundle: Path, spec: dict[str, object], lines: list[str]
-) -> None:
-    seal(bundle, dataclasses.replace(MANIFEST, attention=(spec,)))
-    shown = lines_of(hdexport("inspect", bundle).stdout)
-    first = shown.index(lines[0])
-    assert shown[first : first + len(lines)] == lines
-    assert shown[first + len(lines)].startswith("labels"), "and no more"
-
-
-def test_json_has_the_block_sparse_attention(hdexport: Command, bundle: Path) -> None:
-    spec = block_sparse("etc", "none", "row", global_tokens=16)
-    seal(bundle, dataclasses.replace(MANIFEST, attention=(spec,)))
-    assert json.loads(hdexport("inspect", bundle, "--json").stdout)["manifest"]["attention"] == [spec]
-
-
-WINDOWS = "windows tokens on each side: 64 in 2 layers, 128 in 1 layers"
-
-
-@pytest.mark.parametrize(
-    ("converted", "lines"),
-    [
-        (None, [WINDOWS]),
+        ({"kind": "window", "layers": [64, 128, 64], "converted": None}, [WINDOWS]),
         (
-            {"tokens": 64, "global_tokens": 2, "dilation": [1, 2]},
+            {"kind": "window", "layers": [64, 128, 64], "converted": WINDOW},
             [WINDOWS, "made from dense attention; global tokens: the first 2; dilation 1/2"],
         ),
     ],
 )
-def test_windows_are_told(hdexport: Command, bundle: Path, converted: dict | None, lines: list[str]) -> None:
-    record = {"kind": "window", "layers": [64, 128, 64], "converted": converted}
-    seal(bundle, dataclasses.replace(MANIFEST, num_heads=2, attention=(record,)))
+def test_attention_is_told_in_full(hdexport: Command, bundle: Path, spec: dict[str, object], lines: list[str]) -> None:
+    change(bundle, num_heads=2, attention=(spec,))
     shown = lines_of(hdexport("inspect", bundle).stdout)
     first = shown.index(lines[0])
     assert shown[first : first + len(lines)] == lines
     assert shown[first + len(lines)].startswith("labels"), "and no more"
+    assert json.loads(hdexport("inspect", bundle, "--json").stdout)["manifest"]["attention"] == [spec]
 
 
 @pytest.mark.parametrize(
@@ -297,10 +263,10 @@ def test_global_tokens_are_told(
     marks = InputSpec(
         name="marks", dtype="int64", shape=("batch", "tokens"), role=Role.MARKS, default=default, bound=bound
     )
-    seal(bundle, dataclasses.replace(MANIFEST, inputs=(*INPUTS[:2], marks), graphs=()))
+    change(bundle, inputs=(*INPUTS[:2], marks), graphs=())
     assert line in lines_of(hdexport("inspect", bundle).stdout)
 
 
 def test_a_bundle_without_operators_of_ours_has_standard_ones(hdexport: Command, bundle: Path) -> None:
-    seal(bundle, dataclasses.replace(MANIFEST, operators={}))
+    change(bundle, operators={})
     assert "attention standard operators" in lines_of(hdexport("inspect", bundle).stdout)

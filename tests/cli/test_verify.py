@@ -61,15 +61,36 @@ def test_a_checkpoint_that_differs_fails_and_that_is_recorded(
     assert verification["passed"] is False
     shown = hdexport("inspect", copy).stdout
     assert any(line.split() == ["verification", "FAILED,", "full", "grid"] for line in shown.splitlines())
+    failed = [line for line in done.stdout.splitlines() if line.startswith("-[ ]")]
+    quiet = hdexport("verify", copy, "--model", other, "--longest", 2, "--quiet")
+    assert (quiet.returncode, quiet.stdout.splitlines(), quiet.stderr) == (1, failed, "")
+    as_json = json.loads(hdexport("verify", copy, "--model", other, "--longest", 2, "--json").stdout)
+    assert as_json["passed"] is False
+    assert not any(check["passed"] for check in as_json["checks"])
+    assert hdexport("verify", copy, "--longest", 2, "--quiet").stdout == ""
 
 
-def test_the_quick_grid_can_be_asked_for(hdexport: Command, copy: Path) -> None:
-    done = hdexport("verify", copy, "--grid", "quick")
-    assert done.returncode == 0
-    assert len(done.stdout.splitlines()) < 30
-    verification = hdruntime.open_bundle(copy).manifest.verification
-    assert verification is not None
-    assert verification["grid"] == "quick"
+def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, copy: Path) -> None:
+    done = hdexport("verify", copy, "--grid", "quick", "--json")
+    assert (done.returncode, done.stderr) == (0, "")
+    printed = json.loads(done.stdout)
+    checks, problem = printed.pop("checks"), printed.pop("problem")
+    assert (printed, problem) == (hdruntime.open_bundle(copy).manifest.verification, None)
+    assert printed["grid"] == "quick"
+    assert len(checks) == sum(graph["checks"] for graph in printed["graphs"].values()) < 30
+    assert checks[0] == {
+        "graph": "model.onnx",
+        "case": {"tokens": 1, "lengths": [1], "padding": "none"},
+        "passed": True,
+        "max_abs_error": checks[0]["max_abs_error"],
+        "min_cosine": pytest.approx(1),
+        "tolerance": "max abs error <= 0.0001",
+        "samples": None,
+    }
+    assert (
+        max(check["max_abs_error"] for check in checks if check["graph"] == "model.onnx")
+        == (printed["graphs"]["model.onnx"]["max_abs_error"])
+    )
 
 
 def test_lengths_that_are_left_out_are_said(hdexport: Command, copy: Path) -> None:
@@ -97,5 +118,5 @@ def test_another_model_is_refused(refused: Refused, checkpoint: Path, copy: Path
 
 def test_bad_options_are_explained(refused: Refused, copy: Path) -> None:
     refused("verify", copy, "--longest", "all", message=r"--longest all is not a whole number\.\nGive a number")
-    refused("verify", copy, "--grid", "some", message=r"--grid some is unknown\.\nChoose one of: quick, full\.")
+    refused("verify", copy, "--grid", "fast", message=r"--grid: invalid choice: 'fast' \(choose from '?full'?, '?quick")
     refused("verify", message=r"required: BUNDLE\nSee: hdexport verify --help")

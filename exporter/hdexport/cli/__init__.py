@@ -1,4 +1,5 @@
-"""The command line: one file a command."""
+# PYTHON_ARGCOMPLETE_OK
+"""The command line: one file per command."""
 
 from __future__ import annotations
 
@@ -7,26 +8,30 @@ __all__ = ["COMMANDS", "main", "parser"]
 import argparse
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Sequence
-from typing import NoReturn
 
 from hdexport.cli.arguments import command_line
-from hdexport.cli.interruption import exit_code, stopped_like_interrupted
+from hdexport.cli.command_parser import CommandParser
+from hdexport.cli.interruption import READER_GONE, exit_code, stopped_like_interrupted
 from hdexport.cli.memory_errors import interrupted_by_openblas, want_of_memory
 from hdexport.cli.streams import complain, finish_output, prepare_streams, reader_is_gone
-from hdruntime.errors import HdexportError, InputError
+from hdruntime.errors import HdexportError
 from hdruntime.optional import missing_dependency
 
 COMMANDS = ("build", "rebuild", "extend", "inspect", "verify", "run", "bench", "package", "doctor")
 """Each is a module of this package with ``SUMMARY``, ``add_arguments(parser)`` and ``run(options) -> int``."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """An argument parser whose complaints are ordinary errors of ours: exit code 1, no usage dump."""
+class _ShowVersion(argparse.Action):
+    """``--version``; argparse's own action would read the package's metadata for every command."""
 
-    def error(self, message: str) -> NoReturn:
-        raise InputError(f"{message}\nSee: {self.prog} --help")
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from hdruntime import __version__
+
+        print(f"hdexport {__version__}")
+        parser.exit()
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,8 +41,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: what follows ``hdexport`` on the command line; default ``sys.argv[1:]``.
 
     Returns:
-        The exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung up.
+        The exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung up,
+        141 where what was asked for could not be printed because its reader went away.
     """
+    if "_ARGCOMPLETE" in os.environ:
+        _complete(os.environ["COMP_LINE"])
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     debug = "--debug" in arguments
     try:
@@ -47,12 +55,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
     except KeyboardInterrupt as stop:
         openblas = interrupted_by_openblas()
-        complain("interrupted" if openblas is None else f"error: {openblas}")
+        complain(": ".join(["interrupted", *map(str, stop.args[1:])]) if openblas is None else f"error: {openblas}")
         code = exit_code(stop) if openblas is None else 1
     except Exception as error:
         message = _message(error)
         if isinstance(error, BrokenPipeError) and reader_is_gone():
-            code = 0  # who read our output had enough (`hdexport inspect | head`)
+            code = READER_GONE
         elif debug or message is None:
             raise
         else:
@@ -62,59 +70,78 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
-def parser(arguments: Sequence[str]) -> argparse.ArgumentParser:
+def parser(
+    arguments: Sequence[str], *, parser_class: type[argparse.ArgumentParser] = CommandParser
+) -> argparse.ArgumentParser:
     """The command line, as an argument parser.
 
     Args:
-        arguments: what it is for: commands that none of these words names have no arguments of their own, for some of
-            them load much to know theirs.
+        arguments: the command line. Only the commands that it names have their arguments declared, because some load
+            much for that.
+        parser_class: of the parser and its commands.
     """
-    top = _Parser(
+    top = parser_class(
         prog="hdexport",
-        description="Deploy long-document encoder transformers, right at every length.",
+        description="Deploy long-document encoder transformers, with the checkpoint's answers at every length.",
     )
-    from hdexport import __version__
-
-    top.add_argument("--version", action="version", version=f"hdexport {__version__}")
-    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="show the version and exit")
+    _add_logging_arguments(top)
+    commands = top.add_subparsers(metavar="COMMAND", required=True, parser_class=parser_class)
     for name in COMMANDS:
         module = importlib.import_module(f"hdexport.cli.{name}")
         command = commands.add_parser(name, help=module.SUMMARY, description=module.__doc__)
         if name in arguments:
             module.add_arguments(command)
-        command.add_argument("-v", "--verbose", action="store_true", help="log what is done and why")
-        command.add_argument("--debug", action="store_true", help="log everything; show tracebacks")
+        _add_logging_arguments(command)
         command.set_defaults(command_module=module)
     return top
 
 
+def _add_logging_arguments(command: argparse.ArgumentParser) -> None:
+    """Before and after the name of the command; where they are left out, one parser must not undo the other's."""
+    command.add_argument(
+        "-v", "--verbose", action="store_true", default=argparse.SUPPRESS, help="log what is done and why"
+    )
+    command.add_argument(
+        "--debug", action="store_true", default=argparse.SUPPRESS, help="log everything; show tracebacks"
+    )
+
+
+def _complete(line: str) -> None:
+    """Answer the shell that asks for completions, and end the process."""
+    import argcomplete
+
+    # A plain parser: a line that is not complete must not be refused.
+    argcomplete.autocomplete(parser(line.split(), parser_class=argparse.ArgumentParser))
+
+
 def _run(arguments: Sequence[str], *, debug: bool) -> int:
     try:
-        options = parser(arguments).parse_args(arguments)
+        options = parser(arguments).parse_args(arguments, argparse.Namespace(verbose=False))
     except SystemExit as end:  # after --help and --version
         return int(end.code or 0)
     options.command_line = command_line(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(name)s: %(message)s")
     for package in ("hdexport", "hdruntime", "hdplugins"):
-        # Ours only: torch, transformers and httpx would drown it.
+        # Not those of torch, transformers and httpx, which log too much.
         logging.getLogger(package).setLevel(
             logging.DEBUG if debug else logging.INFO if options.verbose else logging.WARNING
         )
-    # Only the command that runs is imported with what it needs; `--help` and `doctor` stay fast.
+    # Only the command that runs imports what it needs; `--help` and `doctor` stay fast.
     code: int = options.command_module.run(options)
     return code
 
 
 def _message(error: Exception) -> str | None:
-    """What is said of an error; None of those that are mistakes of ours."""
+    """The message of an error; None for a mistake in hdexport, which shows its traceback."""
     if isinstance(error, HdexportError):
         return str(error)
     if type(error) is ModuleNotFoundError:
-        # Modules that need torch import it at their top: there, too, it may be missing on a machine that only runs.
+        # Modules that need torch import it at their top; a machine that only runs bundles lacks it.
         missing = missing_dependency(error)
         return None if missing is None else str(missing)
     short = want_of_memory(error)
     if short is None and isinstance(error, OSError):
-        # A disk, a permission: no more a mistake of ours than a bad option is.
+        # A disk or a permission, not a mistake in hdexport.
         return f"{error}\nTo see where it happened, add --debug."
     return short

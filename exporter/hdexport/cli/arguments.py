@@ -1,4 +1,4 @@
-"""Options that more than one command takes: how they are declared, and what values they have."""
+"""Options that several commands take: their declarations and their values."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ __all__ = [
     "add_revision_argument",
     "command_line",
     "decimal_number",
-    "one_of",
     "optional_number",
     "whole_number",
 ]
@@ -17,21 +16,21 @@ __all__ = [
 import argparse
 import re
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError
 
-BACKENDS = ", ".join(backend.value for backend in Backend)
-"""Their names, for a help text."""
+BACKENDS = tuple(backend.value for backend in Backend)
+"""Their names, as options take them."""
 
 _ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
 """An absolute path as a value in an argument; its last part is the group."""
 
 
 def command_line(arguments: Sequence[str]) -> str:
-    """The command for the record: a bundle goes to other machines, so of absolute paths only the last part stays.
+    """The command for the record; absolute paths are cut to their last part, because bundles go to other machines.
 
     Args:
         arguments: what follows ``hdexport``.
@@ -65,9 +64,9 @@ def add_position_arguments(parser: argparse._ActionsContainer) -> None:
     """Declare ``--positions`` and ``--alpha``."""
     parser.add_argument(
         "--positions",
+        choices=["hierarchical", "tile", "none"],
         default="hierarchical",
-        metavar="SCHEME",
-        help="where positions past the checkpoint's come from: hierarchical (default), tile or none",
+        help="where positions past the checkpoint's come from (default: hierarchical)",
     )
     parser.add_argument(
         "--alpha",
@@ -78,15 +77,15 @@ def add_position_arguments(parser: argparse._ActionsContainer) -> None:
 
 
 def whole_number(option: str, text: str, *, example: int = 4096) -> int:
-    """The whole number, 1 or more, that an option was given.
+    """An option's value as a whole number, 1 or more.
 
     Args:
         option: its name, for the message.
         text: its value.
-        example: a value that is of its usual size, for the message.
+        example: a typical value, for the message.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not one.
     """
     try:
         number = int(text)
@@ -98,29 +97,17 @@ def whole_number(option: str, text: str, *, example: int = 4096) -> int:
 
 
 def optional_number(option: str, text: str | None, *, example: int) -> int | None:
-    """The same, or None where the option was left out."""
+    """The same; None where the option was left out."""
     return None if text is None else whole_number(option, text, example=example)
 
 
 def decimal_number(option: str, text: str) -> float:
-    """The number that an option was given; what is allowed of it is for its user to say.
+    """An option's value as a number; its user checks the range.
 
     Raises:
-        InputError: it is none.
+        InputError: it is not one.
     """
     try:
         return float(text)
     except ValueError:
         raise InputError(f"{option} {text} is not a number.\nGive a number like {option} 0.4.") from None
-
-
-def one_of(option: str, text: str, choices: Iterable[str]) -> str:
-    """The word that an option was given.
-
-    Raises:
-        InputError: it is none of the choices; the message lists them.
-    """
-    allowed = list(choices)
-    if text not in allowed:
-        raise InputError(f"{option} {text} is unknown.\nChoose one of: {', '.join(allowed)}.")
-    return text

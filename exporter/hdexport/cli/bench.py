@@ -1,25 +1,28 @@
 """Measure latency, memory and error of bundles and of other ways to run the model, across lengths.
 
-Every case runs in a process of its own, all cases once a round, so that drift of the machine hits all alike. Running
-out of memory and running out of time are results. DIR gets bench.json, bench.csv and bench.html, one page that needs
-no network. Stopped with Ctrl-C, it writes what it has. See docs/bench.md.
+Each case runs in its own process, and each round runs every case, so that drift of the machine affects all alike.
+Running out of memory or time is a result. DIR receives bench.json, bench.csv and bench.html, one page that needs no
+network. After Ctrl-C, the command writes what it has. See docs/bench.md.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import shlex
+import signal
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import BACKENDS, add_pickle_argument, decimal_number, optional_number, whole_number
-from hdexport.cli.interruption import exit_code
+from hdexport.cli.interruption import whole_or_nothing
+from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
-    from hdexport.bench.results.result import BenchResult
     from hdexport.bench.run.plan import BenchOptions
 
 SUMMARY = "measure latency, memory and error across lengths, beside other ways to run the model"
@@ -33,10 +36,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--lengths",
         metavar="LIST",
-        help="tokens of a text: 128,512,4096, or 512:8192:x2, or 512:2048:+512 (default: 512, doubled up to the "
+        help="tokens per text: 128,512,4096, or 512:8192:x2, or 512:2048:+512 (default: 512, doubled up to the "
         "longest that a bundle takes)",
     )
-    parser.add_argument("--batch", metavar="LIST", default="1", help="texts of a call: 1,8 (default: 1)")
+    parser.add_argument("--batch", metavar="LIST", default="1", help="texts per call: 1,8 (default: 1)")
     parser.add_argument(
         "--peers",
         metavar="LIST",
@@ -47,14 +50,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backends",
         metavar="LIST",
-        help=f"ways to run the bundles: {BACKENDS} (default: onnxruntime, where there is a GPU onnxruntime_cuda, and "
-        "those of the engines in the bundle)",
+        help=f"backends that run the bundles: {', '.join(BACKENDS)} (default: onnxruntime, those of the bundle's "
+        "engines and, where there is a GPU, onnxruntime_cuda)",
     )
-    parser.add_argument("--rounds", metavar="N", default="3", help="processes that each case is given (default: 3)")
+    parser.add_argument("--rounds", metavar="N", default="3", help="processes per case (default: 3)")
     parser.add_argument("--threads", metavar="N", help="CPU threads of each process (default: all)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where peers run (default: the GPU if there is one)")
     parser.add_argument(
-        "--time-limit", metavar="S", default="600", help="seconds that one process may take (default: 600)"
+        "--time-limit", metavar="S", default="600", help="time limit of one process in seconds (default: 600)"
     )
     parser.add_argument(
         "--memory-budget",
@@ -67,9 +70,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_pickle_argument(parser)
     parser.add_argument(
-        "-o", "--output", metavar="DIR", type=Path, default=Path("bench"), help="where to write (default: bench)"
+        "-o", "--output", metavar="DIR", type=Path, default=Path("bench"), help="directory to write (default: bench)"
     )
-    parser.add_argument("--png", action="store_true", help="write each chart as a picture, too")
+    parser.add_argument("--png", action="store_true", help="also write each chart as a picture")
     parser.add_argument("--force", action="store_true", help="replace the results that are in DIR")
     parser.add_argument(
         "--compare",
@@ -78,15 +81,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="measure nothing: print what changed from A to B beyond the noise",
     )
+    parser.add_argument("--json", action="store_true", help="print the comparison as one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command."""
     if options.compare:
-        return _compare(*options.compare)
+        return _compare(*options.compare, as_json=options.json)
+    if options.json:
+        raise InputError("--json prints a comparison.\nAdd --compare A.json B.json, or read DIR/bench.json.")
+    outlive_readers()
     if not options.bundles:
         raise InputError("There is no bundle to measure.\nName one: hdexport bench BUNDLE, made by: hdexport build")
-    # What draws the page is asked for before an hour is spent on what it shall show.
+    # Measuring may take an hour: what draws the page must be there before.
     for package in ("altair", "jinja2", "vl_convert"):
         require(package)
     from hdexport.bench.run.rounds import Bench
@@ -95,13 +102,13 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.bundle.staging import staged_directory
 
     stopped_by: KeyboardInterrupt | None = None
-    with staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder:
-        # Beneath what the next run removes if this one is killed.
+    with (
+        whole_or_nothing(options.output),
+        staged_directory(options.output, BENCH_DIRECTORY, force=options.force) as folder,
+    ):
+        # In the directory that the next run removes if this one is killed.
         scratch = folder / "scratch"
-        with (
-            BenchTable() as table,
-            Bench(_bench_options(options), table, scratch) as bench,
-        ):
+        with BenchTable() as table, Bench(_bench_options(options), table, scratch) as bench:
             try:
                 bench.prepare()
                 bench.measure()
@@ -114,11 +121,10 @@ def run(options: argparse.Namespace) -> int:
             table.summary(result)
         write_results(folder, result, png=options.png)
     print(f"{options.output / 'bench.html'}: open it in a browser; bench.json and bench.csv lie beside it")
-    return _exit_code(result) if stopped_by is None else exit_code(stopped_by)
-
-
-def _exit_code(result: BenchResult) -> int:
-    """1 where nothing was measured at all: what failed is in the table."""
+    if stopped_by is not None:
+        rounds = sum(len(case.latency.rounds_p50_ms) for case in result.cases if case.latency)
+        raise KeyboardInterrupt(*(stopped_by.args or [signal.SIGINT]), f"{rounds} rounds are kept in {options.output}")
+    # What failed is in the table.
     return 0 if any(case.latency for case in result.cases) else 1
 
 
@@ -129,7 +135,9 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
 
     time_limit_s = decimal_number("--time-limit", options.time_limit)
     if not 0 < time_limit_s < float("inf"):
-        raise InputError(f"--time-limit {options.time_limit} is no number of seconds.\nGive one like --time-limit 600.")
+        raise InputError(
+            f"--time-limit {options.time_limit} is not a number of seconds.\nGive one like --time-limit 600."
+        )
     return BenchOptions(
         bundles=tuple(dict.fromkeys(options.bundles)),
         lengths=None if options.lengths is None else parse_lengths(options.lengths),
@@ -147,11 +155,11 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
     )
 
 
-def _compare(before: Path, after: Path) -> int:
+def _compare(before: Path, after: Path, *, as_json: bool) -> int:
     from hdexport.bench.results.compare import compare_results
     from hdexport.bench.results.compare_text import comparison_lines
     from hdexport.bench.results.json_file import read_result
 
-    for line in comparison_lines(compare_results(read_result(before), read_result(after))):
-        print(line)
+    comparison = compare_results(read_result(before), read_result(after))
+    print(json.dumps(dataclasses.asdict(comparison), indent=2) if as_json else "\n".join(comparison_lines(comparison)))
     return 0

@@ -16,14 +16,14 @@ from hdexport.bench.results.findings import findings
 from hdexport.bench.results.result import BenchResult, CaseResult
 
 _WIDE = 118
-"""Columns of the terminal from which all figures have room."""
+"""Columns of a terminal that has room for all figures."""
 
 SHORT_COLUMNS = ("p50", "tokens/s", "memory", "error")
-"""The figures that matter most."""
+"""The most important figures."""
 
 
 def case_line(case: CaseResult) -> str:
-    """A case that is done, in one line."""
+    """A finished case in one line."""
     where = f"{case.series}, {case.batch} x {case.tokens}"
     if case.latency is None:
         return f"{where}: {case.status.value}" + (f": {case.reason}" if case.reason else "")
@@ -36,12 +36,12 @@ def case_line(case: CaseResult) -> str:
 
 
 def figure_cells(case: CaseResult, names: Sequence[str], result: BenchResult | None = None) -> list[str]:
-    """A case's cells in the columns of those figures; of a case that has none, the first says why.
+    """A case's cells in the columns of those figures; a case without figures says why in the first.
 
     Args:
-        case: whose.
-        names: of figures, as `columns_of` has them.
-        result: which ratios are of.
+        case: the case.
+        names: names of figures, as `columns_of` has them.
+        result: the result that ratios are taken in.
     """
     columns = columns_of(result)
     cells = {name: columns[name].text(case) for name in names}
@@ -53,7 +53,7 @@ def figure_cells(case: CaseResult, names: Sequence[str], result: BenchResult | N
 
 
 def cell_table(columns: Sequence[str], *, title: str | None = None) -> Table:
-    """An empty table; the column ``series`` breaks its lines where there is no room, the others do not."""
+    """An empty table; only its column ``series`` breaks lines."""
     table = Table(box=None, pad_edge=False, title=title, title_justify="left", title_style="bold", header_style="dim")
     for name in columns:
         is_text = name in ("series", "stopped by")
@@ -63,11 +63,11 @@ def cell_table(columns: Sequence[str], *, title: str | None = None) -> Table:
 
 
 def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType]:
-    """The tables, one a batch size, the largest batches, and what did not run.
+    """The tables, one per batch size, the largest batches, and what did not run.
 
     Args:
         result: what was measured.
-        width: of the terminal; a narrow one gets the figures that matter most.
+        width: columns of the terminal; a narrow one shows the most important figures only.
     """
     wide = ("p99", "mean", "sd") if width >= _WIDE else ()
     names = ["p50", "p95", *wide, "ratio", "tokens/s", "memory", "error"]

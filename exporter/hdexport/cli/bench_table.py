@@ -1,4 +1,4 @@
-"""A benchmark on the terminal: a line a case while it runs, and tables at its end."""
+"""A benchmark on the terminal: one line per case while it runs, and tables at its end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from hdexport.cli.bench_summary import SHORT_COLUMNS, case_line, cell_table, fig
 from hdexport.cli.progress import StatusLine
 
 _PIPE_COLUMNS = 160
-"""Of the tables where stdout is no terminal."""
+"""Width of the tables where stdout is not a terminal."""
 
 Case = tuple[str, int, int]
 """Name of the series, batch, tokens."""
 
 
 class BenchTable(Watcher):
-    """Shows a benchmark: on a terminal a table on stderr that goes when it ends; without, a line a finished case.
+    """Shows a benchmark: on a terminal a live table on stderr, elsewhere one line per finished case.
 
     A context manager. Results go to stdout.
     """
@@ -61,7 +61,7 @@ class BenchTable(Watcher):
 
     def finish(self, case: CaseResult) -> None:
         key = (case.series, case.batch, case.tokens)
-        # The latest comes first, for what has no room is left out at the end.
+        # The latest comes first, because rows without room are left out at the end.
         self._cases = {key: case, **{other: found for other, found in self._cases.items() if other != key}}
         self._done[key] += 1
         rounds_left = self._rounds - self._done[key]
@@ -90,6 +90,6 @@ class BenchTable(Watcher):
 
 
 def _size(case: Case) -> int:
-    """What the time of a case is taken to grow with: tokens of the batch."""
+    """Tokens of the batch, to which the time of a case is assumed proportional."""
     _, batch, tokens = case
     return batch * tokens

@@ -14,15 +14,15 @@ from hdexport.cli.arguments import (
     add_position_arguments,
     add_revision_argument,
     decimal_number,
-    one_of,
     whole_number,
 )
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
+from hdexport.cli.interruption import whole_or_nothing
+from hdexport.cli.streams import outlive_readers
 
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
     from hdexport.cli.progress import TerminalProgress
-    from hdexport.verify.grid import Grid
     from hdruntime.bundle.manifest import Dtype, Manifest
 
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
@@ -30,6 +30,11 @@ SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
+    from hdexport.attention.kinds import kinds
+    from hdexport.engines.targets import TARGETS
+    from hdexport.model.tasks import Task
+
+    tasks = [task.value for task in Task]
     parser.add_argument(
         "model",
         metavar="MODEL",
@@ -43,9 +48,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the bundle that is at the output")
     parser.add_argument(
         "--task",
+        metavar="TASK",
+        choices=["auto", *tasks],
         default="auto",
-        help="feature-extraction, sentence-similarity, fill-mask, text-classification, token-classification, "
-        "question-answering, or auto (default): what the checkpoint was made for",
+        help=f"{', '.join(tasks)}, or auto (default): what the checkpoint was made for",
     )
     add_revision_argument(parser)
     add_pickle_argument(parser)
@@ -54,26 +60,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
     parser.add_argument(
         "--verify",
-        metavar="GRID",
+        choices=["quick", "full", "none"],
         default="quick",
         help="how the bundle is compared with PyTorch: quick (default), about ten cases for each graph; full, every "
-        "length, batch and padding that hdexport verify checks; none",
+        "length, batch and padding that hdexport verify checks",
     )
     parser.add_argument(
         "--no-verify", action="store_const", dest="verify", const="none", help="the same as --verify none"
     )
     positions = parser.add_argument_group("positions")
-    positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: what the checkpoint has)")
+    positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: the checkpoint's)")
     add_position_arguments(positions)
     attention = parser.add_argument_group("attention")
-    from hdexport.attention.kinds import kinds
-
     forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(
         "--attention",
         metavar="SPEC",
-        help="gives a model of BERT's kind attention with cost and memory linear in tokens, its weights kept; answers "
-        "change: fine-tuning is expected (default: what the model has). "
+        help="replace the attention of a model like BERT by one with cost and memory linear in tokens, keeping its "
+        "weights; answers change: fine-tuning is expected (default: the model's own). "
         + ". ".join(f"{form.grammar}: {form.help}" for form in forms),
     )
     for kind in kinds():
@@ -83,9 +87,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     engines.add_argument(
         "--target",
         action="append",
-        metavar="TARGET",
-        help="auto (default), onnx, tensorrt or tensorrt-rtx; may be repeated. The ONNX graphs are always built; auto "
-        "adds an engine for each TensorRT that is installed and can build here",
+        choices=TARGETS,
+        help="what to build; may be repeated. The ONNX graphs are always built; auto (default) adds an engine for each "
+        "TensorRT that is installed and can build here",
     )
 
 
@@ -94,14 +98,16 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.openmp import let_threads_sleep
 
+    outlive_readers()
     let_threads_sleep()
-    with TerminalProgress() as progress:
-        # The first line shows before anything heavy is imported.
+    with TerminalProgress(verbose=options.verbose) as progress:
+        # The first line shows before heavy imports.
         progress.step("Starting")
         from hdexport.build import build
 
         build_options = _build_options(options, progress)
-        manifest = build(build_options, progress)
+        with whole_or_nothing(build_options.output):
+            manifest = build(build_options, progress)
     _print_summary(build_options.output, manifest)
     return 0
 
@@ -111,8 +117,9 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.engines.targets import flavours_of_targets
-    from hdexport.model.positions import Scheme, check_options, scheme_from_name
-    from hdexport.model.tasks import task_from_name
+    from hdexport.model.positions import Scheme, check_options
+    from hdexport.model.tasks import Task
+    from hdexport.verify.grid import Grid
 
     model = options.model
     if model is None:
@@ -122,39 +129,31 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     base = checkpoint.base_positions
     max_len = base if options.max_len is None else whole_number("--max-len", options.max_len)
-    scheme, alpha = scheme_from_name(options.positions), decimal_number("--alpha", options.alpha)
-    # What a glance at the configuration can refuse is refused before PyTorch is loaded.
-    # Positions that are computed have no table to extend: any length will do, as with tiling.
+    scheme, alpha = Scheme(options.positions), decimal_number("--alpha", options.alpha)
+    # Before PyTorch is loaded. Computed positions have no table to extend: they take any length, as tiling does.
     needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
     check_options(scheme=needed, alpha=alpha, max_len=max_len, base=base)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
-        why = "--target asks for none" if options.target else "no TensorRT can build here, see: hdexport doctor"
+        why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
         refuse_engine_options(options, why=why)
     return BuildOptions(
         model=checkpoint,
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
         max_len=max_len,
         precision=precision,
-        task=task_from_name(options.task),
+        task=None if options.task == "auto" else Task(options.task),
         scheme=scheme,
         alpha=alpha,
         attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),
-        verify=_grid(options.verify),
+        verify=None if options.verify == "none" else Grid(options.verify),
         force=options.force,
         allow_pickle=options.allow_pickle,
         command=options.command_line,
     )
-
-
-def _grid(name: str) -> Grid | None:
-    from hdexport.verify.grid import Grid
-
-    chosen = one_of("--verify", name, [*(grid.value for grid in Grid), "none"])
-    return None if chosen == "none" else Grid(chosen)
 
 
 def _print_summary(output: Path, manifest: Manifest) -> None:

@@ -1,4 +1,4 @@
-"""Show what this machine can do, and the command that mends what it lacks."""
+"""Show what this machine can do, and the commands that add what is missing."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 import json
 
-SUMMARY = "show what this machine can do, and what mends what it lacks"
+SUMMARY = "show what this machine can do and how to add what is missing"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

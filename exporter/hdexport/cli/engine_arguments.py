@@ -39,9 +39,9 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
         )
     engines.add_argument(
         "--attention-impl",
-        metavar="IMPL",
-        help="who computes windowed attention in an engine: plugin, our GPU kernels (default), or native, TensorRT "
-        "itself from standard operators",
+        choices=["plugin", "native"],
+        help="what computes windowed and block-sparse attention in an engine: plugin (default), hdexport's kernels; "
+        "native, TensorRT from standard operators",
     )
     engines.add_argument(
         "--sm", metavar="SM,SM,...", help="GPU architectures, e.g. 86,89 (default: all that TensorRT-RTX supports)"
@@ -49,7 +49,7 @@ def add_engine_arguments(engines: argparse._ArgumentGroup) -> None:
     engines.add_argument(
         "--version-compatible",
         action="store_true",
-        help="a TensorRT engine that later versions of TensorRT run, too, and its lean runtime; it may be slower",
+        help="make a TensorRT engine that later versions of TensorRT and its lean runtime can run; it may be slower",
     )
 
 
@@ -67,16 +67,16 @@ def engine_options(
         options: the parsed command line.
         flavours: of the engines.
         max_len: longest input of the bundle, in tokens.
-        one_profile: by default one profile for all lengths, instead of one a bucket of lengths.
-        previous: where what is left out is taken from; None for the defaults.
+        one_profile: default to one profile for all lengths, instead of one per bucket of lengths.
+        previous: supplies the values of options that are left out; None for the defaults.
 
     Raises:
-        InputError: a value is none that its option takes, or options contradict each other.
+        InputError: an option does not take its value, or options contradict each other.
     """
     from hdexport.engines.build import EngineOptions
     from hdexport.engines.profiles import profiles_from_options
     from hdexport.engines.tensorrt_packages import architectures_from_option
-    from hdexport.graph.lowering.tensorrt import attention_impl_from_name
+    from hdexport.graph.lowering.tensorrt import AttentionImpl
 
     previous = previous or EngineOptions()
     profiles = previous.profiles
@@ -92,7 +92,7 @@ def engine_options(
         )
     return EngineOptions(
         flavours=tuple(flavours),
-        attention_impl=attention_impl_from_name(options.attention_impl or previous.attention_impl.value),
+        attention_impl=AttentionImpl(options.attention_impl or previous.attention_impl),
         profiles=profiles,
         architectures=architectures_from_option(options.sm) or previous.architectures,
         version_compatible=options.version_compatible or previous.version_compatible,
@@ -100,18 +100,18 @@ def engine_options(
 
 
 def refuse_engine_options(options: argparse.Namespace, *, why: str) -> None:
-    """Complain of options that describe an engine, where none is built.
+    """Refuse options that describe an engine where no engine is built.
 
     Args:
         options: the parsed command line.
-        why: there is none.
+        why: no engine is built.
 
     Raises:
-        InputError: one of them was given.
+        InputError: such an option is given.
     """
     given = [f"--{name.replace('_', '-')}" for name in _ENGINE_OPTIONS if getattr(options, name)]
     if given:
         raise InputError(
-            f"{', '.join(given)} describes an engine, and none is built: {why}.\n"
+            f"{', '.join(given)} describes an engine, but no engine is built: {why}.\n"
             "Leave it out, or ask for an engine: --target tensorrt-rtx"
         )

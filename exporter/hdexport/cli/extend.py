@@ -1,7 +1,7 @@
 """Write a checkpoint with more positions, as a Hugging Face directory.
 
-Continued training on long texts is what makes the new positions good; then build a bundle of it. Every weight but the
-position table, and the table's own first rows, keep every bit.
+The new positions become good by continued training on long texts; build a bundle of the trained checkpoint then. Every
+weight keeps every bit, as do the first rows of the position table.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from hdexport.cli.arguments import (
     decimal_number,
     whole_number,
 )
+from hdexport.cli.interruption import whole_or_nothing
+from hdexport.cli.streams import outlive_readers
 
 SUMMARY = "write a checkpoint with more positions, to be fine-tuned"
 
@@ -37,17 +39,18 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from hdexport.cli.progress import TerminalProgress
 
-    with TerminalProgress() as progress:
+    outlive_readers()
+    with whole_or_nothing(options.output), TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.extend import ExtendOptions, extend
-        from hdexport.model.positions import scheme_from_name
+        from hdexport.model.positions import Scheme
 
         positions = extend(
             ExtendOptions(
                 model=options.model,
                 output=options.output,
                 max_len=whole_number("--max-len", options.max_len),
-                scheme=scheme_from_name(options.positions),
+                scheme=Scheme(options.positions),
                 alpha=decimal_number("--alpha", options.alpha),
                 revision=options.revision,
                 force=options.force,

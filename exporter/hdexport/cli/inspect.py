@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 SUMMARY = "show what is in a bundle"
 
 _PIPED_WIDTH = 240
-"""Columns when the output is no terminal: rows stay on one line, for grep and less."""
+"""Columns when the output is not a terminal: rows stay on one line, for grep and less."""
 
 _SHOWN_OF_SHA256 = 12
 
 _MADE_BY_KEYS = ("command", "date", "source", "rebuilt by", "rebuilt on")
-"""Of ``made_by``, those with a line of their own; the rest are versions of packages."""
+"""Keys of ``made_by`` that have their own line; the others are versions of packages."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -53,7 +53,6 @@ def run(options: argparse.Namespace) -> int:
             "passports": passports,
             "manifest": dataclasses.asdict(bundle.manifest),
         }
-        # ASCII, which every locale can print.
         print(json.dumps(everything, indent=2))
         return 0
     _show(bundle, operators, why_not, passports)
@@ -61,13 +60,13 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _operators(bundle: Bundle) -> tuple[dict[str, dict[str, int]] | None, str]:
-    """Operator -> number of nodes for each graph; or None, and why they were not counted."""
+    """Operator -> number of nodes for each graph; or None and the reason why they were not counted."""
     from hdexport.graph.bundle_graph import read_graph
 
     counts = {}
     try:
         for graph in bundle.manifest.graphs:
-            # Those in the branches of If and the bodies of loops, too.
+            # Including those in the branches of If and the bodies of loops.
             nodes = read_graph(bundle, graph).graph.all_nodes()
             names = (f"{node.domain}::{node.op_type}".removeprefix("::") for node in nodes)
             counts[graph.file] = dict(Counter(names).most_common())
@@ -81,7 +80,7 @@ def _passport(bundle: Bundle, engine: EngineFile) -> dict[str, object]:
 
     path = bundle.file(engine.passport)
     try:
-        # All of it is shown, also what only later versions know.
+        # Everything is shown, including keys of later versions.
         return from_json(path.read_bytes(), dict[str, object], name="passport")
     except (OSError, ValueError) as error:
         raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
@@ -117,7 +116,7 @@ def _show(
         ((graph.file, graph.lowering, graph.dtype) for graph in manifest.graphs),
     )
     if operators is None:
-        console.print(f"Operators were not counted. {why_not}\n")
+        print(f"Operators were not counted. {why_not}\n")
     else:
         _table(console, "Operators", ("operator", *operators), _operator_rows(operators))
     for engine in manifest.engines:
@@ -265,7 +264,7 @@ def _plain(value: object) -> str:
 
 
 def _operator_rows(operators: dict[str, dict[str, int]]) -> Iterator[tuple[str, ...]]:
-    """One row an operator, one count a graph."""
+    """One row per operator, one count per graph."""
     for name in sorted({name for counts in operators.values() for name in counts}):
         yield name, *(str(counts.get(name, "-")) for counts in operators.values())
     yield "all", *(str(sum(counts.values())) for counts in operators.values())
@@ -297,8 +296,9 @@ def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterabl
         table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
     for row in rows:
         table.add_row(*row)
-    console.print(title, style="bold")
     with console.capture() as captured:
+        console.print(title, style="bold")
         console.print(table)
-    # The last column is padded to its widest cell, which copies badly; nothing in it has a style.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
+    # The last column is padded to its widest cell, which copies badly. Flushed here, because rich ends the process
+    # where its own flush finds no reader.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n", flush=True)

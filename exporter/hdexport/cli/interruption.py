@@ -1,27 +1,31 @@
-"""Commands that are stopped put down what they have: SIGTERM and SIGHUP are as Ctrl-C."""
+"""Commands that are stopped clean up and say what they kept: SIGTERM and SIGHUP act as Ctrl-C does."""
 
 from __future__ import annotations
 
-__all__ = ["exit_code", "stopped_like_interrupted"]
+__all__ = ["READER_GONE", "exit_code", "stopped_like_interrupted", "whole_or_nothing"]
 
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
 
 _SIGNALLED = 128
-"""Exit code of a command that a signal stopped, less the signal's number: what shells make of such a process."""
+"""Exit code of a command that a signal stopped, less the signal's number: what shells report for such a process."""
+
+READER_GONE = _SIGNALLED + signal.SIGPIPE
+"""Exit code where the output is the result and its reader goes away, as of ``cat`` in ``cat FILE | head``."""
 
 
 @contextlib.contextmanager
 def stopped_like_interrupted() -> Iterator[None]:
-    """SIGTERM and SIGHUP raise KeyboardInterrupt, too, with their number, so that everybody cleans up.
+    """SIGTERM and SIGHUP raise KeyboardInterrupt with their number, so that all code cleans up as after Ctrl-C.
 
-    A signal that was ignored stays so: ``nohup`` ignores SIGHUP, and shells SIGINT for what they run in the background.
-    So does one that the program around handles.
+    A signal that is ignored stays ignored: ``nohup`` ignores SIGHUP, and shells ignore SIGINT for background commands.
+    A signal that the calling program handles stays with its handler.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets no other thread handle signals
@@ -29,7 +33,7 @@ def stopped_like_interrupted() -> Iterator[None]:
     handled = [number for number in _STOPPING if signal.getsignal(number) is signal.SIG_DFL]
 
     def interrupt(number: int, frame: object) -> NoReturn:
-        # A second one, as terminals and service managers send, would interrupt the cleaning up. Ctrl-C still does.
+        # A second signal, as terminals and service managers send, must not interrupt the cleanup. Ctrl-C still does.
         for other in handled:
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt(number)
@@ -46,3 +50,26 @@ def stopped_like_interrupted() -> Iterator[None]:
 def exit_code(stop: KeyboardInterrupt) -> int:
     """130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP."""
     return _SIGNALLED + (stop.args[0] if stop.args else signal.SIGINT)
+
+
+@contextlib.contextmanager
+def whole_or_nothing(output: Path) -> Iterator[None]:
+    """Say what is at ``output`` where the block is interrupted: it writes that directory whole or not at all."""
+    before = _identity(output)
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        after = _identity(output)
+        if after != before:
+            kept = f"{output} was complete by then"
+        else:
+            kept = "nothing was kept" if before is None else f"{output} is as it was before"
+        raise KeyboardInterrupt(stop.args[0] if stop.args else signal.SIGINT, kept) from None
+
+
+def _identity(directory: Path) -> tuple[int, int] | None:
+    try:
+        found = directory.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_ctime_ns

@@ -1,4 +1,4 @@
-"""What is said where memory ran out, whoever found out: Python, the loader of shared libraries, OpenBLAS, C++."""
+"""Messages for memory that ran out, wherever that shows: in Python, the loader of shared libraries, OpenBLAS or C++."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _ALSO_OUT_OF_MEMORY = (
 
 
 def want_of_memory(error: Exception) -> str | None:
-    """A message where that is what the error is about, else None."""
+    """A message if the error is about too little memory, else None."""
     text = str(error)
     if not (
         isinstance(error, MemoryError) or says_out_of_memory(text) or any(said in text for said in _ALSO_OUT_OF_MEMORY)
     ):
         return None
-    # NumPy's is a page on broken installations, which ends with the error.
-    said = next((line for line in reversed(text.splitlines()) if line.strip()), "Python got none")
+    # NumPy's message is a page about broken installations, which ends with the error.
+    said = next((line for line in reversed(text.splitlines()) if line.strip()), "Python could not allocate any")
     return f"There is too little memory: {said}\n{_advice()}"
 
 
 def interrupted_by_openblas() -> str | None:
-    """A message where OpenBLAS got no memory for its threads while NumPy was loaded, else None.
+    """A message if OpenBLAS got no memory for its threads while NumPy was loaded, else None.
 
-    It interrupts the process then, as Ctrl-C does, after words of its own.
+    OpenBLAS prints its own words and interrupts the process as Ctrl-C does.
     """
     if _address_limit() is None or "numpy" in sys.modules:
         return None

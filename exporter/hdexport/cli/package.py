@@ -1,8 +1,8 @@
 """Package a bundle for a Triton Inference Server: a model directory with its configuration.
 
 DIR/NAME gets config.pbtxt, 1/model.plan or 1/model.onnx, and the tokenizer for clients, which send input_ids and
-attention_mask. Served is a TensorRT engine without plugins of ours (--attention-impl native builds one), or the graph
-for ONNX Runtime on a CPU.
+attention_mask. Triton serves a TensorRT engine without hdexport's plugins (--attention-impl native builds one), or
+the graph for ONNX Runtime on a CPU.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from hdexport.cli.streams import outlive_readers
 
 if TYPE_CHECKING:
     from hdruntime.triton_repository import TritonModel
@@ -25,13 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         type=Path,
         required=True,
-        help="model repository to add the model to; made where it is missing",
+        help="model repository to add the model to; created if missing",
     )
     parser.add_argument("--name", help="the model's name (default: the bundle's)")
     parser.add_argument(
         "--backend",
+        choices=["auto", "tensorrt", "onnxruntime"],
         default="auto",
-        help="tensorrt, onnxruntime, or auto (default): an engine that Triton can serve, else the graph on a CPU",
+        help="what Triton runs; auto (default): an engine that Triton can serve, else the graph on a CPU",
     )
     parser.add_argument(
         "--force", action="store_true", help="replace a model that this command wrote, its config.pbtxt included"
@@ -43,6 +46,7 @@ def run(options: argparse.Namespace) -> int:
     from hdruntime.bundle.reader import open_bundle
     from hdruntime.triton_repository import package_for_triton
 
+    outlive_readers()
     model = package_for_triton(
         open_bundle(options.bundle), options.triton, name=options.name, backend=options.backend, force=options.force
     )
@@ -53,7 +57,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _hint(model: TritonModel) -> str:
-    """What else the server must be for an engine."""
+    """What an engine requires of the server."""
     engine = model.engine
     if engine is None:
         return ""

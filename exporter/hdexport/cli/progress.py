@@ -23,13 +23,13 @@ def duration_text(seconds: float) -> str:
 
 
 class StatusLine(rich.progress.Progress):
-    """One line at the end of stderr that says what is going on and for how long; nothing where that is no terminal.
+    """One line at the end of stderr that says what is done and for how long; nothing where stderr is no terminal.
 
-    A context manager: the line is gone when the block ends.
+    A context manager: the line disappears when the block ends.
 
     Args:
         hidden: show nothing on a terminal either.
-        below: gives what else is shown, as far as there is room; None for nothing.
+        below: returns what to show below the line, as far as there is room; None for nothing.
     """
 
     def __init__(self, *, hidden: bool = False, below: Callable[[], RenderableType | None] = lambda: None) -> None:
@@ -42,7 +42,7 @@ class StatusLine(rich.progress.Progress):
             console=Console(stderr=True, highlight=False),
             disable=hidden or not sys.stderr.isatty(),
             transient=True,
-            # What is printed on the same terminal has to go above the line; what goes to a file or a pipe has not.
+            # What is printed on the same terminal has to go above the line.
             redirect_stdout=sys.stdout.isatty(),
         )
         self._task = self.add_task("", total=None)
@@ -54,26 +54,26 @@ class StatusLine(rich.progress.Progress):
             yield below
 
     def begin(self, text: str, *, total: float | None = None) -> None:
-        """Show a text, its time from zero; of a total, once some of it is done, also the time to go."""
+        """Show a text and its time from zero; with a total, once some of it is done, also the time to go."""
         self.reset(self._task, description=text, total=total)
 
     def show(self, text: str) -> None:
-        """Show another text; the time goes on."""
+        """Show another text; the time continues."""
         self.update(self._task, description=text)
 
     def did(self, amount: float, *, left_out: float = 0) -> None:
-        """So much of the total is done, and so much will not be."""
+        """Add to what is done of the total, and take what is left out off the total."""
         (task,) = self.tasks
         self.update(self._task, advance=amount, total=(task.total or 0) - left_out)
 
     def leave(self, text: str) -> None:
-        """Leave a line above, for good."""
+        """Print a line above that stays."""
         if not self.disable:
             self.console.print(text, markup=False, soft_wrap=True)
 
 
 class _ToGo(rich.progress.ProgressColumn):
-    """Of all the time that was taken: rich's own column forgets what is older than half a minute."""
+    """Estimated from all the time taken: rich's own column forgets what is older than half a minute."""
 
     def render(self, task: rich.progress.Task) -> Text:
         if not (task.completed and task.total and task.elapsed):
@@ -85,9 +85,13 @@ class TerminalProgress(Progress):
     """Steps with their elapsed time on stderr, results on stdout; without a terminal only the results.
 
     A context manager: the last step ends with the block.
+
+    Args:
+        verbose: show every check, too.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, verbose: bool = False) -> None:
+        self._verbose = verbose
         self._line = StatusLine()
         self._title = ""
         self._began = time.perf_counter()
@@ -111,6 +115,10 @@ class TerminalProgress(Progress):
     def result(self, line: str) -> None:
         # flush, so that a reader of a pipe sees a check when it is made.
         print(line, flush=True)
+
+    def check(self, line: str) -> None:
+        if self._verbose:
+            self.result(line)
 
     def _finish_step(self, outcome: str) -> None:
         if self._title:

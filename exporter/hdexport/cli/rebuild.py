@@ -1,7 +1,7 @@
 """Build the engines of a bundle anew, for this machine's GPU and TensorRT; the checkpoint is not needed.
 
-What is left out is as the bundle's engine was built. The bundle is replaced when the engines are complete, or stays as
-it was.
+Options that are left out take the values that the bundle's engine was built with. The bundle is replaced when the
+engines are complete, or stays as it was.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options
+from hdexport.cli.interruption import whole_or_nothing
+from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -30,8 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         action="append",
-        metavar="TARGET",
-        help="tensorrt, tensorrt-rtx or auto; may be repeated (default: the engines that the bundle has; auto if none)",
+        choices=["auto", "tensorrt", "tensorrt-rtx"],
+        help="engine to build; may be repeated (default: the engines that the bundle has; auto if none)",
     )
     add_engine_arguments(parser.add_argument_group("engines"))
 
@@ -40,14 +42,15 @@ def run(options: argparse.Namespace) -> int:
     """Run the command."""
     from hdexport.cli.progress import TerminalProgress
 
-    with TerminalProgress() as progress:
+    outlive_readers()
+    output = options.output or options.bundle
+    with whole_or_nothing(output), TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.rebuild import RebuildOptions, previous_engines, rebuild
         from hdruntime.bundle.reader import open_bundle
 
         bundle = open_bundle(options.bundle, check_files=False)
         flavours = _flavours(options.target, bundle)
-        output = options.output or options.bundle
         manifest = rebuild(
             RebuildOptions(
                 bundle=options.bundle,
@@ -76,8 +79,5 @@ def _flavours(targets: list[str] | None, bundle: Bundle) -> tuple[Backend, ...]:
         targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
     flavours = flavours_of_targets(targets)
     if not flavours:
-        raise InputError(
-            "No engine would be built: no TensorRT can build here, or --target asks for none.\n"
-            "See what is missing: hdexport doctor"
-        )
+        raise InputError("No engine would be built: no TensorRT can build here.\nSee what is missing: hdexport doctor")
     return flavours

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import BACKENDS, optional_number, whole_number
 from hdexport.cli.interruption import exit_code
+from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
+    from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
     from hdruntime.jobs import Job, JobOptions
     from hdruntime.jobs.progress import JobProgress
@@ -54,9 +57,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=".jsonl or .parquet file")
     parser.add_argument(
         "--backend",
+        metavar="BACKEND",
+        choices=["auto", *BACKENDS],
         default="auto",
-        help=f"{BACKENDS}, which runs or fails; or auto (default): the first that can, engines first, then ONNX "
-        "Runtime on the GPU",
+        help=f"{', '.join(BACKENDS)}, which runs or fails; or auto (default): the first that can, engines first, then "
+        "ONNX Runtime on the GPU",
     )
     parser.add_argument(
         "--rebuild",
@@ -125,6 +130,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="ADDRESS",
         nargs="?",
         const="",
+        type=_ray_address,
         help="run on the Ray cluster at ADDRESS (host:port, or auto); without ADDRESS, on one of this machine alone",
     )
     parser.add_argument(
@@ -142,20 +148,23 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.job_report import job_report
     from hdruntime.jobs import plan_job, run_job
 
+    if str(options.output) != "-":  # rows that are printed are the result
+        outlive_readers()
     job_options = _job_options(options)
     threads = optional_number("--threads", options.threads, example=2)
+    backend = ""
     with job_report(options.progress) as report:
         bundle = hdruntime.open_bundle(options.bundle)
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
             done = job.done_already()
             if done is None:
-                with _pool(bundle, job, options, threads, report) as pool:
+                with _pool(bundle, job, options, threads, report) as (pool, backend):
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
         except KeyboardInterrupt as stop:
-            report.ended("stopped", f"stopped{_kept(job)}")
+            report.ended("stopped", f"stopped{_kept(job) or ': nothing was kept'}")
             return exit_code(stop)
         except InputChangedError as error:
             # What is kept is of no use to the same command; the error says to which.
@@ -169,7 +178,7 @@ def run(options: argparse.Namespace) -> int:
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
     print(
         f"{done.rows} rows, {done.failed_rows} failed, {done.tokens} tokens in {done.seconds:.1f} s "
-        f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}"
+        f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}{backend}"
     )
     return _ROWS_FAILED if done.failed_rows else 0
 
@@ -200,10 +209,18 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
     )
 
 
+def _ray_address(text: str) -> str:
+    """The value of ``--ray``; the path of a bundle after a bare ``--ray`` is not one."""
+    if not re.fullmatch(r"(auto|\S+:\d+)?", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not auto or host:port")
+    return text
+
+
 @contextlib.contextmanager
 def _pool(
     bundle: Bundle, job: Job, options: argparse.Namespace, threads: int | None, report: JobReport
-) -> Iterator[WindowPool]:
+) -> Iterator[tuple[WindowPool, str]]:
+    """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
     from hdruntime.bundle.manifest import Backend
     from hdruntime.jobs.windows import LocalPool
@@ -219,11 +236,17 @@ def _pool(
         address = options.ray or None
         with RayPool(bundle.path, job, backend=options.backend, threads=threads, address=address) as pool:
             report.loaded(has_gpu=False)
-            yield pool
+            assert pool.loaded is not None
+            yield pool, _chosen(options, pool.loaded.backend, pool.loaded.backend_reason)
         return
     with hdruntime.load(bundle, options.backend, threads=threads, rebuild=options.rebuild) as session:
         report.loaded(has_gpu=session.backend is not Backend.ONNXRUNTIME)
-        yield LocalPool(session, job.task, options=job.options)
+        chosen = _chosen(options, session.backend, session.backend_reason)
+        yield LocalPool(session, job.task, options=job.options), chosen
+
+
+def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:
+    return f"\nBackend: {backend.value} ({reason})" if options.backend == "auto" else ""
 
 
 def _kept(job: Job) -> str:

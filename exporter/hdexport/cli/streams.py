@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["complain", "finish_output", "prepare_streams", "reader_is_gone"]
+__all__ = ["complain", "finish_output", "outlive_readers", "prepare_streams", "reader_is_gone"]
 
 import contextlib
 import io
 import os
 import select
 import sys
-from typing import TextIO
+from typing import Any, TextIO
 
 from hdruntime.errors import InputError
 
@@ -26,30 +26,52 @@ def prepare_streams() -> None:
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Paths and names have characters that an ASCII locale has not, and bytes that are none.
+            # Paths and names hold characters that an ASCII locale lacks, and bytes that are no characters.
             stream.reconfigure(errors="backslashreplace")
     if not has_output:
         raise InputError("The standard output is closed, so nothing can be printed.\nSend it elsewhere: > /dev/null")
 
 
+def outlive_readers() -> None:
+    """Drop what is printed after the reader of a standard stream has gone, as in ``hdexport build MODEL | head``.
+
+    For commands whose result is not what they print; the others end, with `READER_GONE`.
+    """
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        stream = getattr(sys, name)
+        if isinstance(stream, io.TextIOWrapper) and _descriptor(stream) == number:  # not that of a calling program
+            stream.flush()
+            lasting = io.BufferedWriter(_LastingFile(number, "wb", closefd=False))
+            setattr(sys, name, io.TextIOWrapper(lasting, stream.encoding, stream.errors, line_buffering=True))
+
+
+class _LastingFile(io.FileIO):
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            _send_nowhere(self.fileno())
+            return super().write(data)
+
+
 def complain(text: str) -> None:
-    """Print to the standard error, unless nobody is there: a terminal that hung up takes no more."""
+    """Print to the standard error, unless its reader is gone or its terminal hung up."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def reader_is_gone() -> bool:
-    """Whether the standard output is a pipe that nobody reads any more."""
-    try:
-        poll = select.poll()
-        poll.register(sys.stdout.fileno(), 0)
-    except (OSError, ValueError):  # no file, as in a notebook
+    """Whether the standard output is a pipe without a reader."""
+    descriptor = _descriptor(sys.stdout)
+    if descriptor is None:
         return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def finish_output() -> None:
-    """Flush the standard output; what cannot be written goes nowhere, else Python would fail once more as it ends."""
+    """Flush the standard output, and drop what cannot be written: Python would fail again as it ends."""
     with contextlib.suppress(ValueError):
         try:
             sys.stdout.flush()
@@ -57,9 +79,20 @@ def finish_output() -> None:
                 return
         except OSError:
             pass
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
+        _send_nowhere(sys.stdout.fileno())
+
+
+def _send_nowhere(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):  # not a file, as in a notebook
+        return None
 
 
 def _nowhere() -> TextIO:
@@ -67,7 +100,7 @@ def _nowhere() -> TextIO:
 
 
 def _fill_closed_descriptors() -> None:
-    """Open what is closed of the descriptors 0 to 2: else a file of ours got one of them, and what C++ prints."""
+    """Open those of the descriptors 0 to 2 that are closed: else one of our files gets the number, and C++'s prints."""
     for number in range(3):
         try:
             os.fstat(number)

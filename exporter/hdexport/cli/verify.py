@@ -1,15 +1,18 @@
 """Compare a bundle with PyTorch over a grid of lengths, batches and paddings, and record the outcome in it.
 
-One line per check is printed, with its error and its tolerance; the exit code is 1 if one failed.
+Each check prints one line with its error and its tolerance; the exit code is 1 if a check failed.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import add_pickle_argument, one_of, whole_number
+from hdexport.cli.arguments import add_pickle_argument, whole_number
+from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
@@ -30,26 +33,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--longest",
         metavar="TOKENS",
-        help="check no longer inputs than that (default: 8192; PyTorch takes minutes for more)",
+        help="longest input to check (default: 8192; PyTorch takes minutes for more)",
     )
     parser.add_argument(
         "--grid",
+        choices=["full", "quick"],
         default="full",
         help="full (default): every length with every batch and padding; quick: about ten cases for each graph",
     )
+    output = parser.add_mutually_exclusive_group()
+    output.add_argument("--json", action="store_true", help="print every check as one JSON object")
+    output.add_argument("-q", "--quiet", action="store_true", help="print failed checks only")
     add_pickle_argument(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; 1 if a check failed."""
-    import dataclasses
-
     from hdexport.cli.progress import TerminalProgress
     from hdexport.support.openmp import let_threads_sleep
     from hdruntime.bundle.reader import open_bundle
     from hdruntime.bundle.writer import write_manifest
 
+    outlive_readers()
     let_threads_sleep()
+    is_silent = options.json or options.quiet
     with TerminalProgress() as progress:
         progress.step("Opening the bundle")
         bundle = open_bundle(options.bundle)
@@ -61,20 +68,27 @@ def run(options: argparse.Namespace) -> int:
         from hdexport.verify.half_range import check_half_range
         from hdexport.verify.pytorch_reference import reference_of
 
-        grid = Grid(one_of("--grid", options.grid, [grid.value for grid in Grid]))
+        grid = Grid(options.grid)
         longest = LONGEST_CHECKED if options.longest is None else whole_number("--longest", options.longest)
         reference = reference_of(
             bundle, find_checkpoint(model, allow_pickle=options.allow_pickle), allow_pickle=options.allow_pickle
         )
         progress.step("Verifying against PyTorch")
-        found = verify_bundle(bundle, reference, grid=grid, longest=longest, report=progress.result)
-        half_range = check_half_range(bundle, report=progress.result)
+        report = progress.check if is_silent else progress.result
+        found = verify_bundle(bundle, reference, grid=grid, longest=longest, report=report)
+        half_range = check_half_range(bundle, report=report)
         record = found.record()
         record["passed"] = found.passed and half_range.problem is None
         manifest = dataclasses.replace(bundle.manifest, verification=record, half_range=half_range.record)
         write_manifest(bundle.path, manifest)
-    failed = sum(not check.passed for check in found.checks)
-    print(f"{len(found.checks) - failed} of {len(found.checks)} checks passed")
+    failed = [check for check in found.checks if not check.passed]
+    if options.json:
+        checks = [check.record() for check in found.checks]
+        print(json.dumps(record | {"problem": half_range.problem, "checks": checks}, indent=2))
+    elif options.quiet:
+        print("".join(f"{check.line()}\n" for check in failed), end="")
+    else:
+        print(f"{len(found.checks) - len(failed)} of {len(found.checks)} checks passed")
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
     return 0 if found.passed else 1

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from hdexport.engines.tensorrt_packages import buildable_flavours, load_flavour
 from hdruntime.bundle.manifest import Backend
+from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import InputError
 from hdruntime.gpu.driver import gpus
 
@@ -18,9 +19,6 @@ TARGETS = ("auto", "onnx", "tensorrt", "tensorrt-rtx")
 
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
-
-_ON_REQUEST = ("sm75",)
-"""Architectures that TensorRT-RTX leaves out unless asked: they slow the engine down on the others."""
 
 
 class EngineTarget:
@@ -65,7 +63,7 @@ class EngineTarget:
                 f"TensorRT-RTX {self.trt.__version__} does not build for {', '.join(unknown)}.\n"
                 f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}."
             )
-        return self.restricted_to or tuple(name for name in supported if name not in _ON_REQUEST)
+        return self.restricted_to or tuple(name for name in supported if name not in TENSORRT_RTX_ON_REQUEST)
 
 
 def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
@@ -78,13 +76,7 @@ def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
 
     Returns:
         ``Backend.TENSORRT``, ``Backend.TENSORRT_RTX``, both or neither.
-
-    Raises:
-        InputError: a target is unknown.
     """
-    for target in targets:
-        if target not in TARGETS:
-            raise InputError(f"There is no target {target!r}.\nChoose from: {', '.join(TARGETS)}.")
     flavours: dict[Backend, None] = {}
     for target in targets:
         if target == "auto":

@@ -30,7 +30,6 @@ __all__ = [
     "choose_form",
     "extend_table",
     "factor_table",
-    "scheme_from_name",
 ]
 
 import math
@@ -66,18 +65,6 @@ class Scheme(str, Enum):
     """The checkpoint's rows over and over, as Longformer's initialisation did; any number of positions."""
     NONE = "none"
     """Nowhere: at most the checkpoint's own rows."""
-
-
-def scheme_from_name(name: str) -> Scheme:
-    """The scheme of that name.
-
-    Raises:
-        InputError: it is unknown; the message lists the known ones.
-    """
-    try:
-        return Scheme(name)
-    except ValueError:
-        raise InputError(f"--positions {name} is not known. Use hierarchical, tile or none.") from None
 
 
 class Form(str, Enum):

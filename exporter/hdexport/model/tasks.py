@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["AUTO_CLASS_OF_TASK", "Task", "infer_task", "task_from_name"]
+__all__ = ["AUTO_CLASS_OF_TASK", "Task", "infer_task"]
 
 from enum import Enum
-
-from hdruntime.errors import InputError
 
 
 class Task(str, Enum):
@@ -40,21 +38,6 @@ _TASK_OF_HEAD = (
     ("ForQuestionAnswering", Task.QUESTION_ANSWERING),
 )
 """Ending of an architecture's name -> task."""
-
-
-def task_from_name(name: str) -> Task | None:
-    """The task of that name; None for ``auto``.
-
-    Raises:
-        InputError: there is no such task; the message lists the tasks.
-    """
-    if name == "auto":
-        return None
-    try:
-        return Task(name)
-    except ValueError:
-        tasks = ", ".join(task.value for task in Task)
-        raise InputError(f"There is no task {name!r}.\nChoose one of: auto, {tasks}.") from None
 
 
 def infer_task(architectures: list[str], *, is_sentence_transformer: bool) -> Task:

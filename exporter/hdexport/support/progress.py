@@ -1,4 +1,4 @@
-"""How a long command says what it is doing; the library only calls, the command line shows."""
+"""How a long command reports what it does: the library calls, the command line shows."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["Progress"]
 
 
 class Progress:
-    """Silent progress; the base of those that show something."""
+    """Silent progress; the base class of those that show something."""
 
     def step(self, title: str) -> None:
         """A new step begins, and the one before it ends."""
@@ -15,4 +15,7 @@ class Progress:
         """Within the step: `done` of `total` of something."""
 
     def result(self, line: str) -> None:
-        """A line that belongs to the command's result, such as the outcome of a check."""
+        """A line of the command's result."""
+
+    def check(self, line: str) -> None:
+        """The outcome of one of many checks, which the result sums up."""

@@ -1,4 +1,4 @@
-"""The outcome of a verification: of each case for each graph, in lines and in the manifest's words."""
+"""The outcome of a verification: each case for each graph, as lines and as the manifest records it."""
 
 from __future__ import annotations
 
@@ -57,6 +57,18 @@ class Check:
         """The tolerance, in words."""
         return next(iter(self.outputs.values())).tolerance
 
+    def record(self) -> dict[str, object]:
+        """The outcome for JSON."""
+        return {
+            "graph": self.graph,
+            "case": asdict(self.case),
+            "passed": self.passed,
+            "max_abs_error": _json_number(self.max_abs_error),
+            "min_cosine": self.min_cosine,
+            "tolerance": self.tolerance,
+            "samples": self.samples,
+        }
+
     def line(self) -> str:
         """The outcome in one line."""
         failed = [name for name, found in self.outputs.items() if not found.passed]
@@ -75,7 +87,7 @@ class Verification:
     Attributes:
         grid: the cases that were gone through.
         checks: what was compared.
-        not_checked: what was not, one sentence each.
+        not_checked: what was not, one sentence each; a graph's begins with its file and ": ".
     """
 
     grid: Grid
@@ -86,6 +98,31 @@ class Verification:
     def passed(self) -> bool:
         """Whether the bundle is right wherever it was looked at."""
         return bool(self.checks) and all(check.passed for check in self.checks)
+
+    def summary(self) -> list[str]:
+        """The failed checks, a line per graph, and what was not checked."""
+        graphs = list(dict.fromkeys(check.graph for check in self.checks))
+        # The cases of such a graph that were left out are in its line.
+        others = [what for what in self.not_checked if not what.startswith(tuple(f"{graph}: " for graph in graphs))]
+        return [
+            *(check.line() for check in self.checks if not check.passed),
+            *map(self._graph_line, graphs),
+            *(f"-[-] {what}" for what in others),
+        ]
+
+    def _graph_line(self, graph: str) -> str:
+        checks = [check for check in self.checks if check.graph == graph]
+        passed = sum(check.passed for check in checks)
+        left_out = [what.removeprefix(f"{graph}: ") for what in self.not_checked if what.startswith(f"{graph}: ")]
+        if len(left_out) > 1:
+            left_out = [f"{len(left_out)} cases not checked, which -v lists"]
+        worst = max(check.max_abs_error for check in checks)
+        cosine = min(check.min_cosine for check in checks)
+        figures = (
+            f"{passed} of {len(checks)} checks passed, max abs error {worst:.2e}, cosine {cosine:.6f} "
+            f"({checks[0].tolerance})"
+        )
+        return f"-[{'x' if passed == len(checks) else ' '}] {graph}: {'; '.join([figures, *left_out])}"
 
     def record(self) -> dict[str, object]:
         """What the manifest records of it."""

@@ -6,13 +6,24 @@ __all__ = ["open_runner", "why_unavailable"]
 
 import dataclasses
 import logging
+import os
+import shlex
 import subprocess
 import sys
 
 from hdruntime.backends import Runner
 from hdruntime.bundle.manifest import Backend, EngineFile
-from hdruntime.bundle.passport import ThisMachine, differences, older_driver, read_passport, this_machine
+from hdruntime.bundle.passport import (
+    ThisMachine,
+    builds_for,
+    differences,
+    older_driver,
+    read_passport,
+    this_machine,
+    version_numbers,
+)
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
@@ -20,6 +31,7 @@ from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 logger = logging.getLogger(__name__)
 
 _AUTO = "auto"
+_ASKED = "asked for"
 
 _FLAVOUR = {
     Backend.TENSORRT: Backend.TENSORRT,
@@ -57,7 +69,7 @@ def open_runner(
     rebuild: bool = False,
     gpu: GpuOptions | None = None,
     machine: ThisMachine | None = None,
-) -> tuple[Bundle, Runner]:
+) -> tuple[Bundle, Runner, str]:
     """Load a bundle's graph or engine with a backend.
 
     Args:
@@ -71,7 +83,7 @@ def open_runner(
         machine: the machine to run on, by default this one.
 
     Returns:
-        the bundle, opened again if it was rebuilt, and its runner.
+        the bundle, opened again if it was rebuilt, its runner, and the reason for the choice.
 
     Raises:
         InputError: the backend is unknown.
@@ -80,14 +92,15 @@ def open_runner(
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
     if chosen is Backend.ONNXRUNTIME:
-        return bundle, _onnxruntime(bundle, threads)
+        return bundle, _onnxruntime(bundle, threads), _ASKED
     gpu = gpu or GpuOptions()
     machine = machine or this_machine(gpu.device)
     if rebuild and machine.gpu is not None and chosen is not Backend.ONNXRUNTIME_CUDA:
         bundle = _rebuilt_where_needed(bundle, list(_FLAVOUR) if chosen is None else [chosen], machine)
     if chosen is not None:
-        return bundle, _gpu_runner(bundle, chosen, machine, gpu, threads)
-    return bundle, _first_that_runs(bundle, machine, threads, gpu)
+        return bundle, _gpu_runner(bundle, chosen, machine, gpu, threads), _ASKED
+    runner, reason = _first_that_runs(bundle, machine, threads, gpu)
+    return bundle, runner, reason
 
 
 def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | None = None) -> str | None:
@@ -109,9 +122,8 @@ def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | 
     return f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
 
 
-def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, gpu: GpuOptions) -> Runner:
-    with_engines = [backend for backend in _FLAVOUR if _engines(bundle, backend)]
-    for backend in (*with_engines, Backend.ONNXRUNTIME_CUDA):
+def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, gpu: GpuOptions) -> tuple[Runner, str]:
+    for backend in _gpu_backends(bundle):
         refusal = _reasons_against(bundle, backend, machine)
         if refusal:
             logger.info("backend auto: not %s: %s", backend.value, "; ".join(refusal))
@@ -122,23 +134,33 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, 
             # All checks passed, so the failure deserves a warning.
             logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
             continue
-        logger.info("backend auto: chose %s; nothing speaks against it", backend.value)
-        return runner
-    if machine.gpu is None:
-        logger.info("backend auto: chose onnxruntime; there is no GPU here")
-    else:
+        assert machine.gpu is not None
+        reason = f"the first that runs on {machine.gpu.name}"
+        logger.info("backend auto: chose %s, %s", backend.value, reason)
+        return runner, reason
+    reason = machine.why_no_gpu if machine.gpu is None else f"no backend that is installed uses {machine.gpu.name}"
+    if machine.gpu is not None:
         logger.warning("%s", _unused_gpu(bundle, machine))
-    return _onnxruntime(bundle, threads)
+    elif machine.listed_gpus and "CUDA_VISIBLE_DEVICES" not in os.environ:
+        logger.warning("backend auto: chose onnxruntime, on the CPU: %s.\nSee: hdexport doctor", reason)
+    else:
+        logger.info("backend auto: chose onnxruntime: %s", reason)
+    return _onnxruntime(bundle, threads), reason
+
+
+def _gpu_backends(bundle: Bundle) -> list[Backend]:
+    """Those that ``auto`` tries, in this order."""
+    return [*(backend for backend in _FLAVOUR if _engines(bundle, backend)), Backend.ONNXRUNTIME_CUDA]
 
 
 def _unused_gpu(bundle: Bundle, machine: ThisMachine) -> str:
     """The warning for an unused GPU: what is missing, and what to type."""
-    backends = [backend for backend in _FLAVOUR if _engines(bundle, backend)]
-    refusals = [why_unavailable(bundle, backend, machine=machine) for backend in (*backends, Backend.ONNXRUNTIME_CUDA)]
     assert machine.gpu is not None
+    refusals = {backend: _reasons_against(bundle, backend, machine) for backend in _gpu_backends(bundle)}
     return "\n".join([
         f"backend auto: chose onnxruntime, on the CPU, although there is a GPU ({machine.gpu.name}).",
-        *(refusal for refusal in refusals if refusal is not None),
+        *(f"{name.value} cannot run here: {'; '.join(reasons)}." for name, reasons in refusals.items() if reasons),
+        *_ways(bundle, machine, have_failed=True),
     ])  # fmt: skip
 
 
@@ -182,7 +204,7 @@ def _reasons_against(bundle: Bundle, backend: Backend, machine: ThisMachine) -> 
     if backend is not Backend.ONNXRUNTIME_CUDA:
         return _best_engine(bundle, backend, machine)[1]
     if machine.gpu is None:
-        return ("CUDA sees no GPU here",)
+        return (machine.why_no_gpu,)
     has_cuda = backend in machine.versions
     return () if has_cuda else ("no ONNX Runtime that was built with CUDA is installed here",)
 
@@ -204,27 +226,81 @@ def _best_engine(bundle: Bundle, backend: Backend, machine: ThisMachine) -> tupl
 def _advice(bundle: Bundle, backend: Backend, machine: ThisMachine) -> str:
     if machine.gpu is None or machine.driver is None:
         return "Use the backend onnxruntime (or auto), which needs no GPU. See: hdexport doctor"
-    if backend is Backend.ONNXRUNTIME_CUDA or backend not in machine.versions:
-        return f"Install it with: {_INSTALL[backend]}"
-    compatible = " --version-compatible" if backend is Backend.TENSORRT_LEAN else ""
-    target = _FLAVOUR[backend].value.replace("_", "-")
-    return (
-        f"Rebuild the engine on this machine: hdexport rebuild {bundle.path} --target {target}{compatible}\n"
-        f"or load the bundle with rebuild=True, on the command line --rebuild."
-    )
+    steps = _steps(bundle, backend, machine)
+    if steps is None:
+        return "\n".join([f"{backend.value} supports no GPU of {machine.gpu.architecture}.", *_ways(bundle, machine)])
+    if steps[0].startswith("hdexport"):
+        return (
+            f"Rebuild the engine on this machine: {steps[0]}\n"
+            "or load the bundle with rebuild=True, on the command line --rebuild."
+        )
+    return f"Install it with: {' && '.join(steps)}"
+
+
+def _ways(bundle: Bundle, machine: ThisMachine, *, have_failed: bool = False) -> list[str]:
+    """Lines that say how to use this GPU: by an engine, of the bundle's own flavour if possible, and by ONNX Runtime.
+
+    Args:
+        bundle: an opened bundle.
+        machine: has a GPU.
+        have_failed: the backends that nothing speaks against have failed.
+    """
+    backends = [backend for backend in _gpu_backends(bundle) if backend is not Backend.TENSORRT_LEAN]
+    if all(_steps(bundle, backend, machine) is None for backend in backends[:-1]):
+        backends.insert(0, Backend.TENSORRT)
+    steps = {backend: _steps(bundle, backend, machine) for backend in backends}
+    return ["To use the GPU:"] + [
+        f"  {backend.value}: {' && '.join(commands) or 'runs here'}"
+        for backend, commands in steps.items()
+        if commands or (commands is not None and not have_failed)
+    ]
+
+
+def _steps(bundle: Bundle, backend: Backend, machine: ThisMachine) -> list[str] | None:
+    """Commands after which a backend gets further on this GPU; None where it never runs on such a GPU."""
+    assert machine.gpu is not None
+    install = [] if backend in machine.versions else [_INSTALL[backend]]
+    if backend is Backend.ONNXRUNTIME_CUDA:
+        return install
+    flavour = _FLAVOUR[backend]
+    if not builds_for(flavour, machine.gpu.architecture):
+        return None
+    engine, reasons = _best_engine(bundle, backend, machine)
+    fits = engine is not None and machine.gpu.architecture in engine.architectures
+    if not reasons or (install and fits):
+        return install
+    if backend is Backend.TENSORRT_LEAN:
+        builder = machine.versions.get(flavour)
+        if builder is None:
+            install.append(_INSTALL[flavour])
+        elif not install and version_numbers(machine.versions[backend]) < version_numbers(builder):
+            # What TensorRT builds here, an older lean runtime does not run.
+            return ["pip install -U 'hdexport[lean]'"]
+    return [*install, shlex.join(_rebuild_command(bundle, backend, machine))]
+
+
+def _rebuild_command(bundle: Bundle, backend: Backend, machine: ThisMachine) -> list[str]:
+    flavour = _FLAVOUR[backend]
+    command = ["hdexport", "rebuild", str(bundle.path), "--target", flavour.value.replace("_", "-")]
+    assert machine.gpu is not None
+    if flavour is Backend.TENSORRT_RTX and machine.gpu.architecture in TENSORRT_RTX_ON_REQUEST:
+        command += ["--sm", machine.gpu.architecture.removeprefix("sm")]
+    return [*command, "--version-compatible"] if backend is Backend.TENSORRT_LEAN else command
 
 
 def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: ThisMachine) -> Bundle:
     """The bundle with an engine that runs here, built if needed."""
     if _runs_on_any(bundle, backends, machine):
         return bundle
-    flavours = [backend for backend in backends if backend in (Backend.TENSORRT, Backend.TENSORRT_RTX)]
-    buildable = [flavour for flavour in flavours if flavour in machine.versions]
+    assert machine.gpu is not None
+    possible = [backend for backend in backends if builds_for(_FLAVOUR[backend], machine.gpu.architecture)]
+    buildable = [backend for backend in possible if _FLAVOUR[backend] in machine.versions]
     if not buildable:
-        wanted = " or ".join(_FLAVOUR[backend].value for backend in backends if backend in _FLAVOUR.values())
+        missing = " or ".join(dict.fromkeys(_FLAVOUR[backend].value for backend in possible))
+        unsupported = f"{' or '.join(backends)} supports no GPU of {machine.gpu.architecture}"
+        why = f"{missing} is not installed" if missing else unsupported
         raise BackendUnavailableError(
-            f"An engine cannot be rebuilt here: {wanted or 'what builds it, tensorrt,'} is not installed.\n"
-            f"Install it with: {_INSTALL[(flavours or [Backend.TENSORRT])[0]]}"
+            "\n".join([f"An engine for {machine.gpu.name} cannot be rebuilt here: {why}.", *_ways(bundle, machine)])
         )
     # Only here: a bundle can be run where files have no locks.
     from hdruntime.bundle.staging import locked_directory
@@ -234,7 +310,7 @@ def _rebuilt_where_needed(bundle: Bundle, backends: list[Backend], machine: This
         # Another process may have rebuilt it while this one waited.
         bundle = open_bundle(bundle.path)
         if not _runs_on_any(bundle, backends, machine):
-            _run_rebuild(bundle, buildable[0])
+            _run_rebuild(bundle, buildable[0], machine)
             bundle = open_bundle(bundle.path)
             # Otherwise every start would rebuild the engine again, which takes minutes.
             _, reasons = _best_engine(bundle, buildable[0], machine)
@@ -250,14 +326,13 @@ def _runs_on_any(bundle: Bundle, backends: list[Backend], machine: ThisMachine) 
     return any(not _best_engine(bundle, backend, machine)[1] for backend in backends)
 
 
-def _run_rebuild(bundle: Bundle, flavour: Backend) -> None:
-    target = flavour.value.replace("_", "-")
-    command = [sys.executable, "-c", _REBUILD, "rebuild", str(bundle.path), "--target", target]
-    logger.warning("no engine of %s runs on this GPU: building one for %s", bundle.path, flavour.value)
+def _run_rebuild(bundle: Bundle, backend: Backend, machine: ThisMachine) -> None:
+    command = [sys.executable, "-c", _REBUILD, *_rebuild_command(bundle, backend, machine)[1:]]
+    logger.warning("no engine of %s runs on this GPU: building one for %s", bundle.path, backend.value)
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()[-_ERROR_LINES:]
-        raise BackendError(f"Rebuilding the engine of {bundle.path} for {target} failed:\n" + "\n".join(lines))
+        raise BackendError(f"Rebuilding the engine of {bundle.path} for {backend.value} failed:\n" + "\n".join(lines))
 
 
 def _backend_of_name(name: str) -> Backend:

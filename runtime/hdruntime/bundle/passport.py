@@ -8,10 +8,12 @@ __all__ = [
     "Passport",
     "Provenance",
     "ThisMachine",
+    "builds_for",
     "differences",
     "older_driver",
     "read_passport",
     "this_machine",
+    "version_numbers",
 ]
 
 import re
@@ -22,9 +24,9 @@ from importlib import metadata
 from hdruntime.bundle.checked_json import from_json
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import CUDA_PROVIDER
+from hdruntime.constants import CUDA_PROVIDER, TENSORRT_RTX_ARCHITECTURES
 from hdruntime.errors import BundleCorruptError
-from hdruntime.gpu.driver import Gpu, driver_version, gpus
+from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus, why_no_gpu
 
 PASSPORT_VERSION = 2
 """Version of the JSON's keys."""
@@ -41,6 +43,10 @@ _DISTRIBUTIONS = {
     Backend.TENSORRT_LEAN: ("tensorrt-lean-cu13", "tensorrt-lean-cu12", "tensorrt-lean"),
 }
 """Distributions of a flavour's module, newest CUDA first; each comes with ``..._bindings``, which may be alone."""
+
+
+_OLDEST_OF_TENSORRT = 75
+"""Number of the oldest GPU architecture that TensorRT 10 and 11 support, Turing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +106,18 @@ class ThisMachine:
         driver: version of the NVIDIA driver, None without one.
         versions: backend on a GPU -> version of its package, without those that are not installed; that of ONNX Runtime
             only if it was built with CUDA.
+        listed_gpus: names of the GPUs that the driver lists where CUDA offers none.
     """
 
     gpu: Gpu | None
     driver: str | None
     versions: Mapping[Backend, str]
+    listed_gpus: tuple[str, ...] = ()
+
+    @property
+    def why_no_gpu(self) -> str:
+        """Why there is no `gpu`."""
+        return why_no_gpu(self.listed_gpus)
 
 
 def this_machine(device: int = 0) -> ThisMachine:
@@ -113,7 +126,8 @@ def this_machine(device: int = 0) -> ThisMachine:
     Args:
         device: number of the GPU among those that CUDA offers.
     """
-    found = gpus()[device:]
+    offered = gpus()
+    found = offered[device:]
     versions = {backend: _installed_version(names) for backend, names in _DISTRIBUTIONS.items()}
     if found:
         versions[Backend.ONNXRUNTIME_CUDA] = _version_with_cuda()
@@ -121,7 +135,20 @@ def this_machine(device: int = 0) -> ThisMachine:
         gpu=found[0] if found else None,
         driver=driver_version(),
         versions={backend: version for backend, version in versions.items() if version is not None},
+        listed_gpus=() if offered else listed_gpus(),
     )
+
+
+def builds_for(flavour: Backend, architecture: str) -> bool:
+    """Whether a flavour of TensorRT builds engines for GPUs of an architecture.
+
+    Args:
+        flavour: ``Backend.TENSORRT`` or ``Backend.TENSORRT_RTX``.
+        architecture: e.g. ``sm90``.
+    """
+    if flavour is Backend.TENSORRT_RTX:
+        return architecture in TENSORRT_RTX_ARCHITECTURES
+    return int(architecture.removeprefix("sm")) >= _OLDEST_OF_TENSORRT
 
 
 def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> tuple[str, ...]:
@@ -136,7 +163,7 @@ def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> t
     if machine.driver is None:
         reasons.append("there is no NVIDIA driver here")
     if machine.gpu is None:
-        reasons.append("CUDA sees no GPU here")
+        reasons.append(machine.why_no_gpu)
     elif machine.gpu.architecture not in engine.architectures:
         reasons.append(
             f"it is for GPUs of {', '.join(engine.architectures)}, and this one ({machine.gpu.name}) is "
@@ -149,7 +176,7 @@ def differences(engine: EngineFile, backend: Backend, machine: ThisMachine) -> t
 def older_driver(passport: Provenance, machine: ThisMachine) -> str | None:
     """A remark if the driver is older than the one that the engine was built with, which may or may not matter."""
     built_with = passport.built_on.driver
-    if built_with is None or machine.driver is None or _numbers(machine.driver) >= _numbers(built_with):
+    if built_with is None or machine.driver is None or version_numbers(machine.driver) >= version_numbers(built_with):
         return None
     return f"the driver here ({machine.driver}) is older than the one that it was built with ({built_with})"
 
@@ -167,21 +194,22 @@ def read_passport(bundle: Bundle, engine: EngineFile) -> Provenance:
         raise BundleCorruptError(f"The passport {path} cannot be read: {error}.\nRebuild the bundle.") from None
 
 
+def version_numbers(version: str) -> tuple[int, ...]:
+    """The numbers of a version, which compare as versions do."""
+    return tuple(map(int, re.findall(r"\d+", version)))
+
+
 def _version_difference(engine: EngineFile, backend: Backend, here: str | None) -> list[str]:
     name = _NAMES[backend]
     if here is None:
         return [f"{name} ({backend.value}) is not installed here"]
     if backend is Backend.TENSORRT_LEAN and not engine.version_compatible:
         return [f"{name} runs version-compatible engines only, and it was not built with --version-compatible"]
-    if engine.version_compatible and _numbers(here) < _numbers(engine.version):
+    if engine.version_compatible and version_numbers(here) < version_numbers(engine.version):
         return [f"it was built by {_NAMES[Backend(engine.flavour)]} {engine.version}, and {here} here is older"]
     if not engine.version_compatible and here != engine.version:
         return [f"it was built by {name} {engine.version}, and {here} is installed here"]
     return []
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)))
 
 
 def _version_with_cuda() -> str | None:

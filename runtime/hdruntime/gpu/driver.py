@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["Gpu", "driver_version", "gpus"]
+__all__ = ["Gpu", "driver_version", "gpus", "listed_gpus", "why_no_gpu"]
 
 import ctypes
+import os
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,40 @@ def driver_version(management: Any = None) -> str | None:
     status = management.nvmlSystemGetDriverVersion(text, _NAME_BYTES)
     management.nvmlShutdown()
     return text.value.decode() if status == _SUCCESS else None
+
+
+def listed_gpus(management: Any = None) -> tuple[str, ...]:
+    """Names of the GPUs that the driver's management library lists, whether or not CUDA offers them to this process.
+
+    Args:
+        management: that library, by default the installed one.
+    """
+    management = management or _load(_MANAGEMENT_LIBRARY)
+    if management is None or management.nvmlInit_v2() != _SUCCESS:
+        return ()
+    count = ctypes.c_uint(0)
+    management.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    names = []
+    for index in range(count.value):
+        device, name = ctypes.c_void_p(), ctypes.create_string_buffer(_NAME_BYTES)
+        if management.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) == _SUCCESS:
+            management.nvmlDeviceGetName(device, name, _NAME_BYTES)
+            names.append(name.value.decode())
+    management.nvmlShutdown()
+    return tuple(names)
+
+
+def why_no_gpu(listed: Sequence[str]) -> str:
+    """Why CUDA offers this process no GPU, as far as can be told.
+
+    Args:
+        listed: what `listed_gpus` found.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    hidden = "" if visible is None else f" with CUDA_VISIBLE_DEVICES={visible!r}"
+    if not listed:
+        return f"CUDA sees no GPU here{hidden}"
+    return f"CUDA does not see the GPU that the NVIDIA driver lists ({', '.join(listed)}){hidden}"
 
 
 def _gpu(cuda: Any, index: int) -> Gpu:

@@ -97,6 +97,9 @@ class RayPool:
     window_characters = WINDOW_CHARACTERS
     """About how many characters a window should have; inside the block, as many as suit the workers' backend."""
 
+    loaded: Loaded | None = None
+    """What the latest worker said when it was ready."""
+
     def __init__(
         self,
         bundle: Path,
@@ -205,7 +208,7 @@ class RayPool:
             return
         if isinstance(value, Loaded):
             logger.info("Ray: a worker on %s runs %s", value.node, value.backend.value)
-            self.window_characters = value.window_characters
+            self.window_characters, self.loaded = value.window_characters, value
             place.loading, place.failed_loads = None, 0
         else:
             _, piece = place.pieces.popleft()

@@ -69,11 +69,13 @@ class Loaded:
     Attributes:
         node: address of its node.
         backend: what runs the bundle there.
+        backend_reason: why.
         window_characters: about how many characters a window should have for it.
     """
 
     node: str
     backend: Backend
+    backend_reason: str
     window_characters: int
 
 
@@ -85,6 +87,7 @@ class WindowWorker:
     ) -> Loaded:
         """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
         session = session_in_worker(path, backend=backend, threads=threads, identity=identity)
+        has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
         # Made here: a task's functions cannot be pickled.
         task = results_of_bundle(
             open_bundle(path, check_files=False), tokenized=tokenized, aggregation=options.aggregation
@@ -93,6 +96,7 @@ class WindowWorker:
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),
             backend=session.backend,
+            backend_reason=session.backend_reason if has_gpu or backend != _AUTO else "Ray gave the workers no GPU",
             window_characters=self._pool.window_characters,
         )
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 
 import hdexport.engines.tensorrt_packages
-from hdexport.engines.targets import TARGETS, flavours_of_targets
+from hdexport.engines.targets import flavours_of_targets
 from hdruntime.bundle.manifest import Backend
-from hdruntime.errors import EngineError, InputError
+from hdruntime.errors import EngineError
 
 Machine = Callable[..., None]
 
@@ -62,9 +62,3 @@ def test_auto_takes_what_can_be_built_here_and_logs_why_not_the_rest(
 def test_auto_and_a_name_ask_for_a_flavour_once(machine: Machine) -> None:
     machine(Backend.TENSORRT_RTX)
     assert flavours_of_targets(["auto", "tensorrt-rtx"]) == (Backend.TENSORRT_RTX,)
-
-
-@pytest.mark.parametrize("target", ["", "cuda", "tensorrt_rtx", "ONNX"])
-def test_a_target_that_is_none_is_refused_with_those_there_are(target: str) -> None:
-    with pytest.raises(InputError, match=rf"no target '{target}'.\nChoose from: {', '.join(TARGETS)}"):
-        flavours_of_targets(["auto", target])

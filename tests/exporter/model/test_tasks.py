@@ -11,8 +11,7 @@ from transformers.models.auto.modeling_auto import (
 
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.graph_module import OUTPUTS_OF_TASK
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, infer_task, task_from_name
-from hdruntime.errors import InputError
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, infer_task
 
 
 def test_the_names_are_optimums() -> None:
@@ -30,17 +29,6 @@ def test_the_names_are_optimums() -> None:
 def test_every_task_has_a_class_of_transformers_and_outputs(task: Task) -> None:
     assert hasattr(transformers, AUTO_CLASS_OF_TASK[task])
     assert all(axes[0] == "batch" for axes in OUTPUTS_OF_TASK[task].values())
-    assert task_from_name(task.value) is task
-
-
-def test_auto_leaves_the_choice_to_the_checkpoint() -> None:
-    assert task_from_name("auto") is None
-
-
-@pytest.mark.parametrize("name", ["", "AUTO", "fill_mask", "text-generation"])
-def test_an_unknown_task_is_refused_with_the_known_ones(name: str) -> None:
-    with pytest.raises(InputError, match=rf"no task '{name}'.\nChoose one of: auto, feature-extraction, .*answering"):
-        task_from_name(name)
 
 
 @pytest.mark.parametrize(

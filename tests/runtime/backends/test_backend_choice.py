@@ -23,23 +23,25 @@ from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BackendError, BackendUnavailableError, InputError
-from hdruntime.gpu.driver import Gpu
+from hdruntime.gpu.driver import Gpu, why_no_gpu
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 NOWHERE = ThisMachine(gpu=None, driver=None, versions={Backend.TENSORRT_RTX: "1.7.1.116"})
-HOPPER = ThisMachine(
-    gpu=Gpu(name="NVIDIA H100", architecture="sm90", memory_bytes=80 * 2**30),
+ADA = ThisMachine(
+    gpu=Gpu(name="NVIDIA L4", architecture="sm89", memory_bytes=24 * 2**30),
     driver="580.65.06",
     versions={Backend.TENSORRT_RTX: "1.7.1.116"},
 )
-BARE = dataclasses.replace(HOPPER, versions={})
-WITH_CUDA = dataclasses.replace(HOPPER, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1", **HOPPER.versions})
-INSTALL_CUDA = r"Install it with: pip install 'hdexport\[gpu\]' && pip uninstall -y onnxruntime && pip install --force"
+HOPPER = dataclasses.replace(ADA, gpu=Gpu(name="NVIDIA H200", architecture="sm90", memory_bytes=141 * 2**30))
+BARE = dataclasses.replace(ADA, versions={})
+WITH_CUDA = dataclasses.replace(ADA, versions={Backend.ONNXRUNTIME_CUDA: "1.31.1", **ADA.versions})
+INSTALL_CUDA = f"Install it with: {re.escape(INSTALL_ONNXRUNTIME_CUDA)}"
 PROFILES = (ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),)
 
 
 def add_engine(path: Path, *, architectures: tuple[str, ...]) -> Bundle:
     """Add an engine that no TensorRT would load."""
-    version = HOPPER.versions[Backend.TENSORRT_RTX]
+    version = ADA.versions[Backend.TENSORRT_RTX]
     return simulated_tensorrt.add_engine(
         path, PROFILES, flavour="tensorrt_rtx", version=version, architectures=architectures
     )
@@ -73,8 +75,8 @@ def cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(onnxruntime_cuda, "OnnxRuntimeCudaRunner", _OnGpu)
 
 
-def opened(bundle: Bundle, backend: str = "auto", *, machine: ThisMachine = HOPPER, **options: Any) -> Any:
-    """The runner for the bundle on a machine, an H100 by default."""
+def opened(bundle: Bundle, backend: str = "auto", *, machine: ThisMachine = ADA, **options: Any) -> Any:
+    """The runner for the bundle on a machine, an L4 by default."""
     return open_runner(bundle, backend, **{"threads": None, "machine": machine, **options})[1]
 
 
@@ -95,21 +97,21 @@ def warnings(log: pytest.LogCaptureFixture) -> list[str]:
         ("tensorrt_rtx", NOWHERE, r".*CUDA sees no GPU here(.|\n)*Use the backend onnxruntime"),
         (
             "tensorrt_rtx",
-            HOPPER,
-            r".*it is for GPUs of sm89, and this one \(NVIDIA H100\) is sm90\.\n"
+            ADA,
+            r".*it is for GPUs of sm86, and this one \(NVIDIA L4\) is sm89\.\n"
             "Rebuild .*: hdexport rebuild .* --target tensorrt-rtx",
         ),
         ("tensorrt_rtx", BARE, r".*is not installed here(.|\n)*Install it with: .*hdexport\[rtx\]"),
-        ("tensorrt", HOPPER, "the bundle has no tensorrt engine"),
-        ("tensorrt_lean", HOPPER, "the bundle has no tensorrt engine"),
+        ("tensorrt", ADA, "the bundle has no tensorrt engine"),
+        ("tensorrt_lean", ADA, "the bundle has no tensorrt engine"),
         ("onnxruntime_cuda", NOWHERE, "CUDA sees no GPU here.\nUse the backend onnxruntime"),
-        ("onnxruntime_cuda", HOPPER, f"no ONNX Runtime that was built with CUDA is installed here.\n{INSTALL_CUDA}"),
+        ("onnxruntime_cuda", ADA, f"no ONNX Runtime that was built with CUDA is installed here.\n{INSTALL_CUDA}"),
     ],
 )
 def test_a_backend_that_cannot_run_is_refused_with_reason_and_remedy(
     bundle_path: Path, log: pytest.LogCaptureFixture, backend: str, machine: ThisMachine, message: str
 ) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89",))
+    bundle = add_engine(bundle_path, architectures=("sm86",))
     with pytest.raises(BackendUnavailableError, match=f"cannot run here: {message}") as raised:
         opened(bundle, backend, machine=machine)
     assert str(raised.value) == choice.why_unavailable(bundle, Backend(backend), machine=machine)
@@ -121,14 +123,14 @@ def test_a_backend_that_cannot_run_is_refused_with_reason_and_remedy(
 @pytest.mark.usefixtures("loads")
 @pytest.mark.parametrize("backend", ["auto", "tensorrt_rtx"])
 def test_an_engine_that_fits_is_taken(bundle_path: Path, backend: str, log: pytest.LogCaptureFixture) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89", "sm90"))
+    bundle = add_engine(bundle_path, architectures=("sm86", "sm89"))
     assert opened(bundle, backend).backend is Backend.TENSORRT_RTX
     assert ("chose tensorrt_rtx" in log.text) is (backend == "auto")
 
 
 @pytest.mark.usefixtures("loads")
 def test_options_reach_the_engine(bundle_path: Path) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
+    bundle = add_engine(bundle_path, architectures=("sm89",))
     gpu = hdruntime.GpuOptions(device=1, graphs="off", kernel_specialization="eager")
     given = dataclasses.asdict(gpu)
     assert given.pop("memory_limit_bytes") is None
@@ -142,7 +144,7 @@ def test_an_engine_that_should_load_and_does_not_causes_a_warning(
         raise BackendError("the plan is damaged")
 
     monkeypatch.setattr(tensorrt, "TensorRtRunner", fail)
-    bundle = add_engine(bundle_path, architectures=("sm90",))
+    bundle = add_engine(bundle_path, architectures=("sm89",))
     assert opened(bundle).backend is Backend.ONNXRUNTIME
     assert "tensorrt_rtx should run here and does not: the plan is damaged" in log.text
     with pytest.raises(BackendError, match="the plan is damaged"):
@@ -154,7 +156,7 @@ def test_an_engine_that_should_load_and_does_not_causes_a_warning(
 
 @pytest.mark.usefixtures("cuda_starts")
 @pytest.mark.parametrize("backend", ["auto", "onnxruntime_cuda"])
-@pytest.mark.parametrize("architectures", [None, ("sm89",)], ids=["no engine", "an engine for another GPU"])
+@pytest.mark.parametrize("architectures", [None, ("sm86",)], ids=["no engine", "an engine for another GPU"])
 def test_onnx_runtime_takes_the_gpu_if_no_engine_fits(
     bundle_path: Path, backend: str, architectures: tuple[str, ...] | None, log: pytest.LogCaptureFixture
 ) -> None:
@@ -171,7 +173,7 @@ def test_onnx_runtime_takes_the_gpu_if_no_engine_fits(
 def test_an_engine_that_fits_comes_before_onnx_runtime_but_has_no_memory_limit(
     bundle_path: Path, log: pytest.LogCaptureFixture
 ) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm90",))
+    bundle = add_engine(bundle_path, architectures=("sm89",))
     assert opened(bundle, machine=WITH_CUDA).backend is Backend.TENSORRT_RTX
     limit = hdruntime.GpuOptions(memory_limit_bytes=2**30)
     with pytest.raises(BackendUnavailableError, match=r"holds no memory_limit_bytes(.|\n)*backend onnxruntime_cuda"):
@@ -184,17 +186,19 @@ def test_an_engine_that_fits_comes_before_onnx_runtime_but_has_no_memory_limit(
 def test_an_unused_gpu_causes_a_warning_with_the_command(
     bundle_path: Path, log: pytest.LogCaptureFixture, has_engine: bool
 ) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89",)) if has_engine else open_bundle(bundle_path)
+    bundle = add_engine(bundle_path, architectures=("sm86",)) if has_engine else open_bundle(bundle_path)
     assert opened(bundle).backend is Backend.ONNXRUNTIME
     (message,) = warnings(log)
-    assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA H100)" in message
-    assert re.search(INSTALL_CUDA, message)
-    assert ("hdexport rebuild" in message) is has_engine
+    assert "chose onnxruntime, on the CPU, although there is a GPU (NVIDIA L4)" in message
+    assert f"  onnxruntime_cuda: {INSTALL_ONNXRUNTIME_CUDA}" in message
+    assert (f"  tensorrt_rtx: hdexport rebuild {bundle_path} --target tensorrt-rtx" in message) is has_engine
+    assert ("tensorrt_rtx cannot run here: it is for GPUs of sm86, and this one" in message) is has_engine
 
 
 def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, log: pytest.LogCaptureFixture) -> None:
-    for bundle in (open_bundle(bundle_path), add_engine(bundle_path, architectures=("sm90",))):
-        assert opened(bundle, machine=NOWHERE).backend is Backend.ONNXRUNTIME
+    for bundle in (open_bundle(bundle_path), add_engine(bundle_path, architectures=("sm89",))):
+        _, runner, reason = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
+        assert (runner.backend, reason) == (Backend.ONNXRUNTIME, why_no_gpu(()))
     assert not warnings(log)
 
 
@@ -221,12 +225,12 @@ def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
 
 @pytest.fixture
 def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that were run; each makes the bundle's engine fit an H100."""
+    """The commands that were run; each makes the bundle's engine fit an L4."""
     commands: list[list[str]] = []
 
     def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
         commands.append(command)
-        add_engine(Path(command[4]), architectures=("sm90",))
+        add_engine(Path(command[4]), architectures=("sm89",))
         return subprocess.CompletedProcess(command, 0, "", "")
 
     monkeypatch.setattr(choice.subprocess, "run", run)
@@ -239,10 +243,10 @@ def rebuilds(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
 def test_an_engine_is_rebuilt_on_request(
     bundle_path: Path, rebuilds: list[list[str]], backend: str, had_engine: bool
 ) -> None:
-    bundle = add_engine(bundle_path, architectures=("sm89",)) if had_engine else open_bundle(bundle_path)
-    rebuilt, runner = open_runner(bundle, backend, threads=None, rebuild=True, machine=HOPPER)
+    bundle = add_engine(bundle_path, architectures=("sm86",)) if had_engine else open_bundle(bundle_path)
+    rebuilt, runner, _ = open_runner(bundle, backend, threads=None, rebuild=True, machine=ADA)
     assert runner.backend is Backend.TENSORRT_RTX
-    assert rebuilt.manifest.engines[0].architectures == ("sm90",)
+    assert rebuilt.manifest.engines[0].architectures == ("sm89",)
     assert rebuilds == [
         [sys.executable, "-c", choice._REBUILD, "rebuild", str(bundle_path), "--target", "tensorrt-rtx"]
     ]
@@ -263,24 +267,34 @@ def test_without_a_gpu_nothing_is_rebuilt(bundle_path: Path, rebuilds: list[list
     assert rebuilds == []
 
 
-@pytest.mark.parametrize("backend", ["tensorrt", "tensorrt_lean"])
-def test_a_rebuild_without_its_package_names_the_command(bundle_path: Path, backend: str) -> None:
-    with pytest.raises(BackendUnavailableError, match=r"cannot be rebuilt here: .*tensorrt.*\n.*hdexport\[tensorrt\]"):
-        opened(open_bundle(bundle_path), backend, rebuild=True)
+@pytest.mark.parametrize(
+    ("machine", "backend", "why"),
+    [
+        (ADA, "tensorrt", "tensorrt is not installed"),
+        (ADA, "tensorrt_lean", "tensorrt is not installed"),
+        (HOPPER, "auto", "tensorrt is not installed"),
+        (HOPPER, "tensorrt_rtx", "tensorrt_rtx supports no GPU of sm90"),
+    ],
+)
+def test_a_rebuild_that_is_not_possible_here_names_the_commands(
+    bundle_path: Path, machine: ThisMachine, backend: str, why: str
+) -> None:
+    message = rf"cannot be rebuilt here: {why}.\nTo use the GPU:\n  tensorrt: pip install 'hdexport.tensorrt.'"
+    with pytest.raises(BackendUnavailableError, match=message):
+        opened(open_bundle(bundle_path), backend, machine=machine, rebuild=True)
 
 
 def test_a_rebuild_that_does_not_help_is_an_error(bundle_path: Path, rebuilds: list[list[str]]) -> None:
-    blackwell = dataclasses.replace(HOPPER, gpu=dataclasses.replace(HOPPER.gpu, architecture="sm100"))
-    with pytest.raises(BackendUnavailableError, match=r"was rebuilt .*: it is for GPUs of sm90, and this one .* sm100"):
+    blackwell = dataclasses.replace(ADA, gpu=dataclasses.replace(ADA.gpu, architecture="sm120"))
+    with pytest.raises(BackendUnavailableError, match=r"was rebuilt .*: it is for GPUs of sm89, and this one .* sm120"):
         opened(open_bundle(bundle_path), rebuild=True, machine=blackwell)
 
 
 @pytest.mark.usefixtures("loads")
 def test_the_real_command_rebuilds(bundle_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX is not installed: pip install 'hdexport[rtx]'")
-    ada = dataclasses.replace(HOPPER, gpu=dataclasses.replace(HOPPER.gpu, name="NVIDIA L4", architecture="sm89"))
-    machine = dataclasses.replace(ada, versions=this_machine().versions)
-    bundle, runner = open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=machine)
+    machine = dataclasses.replace(ADA, versions=this_machine().versions)
+    bundle, runner, _ = open_runner(open_bundle(bundle_path), "auto", threads=None, rebuild=True, machine=machine)
     assert runner.backend is Backend.TENSORRT_RTX
     assert "sm89" in bundle.manifest.engines[0].architectures
 
@@ -289,5 +303,5 @@ def test_a_failed_rebuild_shows_the_reason(bundle_path: Path) -> None:
     """The real command, on a bundle with an invalid graph."""
     (bundle_path / "model.onnx").write_bytes(b"no graph")
     seal(bundle_path, manifest_from_json((bundle_path / "manifest.json").read_bytes()))
-    with pytest.raises(BackendError, match=r"(?s)Rebuilding the engine of .* for tensorrt-rtx failed:\n.*model\.onnx"):
+    with pytest.raises(BackendError, match=r"(?s)Rebuilding the engine of .* for tensorrt_rtx failed:\n.*model\.onnx"):
         opened(open_bundle(bundle_path), rebuild=True)

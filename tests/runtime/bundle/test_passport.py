@@ -15,7 +15,7 @@ from hdruntime.bundle.passport import ThisMachine, differences, older_driver, re
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError
-from hdruntime.gpu.driver import Gpu
+from hdruntime.gpu.driver import Gpu, why_no_gpu
 
 ENGINE = EngineFile(
     file="engines/tensorrt_rtx.engine",
@@ -45,7 +45,7 @@ def test_nothing_speaks_against_an_engine_on_the_machine_it_was_made_for() -> No
     ("change", "reason"),
     [
         ({"driver": None}, "there is no NVIDIA driver here"),
-        ({"gpu": None}, "CUDA sees no GPU here"),
+        ({"gpu": None}, why_no_gpu(())),
         (
             {"gpu": dataclasses.replace(ADA, name="NVIDIA H100", architecture="sm90")},
             "it is for GPUs of sm86, sm89, and this one (NVIDIA H100) is sm90",

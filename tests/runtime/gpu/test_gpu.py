@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hdruntime.gpu import driver as gpu
-from hdruntime.gpu.driver import Gpu, driver_version, gpus
+from hdruntime.gpu.driver import Gpu, driver_version, gpus, listed_gpus
 
 
 class _Cuda:
@@ -52,6 +52,18 @@ class _Management:
         text.value = b"580.65.06"
         return 0
 
+    def nvmlDeviceGetCount_v2(self, count: ctypes._Pointer) -> int:  # noqa: N802
+        count._obj.value = len(_Cuda.names)
+        return 0
+
+    def nvmlDeviceGetHandleByIndex_v2(self, index: int, device: ctypes._Pointer) -> int:  # noqa: N802
+        device._obj.value = index + 1
+        return 0
+
+    def nvmlDeviceGetName(self, device: ctypes.c_void_p, name: ctypes.Array, size: int) -> int:  # noqa: N802
+        name.value = _Cuda.names[(device.value or 0) - 1]
+        return 0
+
     def nvmlShutdown(self) -> int:  # noqa: N802
         return 0
 
@@ -74,6 +86,12 @@ def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_version_comes_from_the_driver() -> None:
     assert driver_version(_Management()) == "580.65.06"
+
+
+def test_the_driver_lists_gpus_that_cuda_does_not_offer(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert listed_gpus(_Management()) == ("NVIDIA H100 80GB HBM3", "NVIDIA GeForce RTX 5090")
+    monkeypatch.setattr(gpu, "_MANAGEMENT_LIBRARY", "libhdexport-no-such-library.so")
+    assert listed_gpus() == ()
 
 
 def test_without_the_management_library_the_version_comes_from_the_kernel_module(

@@ -23,7 +23,7 @@ nothing else.
 
 from __future__ import annotations
 
-__all__ = ["FUSED_DTYPES", "AttentionImpl", "attention_impl_from_name", "tensorrt_graph"]
+__all__ = ["FUSED_DTYPES", "AttentionImpl", "tensorrt_graph"]
 
 import logging
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ from hdexport.graph.passes.graph_nodes import operator_nodes
 from hdplugins import ONNX_DOMAIN
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators
-from hdruntime.errors import ExportError, InputError
+from hdruntime.errors import ExportError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
@@ -81,18 +81,6 @@ class AttentionImpl(str, Enum):
 
     PLUGIN = "plugin"
     NATIVE = "native"
-
-
-def attention_impl_from_name(name: str) -> AttentionImpl:
-    """The implementation of that name.
-
-    Raises:
-        InputError: it is unknown.
-    """
-    try:
-        return AttentionImpl(name)
-    except ValueError:
-        raise InputError(f"--attention-impl {name} is not known. Use plugin or native.") from None
 
 
 def tensorrt_graph(

@@ -1,0 +1,140 @@
+"""The command line as users type it: misspelt, in any order, begun, and completed by the shell."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import hdexport as hdexport_package
+import hdruntime
+from hdexport.cli import COMMANDS, parser
+from support.tiny_bundle import make_bundle
+
+Command = Callable[..., subprocess.CompletedProcess[str]]
+
+BIN = Path(sys.executable).parent
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("build m --max-length 99", "unrecognized arguments: --max-length\nDid you mean --max-len?\nSee: {build}"),
+        ("build m --max_len=99", "unrecognized arguments: --max_len\nDid you mean --max-len?\nSee: {build}"),
+        ("build -fp16 m", "unrecognized arguments: -fp16\nDid you mean --fp16?\nSee: {build}"),
+        ("extend m --maxlen 99 -o x", "unrecognized arguments: --maxlen\nDid you mean --max-len?\nSee: {extend}"),
+        ("verify b --zzz", "unrecognized arguments: --zzz\nSee: {verify}"),
+        ("inspect a b", "unrecognized arguments: b\nSee: {inspect}"),
+        (
+            "biuld m",
+            "argument COMMAND: invalid choice: biuld (choose from {commands})\nDid you mean build?\nSee: {top}",
+        ),
+        ("--verion", "unrecognized arguments: --verion\nDid you mean --version?\nSee: {top}"),
+        ("", "the following arguments are required: COMMAND\nSee: {top}"),
+        ("bench --json", "--json prints a comparison.\nAdd --compare A.json B.json, or read DIR/bench.json."),
+        ("run --ray=here b in.txt -o out.jsonl", "argument --ray: here is not auto or host:port\nSee: {run}"),
+    ],
+)
+def test_what_is_misspelt_is_answered_with_what_was_meant_and_the_commands_own_help(
+    hdexport: Command, line: str, message: str
+) -> None:
+    done = hdexport(*line.split())
+    helps = {name: f"hdexport {name} --help" for name in COMMANDS}
+    expected = message.format(commands=", ".join(COMMANDS), top="hdexport --help", **helps)
+    # Python's releases quote the choices or not.
+    assert (done.returncode, done.stdout, done.stderr.replace("'", "")) == (1, "", f"error: {expected}\n")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "run b 1.txt 2.txt -o out.jsonl --ray",
+        "run --ray b 1.txt 2.txt -o out.jsonl",
+        "run b --ray 1.txt -o out.jsonl 2.txt",
+        "run -o out.jsonl b 1.txt --ray= 2.txt",
+        "run --ray -o out.jsonl b 1.txt 2.txt",
+        "run -o out.jsonl --ray -- b 1.txt 2.txt",
+    ],
+)
+def test_options_may_stand_before_and_between_what_they_belong_to(line: str) -> None:
+    words = line.split()
+    options = parser(words).parse_args(words)
+    assert (options.bundle, options.inputs, options.output) == (
+        Path("b"),
+        [Path("1.txt"), Path("2.txt")],
+        Path("out.jsonl"),
+    )
+    assert options.ray == ""
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:6379"])
+@pytest.mark.parametrize("form", ["--ray {}", "--ray={}"])
+def test_the_address_of_a_cluster_is_told_from_a_bundle(form: str, address: str) -> None:
+    words = f"run {form.format(address)} b 1.txt -o out.jsonl".split()
+    options = parser(words).parse_args(words)
+    assert (options.ray, options.bundle) == (address, Path("b"))
+
+
+@pytest.mark.parametrize("line", ["-v inspect {}", "inspect -v {}", "inspect {} --verbose", "--debug inspect {}"])
+def test_logging_is_asked_for_before_or_after_the_command(hdexport: Command, tmp_path: Path, line: str) -> None:
+    words = line.format(make_bundle(tmp_path / "bundle")).split()
+    assert parser(words).parse_args(words).__dict__.keys() & {"verbose", "debug"}
+    assert hdexport(*words).returncode == 0
+
+
+def test_the_module_is_the_command_and_all_tell_one_version(installed: Command) -> None:
+    module = [sys.executable, "-m", "hdexport", "--version"]
+    shown = [installed("--version").stdout, subprocess.run(module, capture_output=True, text=True, check=True).stdout]
+    assert shown == [f"hdexport {hdruntime.__version__}\n"] * 2
+    assert hdexport_package.__version__ == hdruntime.__version__
+
+
+# Completion
+
+COMPLETE = """
+eval "$(register-python-argcomplete hdexport)"
+COMP_LINE=$1 COMP_POINT=${#1} COMP_TYPE=9
+_python_argcomplete hdexport
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+"""The line that docs/cli.md gives, and what bash does when somebody presses the tab key at the end of ``$1``."""
+
+
+def completions(line: str, folder: Path) -> set[str]:
+    environment = os.environ | {"PATH": f"{BIN}:{os.environ['PATH']}"}
+    done = subprocess.run(
+        ["bash", "-c", COMPLETE, "bash", line], capture_output=True, text=True, check=True, env=environment, cwd=folder
+    )
+    assert done.stderr == ""
+    return {word.strip() for word in done.stdout.splitlines()} - {""}
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("hdexport ", {*COMMANDS}),
+        ("hdexport re", {"rebuild"}),
+        ("hdexport build --max", {"--max-len", "--max-global", "--maxShapes"}),
+        ("hdexport build model --target ", {"auto", "onnx", "tensorrt", "tensorrt-rtx"}),
+        ("hdexport extend model --positions t", {"tile"}),
+        ("hdexport run bundle in.txt --backend onnx", {"onnxruntime", "onnxruntime_cuda"}),
+        ("hdexport verify bundle --grid ", {"full", "quick"}),
+        ("hdexport inspect my", {"my-bundle/"}),
+    ],
+)
+def test_the_shell_completes_commands_options_values_and_paths(tmp_path: Path, line: str, words: set[str]) -> None:
+    (tmp_path / "my-bundle").mkdir()
+    found = completions(line, tmp_path)
+    assert found >= words
+    assert all(word.startswith(line.rpartition(" ")[2]) for word in found)
+
+
+def test_every_option_of_a_command_is_completed(tmp_path: Path) -> None:
+    for command in COMMANDS:
+        words = [command]
+        declared = parser(words)._subparsers._group_actions[0].choices[command]._option_string_actions  # type: ignore
+        assert completions(f"hdexport {command} --", tmp_path) == {name for name in declared if name.startswith("--")}
