@@ -40,7 +40,7 @@ def run(bundle: Path, texts: Path, vectors: Path, *, stop_after: int | None = No
             raise KeyboardInterrupt
 
     # Small batches, so that this small job has something left to do when it is stopped.
-    job = plan_job(hdruntime.open_bundle(bundle), [texts], vectors, options=JobOptions(max_batch_tokens=256))
+    job = plan_job(hdruntime.open_bundle(bundle), [texts], vectors, options=JobOptions(batch_tokens=256))
     with hdruntime.load(bundle) as session:
         return run_job(job, LocalPool(session, job.task, options=job.options), on_progress=report)
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hdruntime
-from hdruntime.jobs import Columns, JobOptions, JobProgress, LocalPool, plan_job, run_job
+from hdruntime.jobs import JobOptions, JobProgress, LocalPool, plan_job, run_job
 from hdruntime.text.tokenization import Overflow
 
 
@@ -29,9 +29,9 @@ def embed(bundle: Path, texts: Path, vectors: Path) -> None:
     Args:
         bundle: a bundle that gives embeddings.
         texts: Parquet with the columns `id` and `text`.
-        vectors: Parquet to write, with the columns `id`, `embedding`, `tokens` and `error`.
+        vectors: Parquet to write, with the columns `id`, `embedding`, `tokens` and `error`, without texts that fail.
     """
-    options = JobOptions(columns=Columns(id="id"), overflow=Overflow.TRUNCATE)
+    options = JobOptions(overflow=Overflow.TRUNCATE, skip_failed=True)
     job = plan_job(hdruntime.open_bundle(bundle), [texts], vectors, options=options)
     with hdruntime.load(bundle) as session:
         done = run_job(job, LocalPool(session, job.task, options=job.options), on_progress=show)
@@ -46,7 +46,6 @@ def show(progress: JobProgress) -> None:
 def search(bundle: Path, vectors: Path, question: str, *, nearest: int = 5) -> list[tuple[str, float]]:
     """The ids whose texts are nearest to a question, and their cosines, best first."""
     table = pq.read_table(vectors)
-    table = table.filter(table["error"].is_null())
     matrix = np.stack(table["embedding"].to_numpy())  # [texts, dimensions]
     with hdruntime.load(bundle) as session:
         (query,) = session.embed([question])

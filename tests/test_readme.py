@@ -79,10 +79,10 @@ def test_the_commands_run(workplace: Path) -> None:
 
 def test_the_example_runs(workplace: Path) -> None:
     (example,) = blocks("python")
-    assert len(example.splitlines()) <= 8
+    assert len([line for line in example.splitlines() if line]) <= 8
     done = subprocess.run([sys.executable, "-c", example], cwd=workplace, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert sorted(map(int, done.stdout.strip(" []\n").split())) == [0, 1]
+    assert sorted(re.findall(r"\d", done.stdout)) == ["0", "1"]
 
 
 def test_pandas_and_duckdb_read_the_embeddings(workplace: Path) -> None:
