@@ -23,4 +23,6 @@ class DocstringRoles(griffe.Extension):
         """Rewrite the docstring of a module, class, function or attribute."""
         if obj.docstring is not None:
             value = _ROLE.sub(r"`\1`", obj.docstring.value)
-            obj.docstring.value = _LITERAL_BLOCK.sub(lambda m: f"{m[1]}{m[2]}:" if m[2] else "", value)
+            value = _LITERAL_BLOCK.sub(lambda m: f"{m[1]}{m[2]}:" if m[2] else "", value)
+            # Two shapes in a row, [texts][dimensions], are no link.
+            obj.docstring.value = value.replace("][", "]\\[")
