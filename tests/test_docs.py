@@ -13,8 +13,9 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from hdexport.cli import parser
-from hdexport.engines.tensorrt_packages import default_architectures, supported_architectures
+from hdexport.engines.targets import EngineTarget
 from hdplugins.kernels.attention_tiles import tiles_for
+from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError
 from support.pages import ROOT, code_blocks, page
 
@@ -23,10 +24,10 @@ PROJECT = pytest.importorskip("tomllib", reason="Python 3.11 reads TOML").loads(
 
 
 def commands(text: str) -> Iterator[str]:
-    """What is to be typed of `hdexport`: in blocks, and in prose where nothing is left out."""
+    """What is to be typed of `hdexport`, up to a pipe: in blocks, and in prose where nothing is left out."""
     for block in code_blocks(text, "sh"):
-        yield from re.findall(r"^hdexport .*", block.code.replace("\\\n", ""), re.MULTILINE)
-    for command in re.findall(r"`(hdexport [a-z]+ [^`]+)`", text):
+        yield from re.findall(r"^hdexport [^|\n]*", block.code.replace("\\\n", ""), re.MULTILINE)
+    for command in re.findall(r"`(hdexport [a-z]+ [^`|\\]+)", text):
         if "..." not in command and "[" not in command:
             yield command
 
@@ -74,15 +75,24 @@ def test_every_public_name_is_in_the_reference() -> None:
 
 
 def test_the_table_of_gpus_is_that_of_the_packages() -> None:
-    trt = pytest.importorskip("tensorrt_rtx")
+    pytest.importorskip("tensorrt_rtx")
+    default = EngineTarget(Backend.TENSORRT_RTX).architectures
     rows = re.findall(r"^\| [^|]+ \| (\d+)\.(\d) \| yes \| (.*?) \| (.*?) \|$", page("docs/install.md"), re.MULTILINE)
     found = {f"sm{major}{minor}": (rtx, ours) for major, minor, rtx, ours in rows}
-    supported, default = supported_architectures(trt), default_architectures(trt)
-    assert set(supported) <= set(found)
+    assert set(default) <= set(found)
     for name, (rtx, ours) in found.items():
-        expected = "yes" if name in default else f"with `--sm {name[2:]}`" if name in supported else "**no**"
-        assert rtx == expected, name
-        assert ours.startswith("yes" if has_kernels(int(name[2:])) else "no"), name
+        number = int(name.removeprefix("sm"))
+        on_request = f"with `--sm {number}`" if builds_for(name) else "**no**"
+        assert rtx == ("yes" if name in default else on_request), name
+        assert ours.startswith("yes" if has_kernels(number) else "no"), name
+
+
+def builds_for(architecture: str) -> bool:
+    try:
+        EngineTarget(Backend.TENSORRT_RTX, (architecture,))
+    except InputError:
+        return False
+    return True
 
 
 def has_kernels(architecture: int) -> bool:
