@@ -125,8 +125,7 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
     """Run a job, or go on with it: a row in, a row out, in order.
 
     The columns are ``id``, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or run
-    has the reason in ``error`` and no values, and the job goes on. Where an error is raised, the output is absent, or as
-    it was before; the rows that are done are kept, and the same job goes on after them.
+    has the reason in ``error`` and no values, and the job goes on.
 
     Args:
         job: what `plan_job` made.
@@ -143,6 +142,8 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         OutputExistsError: the output appeared meanwhile, or another process is writing it.
         BackendError: the backend fails on rows that it had run before, so it is not the rows' fault.
         HdexportError: the output cannot be written, or somebody has removed what is kept of it.
+        Whatever is raised, there is no output then, or the one that was there before; the rows that are done are kept,
+        and the same job goes on after them.
     """
     done = job.done_already()
     if done is not None:
