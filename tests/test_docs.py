@@ -65,6 +65,14 @@ def test_all_python_compiles(name: str) -> None:
             compile(block.code, name, "exec")
 
 
+@pytest.mark.parametrize("name", ["CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md"])
+def test_links_beside_the_site_lead_somewhere(name: str) -> None:
+    links = [link for link in re.findall(r"\]\((.*?)\)", page(name)) if "://" not in link]
+    assert links
+    for link in links:
+        assert ((ROOT / name).parent / link.partition("#")[0]).exists(), link
+
+
 def test_every_public_name_is_in_the_reference() -> None:
     text = "".join(page(name) for name in PAGES if name.startswith("docs/api/"))
     shown = set(re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE))
