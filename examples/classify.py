@@ -52,7 +52,7 @@ def classify(bundle: Path, texts: Path, labels: Path) -> list[str]:
 
     Args:
         bundle: a bundle of the task text-classification.
-        texts: a text a line.
+        texts: one text per line.
         labels: JSON Lines to write, with the columns `id`, `label`, `score`, `scores`, `tokens` and `error`.
     """
     job = plan_job(hdruntime.open_bundle(bundle), [texts], labels)

@@ -20,7 +20,7 @@ def sample_bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (command,) = re.findall(r"^hdexport build .* -o minilm$", page("docs/tutorial.md"), re.MULTILINE)
 
     def build(directory: Path) -> None:
-        # Whoever follows the tutorial has no package that builds an engine, which would take as long again.
+        # An engine would double the time, and the tutorial installs no package that builds one.
         words = [*shlex.split(command), "--target", "onnx"]
         done = subprocess.run(words, cwd=directory, env=environment(), capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
