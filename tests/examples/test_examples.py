@@ -1,0 +1,86 @@
+"""The examples run, and do what their pages say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import load_file
+
+import hdruntime
+from hdexport.checkpoint import default_model
+from hdexport.extend import ExtendOptions, extend
+from support.pages import ROOT, page
+from support.sample_model import save_sample_model
+
+EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
+
+
+def example(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"example_{name}", ROOT / "examples" / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_example_has_a_test_and_is_on_the_page() -> None:
+    assert EXAMPLES == ["batch_job", "classify", "fine_tune", "search"]
+    for name in EXAMPLES:
+        assert f'--8<-- "examples/{name}.py"' in page("docs/examples.md")
+
+
+def test_search(sample_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    texts, vectors = tmp_path / "texts.parquet", tmp_path / "vectors.parquet"
+    rows = {"cat": "Cats sleep most of the day. " * 100, "file": "A context manager closes the file.", "none": None}
+    pq.write_table(pa.table({"id": list(rows), "text": list(rows.values())}), texts)
+    search = example("search")
+    search.embed(sample_bundle, texts, vectors)
+    assert "3 texts" in capsys.readouterr().out
+    found = search.search(sample_bundle, vectors, "Which animal is asleep?")
+    assert [name for name, _ in found] == ["cat", "file"]
+    assert 1 > found[0][1] > found[1][1] > -1
+
+
+def test_batch_job(sample_bundle: Path, tmp_path: Path) -> None:
+    batch_job = example("batch_job")
+    texts, vectors = tmp_path / "texts.jsonl", tmp_path / "vectors.jsonl"
+    batch_job.write_rows(texts)
+    with pytest.raises(KeyboardInterrupt):
+        batch_job.run(sample_bundle, texts, vectors, stop_after=100)
+    assert not vectors.exists()
+    done = batch_job.run(sample_bundle, texts, vectors)
+    assert (done.rows, done.errors) == (batch_job.ROWS, {"column": 1, "input": 1})
+    assert 100 <= done.resumed_rows < batch_job.ROWS
+    rows = [json.loads(line) for line in vectors.read_text(encoding="utf-8").splitlines()]
+    assert [row["id"] for row in rows if row["error"]] == [3, 5]
+
+
+def test_classify(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.argv", ["classify.py", str(default_model()[0]), str(tmp_path / "output")])
+    example("classify").main()
+    labels = [line.split()[0] for line in capsys.readouterr().out.splitlines()[-3:]]
+    assert labels == ["billing", "bug", "praise"]
+
+
+def test_fine_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_sample_model(tmp_path / "model", num_layers=1)
+    output = tmp_path / "output"
+    arguments = ["fine_tune.py", str(tmp_path / "model"), str(output), "--max-len", "520", "--steps", "2"]
+    monkeypatch.setattr("sys.argv", arguments)
+    example("fine_tune").main()
+    extend(ExtendOptions(model=tmp_path / "model", output=tmp_path / "untrained", max_len=520))
+    (name,) = (name for name in load_file(tmp_path / "untrained" / "model.safetensors") if "position_emb" in name)
+    before, after = (
+        load_file(directory / "model.safetensors")[name]
+        for directory in (tmp_path / "untrained", output / "checkpoint")
+    )
+    assert (before[512:] != after[512:]).any(axis=1).all(), "a new position was not trained"
+    with hdruntime.load(output / "bundle") as session:
+        assert session.embed(["word " * 515]).shape == (1, 384)
