@@ -175,9 +175,9 @@ def test_force_never_deletes_what_is_no_checkpoint_or_no_part_of_one(
     built = shutil.copytree(bundle, tmp_path / "bundle")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     arguments = ("extend", checkpoint, "--max-len", 200, "--force", "-o")
-    refused(*arguments, thesis, message=r"is no Hugging Face checkpoint, so --force does not.*\nRemove it yourself")
-    refused(*arguments, copied, message=r"\(optimizer\.pt\), which --force would delete\.\nMove that away")
-    refused(*arguments, built, message=r"\(model\.onnx, .*\), which --force would delete\.\nMove that away")
+    refused(*arguments, thesis, message=r"is not a Hugging Face checkpoint, so --force does not.*\nRemove it yourself")
+    refused(*arguments, copied, message=r"\(optimizer\.pt\); --force would delete them\.\nMove them away")
+    refused(*arguments, built, message=r"\(model\.onnx, .*\); --force would delete them\.\nMove them away")
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
