@@ -1,0 +1,145 @@
+"""Embeddings made shorter, of length 1, or of fewer bytes, with the numbers of sentence-transformers."""
+
+from __future__ import annotations
+
+__all__ = ["EmbeddingPrecision", "normalized", "quantized", "truncated"]
+
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.errors import InputError
+from hdruntime.text.checks import checked_choice
+
+_SMALLEST_NORM = np.float32(1e-12)
+"""A shorter vector is not brought to length 1; PyTorch's ``normalize`` has the same bound."""
+
+_STEPS = 255
+"""Steps of equal width from a dimension's least value to its greatest, in int8 and uint8."""
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+class EmbeddingPrecision(str, Enum):
+    """The type of an embedding's values; the names are those of sentence-transformers, which has no float16."""
+
+    FLOAT32 = "float32"
+    FLOAT16 = "float16"
+    INT8 = "int8"
+    UINT8 = "uint8"
+    BINARY = "binary"
+    """One bit per dimension, 1 where the value is positive; eight of them in an int8, 128 less than in a uint8."""
+    UBINARY = "ubinary"
+    """One bit per dimension, eight of them in a uint8, the first dimension in the highest bit."""
+
+    @property
+    def needs_ranges(self) -> bool:
+        """Whether values are counted from each dimension's least to its greatest."""
+        return self in (EmbeddingPrecision.INT8, EmbeddingPrecision.UINT8)
+
+
+def truncated(embeddings: FloatArray, dimensions: int | None) -> FloatArray:
+    """The first dimensions of embeddings, which models with Matryoshka training are made for.
+
+    Args:
+        embeddings: float [..., dimensions].
+        dimensions: how many to keep; None for all.
+
+    Returns:
+        A view of ``embeddings``: [..., dimensions].
+
+    Raises:
+        InputError: embeddings do not have so many dimensions, or it is less than 1.
+    """
+    if dimensions is None:
+        return embeddings
+    if not 1 <= dimensions <= embeddings.shape[-1]:
+        raise InputError(
+            f"Embeddings cannot be truncated to {dimensions} dimensions; these have {embeddings.shape[-1]}.\n"
+            f"Choose 1 to {embeddings.shape[-1]}."
+        )
+    return embeddings[..., :dimensions]
+
+
+def normalized(embeddings: FloatArray) -> FloatArray:
+    """Embeddings brought to length 1; zeros stay zeros.
+
+    Args:
+        embeddings: float [..., dimensions].
+
+    Returns:
+        Same shape and dtype.
+    """
+    norms = np.linalg.norm(embeddings, axis=-1, keepdims=True)
+    return embeddings / np.maximum(norms, _SMALLEST_NORM)
+
+
+def quantized(
+    embeddings: FloatArray, precision: EmbeddingPrecision | str, ranges: FloatArray | None = None
+) -> npt.NDArray[Any]:
+    """Embeddings in fewer bytes, equal to those of sentence-transformers' ``quantize_embeddings``.
+
+    Args:
+        embeddings: float [..., dimensions].
+        precision: the type of the result.
+        ranges: [2, dimensions], each dimension's least and greatest value, for int8 and uint8; None takes them from
+            ``embeddings``. Values outside of their range get its nearest end.
+
+    Returns:
+        [..., dimensions]; of ``binary`` and ``ubinary`` [..., (dimensions + 7) // 8], the last byte filled with zero
+        bits.
+
+    Raises:
+        InputError: there is no such precision, ranges are missing for a single embedding or of another shape, or a
+            value is greater than float16 can hold.
+    """
+    precision = checked_choice(EmbeddingPrecision, precision, option="precision")
+    if precision.needs_ranges:
+        steps = _steps(embeddings, _ranges(embeddings, precision, ranges))
+        if precision is EmbeddingPrecision.UINT8:
+            return steps.astype(np.uint8)
+        return (steps - 128).astype(np.int8)
+    if precision in (EmbeddingPrecision.BINARY, EmbeddingPrecision.UBINARY):
+        bits = np.packbits(embeddings > 0, axis=-1)
+        # The same bits but for the highest: a uint8 less 128, read as an int8.
+        return bits if precision is EmbeddingPrecision.UBINARY else (bits ^ 0x80).view(np.int8)
+    if precision is EmbeddingPrecision.FLOAT16:
+        largest, limit = np.abs(embeddings).max(initial=0), np.finfo(np.float16).max
+        if largest > limit:
+            raise InputError(
+                f"An embedding has a value of magnitude {largest:g}; float16 holds at most {limit:g}.\n"
+                "Normalise the embeddings, or leave them in float32."
+            )
+    return embeddings.astype(precision.value)
+
+
+def _ranges(embeddings: FloatArray, precision: EmbeddingPrecision, ranges: FloatArray | None) -> FloatArray:
+    dimensions = embeddings.shape[-1]
+    if ranges is not None:
+        ranges = np.asarray(ranges)
+        if ranges.shape != (2, dimensions):
+            raise InputError(
+                f"ranges has the shape {list(ranges.shape)}; it must be [2, {dimensions}]: each dimension's least and "
+                "greatest value."
+            )
+        return ranges.astype(np.float32, copy=False)
+    rows = embeddings.reshape(-1, dimensions)
+    if len(rows) == 1:
+        raise InputError(
+            f"A single embedding has no ranges to quantise to {precision.value}.\n"
+            "Quantise several at a time, or give `ranges`: each dimension's least and greatest value."
+        )
+    if not len(rows):
+        return np.zeros((2, dimensions), np.float32)
+    return np.stack([rows.min(axis=0), rows.max(axis=0)]).astype(np.float32, copy=False)
+
+
+def _steps(embeddings: FloatArray, ranges: FloatArray) -> FloatArray:
+    """[..., dimensions]: whole steps above each dimension's least value, 0 to 255."""
+    least, greatest = ranges
+    width = (greatest - least) / _STEPS
+    # A dimension of one value has no width; its step is 0.
+    width = np.where(width == 0, 1, width)
+    return np.clip(np.floor((embeddings - least) / width), 0, _STEPS)

@@ -1,0 +1,104 @@
+"""Embeddings truncated, normalised and quantised, beside sentence-transformers and PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from hdruntime.errors import InputError
+from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
+
+THEIR_PRECISIONS = [each.value for each in EmbeddingPrecision if each is not EmbeddingPrecision.FLOAT16]
+
+Array = npt.NDArray[Any]
+
+
+def embeddings(rows: int = 150, dimensions: int = 21) -> Array:
+    values = np.random.default_rng(0).normal(size=(rows, dimensions)).astype(np.float32)
+    values[:, 0] = 0.25  # A dimension of a single value.
+    return values
+
+
+def quantized_by_them(values: Array, precision: str, ranges: Array | None = None) -> Array:
+    quantization = pytest.importorskip("sentence_transformers.util.quantization")
+    theirs: Array = quantization.quantize_embeddings(values, precision=precision, ranges=ranges)
+    return theirs
+
+
+def assert_same_bytes(ours: Array, theirs: Array) -> None:
+    assert ours.dtype == theirs.dtype
+    assert ours.shape == theirs.shape
+    assert ours.tobytes() == theirs.tobytes()
+
+
+@pytest.mark.parametrize("precision", THEIR_PRECISIONS)
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+@pytest.mark.parametrize("dimensions", [1, 8, 21])
+def test_quantised_embeddings_equal_those_of_sentence_transformers(
+    precision: str, dtype: type, dimensions: int
+) -> None:
+    values = embeddings(dimensions=dimensions).astype(dtype)
+    assert_same_bytes(quantized(values, precision), quantized_by_them(values, precision))
+
+
+@pytest.mark.parametrize("precision", ["int8", "uint8"])
+@pytest.mark.parametrize("rows", [0, 1, 150])
+def test_given_ranges_are_used_and_clip_what_is_outside(precision: str, rows: int) -> None:
+    values = embeddings(rows)
+    ranges = np.stack([np.full(21, -0.5), np.full(21, 0.75)])
+    ours = quantized(values, precision, ranges)
+    assert_same_bytes(ours, quantized_by_them(values, precision, ranges))
+    if rows > 1:
+        assert {int(ours.min()), int(ours.max())} == ({-128, 127} if precision == "int8" else {0, 255})
+
+
+@pytest.mark.parametrize("precision", THEIR_PRECISIONS)
+def test_no_embeddings_have_the_width_of_embeddings(precision: str) -> None:
+    assert_same_bytes(quantized(embeddings(0), precision), quantized_by_them(embeddings(0), precision))
+
+
+def test_float16_is_rounded_and_refuses_what_it_cannot_hold() -> None:
+    assert_same_bytes(quantized(embeddings(), "float16"), embeddings().astype(np.float16))
+    with pytest.raises(InputError, match=r"magnitude 100000; float16 holds at most 65504"):
+        quantized(np.array([[1.0, -1e5]], np.float32), "float16")
+
+
+@pytest.mark.parametrize(
+    ("precision", "ranges", "message"),
+    [
+        ("int4", None, r"precision is 'int4'; it must be one of 'float32', 'float16', 'int8'"),
+        ("int8", None, r"A single embedding has no ranges to quantise to int8\.\nQuantise several"),
+        ("uint8", np.zeros((2, 20)), r"ranges has the shape \[2, 20\]; it must be \[2, 21\]"),
+    ],
+)
+def test_what_cannot_be_quantised_is_refused(precision: str, ranges: Array | None, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        quantized(embeddings(1), precision, ranges)
+
+
+def test_normalised_embeddings_have_length_1_and_zeros_stay_zeros() -> None:
+    torch = pytest.importorskip("torch")
+    values = embeddings()
+    values[3] = 0
+    lengths = np.linalg.norm(normalized(values), axis=1)
+    np.testing.assert_allclose(lengths, np.arange(150) != 3, rtol=1e-6)
+    theirs = torch.nn.functional.normalize(torch.from_numpy(values), dim=-1).numpy()
+    np.testing.assert_allclose(normalized(values), theirs, rtol=5e-7)
+    np.testing.assert_array_equal(normalized(values[0]), normalized(values)[0])
+    assert normalized(values).dtype == np.float32
+
+
+def test_truncated_embeddings_keep_the_first_dimensions() -> None:
+    values = embeddings()
+    np.testing.assert_array_equal(truncated(values, 5), values[:, :5])
+    np.testing.assert_array_equal(truncated(values[0], 21), values[0])
+    assert truncated(values, None) is values
+
+
+@pytest.mark.parametrize("dimensions", [0, -1, 22])
+def test_truncating_to_dimensions_that_there_are_not_is_refused(dimensions: int) -> None:
+    with pytest.raises(InputError, match=rf"truncated to {dimensions} dimensions; these have 21\.\nChoose 1 to 21\."):
+        truncated(embeddings(), dimensions)
