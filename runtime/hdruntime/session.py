@@ -305,6 +305,7 @@ class Session:
         encodings: Sequence[Encoding],
         *,
         batch_tokens: int | None = None,
+        batch_size: int | None = None,
         outputs: Sequence[str] | None = None,
     ) -> Iterator[BatchResult]:
         """Run texts of different lengths as :meth:`infer` does, and hand out each batch when it is done.
@@ -316,6 +317,7 @@ class Session:
         Args:
             encodings: what :meth:`tokenize` returned.
             batch_tokens: most tokens a batch; a longer text goes alone. None: what suits the backend.
+            batch_size: most texts of a batch; None: any number.
             outputs: names of the outputs wanted, default all.
 
         Returns:
@@ -334,6 +336,7 @@ class Session:
             lambda rows: self._inputs([encodings[row] for row in rows]),
             outputs=self._checked_output_names(outputs),
             batch_tokens=batch_tokens,
+            batch_size=batch_size,
         )
 
     def embed(

@@ -199,7 +199,7 @@ def test_a_long_text_is_split_when_asked(run: Command, bundle: Path, tmp_path: P
 
 def test_batching_options_do_not_change_the_result(run: Command, bundle: Path, rows: Path, tmp_path: Path) -> None:
     run(bundle, rows, "-o", tmp_path / "one.jsonl")
-    options = ["--max-batch-tokens", 1, "--threads", 1, "--backend", "onnxruntime"]
+    options = ["--batch-tokens", 1, "--threads", 1, "--backend", "onnxruntime"]
     run(bundle, rows, "-o", tmp_path / "two.jsonl", *options)
     for one, two in zip(lines_of(tmp_path / "one.jsonl"), lines_of(tmp_path / "two.jsonl"), strict=True):
         assert one["embedding"] == pytest.approx(two["embedding"], abs=1e-6)
@@ -232,10 +232,10 @@ def test_an_output_that_exists_needs_force(run: Command, bundle: Path, rows: Pat
         (["{bundle}", "{rows}", "--backend", "tensor"], "error: Unknown backend 'tensor'"),
         (["{bundle}", "{rows}", "--overflow", "drop"], "error: argument --overflow: invalid choice"),
         (
-            ["{bundle}", "{rows}", "--max-batch-tokens", "many"],
-            "error: --max-batch-tokens many is not a whole number.\nGive",
+            ["{bundle}", "{rows}", "--batch-tokens", "many"],
+            "error: --batch-tokens many is not a whole number.\nGive",
         ),
-        (["{bundle}", "{rows}", "--max-batch-tokens", "0"], "error: --max-batch-tokens 0 is not above zero"),
+        (["{bundle}", "{rows}", "--batch-tokens", "0"], "error: --batch-tokens 0 is not above zero"),
         (
             ["{bundle}", "{rows}", "--threads", "0"],
             "error: --threads 0 is not above zero.\nGive a number like --threads 2",

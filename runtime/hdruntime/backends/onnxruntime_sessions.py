@@ -127,7 +127,7 @@ def run_error(error: Exception, batch: int, tokens: int) -> BackendError:
     """What a failed run of a batch means."""
     if _is_out_of_memory(error):
         advice = (
-            "Use smaller batches: --max-batch-tokens, in Python batch_tokens."
+            "Use smaller batches: --batch-tokens, in Python batch_tokens."
             if batch > 1
             else "Free memory, or cut the text into shorter ones."
         )

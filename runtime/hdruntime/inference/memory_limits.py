@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 _WARNING = (
     "Out of memory with a batch of %d x %d tokens: going on with at most %d tokens a batch of such rows. "
-    "To start with that: --max-batch-tokens %d, in Python batch_tokens."
+    "To start with that: --batch-tokens %d, in Python batch_tokens."
 )
 
 

@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,6 +113,7 @@ class Scheduler:
         *,
         outputs: Sequence[str],
         batch_tokens: int | None,
+        batch_size: int | None = None,
     ) -> Iterator[BatchResult]:
         """Run rows, the longest first, with as many batches under way as the runner wants.
 
@@ -125,6 +127,7 @@ class Scheduler:
             outputs: names of the outputs wanted.
             batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
                 runner.
+            batch_size: most rows of a batch; None: any number.
 
         Yields:
             each row in one result; a row that failed alone, or holds NaN or infinity, with its error.
@@ -135,7 +138,7 @@ class Scheduler:
             OutOfMemoryError: nothing ever fitted, or a row no longer fits that did.
         """
         # Packed here rather than in the generator, so that what is wrong shows before the first result is asked for.
-        return _Run(self, lengths, inputs_of, outputs, batch_tokens).results()
+        return _Run(self, lengths, inputs_of, outputs, batch_tokens, batch_size).results()
 
     def most_rows(self, tokens: int) -> int:
         """Rows of that length that one batch may have, as far as is known; ``sys.maxsize`` where none are too many."""
@@ -247,8 +250,10 @@ class _Run:
         inputs_of: Callable[[list[int]], Inputs],
         outputs: Sequence[str],
         batch_tokens: int | None,
+        batch_size: int | None,
     ) -> None:
         self._scheduler = scheduler
+        self._batch_size = batch_size
         self._lengths = lengths
         self._inputs_of = inputs_of
         self._outputs = outputs
@@ -323,7 +328,7 @@ class _Run:
             [self._lengths[row] for row in rows],
             batch_tokens=self._batch_tokens,
             alike=self._scheduler.alike,
-            most_rows=self._scheduler.most_rows,
+            most_rows=lambda tokens: min(self._scheduler.most_rows(tokens), self._batch_size or sys.maxsize),
         )
         return deque([rows[index] for index in batch] for batch in batches)
 

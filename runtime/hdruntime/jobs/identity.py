@@ -12,7 +12,8 @@ from typing import Any
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.manifest_json import json_from_manifest
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.jobs.input_files import InputFile, change_of_file
+from hdruntime.jobs.input_files import InputFile
+from hdruntime.jobs.places import Version
 
 Identity = Mapping[str, object]
 """What a person calls it -> its value, as JSON gives it back."""
@@ -38,8 +39,8 @@ def identity_of_bundle(manifest: Manifest) -> str:
 
 
 def identity_of_inputs(files: Sequence[InputFile]) -> list[list[object]]:
-    """Path, size in bytes and time of the last change in nanoseconds, of each file in order."""
-    return [[str(file.path.resolve()), file.size_bytes, file.modified_ns] for file in files]
+    """Path or URL, size in bytes and time of the last change, of each file in order."""
+    return [[file.place.identity, file.version.size_bytes, file.version.modified] for file in files]
 
 
 def difference(old: Identity, new: Identity) -> str | None:
@@ -64,5 +65,6 @@ def _different_inputs(old: list[list[Any]], new: list[list[Any]]) -> str:
             return f"its input {path} is missing"
     for (path, *found), (old_path, *was) in zip(new, old, strict=False):
         if path == old_path and found != was:
-            return f"its input {path} has changed since: {change_of_file((was[0], was[1]), (found[0], found[1]))}"
+            before_it, now_it = (Version(size_bytes=size, modified=modified) for size, modified in (was, found))
+            return f"its input {path} has changed since: {before_it.change(now_it)}"
     return "its inputs were in another order"

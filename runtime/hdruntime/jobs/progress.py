@@ -76,7 +76,8 @@ class JobProgress(RowCounts):
         seconds: time that the job took, in this process and those before.
         tokens_per_second: in this process.
         rows_total: rows of all inputs; None where only reading them would tell.
-        bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows.
+        bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows; of a compressed one, when
+            it is read to its end.
         eta_seconds: time to go, as far as the bytes tell; None as long as nothing does.
     """
 
@@ -113,7 +114,7 @@ class ProgressMeter:
     def progress(self, state: JobState, counts: RowCounts, position: Position) -> JobProgress:
         """How far the job is when it has counted so much up to a position."""
         seconds = time.monotonic() - self._began
-        bytes_read, bytes_total = self._bytes_before(position), sum(file.size_bytes for file in self._files)
+        bytes_read, bytes_total = self._bytes_before(position), sum(file.version.size_bytes for file in self._files)
         rows = [file.rows for file in self._files]
         read_here = bytes_read - self._resumed_bytes
         return JobProgress(
@@ -129,5 +130,5 @@ class ProgressMeter:
         )
 
     def _bytes_before(self, position: Position) -> int:
-        whole = sum(file.size_bytes for file in self._files[: position.file])
+        whole = sum(file.version.size_bytes for file in self._files[: position.file])
         return whole + self._files[position.file].bytes_before(position.offset)

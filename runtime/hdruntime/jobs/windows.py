@@ -60,14 +60,16 @@ class WindowOptions:
     """How windows are done.
 
     Attributes:
-        max_batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
+        batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
             backend.
+        batch_size: most rows of a batch; None: any number.
         overflow: what becomes of a row of too many tokens. Of a row of ids, the last are cut off; it cannot be split.
         stride: tokens that a piece of a split text repeats of the one before it.
         split_pooling: what is made of the pieces' vectors, or of their logits where a text has one row of them.
     """
 
-    max_batch_tokens: int | None = None
+    batch_tokens: int | None = None
+    batch_size: int | None = None
     overflow: Overflow = Overflow.ERROR
     stride: int = 0
     split_pooling: SplitPooling = SplitPooling.MEAN
@@ -78,11 +80,13 @@ class WindowOptions:
         Raises:
             InputError: an option's value does not fit.
         """
-        if self.max_batch_tokens is not None and self.max_batch_tokens < 1:
+        if self.batch_tokens is not None and self.batch_tokens < 1:
             raise InputError(
-                f"--max-batch-tokens {self.max_batch_tokens} is too small.\n"
+                f"--batch-tokens {self.batch_tokens} is too small.\n"
                 "Use 1 or more, or leave it out for what suits the backend."
             )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"--batch-size {self.batch_size} is too small.\nUse 1 or more texts, or leave it out.")
         if self.stride < 0:
             raise InputError(f"--stride {self.stride} is negative.\nUse 0 or more tokens.")
         if self.stride and self.overflow is not Overflow.SPLIT:
@@ -161,7 +165,7 @@ class LocalPool:
 
     def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
         options = options or WindowOptions()
-        batch_tokens = options.max_batch_tokens or session.batch_tokens
+        batch_tokens = options.batch_tokens or session.batch_tokens
         self.window_characters = min(_WINDOW_BATCHES * batch_tokens * _CHARACTERS_PER_TOKEN, _MOST_CHARACTERS)
         self._infer = WindowInference(session, task, options=options)
 
@@ -214,7 +218,8 @@ class WindowInference:
         self._task = task
         self._pooling = options.split_pooling
         self._encoder = RowEncoder(session, overflow=options.overflow, stride=options.stride)
-        batch_tokens = options.max_batch_tokens or session.batch_tokens
+        batch_tokens = options.batch_tokens or session.batch_tokens
+        self._batch_size = options.batch_size
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))
         self._with_tokens = {spec.name for spec in session.manifest.outputs if spec.shape[1:2] == ("tokens",)}
         self._known_good: Encoding | None = None
@@ -264,7 +269,9 @@ class WindowInference:
             self._require_working_session(failure)
 
     def _run(self, encodings: list[Encoding]) -> Iterator[BatchResult]:
-        return self._session.run_batches(encodings, batch_tokens=self._batch_tokens, outputs=self._task.outputs)
+        return self._session.run_batches(
+            encodings, batch_tokens=self._batch_tokens, batch_size=self._batch_size, outputs=self._task.outputs
+        )
 
     def _outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> Outputs:
         """A row's outputs without their batch axis and without padding."""
@@ -296,7 +303,7 @@ class WindowInference:
     def _result(self, item: _Item) -> dict[str, object]:
         values = item.values or dict.fromkeys(column.name for column in self._task.fields)
         tokens = None if item.encoding is None else len(item.encoding.whole)
-        return {"id": item.row.id, **values, "tokens": tokens, "error": item.error}
+        return {"id": item.row.id, **(item.row.kept or {}), **values, "tokens": tokens, "error": item.error}
 
 
 def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -> RowCounts:

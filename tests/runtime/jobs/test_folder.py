@@ -253,7 +253,7 @@ def test_another_version_does_not_go_on(
 
 
 def test_how_fast_a_job_runs_may_change_on_the_way(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
-    done = run(bundle_path, tmp_path / "in.jsonl", unfinished, max_batch_tokens=20)
+    done = run(bundle_path, tmp_path / "in.jsonl", unfinished, batch_tokens=20)
     assert (done.rows, done.resumed_rows) == (25, 10)
 
 

@@ -116,7 +116,7 @@ def test_batches_are_of_what_suits_the_backend_unless_asked_for(
     job = plan_job(opened, [write_rows(tmp_path / "in.jsonl", ["long"] * 10)], tmp_path / "out.jsonl")
     with hdruntime.load(opened) as session:
         started = spy_on_batches(session, monkeypatch)
-        run_job(job, LocalPool(session, job.task, options=WindowOptions(max_batch_tokens=asked)))
+        run_job(job, LocalPool(session, job.task, options=WindowOptions(batch_tokens=asked)))
     assert started == batches
 
 
@@ -198,7 +198,7 @@ def test_entities_of_a_long_text_are_found_in_every_piece(new_bundle: BundleMake
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (WindowOptions(max_batch_tokens=0), "--max-batch-tokens 0 is too small.\\nUse 1 or more"),
+        (WindowOptions(batch_tokens=0), "--batch-tokens 0 is too small.\\nUse 1 or more"),
         (WindowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
         (WindowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
     ],

@@ -25,7 +25,7 @@ def test_a_batch_that_does_not_fit_is_told_and_smaller_ones_run(where: str, mach
     # The small one takes 64 KB of scratch memory and 1 KB for its inputs, the large one 800 KB and 13 KB.
     setattr(machine.device, where, 300_000 if where == "free_bytes" else 5_000)
     machine.run(runner, small)
-    with pytest.raises(OutOfMemoryError, match=r"too little free memory(.|\n)*--max-batch-tokens, in Python"):
+    with pytest.raises(OutOfMemoryError, match=r"too little free memory(.|\n)*--batch-tokens, in Python"):
         runner.start(large, [HIDDEN])
     setattr(machine.device, where, None)
     machine.run(runner, small)
