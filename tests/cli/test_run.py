@@ -227,7 +227,7 @@ def test_an_output_that_exists_needs_force(run: Command, bundle: Path, rows: Pat
             ["{bundle}", "{rows}", "--force", "-o", "{tmp}/pipe.jsonl"],
             "error: {tmp}/pipe.jsonl is a named pipe; an output is a file",
         ),
-        (["{bundle}", "{tmp}/table.csv"], "error: {tmp}/table.csv is of no kind that can be read"),
+        (["{bundle}", "{tmp}/table.xlsx"], "error: {tmp}/table.xlsx is of no kind that can be read"),
         (["{tmp}/none", "{rows}"], "error: There is no bundle at {tmp}/none"),
         (["{bundle}", "{rows}", "--backend", "tensor"], "error: Unknown backend 'tensor'"),
         (["{bundle}", "{rows}", "--overflow", "drop"], "error: argument --overflow: invalid choice"),
@@ -260,7 +260,7 @@ def test_bad_arguments_are_explained_and_nothing_is_written(
     run: Command, bundle: Path, rows: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "table.csv").write_text("text\na")
+    (tmp_path / "table.xlsx").write_text("x")
     os.mkfifo(tmp_path / "pipe.jsonl")
     before = sorted(tmp_path.iterdir())
     names = {"bundle": bundle, "rows": rows, "tmp": tmp_path}

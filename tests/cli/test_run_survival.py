@@ -59,7 +59,7 @@ def begun(*arguments: object, largest_file: int | None = None) -> Fork:
     Args:
         largest_file: bytes of one that it may write.
     """
-    return Fork(run_job, list(map(str, arguments)), largest_file)
+    return Fork(run_job, ["--progress", "none", *map(str, arguments)], largest_file)
 
 
 def finished(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:

@@ -203,7 +203,8 @@ def _json_columns(file: InputFile, columns: Columns) -> InputFile:
                 f"{file.name} holds one JSON array; a job reads one JSON object per line.\n"
                 "Convert it: jq -c '.[]' FILE.json > FILE.jsonl"
             )
-    first = [values for values, *_ in itertools.islice(read_values(file, columns, Position()), _FIRST_ROWS)]
+    own = replace(file, partitions={})
+    first = [values for values, *_ in itertools.islice(read_values(own, columns, Position()), _FIRST_ROWS)]
     rows = [values for values in first if isinstance(values, dict)]
     names = dict.fromkeys(name for values in rows for name in values)
     has_ids = bool(rows) and all(type(values.get(_ID)) in (str, int) for values in rows)

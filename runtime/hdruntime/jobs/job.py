@@ -363,7 +363,7 @@ def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Fi
         "--overflow": options.overflow.value,
         "--stride": options.stride,
         "--split-pooling": options.split_pooling.value,
-        "--keep-columns": ",".join(columns.keep or ()),
+        "--keep-columns": ",".join(columns.keep or ()) or None,
         "--input-format": options.input_format and options.input_format.value,
         "--truncate-dim": options.vectors.truncate_dim,
         "--normalize": options.vectors.normalize,

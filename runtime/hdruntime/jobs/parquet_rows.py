@@ -51,25 +51,12 @@ def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> 
     Raises:
         InputError: the file cannot be read on.
     """
-    try:
-        with read_errors_explained(file.name), opened_parquet(file.place) as opened:
-            group, left_out = _group_of_row(opened.metadata, start)
-            # One thread, unbuffered: only the pages in use are held, however large a row group is. A scan of
-            # pyarrow.dataset reads ahead, and begins at no row group.
-            batches = opened.iter_batches(
-                batch_size=_BATCH_ROWS,
-                row_groups=list(range(group, opened.metadata.num_row_groups)),
-                columns=names,
-                use_threads=False,
-            )
-            for batch in batches:
-                rest = batch.slice(left_out)
-                left_out = max(0, left_out - batch.num_rows)
-                columns = [_cells(rest.column(name)) for name in names]
-                for row in zip(*columns, strict=True) if columns else [()] * len(rest):
-                    yield dict(zip(names, row, strict=True))
-    except pa.ArrowException as error:
-        raise InputError(f"{file.name} cannot be read on: {error}.\nWrite the file again.") from error
+    with read_errors_explained(file.name):
+        try:
+            with opened_parquet(file.place) as opened:
+                yield from _rows(opened, names, start)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{file.name} cannot be read on: {error}.\nWrite the file again.") from error
 
 
 def opened_parquet(place: Place) -> Any:
@@ -89,6 +76,24 @@ def python_from_scalar(cell: pa.Scalar) -> object:
         return Undecodable(f"byte {error.start + 1} of it, {error.reason}")
     except ValueError:
         return str(cell)
+
+
+def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
+    group, left_out = _group_of_row(opened.metadata, start)
+    # One thread, unbuffered: only the pages in use are held, however large a row group is. A scan of pyarrow.dataset
+    # reads ahead, and begins at no row group.
+    batches = opened.iter_batches(
+        batch_size=_BATCH_ROWS,
+        row_groups=list(range(group, opened.metadata.num_row_groups)),
+        columns=names,
+        use_threads=False,
+    )
+    for batch in batches:
+        rest = batch.slice(left_out)
+        left_out = max(0, left_out - batch.num_rows)
+        columns = [_cells(rest.column(name)) for name in names]
+        for row in zip(*columns, strict=True) if columns else [()] * len(rest):
+            yield dict(zip(names, row, strict=True))
 
 
 def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:

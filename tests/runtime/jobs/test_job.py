@@ -185,7 +185,7 @@ def test_a_linked_output_keeps_its_link(bundle_path: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["out.csv", "out", "out.txt"])
 def test_an_output_of_unknown_kind_is_refused_with_the_known_ones(bundle_path: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=r"Outputs end in .jsonl or .parquet\."):
+    with pytest.raises(InputError, match=r"Outputs end in \.jsonl, \.parquet, \.npy or \.npz\."):
         plan_job(open_bundle(bundle_path), [tmp_path], tmp_path / name)
 
 
