@@ -51,7 +51,7 @@ def lines_of(path: Path) -> list[dict[str, object]]:
 
 def test_a_job_writes_a_row_a_row_and_sums_up(installed: Command, bundle: Path, rows: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
-    done = installed("run", bundle, rows, "-o", output)
+    done = installed("run", bundle, rows, "-o", output, "--progress", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("3 rows, 0 failed, 15 tokens in ")
     assert done.stdout.endswith(f" tokens/s): {output}\n")

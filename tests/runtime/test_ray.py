@@ -315,7 +315,7 @@ def test_what_does_not_fit_a_mapper_is_said(
 def test_the_command_joins_a_cluster_and_leaves_it(cluster: Any, bundle_path: Path, job: Job, tmp_path: Path) -> None:
     nodes = living_nodes()
     command = [HDEXPORT, "run", bundle_path, tmp_path / "rows.jsonl", "-o", tmp_path / "ray.jsonl"]
-    command += ["--ray", cluster.address]
+    command += ["--ray", cluster.address, "--progress", "none"]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=100)
     alone = run_in_one_process(bundle_path, job)
     assert done.returncode == 2
