@@ -200,7 +200,7 @@ class JobFolder:
         with disk_errors_explained(self._output):
             while view:
                 view = view[os.write(self._results, view) :]
-        # One assignment: an interrupt is before it, and what was written is of no account, or after it.
+        # One assignment: an interrupt is before it, and what was written does not count, or after it.
         length = self.saved.result_bytes + len(data)
         self.saved = Saved(position=position, stamp=stamp, counts=counts, seconds=seconds, result_bytes=length)
 
@@ -324,7 +324,7 @@ def _require_same_job(folder: OpenFolder, output: Path, identity: Identity) -> N
     what = difference(folder.identity(), identity)
     if rows and what is not None and not folder.is_published():
         raise InputError(
-            f"{output} has an unfinished job, {rows} rows of which are in {folder.path}; this is another one: {what}.\n"
+            f"{output} has an unfinished job, {rows} rows of which are in {folder.path}; this is another job: {what}.\n"
             "Continue that one by its own command, or start this one over it with --restart."
         )
 

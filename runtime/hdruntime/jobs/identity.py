@@ -18,8 +18,8 @@ from hdruntime.jobs.places import Version
 Identity = Mapping[str, object]
 """What a person calls it -> its value, as JSON gives it back."""
 
-_UNSPEAKABLE = ("bundle", "columns of the output")
-"""What has changed is said, from what to what is not: that would tell a person nothing."""
+_OPAQUE = ("bundle", "columns of the output")
+"""Of these, a message does not give the values, which would tell a person nothing."""
 
 
 def identity_of_bundle(manifest: Manifest) -> str:
@@ -51,7 +51,7 @@ def difference(old: Identity, new: Identity) -> str | None:
             continue
         if isinstance(before, list) and isinstance(now, list):
             return _different_inputs(before, now)
-        return f"the {name} has changed" if name in _UNSPEAKABLE else f"{name} was {before}, and is {now}"
+        return f"the {name} has changed" if name in _OPAQUE else f"{name} was {before}, and is {now}"
     return None
 
 

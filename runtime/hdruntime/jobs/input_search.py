@@ -122,8 +122,8 @@ def _checked_file(
     if kind is None:
         ending = PurePath(place.path).suffix or "nothing"
         raise InputError(
-            f"{place.name} is of no kind that can be read: its name ends in {ending!r}.\n"
-            f"Inputs end in {_ENDINGS}; or say what it is: --input-format"
+            f"{place.name} has no known format: its name ends in {ending!r}.\n"
+            f"Inputs end in {_ENDINGS}; or name the format: --input-format"
         )
     with read_errors_explained(place.name):
         place.opened().close()

@@ -23,9 +23,9 @@ class InputWatch:
     """Compares a job's inputs with what was found when the job was planned.
 
     A file of another size or time of change has changed. Where only its inode is another, or only that was touched, as
-    a backup, a copy or ``chmod`` does, what was read of it decides: that is read again, and its checksum compared.
+    a backup, a copy or ``chmod`` does, its content decides: what was read of it is read again, and checksums compared.
 
-    Every method says in words what has changed, None where nothing has.
+    Every method returns in words what has changed; None where nothing has.
 
     Args:
         files: the job's inputs, as they were found.

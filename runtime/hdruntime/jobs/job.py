@@ -1,4 +1,4 @@
-"""A batch job: planned, so that all that can be known is known before it starts, and run."""
+"""A batch job: planned, so that what can fail early fails before it starts, and run."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class JobOptions(WindowOptions):
         vectors: how vectors are written.
         skip_failed: leave failed rows out of the output.
         force: replace the output if it exists.
-        restart: throw away what an unfinished job has kept, instead of going on with it.
+        restart: throw away what an unfinished job has kept, instead of continuing it.
     """
 
     columns: Columns = field(default_factory=Columns)
@@ -64,7 +64,7 @@ class JobOptions(WindowOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job that was found possible, made by `plan_job`.
+    """A job that can run, made by `plan_job`.
 
     Attributes:
         files: its inputs, in order.
@@ -73,8 +73,8 @@ class Job:
         task: what it writes for a row.
         fields: the output's columns: id, those kept, the task's, tokens, error.
         metadata: what the output says about itself, where its format can.
-        identity: what another run has to have in common with it to go on with it.
-        done: what it did, if it is done already: its output is there.
+        identity: what another run must have in common with it to continue it.
+        done: what it did, if it is done already and its output is there.
     """
 
     files: tuple[InputFile, ...]
@@ -99,7 +99,7 @@ class Job:
 def plan_job(
     bundle: Bundle, inputs: Sequence[str | Path], output: str | Path, *, options: JobOptions | None = None
 ) -> Job:
-    """Check all that can be known before a session is loaded or a row is read.
+    """Check all that can be checked before a session is loaded or a row is run.
 
     Args:
         bundle: what will run.
@@ -120,7 +120,7 @@ def plan_job(
     is_file = output != STDOUT
     if is_file:
         tidy_job_folder(output)
-    # What this very job may have put there is looked at below, when it is known which job it is.
+    # What this very job may have put there is checked below, when its identity is known.
     has_folder = is_file and has_job_folder(output)
     if is_file:
         check_output(output, force=options.force or has_folder or has_receipt(output))
@@ -158,7 +158,7 @@ def plan_job(
 
 
 def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
-    """Run a job, or go on with it: a row in, a row out, in order.
+    """Run a job, or continue it: one row out per row in, in order.
 
     The columns are ``id``, those kept, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or
     run has the reason in ``error`` and no values, and the job goes on.
@@ -169,14 +169,13 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         on_progress: called when the job begins or goes on, after every window, and when all rows are done.
 
     Returns:
-        what the job did, the rows that were done before it went on included; also where it was done already, and there
-        is nothing to do.
+        what the job did, rows of earlier runs included; also where it was done already.
 
     Raises:
         InputError: a file cannot be read on, or has no rows; or as `plan_job`.
-        InputChangedError: an input is not what it was when the job was planned, or when an earlier process read it.
+        InputChangedError: an input has changed since the job was planned, or since an earlier process read it.
         OutputExistsError: the output appeared meanwhile, or another process is writing it.
-        BackendError: the backend fails on rows that it had run before, so it is not the rows' fault.
+        BackendError: the backend fails on rows that it has run before, so the rows are not the cause.
         HdexportError: the output cannot be written, or somebody has removed what is kept of it.
         BrokenPipeError: nobody reads the standard output any more, to which results were to go.
         Whatever is raised, there is no output then, or the one that was there before; the rows that are done are kept,
@@ -190,7 +189,7 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
     with _opened_output(job) as folder:
         saved = folder.saved
         if saved.position.file >= len(job.files):
-            raise damaged(folder.path, f"it went on in input {saved.position.file + 1} of {len(job.files)}")
+            raise damaged(folder.path, f"it continues in input {saved.position.file + 1} of {len(job.files)}")
         meter = ProgressMeter(job.files, counts=saved.counts, position=saved.position, seconds=saved.seconds)
         if not saved.complete:
             report(meter.progress(JobState.RUNNING, saved.counts, saved.position))
@@ -245,7 +244,7 @@ def _run_windows(
 
 
 def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput) -> Iterator[Window]:
-    """The windows that are left of a job, of inputs that have not changed while they were read."""
+    """The windows that are left, from inputs that do not change while they are read."""
     start = folder.saved.position
     rows = read_rows(job.files, columns=job.options.columns, start=start)
     try:
@@ -256,7 +255,7 @@ def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder 
     except InputChangedError:
         raise
     except InputError:
-        # That it changed may be why it cannot be read on.
+        # A change may be the reason why it cannot be read on.
         _require_unchanged(watch.change_of_files(), folder)
         raise
 
@@ -268,8 +267,8 @@ def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -
     kept = "No row is kept. Run the same command again when nothing writes to its inputs, or on copies of them."
     if rows and folder.path != STDOUT:
         kept = (
-            f"{rows} rows are kept in {folder.path}, of what it was: put that back, time of change included, and the "
-            "same command goes on after them. Or start over with what is there now: --restart"
+            f"{rows} rows are kept in {folder.path}; they belong to the file as it was. Restore it, time of change "
+            "included, and the same command goes on after them, or start over with --restart."
         )
     raise InputChangedError(f"{change}.\n{kept}")
 
@@ -278,7 +277,7 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
     columns = options.columns
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
-            "Rows of ids are not split: which of them every piece needs is unknown.\n"
+            "Rows of ids are not split: which special ids each piece needs is unknown.\n"
             "Give texts, split them yourself, or cut them: --overflow truncate"
         )
     if options.overflow is Overflow.SPLIT and not results.splits:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 from urllib.parse import urlsplit
 
 from hdruntime.errors import HdexportError, InputError, MissingDependencyError
@@ -67,44 +67,15 @@ class Version:
         return "it was written to, though its size is the same"
 
 
-class Place(Protocol):
-    """A file of rows, wherever it is.
-
-    Attributes:
-        name: for messages.
-        identity: tells it from all others.
-        path: tells its format and its partitions.
-        is_local: whether looking at it costs next to nothing.
-    """
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def identity(self) -> str: ...
-    @property
-    def path(self) -> str: ...
-    @property
-    def is_local(self) -> bool: ...
-
-    def opened(self) -> BinaryIO:
-        """The file, to be read from its start; it can seek.
-
-        Raises:
-            InputError: it is no file.
-            OSError: it cannot be opened. A store's client may raise errors of its own, see `read_errors_explained`.
-        """
-
-    def version(self) -> Version:
-        """What it is now.
-
-        Raises:
-            OSError: as `opened`.
-        """
-
-
 @dataclass(frozen=True)
 class LocalFile:
-    """A file of this machine, as it was named."""
+    """A file of this machine, as it was named.
+
+    As of all places: ``name`` is for messages, ``identity`` tells it from others, ``path`` tells its format and its
+    partitions, and ``is_local`` that asking for its version costs next to nothing. `opened` raises InputError where it
+    is no file, and as `version` does OSError where it is out of reach; a store's client may raise errors of its own,
+    see `read_errors_explained`.
+    """
 
     file: Path
     is_local = True
@@ -120,6 +91,7 @@ class LocalFile:
         return str(self.file.resolve())
 
     def opened(self) -> BinaryIO:
+        """The file, to be read from its start; it can seek."""
         _require_file(self.file, self.file.stat())
         # Should a pipe take the file's place this very moment, it does not wait for a writer.
         descriptor = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -131,6 +103,7 @@ class LocalFile:
             raise
 
     def version(self) -> Version:
+        """What it is now."""
         status = self.file.stat()
         stamp = (status.st_ino, status.st_ctime_ns)
         return Version(size_bytes=status.st_size, modified=status.st_mtime_ns, stamp=stamp)
@@ -152,7 +125,8 @@ class RemoteFile:
 
     @property
     def path(self) -> str:
-        return urlsplit(self.name).path
+        # Of a web address, what is asked of the server comes behind the path.
+        return urlsplit(self.key).path if "http" in self.filesystem.protocol else self.key
 
     def opened(self) -> BinaryIO:
         # fsspec's own readline looks for line ends in Python.
@@ -203,6 +177,9 @@ class StandardInput:
         return self._version
 
 
+Place = LocalFile | RemoteFile | StandardInput
+
+
 def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | None) -> Sequence[Place]:
     """The files that an input names: itself, those below a directory, or those that fit a pattern, in order.
 
@@ -225,9 +202,9 @@ def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | N
     taken = []
     for place in found:
         if not known(place.path):
-            logger.warning("%s is left out: it is of no kind that can be read", place.name)
+            logger.warning("%s is left out: it has no known format", place.name)
         elif isinstance(place, LocalFile) and not place.file.is_file():
-            logger.warning("%s is left out: it is no file", place.name)
+            logger.warning("%s is left out: it is not a file", place.name)
         else:
             taken.append(place)
     return taken

@@ -1,4 +1,4 @@
-"""Rows of a job, a window at a time: a piece of work that any process can do that has a session."""
+"""Rows of a job, one window at a time: a piece of work for any process that has a session."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ class WindowOptions:
         batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
             backend.
         batch_size: most rows of a batch; None: any number.
-        overflow: what becomes of a row of too many tokens. Of a row of ids, the last are cut off; it cannot be split.
-        stride: tokens that a piece of a split text repeats of the one before it.
-        split_pooling: what is made of the pieces' vectors, or of their logits where a text has one row of them.
+        overflow: what happens to a row of too many tokens. A row of ids loses its last; it cannot be split.
+        stride: tokens that each piece of a split text repeats from the piece before.
+        split_pooling: how the pieces' vectors are combined, or their logits where a text has one row of them.
     """
 
     batch_tokens: int | None = None
@@ -107,10 +107,10 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowResult:
-    """What became of a window; it can be pickled.
+    """The results of a window; it can be pickled.
 
     Attributes:
-        results: a dict a row, in order: ``id``, the task's columns, ``tokens`` and ``error``.
+        results: one dict per row, in order: ``id``, the task's columns, ``tokens`` and ``error``.
         counts: their sum.
     """
 
@@ -122,16 +122,16 @@ class WindowPool(Protocol):
     """One process or many that do windows.
 
     Attributes:
-        window_characters: what a window should have for it, about.
+        window_characters: about how long the texts of a window should be.
     """
 
     window_characters: int
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
-        """Do every window once; they come back in the order they were given.
+        """Do each window once; results come in the order of the windows.
 
         Raises:
-            BackendError: it is not the rows' fault.
+            BackendError: the rows are not the cause.
         """
 
 
@@ -177,7 +177,7 @@ class LocalPool:
 
 @dataclass(kw_only=True)
 class _Item:
-    """A row on its way: it gets an encoding, the outputs of its pieces, and values; or, at any step, an error."""
+    """A row in progress: it gets an encoding, the outputs of its pieces, and values; or, at any step, an error."""
 
     row: Row
     encoding: SplitEncoding | None = None
@@ -228,7 +228,7 @@ class WindowInference:
         """Tokenise rows, run them, and make the task's values of what comes out.
 
         Raises:
-            BackendError: every row failed and so does one that ran before: it is the session that is broken.
+            BackendError: every row failed, and so does one that ran before: the session is broken.
         """
         before = self._session.padding
         items = [_Item(row=row, error=row.error, error_kind=row.error_kind) for row in rows]

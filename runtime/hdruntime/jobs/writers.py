@@ -95,7 +95,7 @@ def result_format(output: Path) -> ResultFormat:
         return ResultFormat(output.suffix.lower())
     except ValueError:
         raise InputError(
-            f"{output} is of no kind that can be written: its name ends in {output.suffix or 'nothing'!r}.\n"
+            f"{output} has no known format: its name ends in {output.suffix or 'nothing'!r}.\n"
             f"Outputs end in {_ENDINGS}."
         ) from None
 

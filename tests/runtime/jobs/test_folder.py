@@ -303,7 +303,7 @@ def test_a_place_in_an_input_that_there_is_not_is_refused(bundle_path: Path, tmp
     saved = json.loads(path.read_text())
     saved["position"][0] = 1
     path.write_text(json.dumps(saved))
-    with pytest.raises(HdexportError, match=r"is damaged: it went on in input 2 of 1\.\nStart over with --restart"):
+    with pytest.raises(HdexportError, match=r"is damaged: it continues in input 2 of 1\.\nStart over with --restart"):
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputChangedError, InputError, MissingDependencyError
-from hdruntime.jobs import JobOptions, plan_job, windows
+from hdruntime.jobs import plan_job, windows
 from hdruntime.jobs.input_files import RowFormat
 from hdruntime.jobs.input_search import find_inputs, resolved_columns
 from hdruntime.jobs.progress import JobProgress
@@ -116,7 +116,7 @@ def test_an_open_quotation_mark_costs_no_more_than_what_is_read_of_a_line(
     assert [row.text for row in rest[-70:]] == ["row"] * 70
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.jsonl.gz", "a.parquet"])
 @pytest.mark.parametrize(
     ("columns", "option"),
     [
@@ -339,10 +339,3 @@ def test_the_column_id_is_the_rows_id_where_every_input_has_one(tmp_path: Path, 
     second = tmp_path / other
     second.write_text("two") if other == "b.txt" else write(second, ["two"])
     assert [row.id for row in rows_of(first, second, columns=Columns())] == [0, 1]
-
-
-def test_an_option_of_the_job_names_the_format(bundle: Bundle, tmp_path: Path) -> None:
-    write(tmp_path / "a.csv").rename(tmp_path / "a.export")
-    with pytest.raises(InputError, match="or say what it is: --input-format"):
-        plan_job(bundle, [tmp_path / "a.export"], tmp_path / "out.jsonl")
-    plan_job(bundle, [tmp_path / "a.export"], tmp_path / "out.jsonl", options=JobOptions(input_format=RowFormat.CSV))

@@ -269,8 +269,7 @@ def test_outputs_that_the_task_or_the_format_lacks_are_refused(new_bundle: Bundl
     ).endswith("failed rows are NaN, which binary lacks.\nLeave them out: --skip-failed")
 
 
-def test_a_matrix_holds_no_more_in_memory_than_a_batch(bundle_path: Path, tmp_path: Path) -> None:
-    """Several record batches become one array, in order."""
+def test_windows_become_one_array_in_order(bundle_path: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "in.jsonl", [f"{number}" for number in range(10_000)])
     run_words(open_bundle(bundle_path), [rows], tmp_path / "out.npz")
     run_words(open_bundle(bundle_path), [rows], tmp_path / "out.jsonl")
