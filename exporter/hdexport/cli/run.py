@@ -186,6 +186,8 @@ def run(options: argparse.Namespace) -> int:
             report.ended("stopped", f"stopped{_kept(job)}")
             return exit_code(stop)
         except BrokenPipeError:
+            if job.output != STDOUT:
+                raise
             report.ended("stopped", "the reader of the standard output is gone: the job is not complete")
             return _READER_GONE
         except InputChangedError as error:
