@@ -151,6 +151,24 @@ def test_columns_are_named_by_options(run: Command, bundle: Path, tmp_path: Path
     assert (row["id"], row["tokens"]) == ("k", 5)
 
 
+def test_what_is_read_and_written_is_named_by_options(run: Command, bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.data").write_text("text,lang,id\nlong,en,x\nnan,en,y\nread,de,z\n")
+    options = "--input-format csv --keep-columns all --id-column= --skip-failed --normalize --truncate-dim 2".split()
+    done = run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.parquet", *options, "--keep-columns", "lang")
+    assert done.returncode == 2, done.stderr
+    table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
+    assert table.select(["id", "lang", "error"]).to_pylist() == [
+        {"id": 0, "lang": "en", "error": None},
+        {"id": 2, "lang": "de", "error": None},
+    ]
+    assert [sum(x * x for x in vector) for vector in table["embedding"].to_pylist()] == pytest.approx([1, 1])
+    assert table.schema.field("embedding").type.list_size == 2
+    kept = [*options[:4], "--output-dtype", "binary", "--id-column", "id"]
+    assert run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.jsonl", *kept).returncode == 2
+    assert list(lines_of(tmp_path / "out.jsonl")[0]) == ["id", "text", "lang", "embedding", "tokens", "error"]
+    assert [len(row["embedding"]) for row in lines_of(tmp_path / "out.jsonl")[::2]] == [1, 1]  # type: ignore[arg-type]
+
+
 def test_ids_are_read_from_their_column(run: Command, bundle: Path, tmp_path: Path) -> None:
     table = pyarrow.table({"ids": [[2, 4, 3], [2, 11, 3]], "key": ["a", "b"]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
@@ -171,21 +189,10 @@ def test_a_long_text_is_split_when_asked(run: Command, bundle: Path, tmp_path: P
 
 def test_batching_options_do_not_change_the_result(run: Command, bundle: Path, rows: Path, tmp_path: Path) -> None:
     run(bundle, rows, "-o", tmp_path / "one.jsonl")
-    options = ["--batch-tokens", 1, "--threads", 1, "--backend", "onnxruntime"]
+    options = ["--batch-tokens", 1, "--batch-size", 1, "--threads", 1, "--backend", "onnxruntime"]
     run(bundle, rows, "-o", tmp_path / "two.jsonl", *options)
     for one, two in zip(lines_of(tmp_path / "one.jsonl"), lines_of(tmp_path / "two.jsonl"), strict=True):
         assert one["embedding"] == pytest.approx(two["embedding"], abs=1e-6)
-
-
-def test_an_output_that_exists_needs_force(run: Command, bundle: Path, rows: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out.jsonl"
-    output.write_text("old")
-    done = run(bundle, rows, "-o", output)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr == (f"error: {output} exists.\nReplace it with --force, or choose another place with -o.\n")
-    assert output.read_text() == "old"
-    assert run(bundle, rows, "-o", output, "--force").returncode == 0
-    assert len(lines_of(output)) == 3
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from hdruntime.jobs.files import OpenFolder
-from hdruntime.jobs.parquet_rows import python_from_scalar
+from hdruntime.jobs.parquet_rows import is_plain, python_from_scalar
 
 OPEN_TYPE = {b"hdexport": b"open type"}
 """Metadata of a string field whose values are JSON: its type is known when all of them are."""
@@ -139,7 +139,7 @@ def _array(cells: list[Any], field: pa.Field) -> pa.Array:
         cells = [None if cell is None else json_from_value(cell) for cell in cells]
     elif pa.types.is_fixed_size_list(field.type) and any(isinstance(cell, np.ndarray) for cell in cells):
         return _vectors(cells, field.type)
-    elif any(isinstance(cell, pa.Scalar) for cell in cells):
+    elif not is_plain(field.type):
         cells = [cell.cast(field.type) if isinstance(cell, pa.Scalar) else cell for cell in cells]
     return pa.array(cells, type=field.type)
 

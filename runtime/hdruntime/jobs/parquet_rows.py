@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Undecodable", "opened_parquet", "parquet_values", "python_from_scalar"]
+__all__ = ["Undecodable", "is_plain", "opened_parquet", "parquet_values", "python_from_scalar"]
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,6 @@ _PLAIN = (
     pa.types.is_large_string,
     pa.types.is_string_view,
 )
-"""Types whose values Python has, too."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,11 @@ def opened_parquet(place: Place) -> Any:
         ArrowException, OSError: it cannot be read.
     """
     return pa.parquet.ParquetFile(place.file if isinstance(place, LocalFile) else place.opened(), pre_buffer=False)
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether Python has the values of a type, too."""
+    return any(is_one(kind) for is_one in _PLAIN)
 
 
 def python_from_scalar(cell: pa.Scalar) -> object:
@@ -110,7 +114,7 @@ def _cells(column: Any) -> list[Any]:
     kind = column.type
     while hasattr(kind, "value_type"):  # of lists and dictionaries
         kind = kind.value_type
-    if not any(is_one(kind) for is_one in _PLAIN):
+    if not is_plain(kind):
         return list(column)
     try:
         return column.to_pylist()

@@ -169,14 +169,17 @@ def test_the_format_can_be_said(tmp_path: Path) -> None:
 
 
 def test_directories_are_read_with_all_below_them_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    for name in ("b/c/x.jsonl", "a.jsonl.gz", "b/.hidden/x.jsonl", "b/_temporary/0/x.jsonl", "b.csv", "b/notes.md"):
-        file = tmp_path / "in" / name
-        write(file, [name]) if file.suffix != ".md" else file.write_text("")
+    for name in ("b/c/x.jsonl", "a.jsonl.gz", "b/.hidden/x.jsonl", "b/_temporary/0/x.jsonl", "b.csv"):
+        write(tmp_path / "in" / name, [name])
+    for name in ("notes.md", "_SUCCESS", "empty.jsonl/_SUCCESS"):
+        (tmp_path / "in" / "b" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / "b" / name).touch()
     (tmp_path / "in" / "linked").symlink_to(tmp_path)
     with caplog.at_level(logging.WARNING):
         assert [row.text for row in rows_of(tmp_path / "in")] == ["a.jsonl.gz", "b/c/x.jsonl", "b.csv"]
     assert "linked is left out: it is a link to a directory" in caplog.text
     assert "notes.md is left out" in caplog.text
+    assert "_SUCCESS" not in caplog.text
 
 
 @pytest.mark.parametrize(

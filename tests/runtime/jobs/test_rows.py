@@ -24,12 +24,6 @@ def rows_of(path: Path, columns: Columns = TEXT) -> list[Row]:
     return list(read_rows(find_inputs([path], columns=columns), columns=columns))
 
 
-def names_of(path: Path | str) -> list[str]:
-    """Names of the files that an input stands for, relative to the directory that it is."""
-    found = [file.name for file in find_inputs([path], columns=TEXT)]
-    return [os.path.relpath(name, path) if Path(path).is_dir() else name for name in found]
-
-
 def write(path: Path, content: str | bytes) -> Path:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     return path
@@ -88,18 +82,6 @@ def test_files_follow_each_other_and_numbering_goes_on(tmp_path: Path) -> None:
     write(tmp_path / "b.txt", "three")
     write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": "two"}')
     assert [(row.id, row.text) for row in rows_of(tmp_path)] == [(0, "one"), (1, "two"), (2, "three")]
-
-
-def test_a_directory_gives_its_readable_files_and_names_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("b.TXT", "_SUCCESS", ".hidden.txt", "table.xlsx"):
-        write(tmp_path / name, "x")
-    (tmp_path / "sub.txt").mkdir()
-    with caplog.at_level(logging.WARNING):
-        assert names_of(tmp_path) == ["b.TXT"]
-    assert "table.xlsx is left out" in caplog.text
-    assert "_SUCCESS" not in caplog.text
 
 
 BAD_LINES = {
@@ -202,7 +184,7 @@ def test_a_pipe_in_a_directory_is_left_out_and_named(tmp_path: Path, caplog: pyt
     os.mkfifo(tmp_path / "a.jsonl")
     write(tmp_path / "b.txt", "x")
     with caplog.at_level(logging.WARNING):
-        assert names_of(tmp_path) == ["b.txt"]
+        assert [row.text for row in rows_of(tmp_path)] == ["x"]
     assert "a.jsonl is left out: it is not a file" in caplog.text
 
 
