@@ -153,8 +153,9 @@ def test_columns_are_named_by_options(run: Command, bundle: Path, tmp_path: Path
 
 def test_what_is_read_and_written_is_named_by_options(run: Command, bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.data").write_text("text,lang,id\nlong,en,x\nnan,en,y\nread,de,z\n")
-    options = "--input-format csv --keep-columns all --id-column= --skip-failed --normalize --truncate-dim 2".split()
-    done = run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.parquet", *options, "--keep-columns", "lang")
+    options = ["--input-format", "csv", "--keep-columns", "lang", "--id-column="]
+    vectors = ["--skip-failed", "--normalize", "--truncate-dim", 2]
+    done = run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.parquet", *options, *vectors)
     assert done.returncode == 2, done.stderr
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     assert table.select(["id", "lang", "error"]).to_pylist() == [
@@ -163,7 +164,7 @@ def test_what_is_read_and_written_is_named_by_options(run: Command, bundle: Path
     ]
     assert [sum(x * x for x in vector) for vector in table["embedding"].to_pylist()] == pytest.approx([1, 1])
     assert table.schema.field("embedding").type.list_size == 2
-    kept = [*options[:4], "--output-dtype", "binary", "--id-column", "id"]
+    kept = [*options[:2], "--keep-columns", "all", "--output-dtype", "binary"]
     assert run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.jsonl", *kept).returncode == 2
     assert list(lines_of(tmp_path / "out.jsonl")[0]) == ["id", "text", "lang", "embedding", "tokens", "error"]
     assert [len(row["embedding"]) for row in lines_of(tmp_path / "out.jsonl")[::2]] == [1, 1]  # type: ignore[arg-type]
