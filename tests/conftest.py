@@ -94,6 +94,7 @@ _SECONDS = {
     "tests/exporter/attention/test_longformer.py": 20,
     "tests/exporter/attention/test_windowed.py": 20,
     "tests/runtime/test_sentence_encoder.py": 20,
+    "tests/runtime/test_sentence_transformers.py": 40,
     "tests/test_readme.py": 20,
     "albert": 15,
     "distilbert": 15,

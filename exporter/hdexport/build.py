@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any, cast
 from hdexport.attention.kind import OperatorNode, Setup, Subject
 from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
-from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
+from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme
 from hdexport.model.tasks import Task
@@ -60,7 +61,7 @@ _INLINE_BYTES = 1024
 
 @dataclass(frozen=True, kw_only=True)
 class BuildOptions:
-    """What to build.
+    """Which bundle is built, and how.
 
     Attributes:
         model: a checkpoint's directory, ``organisation/name[@revision]`` on the Hugging Face hub, or what
@@ -68,15 +69,15 @@ class BuildOptions:
         output: the bundle's directory.
         max_len: the longest input, in tokens.
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
-        task: the task; None infers it from the checkpoint.
-        scheme: where positions past the checkpoint's come from.
+        task: None infers it from the checkpoint.
+        scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme.
-        attention: what was asked of kinds of attention, by their names, as `attention_from_spec` reads it; nothing
-            leaves the model's attention as it is.
-        engines: which engines beside the ONNX graphs.
-        verify: the cases in which the bundle is compared with PyTorch before it is put in place; None for none.
-        force: replace a bundle that is at `output`.
-        allow_pickle: also read weights that are stored as a pickle.
+        attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
+            keeps the model's attention.
+        engines: engines beside the ONNX graphs.
+        verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison.
+        force: replace a bundle at `output`.
+        allow_pickle: also read pickled weights.
         command: the command line, for the record.
     """
 
@@ -98,22 +99,24 @@ class BuildOptions:
 def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     """Build a bundle.
 
-    The bundle appears at ``options.output`` when it is whole and verified; on an error nothing is left there but
-    what was there before.
+    The bundle appears at ``options.output`` when it is complete and verified; after an error, what was there before is
+    still there.
 
     Returns:
         The bundle's manifest.
 
     Raises:
-        HdexportError: of the kind that says what went wrong; see `hdruntime.errors`.
+        HdexportError: one of `hdruntime.errors`.
     """
     progress = progress or Progress()
-    check_engine_options(options.engines)
+    engine_builder = EngineBuilder(options.engines)
     with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
         progress.step("Reading the checkpoint")
         checkpoint = _checkpoint(options)
         tokenizer = write_tokenizer(checkpoint, directory)
-        manifest = dataclasses.replace(_write_graphs(checkpoint, directory, options, progress), tokenizer=tokenizer)
+        manifest = dataclasses.replace(
+            _write_graphs(checkpoint, directory, options, engine_builder, progress), tokenizer=tokenizer
+        )
         shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
         manifest = seal(directory, manifest)
         if options.verify:
@@ -124,38 +127,48 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
 
 
 def _checkpoint(options: BuildOptions) -> Checkpoint:
-    # One that was found is not looked for again: on the hub, a branch may have moved since.
+    # Not found again: on the hub, a branch may have moved since.
     if isinstance(options.model, Checkpoint):
         return options.model
     return find_checkpoint(options.model, allow_pickle=options.allow_pickle)
 
 
-def _write_graphs(checkpoint: Checkpoint, directory: Path, options: BuildOptions, progress: Progress) -> Manifest:
-    """Write the graphs and engines; returns the manifest but for what is not of them."""
+def _write_graphs(
+    checkpoint: Checkpoint,
+    directory: Path,
+    options: BuildOptions,
+    engine_builder: EngineBuilder,
+    progress: Progress,
+) -> Manifest:
+    """Write the graphs and engines; returns the manifest without tokenizer, files and verification."""
     task = options.task or checkpoint.task()
+    # Before the weights are read: what cannot be honoured is said at once.
+    sentence = sentence_settings(checkpoint, task)
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, options, progress)
     setups = _attention(model, checkpoint, task, options, progress)
     for setup in setups.values():
         setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-    module = _graph_module(model, checkpoint, task, setups, options)
+    pools_prompts = sentence is None or sentence.include_prompt
+    module = _graph_module(model, checkpoint, task, setups, options, pools_prompts=pools_prompts)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
     graphs = _lower(portable, directory, options.precision)
-    engines = build_engines(portable, directory, options.engines, dtype=options.precision, progress=progress)
+    engines = engine_builder.build(portable, directory, dtype=options.precision, progress=progress)
     return dataclasses.replace(
         _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters),
         graphs=graphs,
         engines=engines,
+        sentence=sentence,
     )
 
 
 def _attention(
     model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions, progress: Progress
 ) -> dict[str, Setup]:
-    """The model's attention, its own or what was asked for; says what the latter does to its answers."""
+    """The model's attention, its own or the requested one; reports what the latter does to the answers."""
     subject = Subject(
         model=model,
         family=checkpoint.family,
@@ -194,7 +207,13 @@ def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOption
 
 
 def _graph_module(
-    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, setups: Mapping[str, Setup], options: BuildOptions
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    setups: Mapping[str, Setup],
+    options: BuildOptions,
+    *,
+    pools_prompts: bool,
 ) -> GraphModule:
     from hdexport.attention.interface import use_operators
     from hdexport.checkpoint.sentence_pooling import sentence_pooling
@@ -204,7 +223,7 @@ def _graph_module(
     from hdexport.model.surgery import fold_positions, fold_token_types
 
     family = checkpoint.family
-    # A sentence is one text, so its tokens are all of one type; and one row is no choice.
+    # All tokens of a sentence have one type, and a table of one row leaves no choice.
     has_token_types = task is not Task.SENTENCE_SIMILARITY and model.config.to_dict().get("type_vocab_size", 0) > 1
     folded_token_types = not has_token_types and fold_token_types(model, family)
     folded_positions = fold_positions(model, family)
@@ -221,6 +240,7 @@ def _graph_module(
         inputs=graph_inputs(
             has_token_types=has_token_types,
             token_type_separator_id=family.token_type_separator_id(model.config, task),
+            pools_prompts=pools_prompts,
             others=[spec for setup in setups.values() for spec in setup.inputs],
         ),
         folded_token_types=folded_token_types,
@@ -232,7 +252,7 @@ def _graph_module(
 
 
 def _export(module: GraphModule, directory: Path, options: BuildOptions) -> onnx_ir.Model:
-    """Trace, complete and write the portable graph, and read it back with its weights on disk; those of `module` go."""
+    """Trace, complete and write the portable graph; reads it back, its weights on disk, and frees `module`'s."""
     import onnx_ir as ir
     from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 
@@ -252,9 +272,9 @@ def _export(module: GraphModule, directory: Path, options: BuildOptions) -> onnx
 
 
 def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
-    """Free the memory of what is on the disk: whoever holds the module or the graph holds no weights with it.
+    """Free the weights, which are on the disk, although the module and the graph may still be referenced.
 
-    The rewrite rules of onnxscript, which live as long as the process, remember all that was in the last graph.
+    The rewrite rules of onnxscript live as long as the process and keep everything in the last graph alive.
     """
     for value in model.graph.initializers.values():
         value.const_value = None
@@ -263,7 +283,7 @@ def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
 
 
 def _lower(portable: onnx_ir.Model, directory: Path, dtype: Dtype) -> tuple[GraphFile, ...]:
-    """Write the graphs for ONNX Runtime, which read the portable one's weights; that for a GPU only if it differs."""
+    """Write the graphs for ONNX Runtime, which share the portable graph's weights; the GPU's only where it differs."""
     import onnx_ir as ir
 
     from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu

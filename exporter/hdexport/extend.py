@@ -1,7 +1,7 @@
-"""A checkpoint with more positions, written back as a Hugging Face directory: to be fine-tuned, then built.
+"""Writes a checkpoint with more positions as a Hugging Face directory, to be fine-tuned and then built.
 
-The files are edited, the model is not loaded: so every weight but the position table keeps every bit, whatever heads
-the checkpoint has and whatever its type.
+The files are edited and the model is not loaded, so every weight but the position table keeps every bit, with any heads
+and of any type.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.all_files import (
     CHECKPOINT_DIRECTORY,
     is_copied,
-    module_folders,
     rewrite_json,
     write_index,
     write_weights,
 )
+from hdexport.checkpoint.sentence_modules import module_folders
 from hdexport.checkpoint.weight_files import read_weights
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme, check_options, extend_table
 from hdexport.support.progress import Progress
@@ -37,23 +37,23 @@ logger = logging.getLogger(__name__)
 
 _POSITION_IDS = "embeddings.position_ids"
 _TOKEN_TYPE_IDS = "embeddings.token_type_ids"
-"""Endings of the names of buffers that files of older versions of transformers hold."""
+"""Ends of the names of buffers in files of older versions of transformers."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExtendOptions:
-    """What to extend.
+    """Which checkpoint is extended, and how.
 
     Attributes:
         model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub, which ``@revision`` may
             follow.
         output: the directory to write.
-        max_len: positions wanted; fewer than the checkpoint's cuts the table.
-        scheme: where positions past the checkpoint's come from.
+        max_len: number of positions; fewer than the checkpoint's cut the table.
+        scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme.
         revision: on the hub: a branch, a tag or a commit.
-        force: replace a checkpoint that is at `output`.
-        allow_pickle: also read weights that are stored as a pickle.
+        force: replace a checkpoint at `output`.
+        allow_pickle: also read pickled weights.
     """
 
     model: str | Path
@@ -69,20 +69,20 @@ class ExtendOptions:
 def extend(options: ExtendOptions, progress: Progress | None = None) -> Positions:
     """Write a checkpoint with more positions.
 
-    The table is written out row by row, in the type of the checkpoint's; the first rows are the checkpoint's, bit for
-    bit. The limits in the configuration, of the tokenizer and of sentence-transformers grow with it.
+    The table keeps the checkpoint's type, and its first rows every bit. The limits in the configuration, the
+    tokenizer and the sentence-transformers files grow with it.
 
     Returns:
-        What was done.
+        The positions of the new checkpoint.
 
     Raises:
-        HdexportError: of the kind that says what went wrong; nothing is written then.
+        HdexportError: one of `hdruntime.errors`; then nothing is written.
     """
     progress = progress or Progress()
     progress.step("Reading the checkpoint")
     checkpoint = find_checkpoint(options.model, revision=options.revision, allow_pickle=options.allow_pickle)
     if checkpoint.path == options.output.resolve():
-        raise OutputExistsError(f"{options.output} is the checkpoint itself.\nChoose another place with -o.")
+        raise OutputExistsError(f"{options.output} is the checkpoint itself.\nChoose another directory with -o.")
     _refuse_computed_positions(checkpoint)
     base = checkpoint.base_positions
     check_options(scheme=options.scheme, alpha=options.alpha, max_len=options.max_len, base=base)
@@ -108,7 +108,7 @@ def _refuse_computed_positions(checkpoint: Checkpoint) -> None:
         raise ModelError(
             f"{checkpoint.path} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "
             "there is no table to extend.\n"
-            f"Build it as it is, for the length that you want: hdexport build {checkpoint.path} --max-len 16384"
+            f"Build it as it is, with the length that you need: hdexport build {checkpoint.path} --max-len 16384"
         )
 
 
@@ -120,7 +120,7 @@ def _write_weights(checkpoint: Checkpoint, files: tuple[Path, ...], positions: P
         name_stem = file.stem.replace("pytorch_model", "model") if len(files) > 1 else "model"
         weights = _read(file)
         for name, weight in weights.items():
-            # A decoder may have a table as well, with as many rows by the same key of the configuration.
+            # A decoder may have a table, too, with as many rows by the same configuration key.
             if name.endswith(checkpoint.family.position_table):
                 has_table = True
                 _check_rows(checkpoint, name, weight)
@@ -146,7 +146,7 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
         return weights
     import torch
 
-    # A pickle holds tied weights once; safetensors has no way to say so, and wants each in one piece.
+    # A pickle shares tied weights; safetensors cannot, and needs each contiguous.
     return {name: weight.clone(memory_format=torch.contiguous_format) for name, weight in weights.items()}
 
 
@@ -163,7 +163,7 @@ def _extended(table: torch.Tensor, positions: Positions) -> torch.Tensor:
     import ml_dtypes
     import torch
 
-    # NumPy has no bfloat16 of its own; PyTorch hands it over as the integers that it is stored as.
+    # NumPy has no bfloat16; PyTorch can view it as integers.
     is_bfloat16 = table.dtype == torch.bfloat16
     rows = table.view(torch.int16).numpy().view(ml_dtypes.bfloat16) if is_bfloat16 else table.numpy()
     extended = extend_table(
@@ -195,7 +195,7 @@ def _write_rest(checkpoint: Checkpoint, positions: Positions, directory: Path) -
         "config.json": {checkpoint.family.positions_key: positions.first_row + max_len},
         "tokenizer_config.json": {"model_max_length": max_len},
         "tokenizer.json": {"truncation": None},
-        # One per kind of model: sentence_bert_config.json, sentence_roberta_config.json, ...
+        # One for each architecture: sentence_bert_config.json, sentence_roberta_config.json, ...
         **{file.name: {"max_seq_length": max_len} for file in source.glob("sentence_*_config.json")},
     }
     for name, values in changes.items():

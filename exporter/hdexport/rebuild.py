@@ -1,4 +1,4 @@
-"""Engines anew for a bundle that is there: for another GPU or another TensorRT, without the checkpoint."""
+"""Rebuilds the engines of a bundle for another GPU or another TensorRT, without the checkpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.engines.build import EngineOptions, build_engines, check_engine_options
+from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
@@ -34,13 +34,13 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildOptions:
-    """What to rebuild.
+    """Which bundle's engines are rebuilt, and how.
 
     Attributes:
         bundle: a bundle's directory.
-        output: where the bundle with the new engines shall be; the same directory replaces it.
-        engines: which engines. Those of other flavours that the bundle has are kept.
-        force: replace a bundle that is at `output`, if that is another directory.
+        output: directory of the bundle with the new engines; the same directory replaces it.
+        engines: which engines. The bundle's engines of other flavours are kept.
+        force: replace a bundle at `output` where that is another directory.
         command: the command line, for the record.
     """
 
@@ -52,19 +52,19 @@ class RebuildOptions:
 
 
 def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manifest:
-    """Build engines from a bundle's portable graph; its graphs, tokenizer and verification stay what they are.
+    """Build engines from a bundle's portable graph; its graphs, tokenizer and verification stay.
 
-    Nothing changes before all is built. A process that has the old bundle open goes on with it.
+    Nothing changes before everything is built. A process that has the old bundle open keeps it.
 
     Returns:
         The manifest of the bundle with the new engines.
 
     Raises:
-        BundleError: there is no bundle, or it is damaged.
-        HdexportError: an engine cannot be built here, or the bundle cannot be written.
+        BundleError: the bundle is missing or damaged.
+        HdexportError: an engine cannot be built on this machine, or the bundle cannot be written.
     """
     progress = progress or Progress()
-    check_engine_options(options.engines)
+    engine_builder = EngineBuilder(options.engines)
     in_place = options.output.resolve() == options.bundle.resolve()
     progress.step("Reading the bundle")
     bundle = open_bundle(options.bundle)
@@ -73,7 +73,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         _copy(bundle, directory, _files_to_keep(bundle, kept))
         manifest = bundle.manifest
         portable = _portable_graph(bundle, directory)
-        built = build_engines(portable, directory, options.engines, dtype=manifest.dtype, progress=progress)
+        built = engine_builder.build(portable, directory, dtype=manifest.dtype, progress=progress)
         progress.step("Writing the bundle")
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}
@@ -81,9 +81,9 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
 
 
 def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptions | None:
-    """How the bundle's engine of one of these flavours was built, else its first engine; None where it has none.
+    """How the bundle's engine of one of these flavours was built, else its first engine; None for a bundle without.
 
-    GPU architectures are left to the default: another GPU is what engines are rebuilt for.
+    GPU architectures are the default: engines are rebuilt for another GPU.
     """
     engines = bundle.manifest.engines
     if not engines:
@@ -102,12 +102,14 @@ def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptio
 def _portable_graph(bundle: Bundle, directory: Path) -> onnx_ir.Model:
     graphs = [graph for graph in bundle.manifest.graphs if graph.lowering == PORTABLE_LOWERING]
     if not graphs:
-        raise BundleCorruptError(f"{bundle.path} has no portable graph to build engines from.\nBuild the bundle again.")
+        raise BundleCorruptError(
+            f"{bundle.path} has no portable graph, from which engines are built.\nBuild the bundle again."
+        )
     return read_graph(bundle, graphs[0], directory=directory)
 
 
 def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile]) -> list[str]:
-    """All but the engines that are replaced, their passports, and kernels that no engine is left for."""
+    """All files but replaced engines, their passports, and kernels that no remaining engine uses."""
     dropped = {
         name for engine in bundle.manifest.engines if engine not in kept for name in (engine.file, engine.passport)
     }
@@ -122,6 +124,6 @@ def _copy(bundle: Bundle, directory: Path, names: Sequence[str]) -> None:
     for name in names:
         destination = directory / name
         destination.parent.mkdir(parents=True, exist_ok=True)
-        # No hard links: what is written over a copy must not reach the bundle that is still in use.
+        # No hard links: a write to the copy must not reach the bundle that is still in use.
         shutil.copyfile(bundle.file(name), destination)
     logger.info("%d files of %s are kept", len(names), bundle.path)

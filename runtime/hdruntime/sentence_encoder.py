@@ -1,15 +1,17 @@
-"""A bundle behind the interface of sentence-transformers: texts in, vectors out.
+"""A bundle behind the interface of sentence-transformers: texts in, vectors out, the same numbers by default.
 
 ::
 
     from hdruntime import SentenceEncoder
 
     with SentenceEncoder("my-bundle") as encoder:
-        vectors = encoder.encode(sentences, normalize_embeddings=True)  # float32 [sentences, dimensions]
-        scores = encoder.similarity(vectors, vectors)  # float32 [sentences, sentences]
+        queries = encoder.encode_query(["what is read whole?"])  # float32 [texts, dimensions]
+        documents = encoder.encode_document(["long documents", "short ones"])
+        scores = encoder.similarity(queries, documents)  # float32 [queries, documents]
 
-What differs from ``SentenceTransformer``: a text may have as many tokens as the bundle serves, unless `max_seq_length`
-is set; the result is always a NumPy array; and a model's default prompt is not in the bundle, so it has to be given.
+Prompts, the length that texts are cut to, truncation and similarity are the model's own. What differs from
+``SentenceTransformer``: results are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
+`SentenceEncoder.max_seq_length` can be lifted to what the bundle serves.
 """
 
 from __future__ import annotations
@@ -17,21 +19,27 @@ from __future__ import annotations
 __all__ = ["SentenceEncoder"]
 
 import contextlib
+import functools
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.inference.scheduling import BatchResult
+from hdruntime.optional import require
 from hdruntime.session import load
+from hdruntime.text.checks import checked_choice
+from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled
+from hdruntime.text.prompts import chosen_prompt, prompts_of
+from hdruntime.text.similarity import similarities, similarities_of_pairs
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 logger = logging.getLogger(__name__)
@@ -40,10 +48,17 @@ _WINDOW_TEXTS = 4096
 _WINDOW_CHARACTERS = 2_000_000
 """What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
-_SMALLEST_NORM = 1e-12
-"""A shorter vector is not brought to length 1; PyTorch's ``normalize`` has the same bound."""
 
-FloatArray = npt.NDArray[np.float32]
+def _also_by_inputs(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Take the texts by the name ``inputs``, too, which sentence-transformers 6 gives them."""
+
+    @functools.wraps(method)
+    def by_either_name(self: SentenceEncoder, *arguments: Any, **options: Any) -> Any:
+        if "inputs" in options:
+            options["sentences"] = options.pop("inputs")
+        return method(self, *arguments, **options)
+
+    return by_either_name
 
 
 class SentenceEncoder:
@@ -53,14 +68,21 @@ class SentenceEncoder:
         bundle: its directory, or what :func:`open_bundle` returned.
         pooling: ``mean``, ``cls`` or ``max`` of the token vectors, for a bundle of the task feature-extraction (default
             ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
-        max_seq_length: see the property.
+        max_seq_length: see the property; None for the model's own number.
+        truncate_dim: dimensions of a vector that are kept; None for the model's own number, which mostly is all.
         backend, threads, gpu: as :func:`hdruntime.load` has them.
+
+    Attributes:
+        truncate_dim: as above.
+        similarity_fn_name: ``cosine``, ``dot``, ``euclidean`` or ``manhattan``; by default the model's own.
+        prompts: name -> what goes before a text; by default the model's own.
+        default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
+        model_card_data: takes what the evaluators of sentence-transformers report, and keeps nothing of it.
 
     Raises:
         BundleError: there is no bundle, or it is damaged or too new.
         BackendError: the backend cannot run here, or not this bundle.
-        InputError: the bundle gives no embeddings, has no tokenizer, or pools by itself; or an option is none of those
-            that there are.
+        InputError: the bundle gives no embeddings, has no tokenizer, or pools by itself; or an option does not fit.
     """
 
     def __init__(
@@ -68,120 +90,184 @@ class SentenceEncoder:
         bundle: Path | str | Bundle,
         *,
         pooling: Pooling | str | None = None,
-        max_seq_length: int | None = None,
+        max_seq_length: int | Literal["bundle"] | None = None,
+        truncate_dim: int | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
         opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        own = opened.manifest.sentence
         self._output = embedding_output(opened.manifest)
+        self._token_output = next(spec for spec in opened.manifest.outputs if spec.has_tokens_axis)
         self._dimensions = embedding_size(opened.manifest)
         self._pooling = _checked_pooling(pooling, is_needed=self._output.name == "last_hidden_state")
         info = opened.manifest.tokenizer
         if info is None:
             raise InputError(f"The bundle {opened.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
+        self.prompts, self.default_prompt_name = prompts_of(opened.manifest)
+        self.similarity_fn_name: str = own.similarity if own else "cosine"
+        self.truncate_dim = own.truncate_dim if own and truncate_dim is None else truncate_dim
+        self.model_card_data = _NoModelCard()
         self._tokenizer_path = opened.file(info.file)
         self._session = load(opened, backend, threads=threads, gpu=gpu)
-        self._max_seq_length = self._session.max_len
-        self._tokenizer = TextTokenizer(self._tokenizer_path, max_len=self._max_seq_length)
-        if max_seq_length is not None:
-            try:
-                self.max_seq_length = max_seq_length
-            except InputError:
-                self.close()
-                raise
+        if max_seq_length is None:
+            max_seq_length = min(own.max_seq_length, self._session.max_len) if own else "bundle"
+        try:
+            self._tokenizer = self._tokenizer_for(max_seq_length)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def max_seq_length(self) -> int:
-        """Tokens that a text is cut to without a word, special tokens included; by default all that the bundle serves.
+        """Tokens that a text is cut to without a message, special tokens included; by default the model's own number.
 
-        sentence-transformers takes the default from the checkpoint, which may be less: 256 for all-MiniLM-L6-v2.
+        Set it to another number, or to ``"bundle"`` for all that the bundle serves.
 
         Raises:
             InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
         """
-        return self._max_seq_length
+        return self._tokenizer.max_len
 
     @max_seq_length.setter
-    def max_seq_length(self, tokens: int) -> None:
-        (a_word,) = self._tokenizer.encode(["a"], overflow=Overflow.TRUNCATE)
-        fewest = 1 + a_word.sequence_ids.count(None)
-        most = self._session.max_len
-        if not fewest <= tokens <= most:
-            advice = f"\nRebuild the bundle with --max-len {tokens}." if tokens > most else ""
-            raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
-        self._tokenizer = TextTokenizer(self._tokenizer_path, max_len=tokens)
-        self._max_seq_length = tokens
+    def max_seq_length(self, tokens: int | Literal["bundle"]) -> None:
+        self._tokenizer = self._tokenizer_for(tokens)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The bundle's ``tokenizers.Tokenizer``, which neither cuts nor pads."""
+        return self._tokenizer.whole
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
-        return self._dimensions
+        return min(self._dimensions, self.truncate_dim or self._dimensions)
 
     # The name until sentence-transformers 5, which callers still use.
     get_sentence_embedding_dimension = get_embedding_dimension
 
+    @_also_by_inputs
     def encode(
         self,
         sentences: str | Iterable[str],
-        *,
+        prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int | None = None,
         show_progress_bar: bool | None = None,
-        normalize_embeddings: bool = False,
-        precision: str = "float32",
+        output_value: str = "sentence_embedding",
+        precision: EmbeddingPrecision | str | None = "float32",
         convert_to_numpy: bool = True,
         convert_to_tensor: bool = False,
-    ) -> FloatArray:
-        """One vector a text, the same that sentence-transformers gives.
+        device: object = None,
+        normalize_embeddings: bool = False,
+        truncate_dim: int | None = None,
+    ) -> Any:
+        """One vector per text, the same that sentence-transformers gives.
 
         Args:
             sentences: one text, or any number of them; an empty string is a text, too.
-            prompt: what to put before every text, such as ``"query: "``.
+            prompt_name: which of `prompts` goes before every text; None for the default.
+            prompt: what goes before every text, such as ``"query: "``; ``prompt_name`` is then not looked at.
             batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
                 default, is as fast or faster: then the number of tokens decides. The answers are the same.
             show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
+            output_value: ``sentence_embedding``, or ``token_embeddings`` for the vectors of each text's tokens, which
+                are float32, and neither truncated nor normalised.
+            precision: ``float32``, ``float16``, ``int8``, ``uint8``, ``binary`` or ``ubinary``; None for ``float32``.
+            convert_to_numpy: False for a list of PyTorch tensors.
+            convert_to_tensor: for one PyTorch tensor, in the CPU's memory.
+            device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
             normalize_embeddings: bring each vector to length 1.
-            precision: ``float32``; there is no other.
-            convert_to_numpy, convert_to_tensor: the result is a NumPy array; asking for another is an error.
+            truncate_dim: dimensions that are kept, before vectors are normalised; None for what the encoder keeps.
 
         Returns:
-            float32 [dimensions] of one text; [sentences, dimensions] of several, in the order given.
+            [dimensions] of one text; [sentences, dimensions] of several, in the order given. Of ``token_embeddings``
+            [tokens, hidden_size] of one text, and a list of such arrays of several.
 
         Raises:
-            InputError: something that is no text, or an argument that does not fit.
+            InputError: an input is not a text, the prompt is unknown, or an argument is invalid.
+            MissingDependencyError: a tensor is asked for, and PyTorch is not installed.
             NonFiniteOutputError: a vector is NaN or infinite.
             BackendError: the backend failed, or the encoder is closed.
         """
-        _check_result_type(precision, convert_to_numpy=convert_to_numpy, convert_to_tensor=convert_to_tensor)
+        precision = checked_choice(EmbeddingPrecision, precision or "float32", option="precision")
+        if output_value not in ("sentence_embedding", "token_embeddings"):
+            raise InputError(
+                f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
+            )
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for what is fastest.")
+        self._check_device(device)
+        from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = _checked_texts(sentences)
-        if prompt:
-            texts = [prompt + text for text in texts]
+        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
         if show_progress_bar is None:
             show_progress_bar = logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
-        embeddings = np.empty((len(texts), self._dimensions), dtype=np.float32)
-        with _progress_bar(len(texts)) if show_progress_bar else contextlib.nullcontext() as bar:
-            for rows, values in self._batches(texts, batch_size):
-                embeddings[rows] = values
-                if bar is not None:
-                    bar.advance(bar.task_ids[0], len(rows))
-        if normalize_embeddings:
-            embeddings = _normalized(embeddings)
-        return embeddings[0] if isinstance(sentences, str) else embeddings
+        if output_value == "token_embeddings":
+            of_tokens = self._token_vectors(texts, prompt, batch_size, show_progress_bar)
+            result: Any = of_tokens if from_numpy is None else [from_numpy(each) for each in of_tokens]
+        else:
+            embeddings = self._vectors(texts, prompt, batch_size, show_progress_bar)
+            own = self.truncate_dim and self.get_embedding_dimension()
+            embeddings = truncated(embeddings, own if truncate_dim is None else truncate_dim)
+            result = quantized(normalized(embeddings) if normalize_embeddings else embeddings, precision)
+            if from_numpy is not None:
+                result = from_numpy(result) if convert_to_tensor else list(from_numpy(result))
+        return result[0] if isinstance(sentences, str) else result
 
-    def similarity(self, embeddings1: npt.ArrayLike, embeddings2: npt.ArrayLike) -> FloatArray:
-        """The cosine of each vector with each other.
+    @_also_by_inputs
+    def encode_query(
+        self,
+        sentences: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode`, with the prompt ``query`` unless another is asked for."""
+        if prompt_name is None and prompt is None:
+            prompt_name = "query"
+        return self.encode(sentences, prompt_name, prompt, *arguments, **options)
+
+    @_also_by_inputs
+    def encode_document(
+        self,
+        sentences: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode`, with the prompt ``document`` unless another is asked for.
+
+        As in sentence-transformers, a model's prompt ``passage`` has to be asked for.
+        """
+        if prompt_name is None and prompt is None:
+            prompt_name = "document"
+        return self.encode(sentences, prompt_name, prompt, *arguments, **options)
+
+    def similarity(self, embeddings1: object, embeddings2: object) -> Any:
+        """The similarity of each vector with each other; see :func:`hdruntime.text.similarity.similarities`.
 
         Args:
-            embeddings1: [n, dimensions], or one vector: [dimensions].
+            embeddings1: [n, dimensions], or one vector: [dimensions]; arrays, PyTorch tensors, or lists of them.
             embeddings2: [m, dimensions], or one vector: [dimensions].
 
         Returns:
-            float32 [n, m].
+            float32 [n, m]; a tensor if one was given.
         """
-        first, second = (np.atleast_2d(np.asarray(each, np.float32)) for each in (embeddings1, embeddings2))
-        return _normalized(first) @ _normalized(second).T
+        return similarities(self.similarity_fn_name, embeddings1, embeddings2)
+
+    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Any:
+        """The similarity of each vector with that at the same place.
+
+        Args:
+            embeddings1, embeddings2: [n, dimensions] each, or one vector each: [dimensions].
+
+        Returns:
+            float32 [n], or [] of one vector each; a tensor if one was given.
+        """
+        return similarities_of_pairs(self.similarity_fn_name, embeddings1, embeddings2)
 
     def close(self) -> None:
         """Free the backend's memory; what is encoded afterwards raises BackendError."""
@@ -198,18 +284,65 @@ class SentenceEncoder:
     ) -> None:
         self.close()
 
-    def _batches(self, texts: list[str], batch_size: int | None) -> Iterator[tuple[list[int], FloatArray]]:
-        """Yields indices of texts and their vectors."""
+    def _tokenizer_for(self, tokens: int | str) -> TextTokenizer:
+        most = self._session.max_len
+        tokenizer = TextTokenizer(self._tokenizer_path, max_len=most)
+        if tokens == "bundle":
+            return tokenizer
+        (a_word,) = tokenizer.encode(["a"], overflow=Overflow.TRUNCATE)
+        fewest = 1 + a_word.sequence_ids.count(None)
+        if not isinstance(tokens, int) or not fewest <= tokens <= most:
+            is_more = isinstance(tokens, int) and tokens > most
+            advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
+            raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
+        return TextTokenizer(self._tokenizer_path, max_len=tokens)
+
+    def _check_device(self, device: object) -> None:
+        here = "cpu" if self._session.backend is Backend.ONNXRUNTIME else "cuda"
+        if device is not None and str(device).partition(":")[0] != here:
+            raise InputError(
+                f"device is {str(device)!r}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
+                "Leave it out, or choose another backend: SentenceEncoder(bundle, backend=...)"
+            )
+
+    def _vectors(self, texts: list[str], *options: Any) -> np.ndarray:
+        """float32 [texts, dimensions]."""
+        embeddings = np.empty((len(texts), self._dimensions), np.float32)
+        for rows, result in self._batches(texts, self._output.name, *options):
+            values = result.outputs[self._output.name]
+            if self._pooling is not None:
+                values = pooled(values, result.attention_mask, self._pooling)
+            embeddings[rows] = values
+        return embeddings
+
+    def _token_vectors(self, texts: list[str], *options: Any) -> list[np.ndarray]:
+        """[texts], each float32 [tokens, hidden_size]."""
+        vectors = [np.empty(0, np.float32)] * len(texts)
+        for rows, result in self._batches(texts, self._token_output.name, *options):
+            values = result.outputs[self._token_output.name]
+            for row, of_tokens, mask in zip(rows, values, result.attention_mask, strict=True):
+                vectors[row] = of_tokens[mask == 1]
+        return vectors
+
+    def _batches(
+        self, texts: list[str], output: str, prompt: str, batch_size: int | None, show_progress_bar: bool
+    ) -> Iterator[tuple[list[int], BatchResult]]:
+        """Yields indices of texts and their results."""
         tokenizer = self._tokenizer  # Another thread may set `max_seq_length`.
-        for window in _windows(texts, batch_size or _WINDOW_TEXTS):
-            encodings = _encodings(tokenizer, texts, window)
-            for result in self._session.run_batches(encodings, outputs=[self._output.name]):
-                for row, error in result.errors.items():
-                    raise type(error)(f"sentences[{window[row]}]: {error}") from error
-                values = result.outputs[self._output.name]
-                if self._pooling is not None:
-                    values = pooled(values, result.attention_mask, self._pooling)
-                yield [window[row] for row in result.rows], values
+        with _progress_bar(len(texts)) if show_progress_bar else contextlib.nullcontext() as bar:
+            for window in _windows(texts, batch_size or _WINDOW_TEXTS):
+                encodings = _encodings(tokenizer, texts, window, prompt)
+                for result in self._session.run_batches(encodings, outputs=[output]):
+                    for row, error in result.errors.items():
+                        raise type(error)(f"sentences[{window[row]}]: {error}") from error
+                    yield [window[row] for row in result.rows], result
+                    if bar is not None:
+                        bar.advance(bar.task_ids[0], len(result.rows))
+
+
+class _NoModelCard:
+    def set_evaluation_metrics(self, *arguments: object, **options: object) -> None:
+        """Keep nothing."""
 
 
 def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooling | None:
@@ -226,13 +359,6 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
             "Leave it out, or rebuild the bundle with --task feature-extraction."
         )
     return chosen
-
-
-def _check_result_type(precision: str, *, convert_to_numpy: bool, convert_to_tensor: bool) -> None:
-    if precision != "float32":
-        raise InputError(f"precision is {precision!r}; it must be 'float32'.\nQuantise the result.")
-    if convert_to_tensor or not convert_to_numpy:
-        raise InputError("The result is a NumPy array.\nFor a tensor: torch.from_numpy(encoder.encode(sentences))")
 
 
 def _checked_texts(sentences: object) -> list[str]:
@@ -261,21 +387,17 @@ def _windows(texts: Sequence[str], most_texts: int) -> Iterator[list[int]]:
         yield window
 
 
-def _encodings(tokenizer: TextTokenizer, texts: Sequence[str], window: Sequence[int]) -> list[Encoding]:
+def _encodings(tokenizer: TextTokenizer, texts: Sequence[str], window: Sequence[int], prompt: str) -> list[Encoding]:
     try:
-        return tokenizer.encode([texts[index] for index in window], overflow=Overflow.TRUNCATE)
+        return tokenizer.encode([texts[index] for index in window], overflow=Overflow.TRUNCATE, prompt=prompt)
     except InputError:
         # It counts from the start of the window, which says nothing to the caller.
         for index in window:
             try:
-                tokenizer.encode([texts[index]], overflow=Overflow.TRUNCATE)
+                tokenizer.encode([texts[index]], overflow=Overflow.TRUNCATE, prompt=prompt)
             except InputError as error:
                 raise InputError(f"sentences[{index}]: {error}") from None
         raise
-
-
-def _normalized(vectors: FloatArray) -> FloatArray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), np.float32(_SMALLEST_NORM))
 
 
 def _progress_bar(total: int) -> Any:

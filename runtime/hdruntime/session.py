@@ -27,6 +27,7 @@ from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.text.checks import check_text_lengths, checked_choice
 from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
+from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -232,6 +233,7 @@ class Session:
         pairs: Sequence[str] | None = None,
         *,
         overflow: Overflow | str = Overflow.ERROR,
+        prompt: str = "",
     ) -> list[Encoding]:
         """Encode texts, or pairs, with the bundle's tokenizer; see :meth:`TextTokenizer.encode`.
 
@@ -244,10 +246,10 @@ class Session:
                 "tokenize gives one encoding a text, so it cannot split.\n"
                 "Use session.split(texts, stride=...), or session.embed(texts, overflow='split')."
             )
-        return self._text_tokenizer.encode(texts, pairs, overflow=overflow)
+        return self._text_tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
 
     def split(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0, prompt: str = ""
     ) -> list[SplitEncoding]:
         """Encode texts, or pairs, of any number of tokens; those that are too long are cut into pieces.
 
@@ -256,6 +258,7 @@ class Session:
             pairs: the second text of each pair, as many as ``texts``. It is what is cut; every piece has the whole
                 first text.
             stride: tokens that a piece repeats of the one before it.
+            prompt: what goes before every piece.
 
         Returns:
             a text each, in the order given; :func:`hdruntime.text.splitting.merged` puts its pieces' outputs together.
@@ -263,7 +266,7 @@ class Session:
         Raises:
             InputError: the bundle has no tokenizer, or a piece would have no token that the one before it has not.
         """
-        encodings = self._text_tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT)
+        encodings = self._text_tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT, prompt=prompt)
         return split_encodings(encodings, max_len=self._max_len, stride=stride, is_pair=pairs is not None)
 
     def infer(
@@ -347,6 +350,8 @@ class Session:
         overflow: Overflow | str = Overflow.ERROR,
         stride: int = 0,
         split_pooling: SplitPooling | str = SplitPooling.MEAN,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
     ) -> FloatArray:
         """One vector a text: the bundle's ``sentence_embedding``, else the mean of its token vectors.
 
@@ -358,6 +363,8 @@ class Session:
             stride: tokens that a piece of a split text repeats of the one before it.
             split_pooling: what is made of the pieces' vectors: their ``mean``, weighted by tokens, or their ``max``. If
                 they all have length 1, so has the result.
+            prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
+            prompt: the prompt itself.
 
         Returns:
             float32 [texts, dimensions], in the order given.
@@ -369,12 +376,13 @@ class Session:
         """
         output = embedding_output(self.manifest)
         pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")
+        prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
         if overflow != Overflow.SPLIT:
             if stride:
                 raise InputError(f"stride is {stride}, but only overflow='split' has a stride.")
-            encodings = self.tokenize(texts, overflow=overflow)
+            encodings = self.tokenize(texts, overflow=overflow, prompt=prompt)
             return self._vectors(output, encodings, range(len(texts)), batch_tokens)
-        splits = self.split(texts, stride=stride)
+        splits = self.split(texts, stride=stride, prompt=prompt)
         text_of_piece = [text for text, split in enumerate(splits) for _ in split.pieces]
         pieces = [piece for split in splits for piece in split.pieces]
         of_pieces = iter(self._vectors(output, pieces, text_of_piece, batch_tokens))
@@ -438,7 +446,10 @@ class Session:
             ),
             Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
             Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
+            Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
         }
+        if tokenizer and not tokenizer.token_types:
+            del values[Role.TOKEN_TYPES]
         given = {spec.name: values[spec.role] for spec in self.manifest.inputs if spec.role in values}
         return checked_inputs(given, self.manifest, max_len=self._max_len)
 
@@ -460,3 +471,7 @@ class Session:
             else f"Compare the bundle with its checkpoint: hdexport verify {self._bundle.path}"
         )
         return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.\n{advice}")
+
+
+def _pooled_tokens(encoding: Encoding) -> list[int]:
+    return [0] * encoding.prompt_tokens + [1] * (len(encoding) - encoding.prompt_tokens)

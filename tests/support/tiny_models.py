@@ -12,6 +12,7 @@ __all__ = [
     "SEPARATOR_ID",
     "VOCAB_SIZE",
     "WINDOWS",
+    "change_json",
     "save_sentence_modules",
     "save_tiny_model",
 ]
@@ -190,6 +191,12 @@ def save_sentence_modules(directory: Path, *modules: str, pooling: dict[str, Any
     for folder in folders:
         (directory / folder).mkdir(exist_ok=True)
     (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+
+
+def change_json(file: Path, **values: object) -> None:
+    """Set values of a JSON object in a file; a missing file is an empty object."""
+    content = json.loads(file.read_text()) if file.exists() else {}
+    file.write_text(json.dumps(content | values))
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

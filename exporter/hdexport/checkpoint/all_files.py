@@ -4,11 +4,8 @@ from __future__ import annotations
 
 __all__ = [
     "CHECKPOINT_DIRECTORY",
-    "SentenceModule",
     "is_copied",
-    "module_folders",
     "rewrite_json",
-    "sentence_modules",
     "write_index",
     "write_weights",
 ]
@@ -17,13 +14,12 @@ import errno
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.support.json_files import read_json, read_object, shown
+from hdexport.checkpoint.sentence_modules import module_folders
+from hdexport.support.json_files import read_object
 from hdruntime.bundle.staging import DirectoryKind
-from hdruntime.errors import ModelError
 from hdruntime.optional import require
 
 if TYPE_CHECKING:
@@ -42,45 +38,6 @@ def is_copied(file: Path) -> bool:
     if not file.is_file() or file.name.endswith(".index.json"):
         return False
     return file.suffix in (".json", ".model") or file.name in _VOCABULARIES or file.stem in _LICENCES
-
-
-@dataclass(frozen=True, kw_only=True)
-class SentenceModule:
-    """One of sentence-transformers' modules.
-
-    Attributes:
-        kind: its class, without the package.
-        folder: the name of the folder that holds its settings; empty for the checkpoint's own directory.
-    """
-
-    kind: str
-    folder: str
-
-
-def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
-    """What ``modules.json`` of a checkpoint lists, in order; nothing where there is none.
-
-    Raises:
-        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
-    """
-    path = directory / "modules.json"
-    if not path.is_file():
-        return ()
-    modules = read_json(path)
-    if not isinstance(modules, list) or not modules:
-        raise ModelError(f"{path} lists no modules.\nDownload the model again.")
-    return tuple(_sentence_module(path, module) for module in modules)
-
-
-def module_folders(directory: Path) -> list[str]:
-    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them.
-
-    Raises:
-        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
-    """
-    folders = [module.folder for module in sentence_modules(directory)]
-    # The first module, the encoder, usually is at the top; one without settings may have no folder.
-    return [folder for folder in folders if folder and (directory / folder).is_dir()]
 
 
 def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
@@ -127,18 +84,6 @@ def rewrite_json(source: Path, target: Path, changes: Mapping[str, object]) -> N
     changed = {key: value for key, value in changes.items() if values.get(key) is not None}
     if changed:
         target.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _sentence_module(path: Path, module: object) -> SentenceModule:
-    kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
-    if not isinstance(kind, str) or not isinstance(folder, str):
-        raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
-    if Path(folder).name != folder or "\0" in folder:
-        raise ModelError(
-            f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.\n"
-            "Download the model again."
-        )
-    return SentenceModule(kind=kind.rpartition(".")[2], folder=folder)
 
 
 def _is_checkpoint(directory: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Checkpoint", "default_model", "find_checkpoint"]
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from hdexport.checkpoint.config import read_config, settings_from
 from hdexport.checkpoint.hub import HubModel, download, hub_model
 from hdexport.checkpoint.loading import load_model
+from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
+from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of
 from hdexport.model.positions import LONGEST
@@ -25,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
 _READ = ("", ".json", ".model", ".safetensors", ".txt")
-"""Suffixes of files and folders of a checkpoint that are looked for, and taken for not there where a link is broken."""
+"""Suffixes of files and folders that are read; a broken link among them would look like a missing file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +49,34 @@ class Checkpoint:
     config: dict[str, Any]
     family: Family
 
-    @property
-    def is_sentence_transformer(self) -> bool:
-        """Whether the directory carries the modules of sentence-transformers."""
-        return (self.path / "modules.json").is_file()
-
     def task(self) -> Task:
-        """The task that the checkpoint was made for."""
+        """The task that the checkpoint was made for.
+
+        Raises:
+            ModelError: it was saved from a class of sentence-transformers that is not supported.
+        """
+        saved_from = sentence_class(self.path)
+        if saved_from not in (None, "SentenceTransformer", "CrossEncoder"):
+            raise ModelError(
+                f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
+                "SentenceTransformer and CrossEncoder are supported.\n"
+                "Build what its Transformer gives: --task feature-extraction or --task fill-mask"
+            )
         return infer_task(
             list(self.config.get("architectures") or []),
-            is_sentence_transformer=self.is_sentence_transformer,
+            is_sentence_transformer=saved_from == "SentenceTransformer",
         )
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer in transformers, which lowers the case of texts where sentence-transformers does.
+
+        None where the checkpoint has none.
+
+        Raises:
+            ModelError: its files cannot be read.
+        """
+        return read_tokenizer(self.path)
 
     @property
     def base_positions(self) -> int:
@@ -73,7 +93,8 @@ class Checkpoint:
         is_id = isinstance(padding, int) and not isinstance(padding, bool) and padding >= 0
         if not is_id and (is_needed or padding is not None):
             raise ModelError(
-                f"{file} has pad_token_id {shown(padding)}, which is no id.\nSet it to the tokenizer's, e.g. 1."
+                f"{file} has pad_token_id {shown(padding)}, which is not a token id.\n"
+                "Set it to the tokenizer's, e.g. 1."
             )
         if isinstance(rows, int) and rows > LONGEST:
             raise ModelError(
@@ -134,7 +155,7 @@ class Checkpoint:
             allow_pickle: also take ``.bin`` files.
 
         Raises:
-            ModelError: there are none, or only pickles and those are not allowed.
+            ModelError: there are no weights, or only pickles, which are not allowed.
         """
         return weight_files(self.path, allow_pickle=allow_pickle)
 
@@ -156,15 +177,14 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pic
         allow_pickle: download weights that are stored as a pickle where there are no others.
 
     Raises:
-        ModelError: there is none, its config cannot be read, or its family is not supported.
-        InputError: a revision of what is not on the hub.
+        ModelError: there is no checkpoint, its config cannot be read, or its family is not supported.
+        InputError: a revision is given for a directory.
     """
     path, hub = Path(model), hub_model(str(model))
     if hub is None or _is_there(path):
         if revision is not None:
             raise InputError(
-                f"--revision {revision} is for models on the Hugging Face hub, and {str(model)!r} is none.\n"
-                "Leave it out."
+                f"--revision {revision} is for models on the Hugging Face Hub; {str(model)!r} is a path.\nLeave it out."
             )
         if not path.is_dir():
             raise ModelError(
@@ -199,7 +219,7 @@ def default_model() -> tuple[Path, str]:
 
 
 def _is_there(path: Path) -> bool:
-    # A link that leads nowhere, or to itself, is no name on the hub either.
+    # A link that leads nowhere, or to itself, is not a name on the hub either.
     return path.exists() or path.is_symlink()
 
 

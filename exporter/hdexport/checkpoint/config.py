@@ -40,12 +40,12 @@ def read_config(path: Path) -> dict[str, Any]:
         path: the checkpoint's directory.
 
     Raises:
-        ModelError: there is none, it cannot be read, or asks for what no graph of ours computes.
+        ModelError: the file is missing, cannot be read, or asks for what no graph computes.
     """
     file = path / "config.json"
     if not file.exists() and not file.is_symlink():
         raise ModelError(
-            f"{path} holds no config.json, so it is no Hugging Face checkpoint.\n"
+            f"{path} holds no config.json, so it is not a Hugging Face checkpoint.\n"
             "Name the directory that save_pretrained() wrote."
         )
     config = read_object(file)
@@ -92,7 +92,7 @@ def settings_from(path: Path, config: dict[str, Any]) -> PreTrainedConfig:
         epsilon = getattr(settings, name, 0.0)
         if epsilon < 0:
             raise ModelError(f"{file} has {name} {epsilon}, which is below zero.\nSet it to the model's, e.g. 1e-12.")
-    # How a caller of the library likes its answers, which is no property of the model.
+    # How a caller of the library likes its answers, which is not a property of the model.
     settings.return_dict, settings.output_attentions, settings.output_hidden_states = True, False, False
     return settings
 
@@ -109,17 +109,19 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
         isinstance(architectures, list) and all(isinstance(name, str) for name in architectures)
     ):
         raise ModelError(
-            f"{file} has architectures {shown(architectures)}, which is no list of names.\n"
+            f"{file} has architectures {shown(architectures)}, which is not a list of names.\n"
             'Set it to what the model is, e.g. "architectures": ["BertModel"], or leave it out.'
         )
     for key, value in _values(config):
         if isinstance(value, float) and not math.isfinite(value):
             raise ModelError(
-                f"{file} has {shown(key)} {value}, which is no finite number.\n"
+                f"{file} has {shown(key)} {value}, which is not finite.\n"
                 "Set it to the model's, or download the file again."
             )
         if isinstance(value, str) and not _is_text(value):
-            raise ModelError(f"{file} has {shown(key)} {shown(value)}, which is no text.\nDownload the model again.")
+            raise ModelError(
+                f"{file} has {shown(key)} {shown(value)}, which is not valid Unicode.\nDownload the model again."
+            )
     for key, most in _LIMITS.items():
         value = config.get(key)
         if isinstance(value, (int, float)) and value > most:

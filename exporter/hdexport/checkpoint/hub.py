@@ -47,13 +47,13 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
 
     Args:
         model: what to download. What is in the cache of a commit is not asked for again: commits do not change.
-        allow_pickle: also take ``*.bin`` where there is no safetensors; without it no ``.bin`` is downloaded.
+        allow_pickle: also download ``*.bin`` where there are no safetensors.
 
     Returns:
         A directory that is named after the commit.
 
     Raises:
-        ModelError: it could not be had.
+        ModelError: the download failed.
     """
     cached = cached_snapshot(model)
     if cached is not None and _is_complete(cached, allow_pickle=allow_pickle):
@@ -65,7 +65,7 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
 
 
 def cached_snapshot(model: HubModel) -> Path | None:
-    """Where the files of a commit are in the cache; None where they are not, or the revision is no commit."""
+    """Where the files of a commit are in the cache; None where they are missing, or the revision is not a commit."""
     if model.revision is None or not _COMMIT.fullmatch(model.revision):
         return None
     hub = require("huggingface_hub")
@@ -93,7 +93,7 @@ def _snapshot(model: HubModel, patterns: list[str]) -> Path:
     except Exception as error:
         # The hub's client raises its own, requests' and the operating system's errors alike.
         raise ModelError(
-            f"There is no directory {str(model)!r}, and it could not be had from the Hugging Face hub: "
+            f"There is no directory {str(model)!r}, and the model could not be downloaded from the Hugging Face Hub: "
             f"{shown(error)}\n"
             "Check the name and the revision, or download the model and name its directory."
         ) from error

@@ -5,23 +5,14 @@ from __future__ import annotations
 __all__ = ["SentencePooling", "sentence_pooling"]
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from hdexport.checkpoint.all_files import sentence_modules
+from hdexport.checkpoint.sentence_modules import TOKENS_INSTEAD, pooling_settings
 from hdexport.checkpoint.weight_files import read_weights
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
-
-_MODES = {
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_max_tokens": "max",
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
-}
-"""Flag of ``1_Pooling/config.json`` -> the mode's name, in the order in which results are concatenated."""
-
-_TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
 
 
 class SentencePooling(torch.nn.Module):
@@ -69,79 +60,48 @@ def _pool(mode: str, token_embeddings: torch.Tensor, mask: torch.Tensor) -> torc
 
 
 def sentence_pooling(path: Path, *, hidden_size: int) -> SentencePooling:
-    """Read ``modules.json`` and the folders it names.
+    """The modules after the encoder, with their weights.
 
     Args:
         path: a sentence-transformers directory.
         hidden_size: width of the encoder's tokens.
 
     Raises:
-        ModelError: a module or a pooling mode is not supported, a file is missing, or widths do not fit.
+        ModelError: a module or a setting of one is not supported, a file is missing, or widths do not fit.
     """
-    modules = sentence_modules(path)
-    kinds = [module.kind for module in modules]
-    if len(kinds) < 2 or kinds[0] != "Transformer" or kinds[1] != "Pooling":
-        raise ModelError(
-            f"{path} chains the modules {', '.join(kinds) or '(none)'}; a Transformer followed by a Pooling is "
-            f"supported.\n{_TOKENS_INSTEAD}"
-        )
-    modes = _pooling_modes(path / modules[1].folder / "config.json")
+    settings = pooling_settings(path)
     layers: list[torch.nn.Module] = []
-    width = hidden_size * len(modes)
-    for module in modules[2:]:
+    width = hidden_size * len(settings.modes)
+    for module in settings.following:
         layer, width = _layer(module.kind, path / module.folder, width)
         layers.append(layer)
-    return SentencePooling(modes, layers)
-
-
-def _pooling_modes(config_path: Path) -> tuple[str, ...]:
-    config = read_object(config_path)
-    named = config.get("pooling_mode")
-    if named:
-        listed = named if isinstance(named, list) else [named]
-        modes = tuple(named.split("+") if isinstance(named, str) else listed)
-    else:
-        modes = tuple(mode for flag, mode in _MODES.items() if config.get(flag))
-        unknown = [
-            flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on and flag not in _MODES
-        ]
-        modes += tuple(flag.removeprefix("pooling_mode_") for flag in unknown)
-    unsupported = [mode for mode in modes if mode not in list(_MODES.values())]
-    if unsupported or not modes:
-        asked = ", ".join(mode if isinstance(mode, str) else shown(mode) for mode in unsupported)
-        raise ModelError(
-            f"{config_path} asks for the pooling {asked or '(none)'}; supported: {', '.join(_MODES.values())}.\n"
-            f"{_TOKENS_INSTEAD}"
-        )
-    return modes
+    return SentencePooling(settings.modes, layers)
 
 
 def _layer(kind: str, folder: Path, width: int) -> tuple[torch.nn.Module, int]:
     """A layer that takes vectors of a width, and the width of what it gives."""
-    if kind == "Normalize":
-        return _Normalize(), width
-    if kind == "Dense":
-        return _dense(folder, width)
-    raise ModelError(
-        f"The sentence-transformers module {kind} is not supported; Pooling, Dense and Normalize are.\n"
-        f"{_TOKENS_INSTEAD}"
-    )
+    file = folder / "config.json"
+    # The layers of old versions that have no settings have no file.
+    config = read_object(file) if kind == "Dense" or file.is_file() else {}
+    for name in ("module_input_name", "module_output_name"):
+        if config.get(name) not in (None, "sentence_embedding"):
+            raise ModelError(
+                f"{file} has {name} {shown(config[name])}; only sentence_embedding is supported.\n{TOKENS_INSTEAD}"
+            )
+    return (_Normalize(), width) if kind == "Normalize" else _dense(folder, config, width)
 
 
-def _dense(folder: Path, width: int) -> tuple[torch.nn.Module, int]:
-    config = read_object(folder / "config.json")
-    # Tanh is what sentence-transformers takes where none is named.
-    activation = str(config.get("activation_function", "Tanh")).rpartition(".")[2]
-    if activation not in ("Identity", "Tanh", "ReLU", "GELU"):
+def _dense(folder: Path, config: dict[str, Any], width: int) -> tuple[torch.nn.Module, int]:
+    # Tanh is what sentence-transformers takes where none is named; code of the checkpoint's own is not run.
+    named = str(config.get("activation_function", "torch.nn.Tanh"))
+    activation = named.rpartition(".")[2]
+    if activation not in ("Identity", "Tanh", "ReLU", "GELU") or not named.startswith("torch."):
         raise ModelError(
-            f"{folder / 'config.json'} asks for the activation {shown(activation)}; supported: Identity, Tanh, ReLU, "
-            f"GELU.\n{_TOKENS_INSTEAD}"
+            f"{folder / 'config.json'} has activation_function {shown(named)}; supported: Identity, Tanh, ReLU, GELU "
+            f"of torch.nn.\n{TOKENS_INSTEAD}"
         )
-    if config.get("module_input_name", "sentence_embedding") != "sentence_embedding":
-        raise ModelError(
-            f"{folder / 'config.json'} applies the layer to {shown(config['module_input_name'])}; only "
-            f"sentence_embedding is supported.\n{_TOKENS_INSTEAD}"
-        )
+    if config.get("use_residual"):
+        raise ModelError(f"{folder / 'config.json'} has use_residual, which is not supported.\n{TOKENS_INSTEAD}")
     if not (folder / "model.safetensors").is_file():
         raise ModelError(f"{folder} holds no model.safetensors.\nConvert its weights to safetensors.")
     weights = {

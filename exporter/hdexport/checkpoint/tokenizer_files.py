@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["first_special_id", "write_tokenizer"]
+__all__ = ["first_special_id", "read_tokenizer", "write_tokenizer"]
 
 import logging
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hdexport.checkpoint import Checkpoint
+from hdexport.checkpoint.sentence_settings import lowercases
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import TokenizerInfo
 from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from hdexport.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +37,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
     """
     # First, for transformers' tokenizers read config.json, too, and what is wrong with it is not their fault.
     vocab_size = checkpoint.settings().vocab_size
-    tokenizer = _tokenizer(checkpoint)
+    tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         logger.warning("%s has no tokenizer; the bundle will take input_ids, not texts.", checkpoint.path)
         return None
@@ -48,6 +51,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
         pad_token=tokenizer.pad_token or "",
         unk_token_id=tokenizer.unk_token_id,
         mask_token_id=tokenizer.mask_token_id,
+        token_types="token_type_ids" in tokenizer.model_input_names,
     )
 
 
@@ -57,11 +61,46 @@ def first_special_id(checkpoint: Checkpoint) -> int | None:
     Raises:
         ModelError: the tokenizer's files cannot be read.
     """
-    tokenizer = _tokenizer(checkpoint)
+    tokenizer = checkpoint.tokenizer
     if tokenizer is None:
         return None
     first: int | None = tokenizer.bos_token_id if tokenizer.cls_token_id is None else tokenizer.cls_token_id
     return first
+
+
+def read_tokenizer(path: Path) -> Any:
+    """A checkpoint's tokenizer in transformers, with what sentence-transformers changes of it; None without one.
+
+    Raises:
+        ModelError: its files cannot be read.
+    """
+    if not any((path / name).is_file() for name in _TOKENIZER_FILES):
+        return None
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+    except MemoryError:
+        raise
+    except Exception as error:
+        # Each tokenizer class fails in its own way on a damaged file.
+        raise ModelError(
+            f"The tokenizer of {path} could not be read: {shown(error)}\nDownload the model again."
+        ) from error
+    if lowercases(path):
+        _lowercase(tokenizer.backend_tokenizer)
+    return tokenizer
+
+
+def _lowercase(tokenizer: Any) -> None:
+    """Make a ``tokenizers.Tokenizer`` lower the case of texts first."""
+    from tokenizers.normalizers import Lowercase, Sequence
+
+    present: Any = tokenizer.normalizer
+    is_chain = isinstance(present, Sequence)
+    steps = list(present) if is_chain else [] if present is None else [present]
+    if not any(isinstance(step, Lowercase) for step in steps):
+        tokenizer.normalizer = Sequence([Lowercase(), *steps])
 
 
 def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
@@ -73,20 +112,3 @@ def _check_ids(checkpoint: Checkpoint, tokenizer: Any, vocab_size: int) -> None:
             "Use the tokenizer that the model was trained with; for tokens that were added since, call "
             "model.resize_token_embeddings(len(tokenizer)) and fine-tune it."
         )
-
-
-def _tokenizer(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's tokenizer in transformers, None where it has none."""
-    if not any((checkpoint.path / name).is_file() for name in _TOKENIZER_FILES):
-        return None
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(checkpoint.path, local_files_only=True, trust_remote_code=False)
-    except MemoryError:
-        raise
-    except Exception as error:
-        # Each tokenizer class fails in its own way on a damaged file.
-        raise ModelError(
-            f"The tokenizer of {checkpoint.path} could not be read: {shown(error)}\nDownload the model again."
-        ) from error

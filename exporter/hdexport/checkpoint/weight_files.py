@@ -48,7 +48,7 @@ def weight_files(directory: Path, *, allow_pickle: bool = False) -> tuple[Path, 
         allow_pickle: also take ``.bin`` files.
 
     Raises:
-        ModelError: there are none, or only pickles and those are not allowed.
+        ModelError: there are no weights, or only pickles, which are not allowed.
     """
     if (directory / "adapter_config.json").is_file():
         raise ModelError(
@@ -108,7 +108,7 @@ def _files_of_index(index: Path, *, allow_pickle: bool) -> tuple[Path, ...]:
         listed = ", ".join(shown(Path(name)) for name in missing[:3]) or "all the files"
         raise ModelError(f"{directory} lacks {listed}, which {index.name} names.\nDownload the model again.")
     for name in names:
-        # The suffix decides how a file is read, and what is no safetensors is read as a pickle.
+        # The suffix decides how a file is read, and what does not end in .safetensors is read as a pickle.
         if name.endswith(".bin") and not allow_pickle:
             raise _pickles_refused(directory)
         if not name.endswith((".safetensors", ".bin")):

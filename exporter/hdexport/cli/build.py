@@ -164,6 +164,10 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
         f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
         f"{size_bytes / 1e6:.1f} MB, {engines}"
     )
+    settings = manifest.sentence
+    if settings is not None and settings.max_seq_length != manifest.max_len:
+        lifted = "; SentenceEncoder, too, without max_seq_length='bundle'" if settings.kind == "encoder" else ""
+        print(f"Its own length: {settings.max_seq_length} tokens, to which sentence-transformers cuts texts{lifted}")
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")

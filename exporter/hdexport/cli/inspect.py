@@ -18,7 +18,7 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest
+    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, SentenceSettings
     from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "show what is in a bundle"
@@ -151,10 +151,29 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer
     yield "tokenizer", f"{info.file}, pads with {info.pad_token} ({info.pad_token_id})" if info else "none"
+    if manifest.sentence is not None:
+        yield from _sentence(manifest.sentence)
     yield from _verification(manifest.verification)
     if manifest.half_range is not None:
         yield "float16 range", _half_range(manifest.half_range)
     yield from _made_by(manifest.made_by)
+
+
+def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
+    yield "own length", f"{settings.max_seq_length} tokens: what sentence-transformers cuts texts to"
+    if settings.activation is not None:
+        yield "cross-encoder", f"reads pairs of texts, scores by {settings.activation}"
+    else:
+        steps = [*settings.pooling, *(["normalised"] if settings.normalize else [])]
+        if settings.truncate_dim is not None:
+            steps.append(f"{settings.truncate_dim} dimensions kept")
+        yield "vectors", f"{', '.join(steps) or 'of tokens'}; similarity {settings.similarity}"
+    default = settings.default_prompt_name
+    for name, prompt in settings.prompts.items():
+        if prompt or name == default:
+            yield f"prompt {name}", repr(prompt) + (" (default)" if name == default else "")
+    if not settings.include_prompt:
+        yield "", "prompts are read, and not pooled"
 
 
 def _positions(manifest: Manifest) -> str:

@@ -142,6 +142,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mean",
         help="what is made of the pieces' vectors: their mean, weighted by tokens (default), or their largest values",
     )
+    parser.add_argument(
+        "--prompt-name",
+        metavar="NAME",
+        help="the model's prompt that goes before every text, e.g. query; see `hdexport inspect` (default: the model's "
+        "default, if it has one)",
+    )
+    parser.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
+    parser.add_argument(
+        "--aggregation",
+        choices=["none", "simple", "first", "max"],
+        help="for token-classification, what an entity is: a token (none, default), neighbouring tokens of one kind "
+        "(simple), or words, each with the label of its first token (first) or of the one with the highest score (max)",
+    )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
         "--restart", action="store_true", help="throw away what an unfinished job has kept, and start over"
@@ -217,6 +230,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
     from hdruntime.jobs.rows import Columns
     from hdruntime.text.embeddings import EmbeddingPrecision
     from hdruntime.text.splitting import SplitPooling
+    from hdruntime.text.tasks import Aggregation
     from hdruntime.text.tokenization import Overflow
 
     return JobOptions(
@@ -239,6 +253,9 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         overflow=Overflow(options.overflow),
         stride=0 if options.stride == "0" else whole_number("--stride", options.stride, example=64),
         split_pooling=SplitPooling(options.split_pooling),
+        prompt_name=options.prompt_name,
+        prompt=options.prompt,
+        aggregation=None if options.aggregation is None else Aggregation(options.aggregation),
         force=options.force,
         restart=options.restart,
     )

@@ -1,13 +1,14 @@
-"""The engines of a bundle and their kernels, made from its portable graph."""
+"""Builds the engines of a bundle and their kernels from its portable graph."""
 
 from __future__ import annotations
 
-__all__ = ["ENGINES_FOLDER", "EngineOptions", "build_engines", "check_engine_options"]
+__all__ = ["ENGINES_FOLDER", "EngineBuilder", "EngineOptions"]
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.engines.targets import EngineTarget
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, ProfileShape
@@ -18,21 +19,21 @@ if TYPE_CHECKING:
     import onnx_ir
 
 ENGINES_FOLDER = "engines"
-"""In a bundle: an engine a flavour, each with its passport."""
+"""In a bundle: one engine for each flavour, with its passport."""
 
 _LOWERED_FILE = "tensorrt.onnx"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
-    """Which engines to build, and how.
+    """Which engines are built, and how.
 
     Attributes:
-        flavours: TensorRT flavours to build an engine for; none for no engine.
-        attention_impl: who computes windowed attention, our plugin or TensorRT itself.
+        flavours: flavours of TensorRT to build an engine for; empty for no engine.
+        attention_impl: what computes windowed attention, our plugin or TensorRT itself.
         profiles: optimisation profiles of every engine.
-        architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; none for its default.
-        version_compatible: make TensorRT engines that later versions and its lean runtime run, too.
+        architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
+        version_compatible: build TensorRT engines that later versions and the lean runtime also run.
     """
 
     flavours: tuple[Backend, ...] = ()
@@ -42,72 +43,75 @@ class EngineOptions:
     version_compatible: bool = False
 
 
-def check_engine_options(options: EngineOptions) -> None:
-    """Refuse what cannot be built here before anything is.
-
-    Raises:
-        MissingDependencyError, EngineError, InputError: as `hdexport.engines.tensorrt_builder.check_target`.
-    """
-    if not options.flavours:
-        return
-    from hdexport.engines.tensorrt_builder import check_target
-
-    for flavour in options.flavours:
-        check_target(flavour, architectures=options.architectures)
-    if options.version_compatible and Backend.TENSORRT not in options.flavours:
-        raise InputError(
-            "--version-compatible is for TensorRT engines; one of TensorRT-RTX runs with the version that built it.\n"
-            "Leave it out, or add --target tensorrt."
-        )
-
-
-def build_engines(
-    portable: onnx_ir.Model, directory: Path, options: EngineOptions, *, dtype: Dtype, progress: Progress
-) -> tuple[EngineFile, ...]:
-    """Build the engines and write them, their passports and the kernels of their plugins into a bundle.
+class EngineBuilder:
+    """Builds engines; refuses what cannot be built on this machine before any work is done.
 
     Args:
-        portable: the bundle's portable graph, read from ``directory``, where its weights lie.
-        directory: of the bundle.
         options: which engines.
-        dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
-        progress: told what is done.
 
     Raises:
-        HdexportError: an engine cannot be built.
+        MissingDependencyError, EngineError, InputError: an engine cannot be built on this machine; see `EngineTarget`.
     """
-    if not options.flavours:
-        return ()
-    import onnx_ir as ir
 
-    from hdexport.engines.kernels import write_kernels
-    from hdexport.engines.tensorrt_builder import build_engine, target_architectures
-    from hdexport.graph.lowering.tensorrt import tensorrt_graph
-
-    graph = tensorrt_graph(portable, dtype=dtype, attention_impl=options.attention_impl)
-    of_flavours = (target_architectures(name, architectures=options.architectures) for name in options.flavours)
-    architectures = sorted({name for names in of_flavours for name in names})
-    kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
-    # Beside the weights, which it shares; TensorRT reads it once and the bundle has no use for it.
-    lowered = directory / _LOWERED_FILE
-    ir.save(graph, lowered)
-    (directory / ENGINES_FOLDER).mkdir(exist_ok=True)
-    engines = []
-    for flavour in options.flavours:
-        progress.step(f"Building the {flavour.value} engine, {len(options.profiles)} profiles")
-        engines.append(
-            build_engine(
-                lowered,
-                directory / ENGINES_FOLDER / f"{flavour.value}.engine",
-                bundle=directory,
-                kernels=directory / KERNELS_FOLDER if kernels else None,
-                flavour=flavour,
-                profiles=options.profiles,
-                precision=dtype,
-                architectures=options.architectures,
-                version_compatible=options.version_compatible and flavour is Backend.TENSORRT,
-                progress=progress.detail,
+    def __init__(self, options: EngineOptions) -> None:
+        if options.version_compatible and options.flavours and Backend.TENSORRT not in options.flavours:
+            raise InputError(
+                "--version-compatible is for TensorRT engines; a TensorRT-RTX engine runs only with the version that "
+                "built it.\nLeave it out, or add --target tensorrt."
             )
+        self._options = options
+        self._targets = [EngineTarget(flavour, options.architectures) for flavour in options.flavours]
+
+    def build(
+        self, portable: onnx_ir.Model, directory: Path, *, dtype: Dtype, progress: Progress
+    ) -> tuple[EngineFile, ...]:
+        """Build the engines and write them, their passports and the kernels of their plugins into a bundle.
+
+        Args:
+            portable: the bundle's portable graph, read from ``directory``, where its weights lie.
+            directory: of the bundle.
+            dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
+            progress: receives each step.
+
+        Raises:
+            HdexportError: an engine cannot be built.
+        """
+        if not self._targets:
+            return ()
+        import onnx_ir as ir
+
+        from hdexport.engines.kernels import write_kernels
+        from hdexport.graph.lowering.tensorrt import tensorrt_graph
+
+        graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl)
+        architectures = sorted({name for target in self._targets for name in target.architectures})
+        has_kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
+        # It shares the weights beside it. TensorRT reads it once; the bundle does not keep it.
+        lowered = directory / _LOWERED_FILE
+        ir.save(graph, lowered)
+        (directory / ENGINES_FOLDER).mkdir(exist_ok=True)
+        kernels = directory / KERNELS_FOLDER if has_kernels else None
+        engines = tuple(
+            self._build_one(target, lowered, kernels, dtype=dtype, progress=progress) for target in self._targets
         )
-    lowered.unlink()
-    return tuple(engines)
+        lowered.unlink()
+        return engines
+
+    def _build_one(
+        self, target: EngineTarget, lowered: Path, kernels: Path | None, *, dtype: Dtype, progress: Progress
+    ) -> EngineFile:
+        from hdexport.engines.tensorrt_builder import build_engine
+
+        progress.step(f"Building the {target.flavour.value} engine, {len(self._options.profiles)} profiles")
+        directory = lowered.parent
+        return build_engine(
+            lowered,
+            directory / ENGINES_FOLDER / f"{target.flavour.value}.engine",
+            target,
+            bundle=directory,
+            kernels=kernels,
+            profiles=self._options.profiles,
+            precision=dtype,
+            version_compatible=self._options.version_compatible and target.flavour is Backend.TENSORRT,
+            progress=progress.detail,
+        )

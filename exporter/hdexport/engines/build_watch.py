@@ -1,4 +1,4 @@
-"""What happens while TensorRT builds: its progress, and Ctrl-C."""
+"""Progress and Ctrl-C while TensorRT builds."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 Progress = Callable[[str, int, int], None]
 """Called with the innermost phase, its steps done and all its steps.
 
-Phases nest, and how long a step takes differs by orders of magnitude: no honest percentage follows from them.
+Phases nest, and the time of a step varies by orders of magnitude: they give no honest percentage.
 """
 
 
 class BuildWatch:
     """Reports a build's progress and stops it on Ctrl-C or when the report fails.
 
-    TensorRT calls back from C++ code that no exception may pass. So Ctrl-C is noted and answered with "stop"
-    at the next step, and what was raised meanwhile is raised once TensorRT has returned.
+    TensorRT calls back from C++ code that no exception may cross. So Ctrl-C is recorded and the next step answers
+    "stop"; the exception is raised after TensorRT has returned.
     """
 
     def __init__(self, progress: Progress | None) -> None:
@@ -44,8 +44,8 @@ class BuildWatch:
         Raises:
             KeyboardInterrupt: Ctrl-C was pressed.
         """
-        # Python gives signals to the main thread only; in another one there is nothing to catch. What is ignored, or
-        # ends the process without a word, is to stay so.
+        # Python delivers signals to the main thread only. A signal that is ignored, or ends the process silently, stays
+        # so.
         main = threading.current_thread() is threading.main_thread()
         previous = {number: signal.getsignal(number) for number in _STOPPING if main}
         caught = {number: handler for number, handler in previous.items() if callable(handler)}
@@ -60,7 +60,7 @@ class BuildWatch:
                 raise self._reason
 
     def as_monitor(self, trt: ModuleType) -> Any:
-        """This watch as TensorRT wants it. It must outlive everything that is made with it."""
+        """This watch as a TensorRT progress monitor, which must outlive everything made with it."""
         watch = self
 
         class Monitor(trt.IProgressMonitor):  # type: ignore[name-defined]
@@ -74,7 +74,7 @@ class BuildWatch:
                 return watch._step(phase, step)
 
             def phase_finish(self, phase: str) -> None:
-                pass  # whatever goes on reports next
+                pass  # the next phase reports
 
         return Monitor()
 

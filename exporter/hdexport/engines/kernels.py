@@ -1,7 +1,7 @@
 """The GPU kernels of a bundle: compiled for the GPUs that its engines are for, and copied beside them.
 
-A kernel is compiled for an architecture, not for a GPU: sm_86's runs on sm_89. Which are needed follows from the
-engines' architectures and the operator's geometry, so that a bundle holds no kernel twice and none that nothing runs.
+A kernel is compiled for an architecture, not for a GPU: a kernel for sm_86 runs on sm_89. The engines' architectures
+and the operators' geometry decide which kernels a bundle holds: no duplicates, and none that no engine runs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OTHERWISE = "Or leave the attention to TensorRT's own layers: --attention-impl native"
+_OTHERWISE = "Or use TensorRT's own layers for attention: --attention-impl native"
 
 
 def write_kernels(
@@ -42,14 +42,14 @@ def write_kernels(
     """Compile the kernels that the plugins of a graph launch, or take them from the cache, and copy them.
 
     Args:
-        lowered: the graph that :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph` gave.
+        lowered: a graph from :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph`.
         bundle: the bundle's directory; each kernel becomes a cubin and a JSON file in its folder ``kernels``.
         dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
-        architectures: of the engines, see :func:`hdexport.engines.tensorrt_builder.target_architectures`.
-        progress: told in a line what is compiled or taken, if anything is.
+        architectures: of the engines, see `hdexport.engines.targets.EngineTarget`.
+        progress: receives one line if kernels are needed.
 
     Returns:
-        The files, relative to the bundle; none for a graph without plugins, which gets no folder either.
+        The files, relative to the bundle; empty for a graph without plugins, which gets no folder.
 
     Raises:
         MissingDependencyError: Triton is not installed.
@@ -85,7 +85,7 @@ def write_kernels(
 
 
 def _sources(lowered: onnx_ir.Model, dtype: str, architectures: Sequence[int]) -> list[tuple[Operator, KernelSource]]:
-    """What is needed, each once."""
+    """The kernels that the graph's plugins need, without duplicates."""
     wanted: list[tuple[Operator, KernelSource]] = []
     for node in plugin_nodes(lowered):
         operator, attributes = operator_of(node), attributes_of(node)

@@ -1,4 +1,4 @@
-"""An engine's passport, filled in and written beside it; `hdruntime.bundle.passport` says what is in it."""
+"""Writes an engine's passport beside it; `hdruntime.bundle.passport` describes its contents."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def built_here() -> BuiltOn:
 def onnx_hashes(path: Path) -> dict[str, str]:
     """SHA-256 of a graph's file and of each file that holds its weights, by name.
 
-    The lowered graph itself is not kept, but its weights are the bundle's, whose hash the manifest has too.
+    The lowered graph is not kept; its weights are the bundle's, whose hash is also in the manifest.
 
     Args:
-        path: an ONNX file that can be read.
+        path: a readable ONNX file.
     """
     onnx = require("onnx")
     model = onnx.load(path, load_external_data=False)

@@ -1,4 +1,4 @@
-"""Which batches and lengths an engine is tuned for: the profiles, from the command line or by default."""
+"""Optimisation profiles, the batches and lengths that an engine is tuned for, from options or by default."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from hdruntime.errors import InputError
 logger = logging.getLogger(__name__)
 
 DEFAULT_BATCH = (1, 1, 8)
-"""Sequences at once (min, opt, max): tuned for the single request, and a batch job packs up to eight."""
+"""Batch sizes (min, opt, max): tuned for single requests; a batch job packs up to eight."""
 
 _SHORT_LENGTHS = (128, 512)
-"""Tokens of the first default buckets; from the last of them on, lengths double."""
+"""Tokens of the first default buckets; after the last of them, lengths double."""
 
 _MOST_TOKENS = 2**31 - 1
-"""Numbers in one tensor of TensorRT; activations have several a token and meet the limit sooner, which it reports."""
+"""Elements in one TensorRT tensor; activations have several per token and reach it sooner, which TensorRT reports."""
 
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
-"""Graph inputs that a shape may be given for; all have the shape [batch, tokens]."""
+"""Graph inputs whose shapes options may give; all are [batch, tokens]."""
 
 _Shape = tuple[int, int]
 
@@ -49,7 +49,7 @@ def profiles_from_options(
     max_shapes: Sequence[str] = (),
     one_profile: bool = False,
 ) -> tuple[ProfileShape, ...]:
-    """The profiles that the options ask for, by default one a bucket of :func:`default_lengths`.
+    """The profiles that the options describe, by default one for each bucket of :func:`default_lengths`.
 
     A profile of a bucket is tuned for the bucket's longest input and takes every shorter one, down to one
     token.
@@ -57,18 +57,18 @@ def profiles_from_options(
     Args:
         max_len: longest input of the bundle, in tokens.
         profiles: longest input of each profile, as ``128,512,4096``.
-        batch: sequences at once, as ``MIN:OPT:MAX``; a single ``N`` is ``1:N:N``.
-        min_shapes: smallest shapes as trtexec takes them, ``input_ids:1x1,attention_mask:1x1``; one item a
-            profile.
-        opt_shapes: the shapes that each profile is tuned for.
+        batch: batch sizes, as ``MIN:OPT:MAX``; a single ``N`` is ``1:N:N``.
+        min_shapes: smallest shapes as trtexec takes them, ``input_ids:1x1,attention_mask:1x1``; one item
+            for each profile.
+        opt_shapes: the shapes that TensorRT tunes each profile for.
         max_shapes: the largest shapes of each profile.
-        one_profile: without options, one profile for all lengths instead of one a bucket.
+        one_profile: without options, one profile for all lengths instead of one for each bucket.
 
     Returns:
         Profiles, the shortest first.
 
     Raises:
-        InputError: a value is no such list, does not fit ``max_len``, or options contradict each other.
+        InputError: a value is not such a list, does not fit ``max_len``, or options contradict each other.
     """
     shapes = {"--minShapes": min_shapes, "--optShapes": opt_shapes, "--maxShapes": max_shapes}
     if not any(shapes.values()):
@@ -88,8 +88,8 @@ def _checked_volumes(profiles: tuple[ProfileShape, ...]) -> tuple[ProfileShape, 
         tokens = profile.batch[2] * profile.tokens[2]
         if tokens > _MOST_TOKENS:
             raise InputError(
-                f"A batch of {profile.batch[2]} x {profile.tokens[2]} tokens is {tokens} numbers, and a tensor of "
-                f"TensorRT's holds at most {_MOST_TOKENS}.\nGive a smaller batch, for example --batch 1:1:8."
+                f"A batch of {profile.batch[2]} x {profile.tokens[2]} tokens has {tokens} elements, and a tensor of "
+                f"TensorRT holds at most {_MOST_TOKENS}.\nGive a smaller batch, for example --batch 1:1:8."
             )
     return profiles
 
@@ -105,7 +105,7 @@ def _lengths(text: str, max_len: int) -> list[int]:
     for length in lengths:
         _check_length(length, max_len, option="--profiles")
     if len(set(lengths)) != len(lengths):
-        raise InputError(f"--profiles {text} names a length twice.\nName each length once.")
+        raise InputError(f"--profiles {text} has a length twice.\nGive each length once.")
     if max(lengths) < max_len:
         logger.warning("the engine serves up to %d of the bundle's %d tokens", max(lengths), max_len)
     return sorted(lengths)
@@ -167,7 +167,7 @@ def _shape(text: str, *, option: str) -> _Shape:
     if len(set(shapes.values())) != 1:
         raise InputError(
             f"{option}={text} gives the inputs different shapes, but all of them are [batch, tokens].\n"
-            "Give every input the same shape."
+            "Give all inputs the same shape."
         )
     return next(iter(shapes.values()))
 
@@ -176,7 +176,7 @@ def _number(text: str, *, option: str, example: str) -> int:
     # str.isdecimal() alone would take digits of other scripts, and int() alone would take "1_000" and " 5".
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
         raise InputError(
-            f"{option} holds {text!r}, which is no whole number above 0.\nGive for example {option} {example}."
+            f"{option} holds {text!r}, which is not a whole number above 0.\nGive for example {option} {example}."
         )
     return int(text)
 

@@ -1,34 +1,86 @@
-"""What a build makes beside the ONNX graphs: the names of ``--target``, and what ``auto`` means here."""
+"""The targets of a build: the values of ``--target``, and the TensorRT and the GPUs behind each."""
 
 from __future__ import annotations
 
-__all__ = ["TARGETS", "flavours_of_targets"]
+__all__ = ["TARGETS", "EngineTarget", "flavours_of_targets"]
 
 import logging
 from collections.abc import Sequence
 
-from hdexport.engines.tensorrt_packages import buildable_flavours
+from hdexport.engines.tensorrt_packages import buildable_flavours, load_flavour
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import InputError
+from hdruntime.gpu.driver import gpus
 
 logger = logging.getLogger(__name__)
 
 TARGETS = ("auto", "onnx", "tensorrt", "tensorrt-rtx")
 
+_NO_ARCHITECTURE = ("NONE", "CURRENT")
+"""Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
 
-def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
-    """The TensorRT flavours that targets ask for.
+_ON_REQUEST = ("sm75",)
+"""Architectures that TensorRT-RTX leaves out unless asked: they slow the engine down on the others."""
 
-    A flavour that is named is built or the build fails; ``auto`` takes those that can build here and logs why.
+
+class EngineTarget:
+    """A TensorRT that can build on this machine, and the GPUs that its engine is for.
 
     Args:
-        targets: names of `TARGETS`.
+        flavour: ``Backend.TENSORRT``, which needs the GPU that the engine is for, or ``Backend.TENSORRT_RTX``, which
+            needs none.
+        restricted_to: GPU architectures of a TensorRT-RTX engine, e.g. ``("sm86", "sm89")``; empty for its default, all
+            since Ampere.
 
-    Returns:
-        ``Backend.TENSORRT``, ``Backend.TENSORRT_RTX``, both or none, each once.
+    Attributes:
+        trt: the package ``tensorrt`` or ``tensorrt_rtx``.
+        architectures: architectures of the GPUs that the engine runs on.
 
     Raises:
-        InputError: there is no such target.
+        MissingDependencyError: the package is not installed.
+        EngineError: the flavour cannot build on this machine.
+        InputError: it cannot build for one of the architectures.
+    """
+
+    def __init__(self, flavour: Backend, restricted_to: Sequence[str] = ()) -> None:
+        self.flavour = flavour
+        self.restricted_to = tuple(restricted_to)
+        self.trt = load_flavour(flavour)
+        self.architectures = self._of_this_gpu() if flavour is Backend.TENSORRT else self._of_tensorrt_rtx()
+
+    def _of_this_gpu(self) -> tuple[str, ...]:
+        if self.restricted_to:
+            raise InputError(
+                "--sm is for TensorRT-RTX; TensorRT builds for the GPU of this machine.\n"
+                "Leave --sm out, or use --target tensorrt-rtx."
+            )
+        return (gpus()[0].architecture,)
+
+    def _of_tensorrt_rtx(self) -> tuple[str, ...]:
+        members = self.trt.ComputeCapability.__members__
+        supported = [name.lower() for name in members if name not in _NO_ARCHITECTURE]
+        unknown = [name for name in self.restricted_to if name not in supported]
+        if unknown:
+            raise InputError(
+                f"TensorRT-RTX {self.trt.__version__} does not build for {', '.join(unknown)}.\n"
+                f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}."
+            )
+        return self.restricted_to or tuple(name for name in supported if name not in _ON_REQUEST)
+
+
+def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
+    """The TensorRT flavours that the targets name.
+
+    A named flavour is built or the build fails; ``auto`` takes those that can build on this machine and logs why.
+
+    Args:
+        targets: values of `TARGETS`.
+
+    Returns:
+        ``Backend.TENSORRT``, ``Backend.TENSORRT_RTX``, both or neither.
+
+    Raises:
+        InputError: a target is unknown.
     """
     for target in targets:
         if target not in TARGETS:

@@ -1,8 +1,8 @@
-"""ONNX to engine, through Polygraphy, for TensorRT and TensorRT-RTX."""
+"""Builds an engine from an ONNX graph with Polygraphy, for TensorRT and TensorRT-RTX."""
 
 from __future__ import annotations
 
-__all__ = ["build_engine", "check_target", "target_architectures"]
+__all__ = ["build_engine"]
 
 import hashlib
 import logging
@@ -16,126 +16,76 @@ from typing import Any, cast
 
 from hdexport.engines.build_watch import BuildWatch, Progress
 from hdexport.engines.passport_writer import built_here, onnx_hashes, write_passport
-from hdexport.engines.tensorrt_packages import (
-    default_architectures,
-    load_flavour,
-    load_polygraphy,
-    supported_architectures,
-)
+from hdexport.engines.targets import EngineTarget
+from hdexport.engines.tensorrt_packages import load_polygraphy
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugins import plugins_with_kernels, take_plugin_errors
 from hdruntime.backends.tensorrt.log import log_of
 from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Flavour, ProfileShape
 from hdruntime.bundle.passport import Passport
-from hdruntime.errors import EngineError, InputError
-from hdruntime.gpu.driver import gpus
+from hdruntime.errors import EngineError
 from hdruntime.whole_files import write_whole
 
 logger = logging.getLogger(__name__)
 
 _PROFILE_COMPLAINT = re.compile(r"values for profile (\d+) violate shape constraints: (.*?)(?: In |$)", re.DOTALL)
-"""How TensorRT says that the graph cannot take a profile's shapes; the rest are places in its sources."""
+"""TensorRT's message where a graph cannot take a profile's shapes; what follows are places in its sources."""
 
 _NO_FUSED_ATTENTION = "Attention operation was not supported by a dedicated kernel"
-
-
-def check_target(flavour: Backend, *, architectures: Sequence[str] = ()) -> None:
-    """Find out before any work whether an engine can be built here.
-
-    Args:
-        flavour: ``Backend.TENSORRT`` or ``Backend.TENSORRT_RTX``.
-        architectures: GPU architectures as :func:`build_engine` takes them.
-
-    Raises:
-        MissingDependencyError: the package is not installed.
-        EngineError: the flavour cannot build here.
-        InputError: it cannot build for one of the architectures.
-    """
-    _check_architectures(load_flavour(flavour), flavour, architectures)
-
-
-def target_architectures(flavour: Backend, *, architectures: Sequence[str] = ()) -> tuple[str, ...]:
-    """The GPU architectures that an engine will run on, e.g. ``("sm86", "sm89")``.
-
-    Args:
-        flavour: ``Backend.TENSORRT`` or ``Backend.TENSORRT_RTX``.
-        architectures: as :func:`build_engine` takes them.
-
-    Raises:
-        as :func:`check_target`.
-    """
-    trt = load_flavour(flavour)
-    _check_architectures(trt, flavour, architectures)
-    return tuple(architectures) or _usual_architectures(trt, flavour)
 
 
 def build_engine(
     onnx_path: Path,
     destination: Path,
+    target: EngineTarget,
     *,
     bundle: Path,
-    flavour: Backend,
     profiles: Sequence[ProfileShape],
     precision: Dtype,
-    architectures: Sequence[str] = (),
     version_compatible: bool = False,
     kernels: Path | None = None,
-    timing_cache: Path | None = None,
     progress: Progress | None = None,
 ) -> EngineFile:
     """Build an engine and write it with its passport, each whole or not at all.
 
     Args:
         onnx_path: a graph lowered by :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph`, weights beside it.
-            All its inputs have the shape [batch, tokens].
+            Its inputs' first axis is the batch, and another axis without a size the tokens.
         destination: the engine's file; the passport gets the same name with ``.json``.
+        target: the TensorRT that builds, and the GPUs it builds for.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
-        flavour: ``Backend.TENSORRT``, which needs the GPU that the engine is for, or
-            ``Backend.TENSORRT_RTX``, which needs none.
         profiles: the shapes that the engine takes, at least one.
         precision: of the graph's weights, e.g. ``float16``. It is recorded, not set: the network is strongly
             typed.
-        architectures: GPU architectures to restrict a TensorRT-RTX engine to, e.g. ``("sm86", "sm89")``;
-            without any it runs on all since Ampere.
-        version_compatible: make a TensorRT engine that later versions run too, and TensorRT's lean runtime. The
+        version_compatible: build a TensorRT engine that later versions and TensorRT's lean runtime also run. The
             lean runtime is not put into the engine: code from a bundle is never run.
         kernels: the bundle's folder of kernels, None where the graph needs no plugin. TensorRT runs plugins while it
             builds; TensorRT-RTX does not.
-        timing_cache: file in which TensorRT remembers its measurements from build to build; made when
-            missing. TensorRT-RTX measures nothing and has no use for it.
-        progress: called with TensorRT's phase, its steps done and all its steps, about a thousand times.
+        progress: called about a thousand times with TensorRT's phase, its completed steps and all its steps.
 
     Raises:
-        MissingDependencyError: TensorRT, Polygraphy or onnx is not installed.
-        InputError: an architecture is not supported.
-        EngineError: TensorRT cannot build here, or refuses the graph or a profile.
+        MissingDependencyError: Polygraphy or onnx is not installed.
+        EngineError: TensorRT refuses the graph or a profile.
         KeyboardInterrupt: Ctrl-C was pressed; nothing was written.
     """
     assert profiles, "an engine needs a profile"
-    trt = load_flavour(flavour)
-    _check_architectures(trt, flavour, architectures)
     if not onnx_path.is_file():
         raise EngineError(f"There is no ONNX file at {onnx_path}.\nExport it first: hdexport build")
     watch = BuildWatch(progress)
-    # What an earlier build left.
-    log_of(trt)[0].take_errors()
-    take_plugin_errors()
     with watch.guard():
         serialized, plugins = _serialize(
             onnx_path,
-            flavour=flavour,
+            target,
             kernels=kernels,
             profiles=profiles,
-            architectures=architectures,
             version_compatible=version_compatible,
-            timing_cache=timing_cache,
-            monitor=watch.as_monitor(trt),
+            monitor=watch.as_monitor(target.trt),
         )
     passport = Passport(
-        flavour=cast(Flavour, flavour.value),  # `load_flavour` takes no other
-        version=trt.__version__,
+        flavour=cast(Flavour, target.flavour.value),  # `EngineTarget` takes no other
+        version=target.trt.__version__,
         precision=precision,
-        architectures=target_architectures(flavour, architectures=architectures),
+        architectures=target.architectures,
         profiles=tuple(profiles),
         plugins=plugins,
         engine_sha256=hashlib.sha256(serialized).hexdigest(),
@@ -158,73 +108,55 @@ def build_engine(
     )
 
 
-def _check_architectures(trt: ModuleType, flavour: Backend, architectures: Sequence[str]) -> None:
-    if flavour is Backend.TENSORRT:
-        if architectures:
-            raise InputError(
-                "--sm is for TensorRT-RTX; TensorRT builds for the GPU of this machine.\n"
-                "Leave --sm out, or use --target tensorrt-rtx."
-            )
-        return
-    supported = supported_architectures(trt)
-    unknown = [name for name in architectures if name not in supported]
-    if unknown:
-        raise InputError(
-            f"TensorRT-RTX {trt.__version__} does not build for {', '.join(unknown)}.\n"
-            f"Give --sm with some of {', '.join(name.removeprefix('sm') for name in supported)}."
-        )
-
-
-def _usual_architectures(trt: ModuleType, flavour: Backend) -> tuple[str, ...]:
-    return (gpus()[0].architecture,) if flavour is Backend.TENSORRT else default_architectures(trt)
-
-
 def _serialize(
     onnx_path: Path,
+    target: EngineTarget,
     *,
-    flavour: Backend,
     kernels: Path | None,
     profiles: Sequence[ProfileShape],
-    architectures: Sequence[str],
     version_compatible: bool,
-    timing_cache: Path | None,
     monitor: Any,
 ) -> tuple[Any, dict[str, int]]:
     """The engine as a buffer of bytes, and how many layers of each plugin it has."""
-    backend = load_polygraphy(flavour)
-    _send_messages_to_logging(backend, flavour)
+    backend = load_polygraphy(target.flavour)
+    log, trt_logger = log_of(target.trt)
+    # Errors of an earlier build.
+    log.take_errors()
+    take_plugin_errors()
+    # Polygraphy has no option for the logger it gives to TensorRT; its own prints to stdout.
+    backend.util.TRT_LOGGER = trt_logger
+    _send_messages_to_logging()
     from polygraphy.exception import PolygraphyException
 
-    # TensorRT-RTX times its kernels on the GPU that runs them; its timing cache does nothing.
-    cache = str(timing_cache) if timing_cache is not None and flavour is Backend.TENSORRT else None
     try:
-        with _plugins(flavour, kernels):
-            network = backend.network_from_onnx_path(str(onnx_path), strongly_typed=_has_typed_flag(flavour))
+        with _plugins(target, kernels):
+            network = backend.network_from_onnx_path(
+                str(onnx_path),
+                # From version 11 on networks are always strongly typed, and a release may drop the flag.
+                strongly_typed=hasattr(target.trt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED"),
+            )
         config = _config_loader(
             backend,
-            flavour,
+            target,
             profiles=[_polygraphy_profile(backend, network[1], profile) for profile in profiles],
-            architectures=architectures,
             version_compatible=version_compatible,
-            # Polygraphy warns about a cache that is not there yet.
-            load_timing_cache=cache if cache is not None and Path(cache).exists() else None,
             progress_monitor=monitor,
         )
-        # Counted first: building takes the network apart.
-        plugins = _plugin_layers(load_flavour(flavour), network[1])
-        return backend.engine_bytes_from_network(network, config=config, save_timing_cache=cache), plugins
+        # Counted before the build, which consumes the network.
+        plugins = _plugin_layers(target.trt, network[1])
+        return backend.engine_bytes_from_network(network, config=config), plugins
     except (PolygraphyException, TypeError) as error:
         # TypeError is how the bindings say that TensorRT could not make an object, e.g. without CUDA.
-        messages = [*take_plugin_errors(), *log_of(load_flavour(flavour))[0].take_errors()]
+        messages = [*take_plugin_errors(), *log.take_errors()]
         raise _translated(error, messages, profiles) from error
 
 
-def _plugins(flavour: Backend, kernels: Path | None) -> AbstractContextManager[None]:
-    if flavour is Backend.TENSORRT:
-        return plugins_with_kernels(load_flavour(flavour), kernels)
+def _plugins(target: EngineTarget, kernels: Path | None) -> AbstractContextManager[None]:
+    if target.flavour is Backend.TENSORRT:
+        return plugins_with_kernels(target.trt, kernels)
     if provide_library_link():
-        return plugins_with_kernels(load_flavour(flavour), None)
-    # Without the link the parser ends the process when it meets a plugin of ours, so it gets to know none.
+        return plugins_with_kernels(target.trt, None)
+    # Without the link the parser ends the process at one of our plugins, so no plugin is registered.
     logger.warning("tensorrt_rtx was imported before hdexport, so that it cannot use plugins: import hdexport first.")
     return nullcontext()
 
@@ -233,24 +165,17 @@ def _plugin_layers(trt: ModuleType, network: Any) -> dict[str, int]:
     layers = [network.get_layer(index) for index in range(network.num_layers)]
     plugins = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
     for layer in plugins:
-        layer.__class__ = trt.IPluginV3Layer  # the bindings' way to reach what only plugin layers have
+        layer.__class__ = trt.IPluginV3Layer  # how the bindings give access to a plugin layer's own attributes
     return dict(Counter(layer.plugin.plugin_name for layer in plugins))
 
 
-def _has_typed_flag(flavour: Backend) -> bool:
-    # From version 11 on networks are always strongly typed, and a release may drop the flag.
-    return hasattr(load_flavour(flavour).NetworkDefinitionCreationFlag, "STRONGLY_TYPED")
-
-
-def _send_messages_to_logging(backend: ModuleType, flavour: Backend) -> None:
+def _send_messages_to_logging() -> None:
     from polygraphy.logger import G_LOGGER
 
-    # Polygraphy has no option for the logger it gives to TensorRT; its own prints to stdout.
-    backend.util.TRT_LOGGER = log_of(load_flavour(flavour))[1]
     G_LOGGER.use_python_logging_system = True
     G_LOGGER.colors = False
     G_LOGGER.module_severity = G_LOGGER.WARNING
-    # What Polygraphy logs as an error it raises too, and so do we.
+    # Polygraphy also raises what it logs as an error, and so do we.
     logging.getLogger("Polygraphy").addFilter(_below_error)
 
 
@@ -260,27 +185,30 @@ def _below_error(record: logging.LogRecord) -> bool:
 
 def _polygraphy_profile(backend: ModuleType, network: Any, shape: ProfileShape) -> Any:
     profile = backend.Profile()
-    smallest, best, largest = zip(shape.batch, shape.tokens, strict=True)
     for index in range(network.num_inputs):
-        profile.add(network.get_input(index).name, smallest, best, largest)
+        tensor = network.get_input(index)
+        # TensorRT has -1 for the axes batch and tokens; a memory's other axes have sizes.
+        _, *axes = tensor.shape
+        bounds = zip(shape.batch, shape.tokens, strict=True)
+        profile.add(
+            tensor.name, *[(batch, *(tokens if size < 0 else size for size in axes)) for batch, tokens in bounds]
+        )
     return profile
 
 
-def _config_loader(
-    backend: ModuleType, flavour: Backend, *, architectures: Sequence[str], version_compatible: bool, **options: Any
-) -> Any:
-    if flavour is Backend.TENSORRT:
+def _config_loader(backend: ModuleType, target: EngineTarget, *, version_compatible: bool, **options: Any) -> Any:
+    if target.flavour is Backend.TENSORRT:
         if version_compatible:
             options |= {"version_compatible": True, "exclude_lean_runtime": True}
         return backend.CreateConfig(**options)
     from polygraphy.backend.tensorrt_rtx import CreateConfigRTX
 
-    capabilities = [(int(name[2:-1]), int(name[-1])) for name in architectures]
+    capabilities = [(int(name[2:-1]), int(name[-1])) for name in target.restricted_to]
     return CreateConfigRTX(compute_capabilities=capabilities or None, **options)
 
 
 def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[ProfileShape]) -> EngineError:
-    """What TensorRT complained about, and what to do."""
+    """TensorRT's complaint, and what to do."""
     text = "\n".join(messages) or str(error)
     complaint = _PROFILE_COMPLAINT.search(text)
     if complaint:
@@ -292,7 +220,7 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
         )
     if _NO_FUSED_ATTENTION in text:
         return EngineError(
-            "TensorRT has no fused attention for this precision and size of head.\n"
+            "TensorRT has no fused attention for this precision and head size.\n"
             "Build with --fp16 or --bf16, or without an engine: --target onnx"
         )
     return EngineError(f"TensorRT did not build the engine: {text}\nBuild without it: --target onnx")

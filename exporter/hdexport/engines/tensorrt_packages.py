@@ -1,15 +1,8 @@
-"""The flavours of TensorRT: which of them can build here, loaded each with its own Polygraphy."""
+"""The flavours of TensorRT: which of them can build on this machine, each loaded with its own Polygraphy."""
 
 from __future__ import annotations
 
-__all__ = [
-    "architectures_from_option",
-    "buildable_flavours",
-    "default_architectures",
-    "load_flavour",
-    "load_polygraphy",
-    "supported_architectures",
-]
+__all__ = ["architectures_from_option", "buildable_flavours", "load_flavour", "load_polygraphy"]
 
 import functools
 import importlib
@@ -28,15 +21,9 @@ logger = logging.getLogger(__name__)
 
 _FLAVOURS = (Backend.TENSORRT, Backend.TENSORRT_RTX)
 
-_NO_ARCHITECTURE = ("NONE", "CURRENT")
-"""Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
-
-_ON_REQUEST = ("sm75",)
-"""Architectures that TensorRT-RTX leaves out unless asked: they slow the engine down on the others."""
-
 
 def buildable_flavours() -> tuple[Backend, ...]:
-    """The flavours that :func:`load_flavour` would load on this machine; why another would not is logged."""
+    """The flavours that can build on this machine; logs why the others cannot."""
     found = []
     for flavour in _FLAVOURS:
         try:
@@ -49,14 +36,14 @@ def buildable_flavours() -> tuple[Backend, ...]:
 
 
 def load_flavour(flavour: Backend) -> ModuleType:
-    """Import a flavour of TensorRT, sure that it can build.
+    """Import a flavour of TensorRT that can build on this machine.
 
     Args:
         flavour: ``Backend.TENSORRT`` or ``Backend.TENSORRT_RTX``.
 
     Raises:
         MissingDependencyError: the package is not installed; the message gives the command that installs it.
-        EngineError: the package does not load, or it needs a GPU and there is none.
+        EngineError: the package does not load, or it needs a GPU and finds none.
     """
     assert flavour in _FLAVOURS, flavour
     if flavour is Backend.TENSORRT_RTX:
@@ -83,7 +70,7 @@ def load_flavour(flavour: Backend) -> ModuleType:
 def load_polygraphy(flavour: Backend) -> ModuleType:
     """Polygraphy's TensorRT backend, bound to a flavour.
 
-    Polygraphy binds itself to one flavour when it is imported. It is imported anew when the flavour changes,
+    Polygraphy binds itself to one flavour when it is imported. It is imported again when the flavour changes,
     so that one command can build engines for both.
     """
     for name in [name for name in sys.modules if name.partition(".")[0] == "polygraphy"]:
@@ -98,29 +85,18 @@ def architectures_from_option(text: str | None) -> tuple[str, ...]:
     """GPU architectures from the option ``--sm``.
 
     Args:
-        text: a list as ``80,86``; ``8.6``, ``sm86`` and ``sm_86`` are understood too. None is an empty list.
+        text: a list as ``80,86``; or as ``8.6``, ``sm86`` or ``sm_86``. None is an empty list.
 
     Returns:
-        Names such as ``sm86``, each once.
+        Names such as ``sm86``, without duplicates.
 
     Raises:
-        InputError: it is no such list.
+        InputError: the text is not such a list.
     """
     names = []
     for item in [] if text is None else text.split(","):
         number = item.strip().lower().removeprefix("sm").removeprefix("_").replace(".", "", 1)
         if not (number.isascii() and number.isdecimal() and len(number) in (2, 3)):
-            raise InputError(f"--sm holds {item!r}, which is no GPU architecture.\nGive for example --sm 86,89.")
+            raise InputError(f"--sm holds {item!r}, which is not a GPU architecture.\nGive for example --sm 86,89.")
         names.append(f"sm{number}")
     return tuple(dict.fromkeys(names))
-
-
-def supported_architectures(trt: ModuleType) -> tuple[str, ...]:
-    """The GPU architectures that this TensorRT-RTX can build for."""
-    members = trt.ComputeCapability.__members__
-    return tuple(name.lower() for name in members if name not in _NO_ARCHITECTURE)
-
-
-def default_architectures(trt: ModuleType) -> tuple[str, ...]:
-    """Those that an engine of TensorRT-RTX runs on when it was restricted to none."""
-    return tuple(name for name in supported_architectures(trt) if name not in _ON_REQUEST)

@@ -84,7 +84,7 @@ def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str
     generator = torch.Generator().manual_seed(0)
     tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
     ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
-    made = {Role.IDS: ids, Role.MASK: torch.ones_like(ids)}
+    made = {Role.IDS: ids, Role.MASK: torch.ones_like(ids), Role.POOLED: torch.ones_like(ids)}
     return {
         spec.name: torch.zeros(_TRACED_BATCH, *map(int, spec.shape[1:]))
         if spec.role is Role.MEMORY

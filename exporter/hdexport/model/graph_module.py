@@ -69,6 +69,7 @@ class GraphModule(torch.nn.Module):
         attention_mask: torch.Tensor,
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
+        pooling_mask: torch.Tensor | None = None,
         **others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Run the model; the outputs are those of `outputs`, in order.
@@ -88,7 +89,8 @@ class GraphModule(torch.nn.Module):
         outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
         if self.pooling is not None:
             tokens = outputs.last_hidden_state.float()
-            return tokens, self.pooling(tokens, attention_mask)
+            pooled = attention_mask if pooling_mask is None else attention_mask * pooling_mask
+            return tokens, self.pooling(tokens, pooled)
         return tuple(getattr(outputs, name).float() for name in self.outputs)
 
 
@@ -111,7 +113,11 @@ def named_arguments(module: GraphModule) -> Iterator[None]:
 
 
 def graph_inputs(
-    *, has_token_types: bool, token_type_separator_id: int | None = None, others: Sequence[InputSpec] = ()
+    *,
+    has_token_types: bool,
+    token_type_separator_id: int | None = None,
+    pools_prompts: bool = True,
+    others: Sequence[InputSpec] = (),
 ) -> tuple[InputSpec, ...]:
     """The inputs of a graph.
 
@@ -119,6 +125,7 @@ def graph_inputs(
         has_token_types: whether the model has a choice of token types.
         token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 behind it;
             None: they are 0.
+        pools_prompts: whether all real tokens are pooled; else an input tells which.
         others: of the model's attention.
     """
     types = Default(fill=Fill.ZEROS)
@@ -130,6 +137,8 @@ def graph_inputs(
     ]
     if has_token_types:
         found.append(_input("token_type_ids", Role.TOKEN_TYPES, types))
+    if not pools_prompts:
+        found.append(_input("pooling_mask", Role.POOLED, Default(fill=Fill.ONES)))
     return (*found, *others)
 
 

@@ -1,4 +1,4 @@
-"""The tasks: which head a checkpoint is loaded with, and what its graph puts out."""
+"""The tasks: which head a checkpoint is loaded with."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def task_from_name(name: str) -> Task | None:
     """The task of that name; None for ``auto``.
 
     Raises:
-        InputError: there is no such task; the message lists those there are.
+        InputError: there is no such task; the message lists the valid ones.
     """
     if name == "auto":
         return None

@@ -31,18 +31,20 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
         else reference.text(case.batch, case.tokens)
     )
     input_ids = np.tile(filler, (case.batch, 1))
-    attention_mask, types, marks = (np.zeros_like(input_ids) for _ in range(3))
+    attention_mask, types, marks, pooled = (np.zeros_like(input_ids) for _ in range(4))
     for row, length in enumerate(case.lengths):
         real = case.real(length)
         input_ids[row, real] = reference.text(row, length)
         attention_mask[row, real] = 1
         types[row, real] = reference.token_types(length)
         marks[row, real] = reference.marks(length)
+        pooled[row, real] = reference.pooled(length)
     of_role = {
         Role.IDS: input_ids,
         Role.MASK: attention_mask,
         Role.TOKEN_TYPES: types,
         Role.MARKS: marks,
+        Role.POOLED: pooled,
     }
     return reference.named(of_role, rows=case.batch)
 

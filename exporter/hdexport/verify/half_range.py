@@ -230,7 +230,8 @@ def _runner(bundle: Bundle, model: onnx_ir.Model) -> Callable[[Sequence[str], In
     def run(outputs: Sequence[str], text: IntArray) -> dict[str, np.float32]:
         first = (np.arange(len(text)) == 0).astype(np.int64)[np.newaxis]
         # The first token stands for what a caller may mark; a single text has tokens of one type.
-        known = {Role.IDS: text[np.newaxis], Role.MASK: np.ones_like(first), Role.MARKS: first}
+        ones = np.ones_like(first)
+        known = {Role.IDS: text[np.newaxis], Role.MASK: ones, Role.MARKS: first, Role.POOLED: ones}
         feeds = {
             spec.name: np.zeros((1, *map(int, spec.shape[1:])), np.float32)
             if spec.role is Role.MEMORY

@@ -89,6 +89,10 @@ class Reference:
         marked[[0, length // 3, length - 1][:bound]] = 1
         return marked
 
+    def pooled(self, length: int) -> IntArray:
+        """[length], 1 for the tokens of a text that are pooled in a check: its first third is a prompt."""
+        return (np.arange(length) >= length // 3).astype(np.int64)
+
     def text(self, row: int, length: int) -> IntArray:
         """[length], the first tokens of the row's text."""
         generator = np.random.default_rng(row)
@@ -111,6 +115,7 @@ class Reference:
             Role.MASK: np.ones_like(ids),
             Role.TOKEN_TYPES: self.token_types(length)[None],
             Role.MARKS: self.marks(length)[None],
+            Role.POOLED: self.pooled(length)[None],
         }
         inputs = self.named(of_role, rows=1)
         if self.positions_shift and self.takes_position_ids:

@@ -17,6 +17,7 @@ __all__ = [
     "Positions",
     "ProfileShape",
     "Role",
+    "SentenceSettings",
     "TensorSpec",
     "TokenizerInfo",
     "Verification",
@@ -44,6 +45,7 @@ Scheme = Literal["hierarchical", "tile", "none"]
 Form = Literal["folded", "factored", "computed"]
 Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
 _MOST_TOKENS = 2**24
 """More than any model has positions for; up to here float32, in which graphs divide by lengths, has every integer."""
@@ -82,6 +84,8 @@ class Role(str, Enum):
     """[batch, tokens], int64: which of a pair's texts a token is of."""
     MARKS = "marks"
     """[batch, tokens], int64: 1 for tokens that attention treats in a way of their own; see `InputSpec.bound`."""
+    POOLED = "pooled"
+    """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for those of its prompt."""
     MEMORY = "memory"
     """[batch, ...], float32, sizes but for the batch: an output of the call before; see `InputSpec.fed_from`."""
 
@@ -243,13 +247,47 @@ class EngineFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerInfo:
-    """The tokenizer's file and the ids that the runtime needs."""
+    """The tokenizer's file and the ids that the runtime needs.
+
+    Attributes:
+        token_types: whether the model reads the tokenizer's types of tokens; else their input has its default.
+    """
 
     file: str
     pad_token_id: TokenId
     pad_token: str
     unk_token_id: TokenId | None
     mask_token_id: TokenId | None
+    token_types: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceSettings:
+    """How sentence-transformers runs the checkpoint, which `hdruntime.SentenceEncoder` does by default.
+
+    Attributes:
+        kind: ``encoder`` of texts, or ``cross-encoder`` of pairs of texts.
+        max_seq_length: tokens that its texts are cut to, special tokens included; a bundle may serve more.
+        prompts: name -> what is put before a text, or before the first text of a pair.
+        default_prompt_name: the prompt of texts that none is named for; None for no prompt.
+        include_prompt: whether a sentence's vector is pooled of its prompt's tokens, too.
+        pooling: modes, whose vectors are concatenated; ``()`` where the bundle gives token vectors.
+        normalize: whether the bundle's vectors have length 1.
+        truncate_dim: dimensions of a vector that are kept; None for all.
+        similarity: of two vectors.
+        activation: makes scores of a cross-encoder's logits; None of an encoder.
+    """
+
+    kind: Literal["encoder", "cross-encoder"]
+    max_seq_length: Length
+    prompts: dict[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    include_prompt: bool = True
+    pooling: tuple[Name, ...] = ()
+    normalize: bool = False
+    truncate_dim: Size | None = None
+    similarity: Similarity = "cosine"
+    activation: Literal["sigmoid", "softmax", "identity"] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -292,6 +330,8 @@ class Manifest:
             rest for whoever knows the kind. The runtime looks at none of it.
         inputs: of the graphs; a session obeys their roles, defaults and bounds.
         padding: how far rows may be padded; None for any length.
+        sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
+            that were built before it was kept.
         half_range: of the portable graph; None where it is not float16, or was not verified.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
@@ -325,6 +365,7 @@ class Manifest:
     files: dict[str, FileRecord]
     padding: PaddingRule | None = None
     half_range: HalfRange | None = None
+    sentence: SentenceSettings | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role; None where there is none."""

@@ -41,6 +41,7 @@ _FILLS_OF_ROLE = {
     Role.MASK: (Fill.ONES,),
     Role.TOKEN_TYPES: (Fill.ZEROS, Fill.AFTER_TOKEN),
     Role.MARKS: (Fill.REQUIRED, Fill.ZEROS, Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN),
+    Role.POOLED: (Fill.ONES,),
     Role.MEMORY: (Fill.ZEROS,),
 }
 
@@ -106,6 +107,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _output_problems(manifest)
     yield from _position_problems(manifest.positions, manifest.max_len)
     yield from _attention_problems(manifest)
+    yield from _sentence_problems(manifest)
     yield from _repeated("graphs", (graph.lowering for graph in manifest.graphs))
     for index, engine in enumerate(manifest.engines):
         yield from _engine_problems(f"engines[{index}]", engine)
@@ -183,6 +185,21 @@ def _attention_problems(manifest: Manifest) -> Iterator[str]:
         if not isinstance(kind, str) or not kind:
             yield f"attention[{index}].kind should be the name of a kind, not {kind!r}"
     yield from _repeated("attention", (str(record.get("kind")) for record in manifest.attention))
+
+
+def _sentence_problems(manifest: Manifest) -> Iterator[str]:
+    settings = manifest.sentence
+    has_input = manifest.input_of(Role.POOLED) is not None
+    if has_input == (settings is None or settings.include_prompt):
+        yield f"inputs has {int(has_input)} of the role pooled, which tells a prompt that is not pooled"
+    if settings is None:
+        return
+    if settings.default_prompt_name not in (None, "query", "document", *settings.prompts):
+        yield f"sentence.default_prompt_name is {settings.default_prompt_name!r}, which is not among the prompts"
+    if (settings.kind == "cross-encoder") != (manifest.task == "text-classification"):
+        yield f"sentence.kind is {settings.kind} for the task {manifest.task}"
+    if (settings.kind == "cross-encoder") == (settings.activation is None):
+        yield f"sentence.activation is {settings.activation} for the kind {settings.kind}"
 
 
 def _engine_problems(where: str, engine: EngineFile) -> Iterator[str]:

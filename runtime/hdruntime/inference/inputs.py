@@ -21,6 +21,7 @@ _MEANINGS = {
     Role.MASK: (1, "1 for real tokens and 0 for padding"),
     Role.TOKEN_TYPES: (None, "0 or more"),
     Role.MARKS: (1, "1 for global tokens and 0 for all others"),
+    Role.POOLED: (1, "1 for tokens that are pooled and 0 for a prompt's"),
 }
 """Role -> the largest value, None for any, and what values mean."""
 
@@ -91,7 +92,7 @@ def _default(spec: InputSpec, ids: IntArray, mask: IntArray) -> Array:
 def _read(value: object, spec: InputSpec) -> Array:
     if spec.role is Role.MEMORY:
         return _floats(value, spec)
-    return _integers(value, spec.name, may_be_boolean=spec.role in (Role.MASK, Role.MARKS))
+    return _integers(value, spec.name, may_be_boolean=spec.role in (Role.MASK, Role.MARKS, Role.POOLED))
 
 
 def _floats(value: object, spec: InputSpec) -> FloatArray:

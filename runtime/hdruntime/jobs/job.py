@@ -124,8 +124,10 @@ def plan_job(
     has_folder = is_file and has_job_folder(output)
     if is_file:
         check_output(output, force=options.force or has_folder or has_receipt(output))
-    task = results_of_bundle(bundle, tokenized=options.columns.input_ids is not None)
+    tokenized = options.columns.input_ids is not None
+    task = results_of_bundle(bundle, tokenized=tokenized, aggregation=options.aggregation)
     _check_options(bundle.manifest.task, task, options)
+    prompt = options.chosen_prompt(bundle.manifest, task)
     files = find_inputs(
         inputs,
         columns=options.columns,
@@ -137,7 +139,7 @@ def plan_job(
     options = replace(options, columns=resolved_columns(options.columns, files))
     fields = _fields(task, files, options)
     _check_output_options(output, fields, options)
-    identity = _identity(bundle, files, fields, options)
+    identity = _identity(bundle, files, fields, options, prompt)
     done = None
     if is_file:
         done = None if options.force or options.restart or has_folder else receipt_of(output, identity)
@@ -151,7 +153,7 @@ def plan_job(
         options=options,
         task=task,
         fields=fields,
-        metadata=_metadata(bundle, options, identity),
+        metadata=_metadata(bundle, [field.name for field in fields], options, identity),
         identity=identity,
         done=done,
     )
@@ -288,8 +290,8 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
         return
     if results.pairs is Pairs.REQUIRED and columns.text_pair is None:
         raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, a question and its context.\n"
-            "Name their columns: --text-column question --text-pair-column context"
+            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
+            f"Name their columns, e.g.: {results.columns}"
         )
     if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
         raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out --text-pair-column.")
@@ -333,7 +335,7 @@ def _check_output_options(output: Path, fields: Sequence[pa.Field], options: Job
         )
 
 
-def _metadata(bundle: Bundle, options: JobOptions, identity: Identity) -> dict[str, str]:
+def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identity: Identity) -> dict[str, str]:
     manifest = bundle.manifest
     metadata = {
         "hdexport.version": str(identity["the version of hdexport"]),
@@ -341,16 +343,23 @@ def _metadata(bundle: Bundle, options: JobOptions, identity: Identity) -> dict[s
         "hdexport.bundle": str(identity["bundle"]),
         "hdexport.task": manifest.task,
     }
-    if any(spec.name == "sentence_embedding" for spec in manifest.outputs) or manifest.task == "feature-extraction":
+    if COLUMN in names:
+        sentence = manifest.sentence if manifest.task == "sentence-similarity" else None
+        pooling = ("mean",) if manifest.task == "feature-extraction" else sentence.pooling if sentence else ()
+        # The first dimensions of a vector of length 1 are shorter.
+        by_model = sentence is not None and sentence.normalize and options.vectors.truncate_dim is None
+        is_known = options.vectors.normalize or sentence is not None or manifest.task == "feature-extraction"
         metadata |= {
-            "hdexport.pooling": "mean" if manifest.task == "feature-extraction" else "the model's own",
-            "hdexport.normalized": "true" if options.vectors.normalize else "as the model has it",
+            "hdexport.pooling": "+".join(pooling) or "unknown",
+            "hdexport.normalized": str(options.vectors.normalize or by_model).lower() if is_known else "unknown",
             "hdexport.dtype": options.vectors.output_dtype.value,
         }
     return metadata
 
 
-def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions) -> Identity:
+def _identity(
+    bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Field], options: JobOptions, prompt: str
+) -> Identity:
     columns = options.columns
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),
@@ -368,6 +377,8 @@ def _identity(bundle: Bundle, files: Sequence[InputFile], fields: Sequence[pa.Fi
         "--normalize": options.vectors.normalize,
         "--output-dtype": options.vectors.output_dtype.value,
         "--skip-failed": options.skip_failed,
+        "--prompt": prompt,
+        "--aggregation": options.aggregation and options.aggregation.value,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }

@@ -17,7 +17,15 @@ from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Row
 from hdruntime.text.pooling import mean_over_tokens
-from hdruntime.text.tasks import Activation, answer, classification, entities, fillings
+from hdruntime.text.tasks import (
+    Activation,
+    Aggregation,
+    answer,
+    classification,
+    continued_words,
+    entities,
+    fillings,
+)
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
@@ -45,6 +53,8 @@ class TaskResults:
         values: (what was kept, combined from all pieces; the encoding of the row; the row) -> a value for each field;
             raises InputError for a row that the task cannot be done on.
         splits: whether what is kept of a row's pieces is small enough to combine.
+        prompts: whether a prompt may go before a text; ids have it already.
+        texts, columns: of a task on pairs, what a row's texts are, and options that name columns of them.
     """
 
     outputs: tuple[str, ...]
@@ -53,17 +63,24 @@ class TaskResults:
     values: Callable[[Outputs, Encoding, Row], Values]
     of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
     splits: bool = True
+    prompts: bool = False
+    texts: str = "a question and its context"
+    columns: str = "--text-column question --text-pair-column context"
 
 
-def results_of_bundle(bundle: Bundle, *, tokenized: bool = False) -> TaskResults:
+def results_of_bundle(
+    bundle: Bundle, *, tokenized: bool = False, aggregation: Aggregation | None = None
+) -> TaskResults:
     """The columns of the bundle's task.
 
     Args:
         bundle: what will run.
         tokenized: rows are ids, without a text.
+        aggregation: what an entity is, for token-classification; None for a token.
 
     Raises:
-        InputError: the bundle has no tokenizer or no mask token where the task needs one, or the task needs a text.
+        InputError: the bundle has no tokenizer or no mask token where the task needs one, the task needs a text, or has
+            no aggregation.
     """
     task = bundle.manifest.task
     if tokenized and task in _TASKS_ON_TEXT:
@@ -73,7 +90,12 @@ def results_of_bundle(bundle: Bundle, *, tokenized: bool = False) -> TaskResults
             f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
             "Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column."
         )
-    return _RESULTS_OF_TASK[task](bundle)
+    if task == "token-classification":
+        return _token_classification(bundle, aggregation or Aggregation.NONE)
+    if aggregation is not None:
+        raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
+    results = _RESULTS_OF_TASK[task](bundle)
+    return dataclasses.replace(results, prompts=False) if tokenized else results
 
 
 def _feature_extraction(bundle: Bundle) -> TaskResults:
@@ -95,7 +117,7 @@ def _embedding(bundle: Bundle, output: str) -> TaskResults:
     width = _last_axis(bundle, output)
     kind = pa.list_(pa.float32(), -1 if width is None else width)
     fields = (pa.field("embedding", kind),)
-    return TaskResults(outputs=(output,), pairs=Pairs.ALLOWED, fields=fields, values=values)
+    return TaskResults(outputs=(output,), pairs=Pairs.ALLOWED, fields=fields, values=values, prompts=True)
 
 
 def _text_classification(bundle: Bundle) -> TaskResults:
@@ -111,14 +133,31 @@ def _text_classification(bundle: Bundle) -> TaskResults:
         pa.field("score", pa.float32()),
         pa.field("scores", scores),
     )
-    return TaskResults(outputs=("logits",), pairs=Pairs.ALLOWED, fields=fields, values=values)
+    return TaskResults(
+        outputs=("logits",),
+        pairs=Pairs.ALLOWED if bundle.manifest.sentence is None else Pairs.REQUIRED,
+        fields=fields,
+        values=values,
+        prompts=True,
+        texts="which its cross-encoder compares",
+        columns="--text-column query --text-pair-column document",
+    )
 
 
-def _token_classification(bundle: Bundle) -> TaskResults:
-    labels = _labels(bundle)
+def _token_classification(bundle: Bundle, aggregation: Aggregation) -> TaskResults:
+    labels, info = _labels(bundle), bundle.manifest.tokenizer
+    assert info is not None, "results_of_bundle checks it"
+    tokenizer = read_tokenizer(bundle.file(info.file))
 
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
-        found = entities(outputs["logits"], labels, text=row.text, encoding=encoding)
+        found = entities(
+            outputs["logits"],
+            labels,
+            text=row.text,
+            encoding=encoding,
+            aggregation=aggregation,
+            continues=continued_words(tokenizer, encoding, row.text),
+        )
         return {"entities": [dataclasses.asdict(entity) for entity in found]}
 
     entity = pa.struct(
@@ -169,7 +208,6 @@ _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
     "feature-extraction": _feature_extraction,
     "sentence-similarity": _sentence_similarity,
     "text-classification": _text_classification,
-    "token-classification": _token_classification,
     "question-answering": _question_answering,
     "fill-mask": _fill_mask,
 }
@@ -190,7 +228,9 @@ def _labels(bundle: Bundle) -> Sequence[str]:
 
 
 def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
-    """As Hugging Face's pipeline decides it, from the checkpoint's configuration."""
+    """That of the cross-encoder, or as Hugging Face's pipeline decides it, from the checkpoint's configuration."""
+    if bundle.manifest.sentence is not None and bundle.manifest.sentence.activation is not None:
+        return Activation(bundle.manifest.sentence.activation)
     config = read_config(bundle)
     if config.get("problem_type") == "regression":
         return Activation.IDENTITY

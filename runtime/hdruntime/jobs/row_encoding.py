@@ -39,12 +39,14 @@ class RowEncoder:
         session: its tokenizer and its limits.
         overflow: what happens to a row of too many tokens. A row of ids loses its last; it is not split.
         stride: tokens that each piece of a split text repeats from the piece before.
+        prompt: what goes before every text; a row of ids has it already.
     """
 
-    def __init__(self, session: Session, *, overflow: Overflow, stride: int) -> None:
+    def __init__(self, session: Session, *, overflow: Overflow, stride: int, prompt: str = "") -> None:
         self._session = session
         self._overflow = overflow
         self._stride = stride
+        self._prompt = prompt
 
     def encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
         """For each row, in order: its pieces (one, unless it was split), or why it does not fit."""
@@ -65,9 +67,10 @@ class RowEncoder:
         if rows[0].input_ids is not None:
             split = [_in_one_piece(self._from_ids(row.input_ids or [])) for row in rows]
         elif self._overflow is Overflow.SPLIT:
-            split = self._session.split(texts, pairs, stride=self._stride)
+            split = self._session.split(texts, pairs, stride=self._stride, prompt=self._prompt)
         else:
-            split = [_in_one_piece(item) for item in self._session.tokenize(texts, pairs, overflow=self._overflow)]
+            encodings = self._session.tokenize(texts, pairs, overflow=self._overflow, prompt=self._prompt)
+            split = [_in_one_piece(encoding) for encoding in encodings]
         for text in split:
             for piece in text.pieces:
                 self._check(piece.input_ids)

@@ -30,7 +30,9 @@ from hdruntime.jobs.results import TaskResults
 from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
 from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.session import Session
+from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
+from hdruntime.text.tasks import Aggregation
 from hdruntime.text.tokenization import Encoding, Overflow
 
 WINDOW_CHARACTERS = 2**17
@@ -66,6 +68,9 @@ class WindowOptions:
         overflow: what happens to a row of too many tokens. A row of ids loses its last; it cannot be split.
         stride: tokens that each piece of a split text repeats from the piece before.
         split_pooling: how the pieces' vectors are combined, or their logits where a text has one row of them.
+        prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
+        prompt: the prompt itself.
+        aggregation: what an entity is, for token-classification; None for a token.
     """
 
     batch_tokens: int | None = None
@@ -73,6 +78,9 @@ class WindowOptions:
     overflow: Overflow = Overflow.ERROR
     stride: int = 0
     split_pooling: SplitPooling = SplitPooling.MEAN
+    prompt_name: str | None = None
+    prompt: str | None = None
+    aggregation: Aggregation | None = None
 
     def check(self) -> None:
         """Refuse what no session can do.
@@ -91,6 +99,18 @@ class WindowOptions:
             raise InputError(f"--stride {self.stride} is negative.\nUse 0 or more tokens.")
         if self.stride and self.overflow is not Overflow.SPLIT:
             raise InputError("--stride is for texts that are split.\nAdd --overflow split, or leave it out.")
+        if self.prompt is not None and self.prompt_name is not None:
+            raise InputError("--prompt and --prompt-name both say what goes before a text.\nLeave one of them out.")
+
+    def chosen_prompt(self, manifest: Manifest, task: TaskResults) -> str:
+        """What goes before every text.
+
+        Raises:
+            InputError: the bundle has no prompt of that name, or the task takes none.
+        """
+        if (self.prompt or self.prompt_name) and not task.prompts:
+            raise InputError("A prompt goes before texts that are embedded or classified; these rows are not.")
+        return chosen_prompt(*prompts_of(manifest), name=self.prompt_name, prompt=self.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -217,7 +237,12 @@ class WindowInference:
         self._session = session
         self._task = task
         self._pooling = options.split_pooling
-        self._encoder = RowEncoder(session, overflow=options.overflow, stride=options.stride)
+        self._encoder = RowEncoder(
+            session,
+            overflow=options.overflow,
+            stride=options.stride,
+            prompt=options.chosen_prompt(session.manifest, task),
+        )
         batch_tokens = options.batch_tokens or session.batch_tokens
         self._batch_size = options.batch_size
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))

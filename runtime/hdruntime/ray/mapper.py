@@ -74,7 +74,7 @@ class BundleMapper:
         options.check()
         session = session_in_worker(Path(bundle), backend=backend, threads=threads)
         opened = open_bundle(Path(bundle), check_files=False)
-        task = results_of_bundle(opened, tokenized=input_ids_column is not None)
+        task = results_of_bundle(opened, tokenized=input_ids_column is not None, aggregation=options.aggregation)
         _check_columns(opened.manifest.task, task, self._columns)
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(
@@ -131,7 +131,7 @@ def _check_columns(task: str, results: TaskResults, columns: Columns) -> None:
         raise InputError("A row has texts or ids, not both.\nLeave out text_pair_column or input_ids_column.")
     if columns.input_ids is None and results.pairs is Pairs.REQUIRED and columns.text_pair is None:
         raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, a question and its context.\n"
+            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
             "Name their columns: text_column and text_pair_column"
         )
     if results.pairs is Pairs.REFUSED and columns.text_pair is not None:

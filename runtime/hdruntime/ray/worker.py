@@ -86,7 +86,9 @@ class WindowWorker:
         """Load the bundle. It is no constructor, whose errors Ray would not hand on as they are."""
         session = session_in_worker(path, backend=backend, threads=threads, identity=identity)
         # Not sent along: a task's functions do not travel.
-        task = results_of_bundle(open_bundle(path, check_files=False), tokenized=tokenized)
+        task = results_of_bundle(
+            open_bundle(path, check_files=False), tokenized=tokenized, aggregation=options.aggregation
+        )
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),

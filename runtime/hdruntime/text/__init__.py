@@ -1,1 +1,1 @@
-"""Texts: tokens, pieces of what is too long, vectors, and what a task's outputs mean."""
+"""Texts: tokens, pieces of long texts, vectors, and what a task's outputs mean."""

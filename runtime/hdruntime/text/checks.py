@@ -14,7 +14,7 @@ Choice = TypeVar("Choice", bound=Enum)
 
 
 def check_text_lengths(lengths: Sequence[int], max_len: int) -> None:
-    """Refuse texts of no token or of more than the bundle has positions for.
+    """Refuse texts without tokens, and those of more tokens than the bundle accepts.
 
     Args:
         lengths: tokens of each text.
@@ -35,7 +35,7 @@ def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -
     """The member of an enumeration that an option names.
 
     Raises:
-        InputError: it names none.
+        InputError: there is no such member.
     """
     try:
         return choices(value)
@@ -45,6 +45,6 @@ def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -
 
 
 def length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
-    """What is raised of a text of so many tokens, and what to do about it."""
+    """The error for a text of that length, with its remedy."""
     advice = f"\n{remedy}, or rebuild with --max-len {tokens}." if tokens > max_len else ""
     return InputError(f"{what} has {tokens} tokens; this bundle accepts 1 to {max_len}.{advice}")

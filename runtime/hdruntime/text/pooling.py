@@ -1,4 +1,4 @@
-"""From token vectors to one vector a text."""
+"""From token vectors to one vector per text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.int64]
 
 
 class Pooling(str, Enum):
-    """How one vector is made of a text's token vectors, by the names that sentence-transformers has."""
+    """How one vector is made of a text's token vectors; names as in sentence-transformers."""
 
     MEAN = "mean"
     CLS = "cls"
@@ -52,7 +52,7 @@ def embedding_size(manifest: Manifest) -> int:
 
 
 def pooled(hidden_states: FloatArray, attention_mask: Mask, pooling: Pooling) -> FloatArray:
-    """One vector a row; what padded positions hold does not matter, wherever they are.
+    """One vector per row; what padded positions hold does not matter, wherever they are.
 
     Args:
         hidden_states: float32 [batch, tokens, hidden_size].

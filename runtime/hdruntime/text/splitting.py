@@ -1,12 +1,12 @@
-"""Texts of more tokens than a bundle accepts: cut into pieces that fit, whose outputs are put together again.
+"""Texts of more tokens than a bundle accepts, cut into pieces that fit; the pieces' outputs are merged.
 
 ::
 
     for split in session.split(texts, stride=64):
-        outputs = session.infer(split.pieces)  # a dict a piece
+        outputs = session.infer(split.pieces)  # one dict per piece
         whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
 
-Every piece is run by itself: it has the special tokens of a text of its own, and of a pair the whole first text.
+Every piece is run by itself: it has special tokens and the prompt, and pieces of a pair the whole first text.
 Nothing is carried from piece to piece, as the memory of a recurrent model would be: no family of this version has one.
 """
 
@@ -17,6 +17,7 @@ __all__ = ["SplitEncoding", "SplitPooling", "merged", "pooled_embedding", "split
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +49,7 @@ class SplitEncoding:
 
     Attributes:
         whole: the text's tokens, of any number.
-        pieces: one or more; of a text that fits it is ``whole`` itself.
+        pieces: one or more; the only piece of a text that fits is ``whole`` itself.
         step: tokens from a piece's start to the next one's: the text's token ``i`` is token ``i - k * step`` of piece
             ``k``.
         cuts: [pieces + 1], ascending from 0 to the text's tokens: those from ``cuts[k]`` up to ``cuts[k + 1]`` see most
@@ -73,8 +74,7 @@ def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int,
         is_pair: the second text is cut, and every piece has the whole first one.
 
     Raises:
-        InputError: ``stride`` is negative, or a piece would have no new token. A text that fits needs no stride, but
-            that of all other texts has to fit it.
+        InputError: ``stride`` is negative, or a piece would have no new token.
     """
     return [
         _split(encoding, f"Text {index}" if len(encodings) > 1 else "The text", max_len, stride, is_pair)
@@ -151,32 +151,42 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
     step = max(1, room - stride)
     if fits:
         return SplitEncoding(whole=whole, pieces=[whole], step=step, cuts=[0, len(whole)])
-    # A piece starts where the one before it has not reached the end.
+    # A piece starts wherever the one before it does not reach the end.
     starts = range(start, end - stride, step)
     pieces = [_piece(whole, start, first, min(first + room, end), end) for first in starts]
-    # In the middle of what two pieces share: before it, tokens see more in the first of them, behind it in the second.
+    # In the middle of what two pieces share: before it, tokens see more in the first of them, after it in the second.
     cuts = [0, *(first + stride // 2 for first in starts[1:]), len(whole)]
     return SplitEncoding(whole=whole, pieces=pieces, step=step, cuts=cuts)
 
 
 def _range_to_cut(whole: Encoding, sequence: int) -> tuple[int, int]:
-    """Where a text's own tokens are; the special tokens are before and behind them."""
+    """Where a text's own tokens are; the special tokens and the prompt are before them, special tokens after them."""
     sequences = whole.sequence_ids
     if sequence not in sequences:
         return 0, 0
-    return sequences.index(sequence), len(sequences) - sequences[::-1].index(sequence)
+    end = len(sequences) - sequences[::-1].index(sequence)
+    return min(max(sequences.index(sequence), whole.prompt_tokens), end), end
 
 
 def _piece(whole: Encoding, start: int, first: int, last: int, end: int) -> Encoding:
-    return Encoding(*(values[:start] + values[first:last] + values[end:] for values in vars(whole).values()))
+    def cut(values: list[Any]) -> list[Any]:
+        return values[:start] + values[first:last] + values[end:]
+
+    return Encoding(
+        cut(whole.input_ids),
+        cut(whole.token_type_ids),
+        cut(whole.offsets),
+        cut(whole.sequence_ids),
+        min(whole.prompt_tokens, start),
+    )
 
 
 def _room_error(name: str, max_len: int, stride: int, room: int) -> InputError:
     if room < 1:
         return InputError(
-            f"{name} cannot be split: a piece has {max_len} tokens, and what every piece repeats (the special tokens "
-            "and, of a pair, the first text) has as many or more.\n"
-            "Shorten the first text, or truncate: --overflow truncate"
+            f"{name} cannot be split: a piece has {max_len} tokens, and what every piece repeats (the special "
+            "tokens, the prompt and, of a pair, the first text) has as many or more.\n"
+            "Shorten the prompt or the first text, or truncate: --overflow truncate"
         )
     return InputError(
         f"{name} cannot be split with a stride of {stride}: it must be 0 to {room - 1}, the tokens that a piece shares "

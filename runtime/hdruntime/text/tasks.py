@@ -1,4 +1,4 @@
-"""What a task's raw outputs mean: one row's arrays become a class, entities, an answer, tokens for masks."""
+"""What a task's raw outputs mean: the arrays of one row become a class, entities, an answer or tokens for masks."""
 
 from __future__ import annotations
 
@@ -6,20 +6,23 @@ __all__ = [
     "FILL_MASK_CHOICES",
     "MAX_ANSWER_TOKENS",
     "Activation",
+    "Aggregation",
     "Answer",
     "Classification",
     "Entity",
     "Filling",
     "answer",
     "classification",
+    "continued_words",
     "entities",
     "fillings",
     "softmax",
 ]
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +50,19 @@ class Activation(str, Enum):
     """The logits are numbers that were regressed."""
 
 
+class Aggregation(str, Enum):
+    """What an entity is, by the names that transformers gives its strategies of aggregation."""
+
+    NONE = "none"
+    """A token, with the label that it has."""
+    SIMPLE = "simple"
+    """Neighbouring tokens of one kind; ``B-`` begins another."""
+    FIRST = "first"
+    """Neighbouring words of one kind; a word has the label of its first token."""
+    MAX = "max"
+    """Neighbouring words of one kind; a word has the label of its token with the highest score."""
+
+
 @dataclass(frozen=True)
 class Classification:
     """The best class of a text, and the score of every class in the order of the labels."""
@@ -58,7 +74,7 @@ class Classification:
 
 @dataclass(frozen=True)
 class Entity:
-    """A token that belongs to something: characters ``start`` to ``end`` (exclusive) of the text."""
+    """A token, or a group of them, with a label: characters ``start`` to ``end`` (exclusive) of the text."""
 
     start: int
     end: int
@@ -69,7 +85,7 @@ class Entity:
 
 @dataclass(frozen=True)
 class Answer:
-    """The best answer: characters ``start`` to ``end`` (exclusive) of the context; empty if there is none."""
+    """The best answer: characters ``start`` to ``end`` (exclusive) of the context; empty if there is no answer."""
 
     answer: str
     start: int
@@ -105,22 +121,72 @@ def classification(
     )
 
 
-def entities(logits: np.ndarray, labels: Sequence[str], *, text: str, encoding: Encoding) -> list[Entity]:
-    """The tokens of a text that have a label other than `OUTSIDE_LABEL`, in order; special tokens have none.
+def entities(
+    logits: np.ndarray,
+    labels: Sequence[str],
+    *,
+    text: str,
+    encoding: Encoding,
+    aggregation: Aggregation = Aggregation.NONE,
+    continues: Sequence[bool] = (),
+) -> list[Entity]:
+    """The parts of a text that have a label other than `OUTSIDE_LABEL`, in order; special tokens have none.
+
+    They are those of transformers' pipeline; the score of a group is the mean of its words', or of its tokens'.
 
     Args:
         logits: [tokens, labels], float32.
-        labels: [labels], names.
+        labels: [labels], names; ``B-PER`` begins a PER, ``I-PER`` goes on with it.
         text: what was tokenised.
         encoding: its tokens.
+        aggregation: what an entity is.
+        continues: [tokens], whether a token goes on with the word before it; only words are made of it.
     """
     scores = softmax(logits)
-    found = []
-    for token, best in enumerate(np.argmax(logits, axis=-1)):
-        if encoding.sequence_ids[token] is None or labels[best] == OUTSIDE_LABEL:
+    words: list[list[int]] = []
+    by_word = aggregation in (Aggregation.FIRST, Aggregation.MAX)
+    for token, sequence in enumerate(encoding.sequence_ids):
+        if sequence is None:
             continue
-        start, end = encoding.offsets[token]
-        found.append(Entity(start, end, text[start:end], labels[best], _number(scores[token, best])))
+        if by_word and words and continues[token]:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    found: list[_Labelled] = []
+    for word in words:
+        decisive = max(word, key=lambda token: scores[token].max()) if aggregation is Aggregation.MAX else word[0]
+        best = int(np.argmax(logits[decisive]))
+        found.append(
+            _Labelled(
+                encoding.offsets[word[0]][0], encoding.offsets[word[-1]][1], labels[best], [scores[decisive, best]]
+            )
+        )
+    if aggregation is not Aggregation.NONE:
+        found = _groups(found)
+    return [
+        Entity(part.start, part.end, text[part.start : part.end], part.label, _number(np.mean(part.scores)))
+        for part in found
+        if part.label != OUTSIDE_LABEL
+    ]
+
+
+def continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]:
+    """[tokens], whether each goes on with the word before it, as transformers' pipeline sees it.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``. One that marks what goes on with a word (``##ing``) is believed; others
+            are asked whether a space is before the token.
+        encoding: the text's tokens.
+        text: what was tokenised.
+    """
+    model = tokenizer.model
+    unknown = getattr(model, "unk_token", None)
+    marks = bool(getattr(model, "continuing_subword_prefix", None))
+    found = []
+    for token_id, (start, end) in zip(encoding.input_ids, encoding.offsets, strict=True):
+        token = tokenizer.id_to_token(token_id)
+        spelt_otherwise = len(token) != end - start if marks else start > 0 and " " not in text[start - 1 : start + 1]
+        found.append(spelt_otherwise and token != unknown)
     return found
 
 
@@ -140,7 +206,7 @@ def answer(start_logits: np.ndarray, end_logits: np.ndarray, *, context: str, en
     """
     if 0 not in encoding.sequence_ids:
         raise InputError("The question has no tokens.")
-    # Not by token types, which models of RoBERTa's kind have none of.
+    # Not by token types: RoBERTa models have none.
     inside = np.array([token for token, text in enumerate(encoding.sequence_ids) if text == 1], np.intp)
     if not len(inside):
         return Answer("", 0, 0, 0.0)
@@ -195,7 +261,29 @@ _ACTIVATIONS: dict[Activation, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _number(value: np.float32) -> float:
+@dataclass(frozen=True)
+class _Labelled:
+    start: int
+    end: int
+    label: str
+    scores: list[np.float32]
+
+
+def _groups(found: Sequence[_Labelled]) -> list[_Labelled]:
+    """Neighbours of one kind as one; labels lose their ``B-`` and ``I-``."""
+    groups: list[_Labelled] = []
+    kind: str | None = None
+    for part in found:
+        begins, last_kind = part.label.startswith("B-"), kind
+        kind = part.label[2:] if part.label.startswith(("B-", "I-")) else part.label
+        if groups and kind == last_kind and not begins:
+            groups[-1] = replace(groups[-1], end=part.end, scores=groups[-1].scores + part.scores)
+        else:
+            groups.append(replace(part, label=part.label.split("-", 1)[-1]))
+    return groups
+
+
+def _number(value: np.floating[Any]) -> float:
     """The float with the fewest digits that is this float32; 0.1 rather than 0.10000000149011612."""
     return float(str(np.float32(value)))
 

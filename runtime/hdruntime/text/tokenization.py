@@ -36,12 +36,14 @@ class Encoding:
         token_type_ids: [tokens], 0 for the first text of a pair, 1 for the second.
         offsets: [tokens], (start, end) in characters of the token's own text; (0, 0) for special tokens.
         sequence_ids: [tokens], 0 for tokens of the first text, 1 for those of the second, None for special tokens.
+        prompt_tokens: how many of the first tokens are the prompt's, a special token before it included.
     """
 
     input_ids: list[int]
     token_type_ids: list[int]
     offsets: list[tuple[int, int]]
     sequence_ids: list[int | None]
+    prompt_tokens: int = 0
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -61,7 +63,7 @@ class TextTokenizer:
 
     def __init__(self, path: Path, *, max_len: int) -> None:
         self._path = path
-        self._max_len = max_len
+        self.max_len = max_len
 
     def encode(
         self,
@@ -69,6 +71,7 @@ class TextTokenizer:
         pairs: Sequence[str] | None = None,
         *,
         overflow: Overflow | str = Overflow.ERROR,
+        prompt: str = "",
     ) -> list[Encoding]:
         """Encode texts, or pairs of texts, with their special tokens and without padding.
 
@@ -77,6 +80,7 @@ class TextTokenizer:
             pairs: the second text of each pair, as many as ``texts``.
             overflow: ``truncate`` cuts the end of a text, or of the longer of a pair, and keeps the special
                 tokens. ``split`` gives the whole text, however long it is.
+            prompt: what goes before every text, or before the first text of every pair.
 
         Raises:
             InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
@@ -84,14 +88,16 @@ class TextTokenizer:
         """
         choice = checked_choice(Overflow, overflow, option="overflow")
         _check_texts(texts, "texts")
+        _check_texts([prompt], "prompt")
+        texts = [prompt + text for text in texts]
         if pairs is None:
-            batch: list[Any] = list(texts)
+            batch: list[Any] = texts
         else:
             _check_texts(pairs, "pairs")
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
             batch = list(zip(texts, pairs, strict=True))
-        tokenizer = self._truncating if choice is Overflow.TRUNCATE else self._whole
+        tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
         try:
             encoded = tokenizer.encode_batch(batch)
         except Exception as error:
@@ -99,20 +105,25 @@ class TextTokenizer:
                 raise
             raise _unencodable(tokenizer, batch, error) from error
         # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
-        check_text_lengths([len(item) for item in encoded], sys.maxsize if choice is Overflow.SPLIT else self._max_len)
-        return [Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids) for item in encoded]
+        check_text_lengths([len(item) for item in encoded], sys.maxsize if choice is Overflow.SPLIT else self.max_len)
+        in_prompt = _tokens_of_prompt(tokenizer, prompt)
+        return [
+            Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids, min(in_prompt, len(item)))
+            for item in encoded
+        ]
 
     # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between
     # threads. Each mode has an object of its own, made when first used.
 
     @functools.cached_property
-    def _whole(self) -> Any:
+    def whole(self) -> Any:
+        """The ``tokenizers.Tokenizer``, which neither cuts nor pads."""
         return self._loaded()
 
     @functools.cached_property
     def _truncating(self) -> Any:
         tokenizer = self._loaded()
-        tokenizer.enable_truncation(self._max_len)
+        tokenizer.enable_truncation(self.max_len)
         return tokenizer
 
     def _loaded(self) -> Any:
@@ -139,6 +150,14 @@ def read_tokenizer(path: Path) -> Any:
             f"The tokenizer {path} cannot be read: {error}.\n"
             "If the bundle was built with a newer `tokenizers`: pip install -U tokenizers"
         ) from error
+
+
+def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
+    """Tokens of a prompt alone but for a special one at its end, which is how sentence-transformers counts them."""
+    if not prompt:
+        return 0
+    encoded = tokenizer.encode(prompt)
+    return len(encoded) - int(encoded.special_tokens_mask[-1:] == [1])
 
 
 def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:

@@ -16,21 +16,9 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
-from support.tiny_models import save_tiny_model
+from support.tiny_models import change_json, save_tiny_model
 
 Weights = dict[str, torch.Tensor]
-
-
-@pytest.fixture
-def tiny_bert(tmp_path: Path) -> Path:
-    """A tiny BERT of 2 layers, to be damaged."""
-    save_tiny_model(tmp_path / "tiny-bert", "bert", Task.FEATURE_EXTRACTION)
-    return tmp_path / "tiny-bert"
-
-
-def change_config(directory: Path, **changes: object) -> None:
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps(config | changes))
 
 
 def change_weights(directory: Path, change: Callable[[Weights], Weights]) -> None:
@@ -58,9 +46,9 @@ def test_another_number_of_layers_than_the_weights_have_is_refused(model_type: s
     key = CONFIG_MAPPING[model_type].attribute_map.get("num_hidden_layers", "num_hidden_layers")
     layers = json.loads((tmp_path / "config.json").read_text())[key]
     asked = layers + more
-    change_config(tmp_path, **{key: asked})
+    change_json(tmp_path / "config.json", **{key: asked})
     if model_type == "modernbert":
-        change_config(tmp_path, layer_types=["full_attention"] * asked)
+        change_json(tmp_path / "config.json", layer_types=["full_attention"] * asked)
     expected = (
         f"has {key} {asked}, and the weights are of the layers 0 to {layers - 1}.\nSet {key} to {layers}, or download"
     )
@@ -161,14 +149,13 @@ def test_quantised_weights_are_refused(tiny_bert: Path, dtype: torch.dtype) -> N
 
 
 def test_a_configuration_of_quantised_weights_is_refused(tiny_bert: Path) -> None:
-    change_config(tiny_bert, quantization_config={"quant_method": "gptq", "bits": 4})
+    change_json(tiny_bert / "config.json", quantization_config={"quant_method": "gptq", "bits": 4})
     assert "has a quantization_config: the weights are integers" in refusal(tiny_bert)
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_hidden_layers": 10**9}, "num_hidden_layers 1000000000; the most is 1024.\nSet it to what the weights"),
         ({"num_labels": 10**9}, "num_labels 1000000000; the most is 1048576"),
         ({"hidden_size": 10**9}, "(hidden_size 1000000000).\nSet hidden_size to 32"),
         ({"intermediate_size": 10**12}, "(intermediate_size 1000000000000).\nSet intermediate_size to 48"),
@@ -182,14 +169,8 @@ def test_absurd_sizes_are_refused_before_anything_of_them_is_made(
     tiny_bert: Path, changes: dict[str, object], message: str
 ) -> None:
     """They would take terabytes, or years."""
-    change_config(tiny_bert, **changes)
+    change_json(tiny_bert / "config.json", **changes)
     assert message in refusal(tiny_bert)
-
-
-def test_more_positions_than_can_be_built_are_no_fault_of_an_option(tiny_bert: Path) -> None:
-    change_config(tiny_bert, max_position_embeddings=10**12)
-    with pytest.raises(ModelError, match=r"max_position_embeddings 1000000000000; at most 16777216 positions can be"):
-        _ = find_checkpoint(tiny_bert).base_positions
 
 
 def test_a_model_that_does_not_fit_into_memory_is_refused(tiny_bert: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,5 +248,5 @@ def test_an_adapter_is_refused_and_not_left_out(tiny_bert: Path) -> None:
 
 
 def test_other_files_of_weights_than_the_usual_are_refused(tiny_bert: Path) -> None:
-    change_config(tiny_bert, transformers_weights="other.safetensors")
+    change_json(tiny_bert / "config.json", transformers_weights="other.safetensors")
     assert "says that the weights are in 'other.safetensors'" in refusal(tiny_bert)

@@ -131,17 +131,18 @@ def test_a_build_asks_for_the_model_once(
     assert hub.downloaded() == sorted(path.name for path in tiny_bert.iterdir())
 
 
-def test_what_the_hub_has_not_is_explained(hub: HubServer, tiny_bert: Path) -> None:
+def test_a_model_that_is_not_on_the_hub_is_explained(hub: HubServer, tiny_bert: Path) -> None:
     hub.push(MODEL, tiny_bert)
     for model in ("nobody/nothing", f"{MODEL}@v9"):
         with pytest.raises(
-            ModelError, match=rf"no directory '{model}', and it could not be had .*\nCheck the name and the revision"
+            ModelError,
+            match=rf"no directory '{model}', and the model could not be downloaded .*\nCheck the name",
         ):
             find_checkpoint(model)
 
 
 def test_a_revision_of_a_directory_or_two_of_a_model_are_refused(hub: HubServer, tiny_bert: Path) -> None:
-    with pytest.raises(InputError, match=r"--revision main is for models on the .* hub, and '.*' is none\.\nLeave it"):
+    with pytest.raises(InputError, match=r"--revision main is for models on the .* Hub; '.*' is a path\.\nLeave it"):
         find_checkpoint(tiny_bert, revision="main")
     with pytest.raises(InputError, match=r"names a revision, and so does --revision v2\.\nLeave one of them out"):
         find_checkpoint(f"{MODEL}@v1", revision="v2")

@@ -21,8 +21,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from hdexport.cli.interruption import exit_code, stopped_like_interrupted
+from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
-from hdexport.engines.tensorrt_builder import build_engine, check_target, target_architectures
+from hdexport.engines.targets import EngineTarget
+from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.engines.tensorrt_packages import (
     architectures_from_option,
     buildable_flavours,
@@ -31,10 +33,12 @@ from hdexport.engines.tensorrt_packages import (
 )
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdexport.graph.passes.attach_functions import attach_functions
+from hdexport.rebuild import RebuildOptions, rebuild
 from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError, MissingDependencyError
 from hdruntime.gpu import driver as gpu
 from support.needs import needs_rtx
+from support.recurrent_bundle import make_recurrent_bundle
 
 _POSITIONS = 256
 _HIDDEN, _HEADS, _WORDS = 64, 2, 50
@@ -112,14 +116,12 @@ def onnx_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def _build(onnx_path: Path, bundle: Path, *, max_len: int = _POSITIONS, **options: object) -> EngineFile:
-    arguments: dict[str, object] = {
-        "flavour": Backend.TENSORRT_RTX,
-        "profiles": profiles_from_options(max_len, profiles=None),
-        "precision": "float16",
-        **options,
-    }
-    return build_engine(onnx_path, bundle / "engines" / "float16.engine", bundle=bundle, **arguments)  # type: ignore[arg-type]
+def _build(
+    onnx_path: Path, bundle: Path, *, max_len: int = _POSITIONS, architectures: Sequence[str] = (), **options: object
+) -> EngineFile:
+    arguments: dict[str, object] = {"profiles": profiles_from_options(max_len), "precision": "float16", **options}
+    target = EngineTarget(Backend.TENSORRT_RTX, architectures)
+    return build_engine(onnx_path, bundle / "engines" / "float16.engine", target, bundle=bundle, **arguments)  # type: ignore[arg-type]
 
 
 def _files(directory: Path) -> list[str]:
@@ -181,14 +183,16 @@ import sys
 from pathlib import Path
 import onnx_ir as ir
 from hdexport.engines.tensorrt_builder import build_engine
+from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
+from hdexport.engines.targets import EngineTarget
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import EngineError
 folder = Path(sys.argv[1])
 for attempt in range(2):
     for graph in sorted(folder.glob("*.onnx")):
         try:
-            build_engine(graph, folder / "x.engine", bundle=folder, flavour=Backend.TENSORRT_RTX,
+            build_engine(graph, folder / "x.engine", EngineTarget(Backend.TENSORRT_RTX), bundle=folder,
                          profiles=profiles_from_options(64), precision="float16")
         except EngineError as error:
             print(str(error).splitlines()[0])
@@ -231,17 +235,10 @@ def test_a_library_that_was_loaded_too_early_for_plugins_is_told(
 
 
 @needs_rtx
-def test_the_architectures_of_an_engine_are_known_before_it_is_built() -> None:
-    assert target_architectures(Backend.TENSORRT_RTX, architectures=("sm89",)) == ("sm89",)
-    usual = target_architectures(Backend.TENSORRT_RTX)
-    assert {"sm80", "sm86", "sm89", "sm120"} <= set(usual)
-    with pytest.raises(InputError, match="sm90"):
-        target_architectures(Backend.TENSORRT_RTX, architectures=("sm90",))
-
-
-@needs_rtx
-def test_an_unrestricted_engine_leaves_only_turing_out(onnx_path: Path, tmp_path: Path) -> None:
+def test_an_engine_is_for_the_architectures_asked_for_or_all_but_turing(onnx_path: Path, tmp_path: Path) -> None:
+    assert EngineTarget(Backend.TENSORRT_RTX, ("sm89",)).architectures == ("sm89",)
     engine = _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
+    assert engine.architectures == EngineTarget(Backend.TENSORRT_RTX).architectures
     assert {"sm80", "sm86", "sm89", "sm120"} <= set(engine.architectures)
     assert "sm75" not in engine.architectures
 
@@ -252,6 +249,16 @@ def test_a_flavour_can_follow_the_other_in_one_process(onnx_path: Path, tmp_path
     _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
     rtx = load_polygraphy(Backend.TENSORRT_RTX)
     assert rtx.tensorrt_module_and_version_string().startswith("tensorrt_rtx>=")
+
+
+@needs_rtx
+def test_an_engine_takes_a_memory_of_its_own_shape(tmp_path: Path) -> None:
+    bundle = make_recurrent_bundle(tmp_path / "recurrent")
+    profiles = profiles_from_options(64, profiles="17,64", batch="1:2:3")
+    engines = EngineOptions(flavours=(Backend.TENSORRT_RTX,), profiles=profiles)
+    manifest = rebuild(RebuildOptions(bundle=bundle, output=bundle, engines=engines))
+    assert [engine.profiles for engine in manifest.engines] == [profiles]
+    assert (bundle / manifest.engines[0].file).stat().st_size > 0
 
 
 @needs_rtx
@@ -379,7 +386,7 @@ def test_a_plain_build_prints_and_warns_nothing(
 @needs_rtx
 def test_an_architecture_that_is_not_supported_is_refused_first(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"does not build for sm90\.\n.*75, 80, 86, 89, 120"):
-        check_target(Backend.TENSORRT_RTX, architectures=("sm89", "sm90"))
+        EngineTarget(Backend.TENSORRT_RTX, ("sm89", "sm90"))
 
 
 @needs_rtx
@@ -395,7 +402,7 @@ def test_a_package_that_does_not_load_is_told_from_a_missing_one(monkeypatch: py
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="TensorRT is installed")
 def test_tensorrt_that_is_not_installed_names_the_command() -> None:
     with pytest.raises(MissingDependencyError, match=r"pip install 'hdexport\[tensorrt\]'"):
-        check_target(Backend.TENSORRT)
+        EngineTarget(Backend.TENSORRT)
     assert Backend.TENSORRT not in buildable_flavours()
 
 
@@ -404,7 +411,7 @@ def test_tensorrt_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None
     # Only that the package is there is feigned; that there is no GPU is real.
     monkeypatch.setattr("hdexport.engines.tensorrt_packages.require", lambda name: object())
     with pytest.raises(EngineError, match=r"CUDA sees no GPU here .*\n.*--target tensorrt-rtx"):
-        check_target(Backend.TENSORRT)
+        EngineTarget(Backend.TENSORRT)
 
 
 @needs_rtx

@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.engines.kernels import write_kernels
-from hdexport.engines.tensorrt_builder import target_architectures
+from hdexport.engines.targets import EngineTarget
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
 from hdplugins.kernels.aot import KernelError, read_kernel
 from hdplugins.kernels.cuda_launch import find_kernels
@@ -49,7 +49,7 @@ def test_a_bundle_gets_the_kernels_of_its_engines_each_once(lowered: ir.Model, t
 @needs_triton
 def test_the_kernels_of_a_default_engine_keep_all_in_registers(lowered: ir.Model, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX, which says what it builds for, is not installed")
-    architectures = target_architectures(Backend.TENSORRT_RTX)
+    architectures = EngineTarget(Backend.TENSORRT_RTX).architectures
     files = write_kernels(lowered, tmp_path, dtype="float16", architectures=architectures)
     kernels = [read_kernel(tmp_path / file) for file in files if file.endswith(".json")]
     assert {kernel.architecture for kernel in kernels} >= {80, 86, 120, 121}

@@ -112,7 +112,7 @@ def test_a_profile_longer_than_the_model_names_max_len() -> None:
 
 
 def test_a_length_given_twice_is_refused() -> None:
-    with pytest.raises(InputError, match="a length twice"):
+    with pytest.raises(InputError, match="has a length twice"):
         profiles_from_options(4096, profiles="128,512,128")
 
 

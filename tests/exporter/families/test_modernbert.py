@@ -27,6 +27,7 @@ from hdexport.attention.kinds import attention_from_spec, attention_setups
 from hdexport.attention.window.record import WindowAttention
 from hdexport.build import BuildOptions, build
 from hdexport.engines.profiles import profiles_from_options
+from hdexport.engines.targets import EngineTarget
 from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.families import family_of
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
@@ -328,11 +329,10 @@ def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
     engine = build_engine(
         tmp_path / "tensorrt.onnx",
         tmp_path / "modernbert.engine",
+        EngineTarget(Backend.TENSORRT_RTX, ("sm89",)),
         bundle=tmp_path,
-        flavour=Backend.TENSORRT_RTX,
         profiles=profiles_from_options(FAR["max_len"], profiles="100,4200", batch="1:3:4"),
         precision="float16",
-        architectures=("sm89",),
     )
     assert json.loads((tmp_path / engine.passport).read_text())["plugins"] == plugins
 

@@ -90,6 +90,18 @@ def test_a_text_that_fits_is_its_own_piece(words: int) -> None:
     assert made.cuts == [0, words + 2]
 
 
+def test_every_piece_begins_with_the_prompt() -> None:
+    whole = dataclasses.replace(split(20).whole, prompt_tokens=4)  # [CLS] and three words
+    (made,) = split_encodings([whole], max_len=10, stride=1, is_pair=False)
+    ids = whole.input_ids
+    assert [piece.input_ids for piece in made.pieces] == [
+        ids[:4] + ids[first : first + 5] + ids[-1:] for first in (4, 8, 12)
+    ] + [ids[:4] + ids[16:]]
+    assert all(piece.prompt_tokens == 4 for piece in made.pieces)
+    with pytest.raises(InputError, match=r"what every piece repeats \(the special tokens, the prompt and"):
+        split_encodings([whole], max_len=5, stride=0, is_pair=False)
+
+
 def context(split: SplitEncoding, piece: int, token: int) -> float:
     """How many tokens of the text a token of it sees on the side where a piece shows fewer; -1 if it is not there.
 
@@ -122,8 +134,8 @@ def test_every_token_comes_once_and_from_the_piece_that_shows_most_around_it(
         assert first < end
         for token in range(first, end):
             local = token - piece * made.step
-            for field, values in vars(made.whole).items():
-                assert vars(made.pieces[piece])[field][local] == values[token]
+            for field in ("input_ids", "token_type_ids", "offsets", "sequence_ids"):
+                assert getattr(made.pieces[piece], field)[local] == getattr(made.whole, field)[token]
             if made.whole.sequence_ids[token] == (0 if question is None else 1):
                 best = max(context(made, other, token) for other in range(len(made.pieces)))
                 assert context(made, piece, token) == best
@@ -145,7 +157,7 @@ def test_a_token_from_another_piece_is_seen_to_have_less_around_it() -> None:
         (20, 3, 4, r"with a stride of 4: it must be 0 to 3, .*\nA piece has 10 tokens, of which every one repeats 6"),
         (2, 3, -1, "with a stride of -1"),
         (20, 7, 0, r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the special "
-         r"tokens and, of a pair, the first text\) has as many or more\.\nShorten the first text, or truncate: --over"),
+         r"tokens, the prompt and, of a pair, the first text\) has as many or more\.\nShorten the prompt or"),
         (0, 9, 0, "cannot be split: a piece has 10 tokens"),
     ],
 )  # fmt: skip

@@ -1,0 +1,147 @@
+"""The modules that sentence-transformers chains: ``modules.json``, and the settings of the pooling."""
+
+from __future__ import annotations
+
+__all__ = [
+    "TOKENS_INSTEAD",
+    "PoolingSettings",
+    "SentenceModule",
+    "module_folders",
+    "pooling_settings",
+    "sentence_modules",
+]
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hdexport.support.json_files import read_json, read_object, shown
+from hdruntime.errors import ModelError
+
+_MODES = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+}
+"""Flag of ``1_Pooling/config.json`` -> the mode's name, in the order in which results are concatenated."""
+
+TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
+"""What to do about a chain that is not supported."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SentenceModule:
+    """One of sentence-transformers' modules.
+
+    Attributes:
+        kind: its class, without the package where that is sentence-transformers.
+        folder: the name of the folder that holds its settings; empty for the checkpoint's own directory.
+    """
+
+    kind: str
+    folder: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingSettings:
+    """How a sentence's vector is pooled.
+
+    Attributes:
+        modes: names, whose results are concatenated.
+        include_prompt: whether a prompt's tokens are pooled, too.
+        following: the modules after the pooling.
+    """
+
+    modes: tuple[str, ...]
+    include_prompt: bool
+    following: tuple[SentenceModule, ...]
+
+
+def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
+    """What ``modules.json`` of a checkpoint lists, in order; nothing where there is none.
+
+    Raises:
+        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
+    """
+    path = directory / "modules.json"
+    if not path.is_file():
+        return ()
+    modules = read_json(path)
+    if not isinstance(modules, list) or not modules:
+        raise ModelError(f"{path} lists no modules.\nDownload the model again.")
+    return tuple(_sentence_module(path, module) for module in modules)
+
+
+def module_folders(directory: Path) -> list[str]:
+    """The folders of sentence-transformers' modules that exist, as ``modules.json`` names them.
+
+    Raises:
+        ModelError: the file cannot be read, or names a folder outside of the checkpoint.
+    """
+    folders = [module.folder for module in sentence_modules(directory)]
+    # The first module, the encoder, usually is at the top; one without settings may have no folder.
+    return [folder for folder in folders if folder and (directory / folder).is_dir()]
+
+
+def pooling_settings(path: Path) -> PoolingSettings:
+    """Read the ``modules.json`` of a directory of sentence-transformers, and the settings of its pooling.
+
+    Raises:
+        ModelError: a module or a pooling mode is not supported, or a file is missing.
+    """
+    modules = sentence_modules(path)
+    kinds = [module.kind for module in modules]
+    if len(kinds) < 2 or kinds[0] != "Transformer" or kinds[1] != "Pooling":
+        raise ModelError(
+            f"{path} chains the modules {', '.join(kinds) or '(none)'}; a Transformer followed by a Pooling is "
+            f"supported.\n{TOKENS_INSTEAD}"
+        )
+    for module in modules[2:]:
+        if module.kind not in ("Dense", "Normalize"):
+            raise ModelError(
+                f"The sentence-transformers module {module.kind} is not supported; Pooling, Dense and Normalize are.\n"
+                f"{TOKENS_INSTEAD}"
+            )
+    file = path / modules[1].folder / "config.json"
+    config = read_object(file)
+    return PoolingSettings(
+        modes=_pooling_modes(file, config),
+        include_prompt=bool(config.get("include_prompt", True)),
+        following=modules[2:],
+    )
+
+
+def _sentence_module(path: Path, module: object) -> SentenceModule:
+    kind, folder = (module.get("type"), module.get("path")) if isinstance(module, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(folder, str):
+        raise ModelError(f"{path} lists a module without type or path.\nDownload the model again.")
+    if Path(folder).name != folder or "\0" in folder:
+        raise ModelError(
+            f"{path} names the folder {shown(folder)}, which is not one of the checkpoint's own.\n"
+            "Download the model again."
+        )
+    # A class of the same name that the checkpoint brings along is another one.
+    is_theirs = kind.startswith("sentence_transformers.")
+    return SentenceModule(kind=kind.rpartition(".")[2] if is_theirs else kind, folder=folder)
+
+
+def _pooling_modes(config_path: Path, config: dict[str, Any]) -> tuple[str, ...]:
+    named = config.get("pooling_mode")
+    if named:
+        listed = named if isinstance(named, list) else [named]
+        modes = tuple(named.split("+") if isinstance(named, str) else listed)
+    else:
+        modes = tuple(mode for flag, mode in _MODES.items() if config.get(flag))
+        unknown = [
+            flag for flag, on in config.items() if flag.startswith("pooling_mode_") and on and flag not in _MODES
+        ]
+        modes += tuple(flag.removeprefix("pooling_mode_") for flag in unknown)
+    unsupported = [mode for mode in modes if mode not in list(_MODES.values())]
+    if unsupported or not modes:
+        asked = ", ".join(mode if isinstance(mode, str) else shown(mode) for mode in unsupported)
+        raise ModelError(
+            f"{config_path} asks for the pooling {asked or '(none)'}; supported: {', '.join(_MODES.values())}.\n"
+            f"{TOKENS_INSTEAD}"
+        )
+    return modes

@@ -1,0 +1,229 @@
+"""The settings of sentence-transformers in a checkpoint; those that a bundle cannot honour are refused by name."""
+
+from __future__ import annotations
+
+__all__ = ["lowercases", "sentence_class", "sentence_settings"]
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from hdexport.checkpoint.sentence_modules import pooling_settings, sentence_modules
+from hdexport.model.tasks import Task
+from hdexport.support.json_files import read_object, shown
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.bundle.manifest import SentenceSettings, Similarity, Size
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from hdexport.checkpoint import Checkpoint
+
+_CONFIG = "config_sentence_transformers.json"
+
+_TRANSFORMER_CONFIGS = tuple(
+    f"sentence_{model}_config.json"
+    for model in ("bert", "roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+)
+"""Files that hold the settings of the module Transformer; the first that is there counts."""
+
+_FIXED = {
+    "encoder": ("feature-extraction", "last_hidden_state", "token_embeddings"),
+    "cross-encoder": ("sequence-classification", "logits", "scores"),
+}
+"""Kind -> task, the model's output and the module's, as the module Transformer has to be set."""
+
+_MODEL_OPTIONS = ("torch_dtype", "dtype", "attn_implementation", "add_pooling_layer")
+
+_HARMLESS = {
+    # Faster, with the same results.
+    "unpad_inputs": None,
+    "model_args": _MODEL_OPTIONS,
+    "model_kwargs": _MODEL_OPTIONS,
+    "tokenizer_args": ("model_max_length",),
+    "processor_kwargs": ("model_max_length",),
+}
+"""Setting of the module Transformer that changes no result -> those of its keys for which that holds; None for all."""
+
+_ACTIVATIONS = {"Sigmoid": "sigmoid", "Softmax": "softmax", "Identity": "identity"}
+
+Settings = TypeVar("Settings")
+
+_DEFAULT_PROMPTS = ("query", "document")
+"""Names of prompts that every model has, empty unless it says otherwise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    """What is read of ``config_sentence_transformers.json``; other keys change nothing."""
+
+    model_type: str = "SentenceTransformer"
+    prompts: dict[str, str | None] | None = None
+    default_prompt_name: str | None = None
+    similarity_fn_name: Similarity | None = None
+    truncate_dim: Size | None = None
+    activation_fn: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TokenizerOptions:
+    model_max_length: Size | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TransformerConfig:
+    """What is read of ``sentence_bert_config.json``; :func:`_check_transformer` refuses other keys."""
+
+    max_seq_length: Size | None = None
+    do_lower_case: bool | None = None
+    tokenizer_args: _TokenizerOptions | None = None
+    processor_kwargs: _TokenizerOptions | None = None
+
+
+def sentence_class(path: Path) -> str | None:
+    """Class of sentence-transformers that a checkpoint was saved from; None where it was not saved by it.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    return _read(path / _CONFIG, _Config).model_type if (path / "modules.json").is_file() else None
+
+
+def lowercases(path: Path) -> bool:
+    """Whether sentence-transformers lowers the case of texts before the tokenizer sees them.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    return bool(_read(_transformer_file(path), _TransformerConfig).do_lower_case)
+
+
+def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | None:
+    """How sentence-transformers runs a checkpoint; None for a task that it does not have, and without a tokenizer.
+
+    Token vectors (``feature-extraction``) are given as they are, whatever modules would follow them.
+
+    Raises:
+        ModelError: a file cannot be read, a setting cannot be honoured, or its value is invalid.
+    """
+    path = checkpoint.path
+    if checkpoint.tokenizer is None:
+        return None
+    if task is Task.TEXT_CLASSIFICATION:
+        activation = _activation(checkpoint)
+        if activation is None:
+            return None
+        modules = [module.kind for module in sentence_modules(path)]
+        if modules[1:]:
+            raise ModelError(
+                f"{path} chains the modules {', '.join(modules)}; a CrossEncoder of a Transformer alone is supported.\n"
+                "Choose a model that classifies with the head of its Transformer."
+            )
+        _check_transformer(path, "cross-encoder")
+        return SentenceSettings(kind="cross-encoder", activation=activation, **_general(checkpoint))
+    if task is Task.FEATURE_EXTRACTION:
+        return SentenceSettings(kind="encoder", **_general(checkpoint))
+    if task is not Task.SENTENCE_SIMILARITY:
+        return None
+    pooling = pooling_settings(path)
+    _check_transformer(path, "encoder")
+    return SentenceSettings(
+        kind="encoder",
+        pooling=pooling.modes,
+        include_prompt=pooling.include_prompt,
+        normalize=sentence_modules(path)[-1].kind == "Normalize",
+        **_general(checkpoint),
+    )
+
+
+def _general(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Settings that encoders and cross-encoders share."""
+    file = checkpoint.path / _CONFIG
+    config = _read(file, _Config)
+    prompts = {name: text or "" for name, text in (config.prompts or {}).items()}
+    names = list(dict.fromkeys((*_DEFAULT_PROMPTS, *prompts)))
+    if config.default_prompt_name not in (None, *names):
+        raise ModelError(
+            f"{file} has default_prompt_name {shown(config.default_prompt_name)}; its prompts are {', '.join(names)}.\n"
+            "Set it to one of them, or to null."
+        )
+    return {
+        "max_seq_length": _max_seq_length(checkpoint),
+        "prompts": prompts,
+        "default_prompt_name": config.default_prompt_name,
+        "similarity": config.similarity_fn_name or "cosine",
+        "truncate_dim": config.truncate_dim,
+    }
+
+
+def _max_seq_length(checkpoint: Checkpoint) -> int:
+    """Tokens that texts are cut to, which are no more than the checkpoint has positions for."""
+    config = _read(_transformer_file(checkpoint.path), _TransformerConfig)
+    options = config.tokenizer_args or config.processor_kwargs or _TokenizerOptions()
+    own = options.model_max_length or config.max_seq_length or checkpoint.tokenizer.model_max_length
+    return int(min(own, checkpoint.base_positions))
+
+
+def _check_transformer(path: Path, kind: str) -> None:
+    """Refuse settings of the module Transformer that change its results, and are not honoured elsewhere."""
+    file = _transformer_file(path)
+    task, output, module_output = _FIXED[kind]
+    expected = {
+        "transformer_task": task,
+        "modality_config": {"text": {"method": "forward", "method_output_name": output}},
+        "module_output_name": module_output,
+    }
+    for name, value in _read(file, dict[str, Any]).items():
+        if value in (None, False, {}, []) or name in ("max_seq_length", "do_lower_case"):
+            continue
+        if name in _HARMLESS:
+            harmless = _HARMLESS[name]
+            others = [] if harmless is None else [key for key in value if key not in harmless]
+            if not others:
+                continue
+            name, value = f"{name}.{others[0]}", value[others[0]]
+        elif value == expected.get(name):
+            continue
+        raise ModelError(
+            f"{file} has {shown(name)} {shown(value)}, which a bundle cannot honour.\n"
+            "Remove it if the model gives the same vectors without it, or build the tokens' vectors: "
+            "--task feature-extraction"
+        )
+
+
+def _activation(checkpoint: Checkpoint) -> Any:
+    """What makes a CrossEncoder's scores; None for a classifier that sentence-transformers did not save."""
+    file, config = checkpoint.path / "config.json", checkpoint.config
+    of_old = config.get("sentence_transformers")
+    named = config.get("sbert_ce_default_activation_function")
+    if isinstance(of_old, dict):
+        named = of_old.get("activation_fn", named)
+    is_new = sentence_class(checkpoint.path) == "CrossEncoder"
+    if is_new and (of_new := _read(checkpoint.path / _CONFIG, _Config).activation_fn):
+        file, named = checkpoint.path / _CONFIG, of_new
+    if named is None:
+        default = "sigmoid" if checkpoint.settings().num_labels == 1 else "identity"
+        return default if is_new or isinstance(of_old, dict) else None
+    activation = _ACTIVATIONS.get(str(named).rpartition(".")[2])
+    if activation is None or not str(named).startswith("torch."):
+        raise ModelError(
+            f"{file} has activation_fn {shown(named)}; supported: "
+            f"{', '.join(f'torch.nn.{name}' for name in _ACTIVATIONS)}.\n"
+            "Set it to torch.nn.Identity for logits, and apply the function to them."
+        )
+    return activation
+
+
+def _transformer_file(path: Path) -> Path:
+    """The file that holds the module Transformer's settings; it may be missing."""
+    modules = sentence_modules(path)
+    files = [path / modules[0].folder / name for name in _TRANSFORMER_CONFIGS] if modules else []
+    return next((file for file in files if file.is_file()), path / "no settings")
+
+
+def _read(file: Path, kind: type[Settings]) -> Settings:
+    """The settings in a file, checked; the defaults where it is missing."""
+    values = read_object(file) if file.is_file() else {}
+    try:
+        return from_values(values, kind, name=shown(file))
+    except JsonMismatchError as error:
+        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None

@@ -1,0 +1,43 @@
+"""The prompts that a model was trained with, and which of them goes before a text."""
+
+from __future__ import annotations
+
+__all__ = ["chosen_prompt", "prompts_of"]
+
+from collections.abc import Mapping
+
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.errors import InputError
+
+
+def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
+    """A bundle's prompts by their names, and the name of the default one, None for no prompt.
+
+    ``query`` and ``document`` are empty where the model has none of that name.
+    """
+    settings = manifest.sentence
+    return {"query": "", "document": ""} | (settings.prompts if settings else {}), (
+        settings.default_prompt_name if settings else None
+    )
+
+
+def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name: str | None, prompt: str | None) -> str:
+    """What goes before every text.
+
+    Args:
+        prompts, default_name: as `prompts_of` gives them.
+        name: of a prompt; None for the default.
+        prompt: the prompt itself, which may be empty; ``name`` is then not looked at.
+
+    Raises:
+        InputError: there is no prompt of that name.
+    """
+    name = default_name if name is None else name
+    if prompt is not None or name is None:
+        return prompt or ""
+    if name not in prompts:
+        raise InputError(
+            f"There is no prompt {name!r}; this bundle has {', '.join(prompts)}.\n"
+            "Name one of them, or give the prompt itself (prompt, --prompt)."
+        )
+    return prompts[name]

@@ -1,0 +1,73 @@
+"""Commands on a model with prompts and a length of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hdexport.model.tasks import Task
+from support.made_once import made_once
+from support.tiny_models import save_sentence_modules, save_tiny_model
+
+Command = Callable[..., Any]
+
+
+@pytest.fixture(scope="module")
+def prompted(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the bundle of a model with prompts, and what its build said."""
+
+    def make(directory: Path) -> None:
+        checkpoint = directory / "checkpoint"
+        save_tiny_model(checkpoint, "bert", Task.FEATURE_EXTRACTION)
+        save_sentence_modules(checkpoint, "Normalize", pooling={"pooling_mode": "mean", "include_prompt": False})
+        config = {"prompts": {"query": "w7 ", "passage": "w8 "}, "default_prompt_name": "query", "truncate_dim": 7}
+        (checkpoint / "config_sentence_transformers.json").write_text(json.dumps(config))
+        (checkpoint / "sentence_bert_config.json").write_text('{"max_seq_length": 24}')
+        done = hdexport("build", checkpoint, "-o", directory / "bundle", "--max-len", 100, "--no-verify")
+        assert done.returncode == 0, done.stderr
+        (directory / "said").write_text(done.stdout)
+
+    return made_once(tmp_path_factory, "prompted bundle", make)
+
+
+def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, prompted: Path) -> None:
+    said = (prompted / "said").read_text()
+    assert "1 to 100 tokens" in said
+    assert "Its own length: 24 tokens, to which sentence-transformers cuts texts; SentenceEncoder, too, without" in said
+    shown = hdexport("inspect", prompted / "bundle").stdout
+    for row in (
+        r"accepts 1 to 100 tokens",
+        r"own length 24 tokens: what sentence-transformers cuts texts to",
+        r"vectors mean, normalised, 7 dimensions kept; similarity cosine",
+        r"prompt query 'w7 ' (default)",
+        r"prompt passage 'w8 '",
+        r"prompts are read, and not pooled",
+    ):
+        assert row in " ".join(shown.split())
+    settings = json.loads(hdexport("inspect", prompted / "bundle", "--json").stdout)["manifest"]["sentence"]
+    assert (settings["max_seq_length"], settings["include_prompt"]) == (24, False)
+
+
+def test_a_job_takes_prompts_by_name_and_as_text(hdexport: Command, prompted: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("w10 w11\nw12\n")
+
+    def run(output: str, *options: object) -> Any:
+        done = hdexport("run", prompted / "bundle", tmp_path / "in.txt", "-o", tmp_path / f"{output}.jsonl", *options)
+        return done if done.returncode else (tmp_path / f"{output}.jsonl").read_text()
+
+    by_default, by_name = run("default"), run("query", "--prompt-name", "query")
+    passage, none = run("passage", "--prompt-name", "passage"), run("none", "--prompt", "")
+    assert by_default == by_name == run("text", "--prompt", "w7 ")
+    assert passage == run("same", "--prompt", "w8 ")
+    assert len({by_default, passage, none}) == 3
+    unknown = run("unknown", "--prompt-name", "title")
+    assert unknown.returncode == 1
+    assert "There is no prompt 'title'; this bundle has query, document, passage." in unknown.stderr
+    grouped = run("grouped", "--aggregation", "simple")
+    assert "--aggregation is for token-classification, and the bundle's task is sentence-similarity" in grouped.stderr
+    # A job that was done with another prompt is another job.
+    assert run("default", "--prompt-name", "passage").returncode == 1

@@ -1,0 +1,322 @@
+"""Models that sentence-transformers saved: their bundles give its numbers, by default and with every argument."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hdruntime import SentenceEncoder
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError
+from hdruntime.langchain_embeddings import LangChainEmbeddings
+from support.comparators import assert_close
+from support.job_runs import read, run
+from support.made_once import made_once
+from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+ATOL = 1e-6
+"""Measured: 2.4e-7."""
+
+TEXTS = ["w7 w8 w9 w10", "w11 W12", "", "w5 " * 60, "W20 w21 unknown", "w9"]
+
+PROMPTS = {"query": "w30 W31 ", "passage": "w32: "}
+
+MODELS = ("prompted", "prompt not pooled", "plain")
+
+
+def _save_base(path: Path) -> None:
+    from hdexport.model.tasks import Task
+    from support.tiny_models import save_tiny_model
+
+    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
+
+
+def _save(path: Path, name: str) -> None:
+    """Save a tiny model of that name, as sentence-transformers does it."""
+    import torch
+    from sentence_transformers.base.modules import Dense, Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+
+    if name == "plain":
+        _save_base(path)
+        return
+    base = path.with_name(f"{path.name} base")
+    _save_base(base)
+    if name.startswith("cross-encoder"):
+        activation = torch.nn.Softmax(dim=-1) if name.endswith("3") else None
+        model = sentence_transformers.CrossEncoder(
+            str(base), num_labels=int(name[-1]), max_length=32, activation_fn=activation, prompts=PROMPTS
+        )
+    elif name == "prompted":
+        model = sentence_transformers.SentenceTransformer(
+            modules=[Transformer(str(base), max_seq_length=24), Pooling(32, "mean"), Normalize()],
+            prompts=PROMPTS,
+            default_prompt_name="query",
+        )
+    else:
+        torch.manual_seed(1)
+        model = sentence_transformers.SentenceTransformer(
+            modules=[
+                Transformer(str(base), do_lower_case=True),
+                Pooling(32, ("cls", "mean"), include_prompt=False),
+                Dense(64, 12),
+            ],
+            prompts=PROMPTS,
+            similarity_fn_name="euclidean",
+            truncate_dim=10,
+        )
+    model.save_pretrained(str(path))
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of a model -> a folder with its ``checkpoint`` and, verified, its ``bundle``."""
+
+    def save_and_build(name: str) -> Callable[[Path], None]:
+        def make(directory: Path) -> None:
+            from hdexport.build import BuildOptions, build
+
+            _save(directory / "checkpoint", name)
+            build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", max_len=100))
+
+        return make
+
+    return lambda name: made_once(tmp_path_factory, f"sentence {name}", save_and_build(name))
+
+
+@pytest.fixture(params=MODELS)
+def both(request: pytest.FixtureRequest, saved: Callable[[str], Path]) -> Iterator[tuple[Any, SentenceEncoder]]:
+    """The model in sentence-transformers, and the bundle."""
+    directory = saved(request.param)
+    theirs = sentence_transformers.SentenceTransformer(str(directory / "checkpoint"), device="cpu")
+    with SentenceEncoder(directory / "bundle") as ours:
+        yield theirs, ours
+
+
+def test_settings_are_the_models_own(both: tuple[Any, SentenceEncoder]) -> None:
+    theirs, ours = both
+    for name in ("max_seq_length", "prompts", "default_prompt_name", "similarity_fn_name"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert ours.get_embedding_dimension() == theirs.get_embedding_dimension()
+    for text in TEXTS:
+        assert ours.tokenizer.encode(text).ids == theirs.tokenizer(text)["input_ids"]
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {},
+    {"prompt_name": "passage"},
+    {"prompt": "w40 w41 W42 "},
+    {"prompt": "w40 " * 30},
+    {"prompt": ""},
+    {"normalize_embeddings": True},
+    {"truncate_dim": 3},
+    {"truncate_dim": 3, "normalize_embeddings": True, "prompt_name": "query"},
+    {"batch_size": 2},
+]
+
+
+def test_vectors_are_those_of_sentence_transformers(both: tuple[Any, SentenceEncoder]) -> None:
+    theirs, ours = both
+    for options in OPTIONS:
+        if options.get("prompt_name") == "passage" and "passage" not in theirs.prompts:
+            options = {"prompt_name": "document"}
+        assert_close(ours.encode(TEXTS, **options), theirs.encode(TEXTS, **options), atol=ATOL)
+    assert_close(ours.encode_query(TEXTS), theirs.encode_query(TEXTS), atol=ATOL)
+    assert_close(ours.encode_document(TEXTS), theirs.encode_document(TEXTS), atol=ATOL)
+    for precision in ("int8", "uint8", "binary", "ubinary"):
+        expected, found = (each.encode(TEXTS, precision=precision) for each in both)
+        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+        # Vectors that differ in the last digit may be on either side of a step.
+        assert (found == expected).mean() > 0.95
+    with pytest.raises(AssertionError):
+        assert_close(ours.encode(TEXTS, prompt="w40 "), theirs.encode(TEXTS, prompt="w41 "), atol=100 * ATOL)
+
+
+def test_prompts_change_vectors_by_default(saved: Callable[[str], Path]) -> None:
+    """A model that has a default prompt is never run without it, unless asked to."""
+    with SentenceEncoder(saved("prompted") / "bundle") as encoder:
+        assert (encoder.encode(TEXTS) == encoder.encode(TEXTS, prompt_name="query")).all()
+        assert (encoder.encode(TEXTS) == encoder.encode([PROMPTS["query"] + text for text in TEXTS], prompt="")).all()
+        assert not np.allclose(encoder.encode(TEXTS), encoder.encode(TEXTS, prompt=""), atol=0.01)
+
+
+def test_token_vectors_and_tensors_are_those_of_sentence_transformers(both: tuple[Any, SentenceEncoder]) -> None:
+    import torch
+
+    theirs, ours = both
+    of_both = [each.encode(TEXTS, output_value="token_embeddings") for each in both]
+    for expected, found in zip(*of_both, strict=True):
+        assert_close(found, expected.numpy(), atol=1e-5)
+    assert isinstance(ours.encode("w5", output_value="token_embeddings", convert_to_tensor=True), torch.Tensor)
+    for options in ({"convert_to_tensor": True}, {"convert_to_numpy": False}):
+        expected, found = (each.encode(TEXTS, **options) for each in both)
+        assert type(found) is type(expected)
+        torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
+    assert ours.encode("w5", convert_to_numpy=False).shape == theirs.encode("w5", convert_to_numpy=False).shape
+
+
+@pytest.mark.parametrize("function", ["cosine", "dot", "euclidean", "manhattan"])
+def test_similarities_are_those_of_sentence_transformers(both: tuple[Any, SentenceEncoder], function: str) -> None:
+    import torch
+
+    theirs, ours = both
+    theirs.similarity_fn_name = ours.similarity_fn_name = function
+    first = np.random.default_rng(0).normal(size=(4, 6)).astype(np.float32)
+    second = np.concatenate([first[::-1] + 1, np.zeros((1, 6), np.float32)])
+    pairs: list[tuple[Any, Any]] = [
+        (first, second),
+        (first[0], second),
+        (torch.from_numpy(first), second),
+        (list(torch.from_numpy(first)), torch.from_numpy(second)),
+    ]
+    for one, other in pairs:
+        found = ours.similarity(one, other)
+        is_tensor = not isinstance(one, np.ndarray)
+        assert isinstance(found, torch.Tensor if is_tensor else np.ndarray)
+        assert_close(np.asarray(found), theirs.similarity(one, other).numpy(), atol=1e-5)
+    for one, other in ((first, second[:4]), (first[0], second[1]), (torch.from_numpy(first), second[:4])):
+        expected = theirs.similarity_pairwise(one, other).numpy()
+        assert_close(np.asarray(ours.similarity_pairwise(one, other)), expected, atol=1e-5)
+    ours.similarity_fn_name = "maxsim"
+    with pytest.raises(InputError, match="similarity_fn_name is 'maxsim'; it must be one of 'cosine', 'dot'"):
+        ours.similarity(first, second)
+
+
+def test_arguments_have_the_places_and_names_of_sentence_transformers(saved: Callable[[str], Path]) -> None:
+    theirs = list(inspect.signature(sentence_transformers.SentenceTransformer.encode).parameters)
+    ours = list(inspect.signature(SentenceEncoder.encode).parameters)
+    assert ours[2:] == theirs[2 : len(ours)]
+    assert ours[-1] == "truncate_dim"
+    with SentenceEncoder(saved("prompted") / "bundle") as encoder:
+        for encode in (encoder.encode, encoder.encode_query, encoder.encode_document):
+            by_place = encode(
+                TEXTS, "query", None, 3, False, "sentence_embedding", "float32", True, False, "cpu", True, 4
+            )
+            assert by_place.shape == (len(TEXTS), 4)
+            for name in ("sentences", "inputs"):
+                options = {"prompt_name": "query", "normalize_embeddings": True, "truncate_dim": 4}
+                assert (encode(**{name: TEXTS}, **options) == by_place).all()
+
+
+def test_evaluators_and_search_run_and_find_the_same(both: tuple[Any, SentenceEncoder]) -> None:
+    from sentence_transformers.sentence_transformer.evaluation import (
+        EmbeddingSimilarityEvaluator,
+        InformationRetrievalEvaluator,
+    )
+    from sentence_transformers.util import semantic_search
+
+    words = [f"w{index} w{index * 7 % 100} w{index * 3 % 90}" for index in range(12)]
+    scores = list(np.linspace(0, 1, 11))
+    documents = {str(index): text for index, text in enumerate(words)}
+    queries = {f"q{index}": f"w{index} w{index * 7 % 100}" for index in range(4)}
+    evaluators = [
+        EmbeddingSimilarityEvaluator(words[1:], words[:-1], scores, show_progress_bar=False),
+        EmbeddingSimilarityEvaluator(words[1:], words[:-1], scores, show_progress_bar=False, precision="uint8"),
+        EmbeddingSimilarityEvaluator(words[1:], words[:-1], scores, show_progress_bar=False, truncate_dim=5),
+        InformationRetrievalEvaluator(
+            queries, documents, {f"q{index}": {str(index)} for index in range(4)}, show_progress_bar=False
+        ),
+    ]
+    for evaluator in evaluators:
+        expected, found = (evaluator(each) for each in both)
+        assert found == pytest.approx(expected, abs=0.02 if getattr(evaluator, "precision", None) else 1e-4)
+    expected, found = (
+        semantic_search(each.encode_query(list(queries.values())), each.encode_document(words), top_k=3)
+        for each in both
+    )
+    assert [[hit["corpus_id"] for hit in hits] for hits in found] == [
+        [hit["corpus_id"] for hit in hits] for hits in expected
+    ]
+
+
+def test_langchain_gets_lists_with_the_prompts_of_queries_and_documents(saved: Callable[[str], Path]) -> None:
+    directory = saved("prompted")
+    theirs = sentence_transformers.SentenceTransformer(str(directory / "checkpoint"), device="cpu")
+    with SentenceEncoder(directory / "bundle") as encoder:
+        embeddings = LangChainEmbeddings(encoder, truncate_dim=4)
+        documents, query = embeddings.embed_documents(TEXTS), embeddings.embed_query(TEXTS[0])
+    assert {type(documents[0]), type(query)} == {list}
+    assert {type(documents[0][0]), type(query[0])} == {float}
+    assert_close(np.array(documents), theirs.encode_document(TEXTS, truncate_dim=4), atol=ATOL)
+    assert_close(np.array(query), theirs.encode_query(TEXTS[0], truncate_dim=4), atol=ATOL)
+
+
+def test_numpy_results_need_no_pytorch(saved: Callable[[str], Path]) -> None:
+    script = f"""
+import sys
+sys.modules["torch"] = None
+from hdruntime import SentenceEncoder
+from hdruntime.errors import MissingDependencyError
+encoder = SentenceEncoder({str(saved("prompt not pooled") / "bundle")!r})
+vectors = encoder.encode_query(["w5", "w6"], normalize_embeddings=True, precision="int8")
+print(vectors.shape, encoder.similarity(vectors, vectors).shape)
+try:
+    encoder.encode("w5", convert_to_tensor=True)
+except MissingDependencyError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert found.stdout.startswith("(2, 10) (2, 2)\n")
+    assert "pip install" in found.stdout
+
+
+# Jobs
+
+
+def rows(path: Path, columns: dict[str, list[Any]]) -> Path:
+    values = zip(*columns.values(), strict=True)
+    path.write_text("".join(json.dumps(dict(zip(columns, row, strict=True))) + "\n" for row in values))
+    return path
+
+
+@pytest.mark.parametrize("name", ["prompted", "prompt not pooled"])
+def test_a_job_puts_prompts_before_texts(saved: Callable[[str], Path], name: str, tmp_path: Path) -> None:
+    directory = saved(name)
+    theirs = sentence_transformers.SentenceTransformer(str(directory / "checkpoint"), device="cpu")
+    theirs.max_seq_length, theirs.truncate_dim = 64, None
+    texts = [text for text in TEXTS if len(text) < 100]
+    inputs = rows(tmp_path / "in.jsonl", {"text": texts})
+    for number, options in enumerate(({}, {"prompt_name": "passage"}, {"prompt": "w40 "}, {"prompt": ""})):
+        run(directory / "bundle", inputs, tmp_path / f"{number}.jsonl", **options)
+        found = np.array([row["embedding"] for row in read(tmp_path / f"{number}.jsonl")])
+        assert_close(found, theirs.encode(texts, **options), atol=ATOL)
+    with pytest.raises(InputError, match="no prompt 'title'; this bundle has query, document, passage"):
+        run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="title")
+    with pytest.raises(InputError, match="--prompt and --prompt-name both say"):
+        run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="query", prompt="")
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_job_scores_pairs_as_the_cross_encoder_does(
+    saved: Callable[[str], Path], labels: int, tmp_path: Path
+) -> None:
+    directory = saved(f"cross-encoder {labels}")
+    theirs = sentence_transformers.CrossEncoder(str(directory / "checkpoint"), device="cpu")
+    settings = open_bundle(directory / "bundle").manifest.sentence
+    assert settings is not None
+    assert (settings.max_seq_length, theirs.max_seq_length) == (32, 32)
+    firsts, seconds = ["w7 w8", "w9", "w10 w11"], ["w8 w9 w10", "w40", "w11 w12"]
+    inputs = rows(tmp_path / "in.jsonl", {"query": firsts, "document": seconds})
+    from hdruntime.jobs.rows import Columns
+
+    columns = Columns(text="query", text_pair="document")
+    for number, options in enumerate(({}, {"prompt_name": "query"}, {"prompt": "w50 "})):
+        run(directory / "bundle", inputs, tmp_path / f"{number}.jsonl", columns=columns, **options)
+        found = [list(row["scores"].values()) for row in read(tmp_path / f"{number}.jsonl")]  # type: ignore[attr-defined]
+        expected = theirs.predict(list(zip(firsts, seconds, strict=True)), **options)
+        assert_close(np.array(found), expected.reshape(3, labels), atol=ATOL)
+    with pytest.raises(InputError, match=r"a row needs two texts, which its cross-encoder compares\.\n.*query"):
+        run(directory / "bundle", inputs, tmp_path / "other.jsonl", columns=Columns(text="query"))
+    missing = rows(tmp_path / "missing.jsonl", {"query": ["w7"], "document": [None]})
+    done = run(directory / "bundle", missing, tmp_path / "missing-out.jsonl", columns=columns)
+    assert (done.failed_rows, dict(done.errors)) == (1, {"column": 1})
