@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
 from collections.abc import Callable
@@ -13,7 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 
+from hdruntime.bundle.manifest import SentenceSettings
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
 from hdruntime.jobs.identity import identity_of_bundle
@@ -231,6 +234,31 @@ def test_parquet_says_what_its_vectors_are(bundle_path: Path, tmp_path: Path) ->
         "hdexport.normalized": "true",
         "hdexport.dtype": "float16",
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        (None, VectorOptions(), (b"unknown", b"unknown")),
+        (None, VectorOptions(normalize=True), (b"unknown", b"true")),
+        ({"pooling": ("cls", "max"), "normalize": True}, VectorOptions(), (b"cls+max", b"true")),
+        ({"pooling": ("cls",), "normalize": True}, VectorOptions(truncate_dim=3), (b"cls", b"false")),
+        ({"pooling": ("mean",)}, VectorOptions(), (b"mean", b"false")),
+    ],
+)
+def test_parquet_says_how_the_model_pools(
+    new_bundle: BundleMaker,
+    tmp_path: Path,
+    settings: dict[str, Any] | None,
+    options: VectorOptions,
+    said: tuple[bytes, bytes],
+) -> None:
+    bundle = new_bundle(task="sentence-similarity")
+    sentence = settings and SentenceSettings(kind="encoder", max_seq_length=16, **settings)
+    seal(bundle, dataclasses.replace(open_bundle(bundle).manifest, sentence=sentence))
+    run(bundle, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.parquet", vectors=options)
+    metadata = pa.parquet.read_schema(tmp_path / "out.parquet").metadata
+    assert (metadata[b"hdexport.pooling"], metadata[b"hdexport.normalized"]) == said
 
 
 def test_a_vector_that_float16_cannot_hold_is_a_failed_row(new_bundle: BundleMaker, tmp_path: Path) -> None:
