@@ -150,7 +150,7 @@ class StandardInput:
         directory: where the copy takes its room.
 
     Raises:
-        InputError: it is a terminal.
+        InputError: it is closed, or a terminal.
         OSError: the disk is full.
     """
 
@@ -158,8 +158,8 @@ class StandardInput:
     is_local = True
 
     def __init__(self, directory: Path | None) -> None:
-        if sys.stdin.isatty():
-            raise InputError("The input - is a terminal.\nPipe rows into the command, or name a file.")
+        if sys.stdin is None or sys.stdin.isatty():
+            raise InputError("The input - is closed, or a terminal.\nPipe rows into the command, or name a file.")
         self._copy = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 open as long as the job
         shutil.copyfileobj(sys.stdin.buffer, self._copy, _BUFFER_BYTES)
         size = self._copy.tell()

@@ -329,7 +329,10 @@ def test_a_standard_input_that_has_no_rows_or_comes_twice_is_refused(
     with pytest.raises(InputError, match="The input - is named twice"):
         rows_of("-", "-")
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    with pytest.raises(InputError, match="The input - is a terminal"):
+    with pytest.raises(InputError, match="The input - is closed, or a terminal"):
+        rows_of("-")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="The input - is closed, or a terminal"):
         rows_of("-")
 
 
