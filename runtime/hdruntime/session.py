@@ -312,6 +312,7 @@ class Session:
         encodings: Sequence[Encoding],
         *,
         batch_tokens: int | None = None,
+        batch_size: int | None = None,
         outputs: Sequence[str] | None = None,
     ) -> Iterator[BatchResult]:
         """Run texts of different lengths as :meth:`infer` does, and yield each batch when it is finished.
@@ -323,6 +324,7 @@ class Session:
         Args:
             encodings: from :meth:`tokenize`.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
+            batch_size: most texts of a batch; None: any number.
             outputs: names of the requested outputs, default all.
 
         Returns:
@@ -341,6 +343,7 @@ class Session:
             lambda rows: self._inputs([encodings[row] for row in rows]),
             outputs=self._checked_output_names(outputs),
             batch_tokens=batch_tokens,
+            batch_size=batch_size,
         )
 
     def embed(

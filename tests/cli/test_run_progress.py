@@ -14,12 +14,13 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from hdexport.cli.job_report import job_report
+from hdexport.cli.job_report import PlainLines, job_report
 from hdexport.support.gpu_memory import GpuMemory
-from hdruntime.jobs.input_files import find_inputs
+from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.progress import JobState, ProgressMeter, RowCounts
 from hdruntime.jobs.rows import Columns, Position
 from support.tiny_bundle import make_bundle
+from support.waiting import wait_until
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -97,6 +98,70 @@ def test_no_progress_is_shown_on_a_terminal_when_not_wanted(bundle: Path, tmp_pa
     os.close(ours)
 
 
+def test_a_log_gets_a_line_every_few_seconds_the_first_within_five(capsys: pytest.CaptureFixture[str]) -> None:
+    pauses: list[float] = []
+    lines = PlainLines()
+    lines.begin("Loading the bundle")
+
+    def ended(seconds: float) -> bool:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            lines.show("3 rows")
+        return len(pauses) == 5
+
+    lines.print_until(ended)
+    assert capsys.readouterr().err == "Loading the bundle\n" * 2 + "3 rows\n" * 2
+    assert pauses == [pauses[0]] * 5
+    assert 1 <= pauses[0] < 5
+
+
+@pytest.mark.parametrize(("choice", "shown"), [("auto", True), ("lines", True), ("none", False)])
+def test_off_a_terminal_lines_are_shown_unless_not_wanted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], choice: str, shown: bool
+) -> None:
+    monkeypatch.setattr("hdexport.cli.job_report._PLAIN_SECONDS", 0)
+    with job_report(choice):
+        wait_until(lambda: not shown or "Loading the bundle\n" in capsys.readouterr().err)
+    assert shown or not capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_does_not_cost_a_job_its_output(bundle: Path, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"text": "long"}\n{"text": "nan"}\n')
+    command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.jsonl"), "-o", str(tmp_path / "out.jsonl")]
+    reading, writing = os.pipe()
+    os.close(reading)
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writing)
+    assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+    assert len((tmp_path / "out.jsonl").read_text().splitlines()) == 2
+
+
+def test_results_go_to_the_standard_output_and_its_reader_may_have_enough(bundle: Path, tmp_path: Path) -> None:
+    rows = '{"text": "long documents"}\n' * 5000
+    (tmp_path / "rows.jsonl").write_text(rows)
+    command = [str(HDEXPORT), "run", str(bundle), "--progress", "none"]
+    options = ["--output-dtype", "int8", "-o"]
+    whole = subprocess.run([*command, str(tmp_path / "rows.jsonl"), *options, str(tmp_path / "out.jsonl")], timeout=60)
+    piped = subprocess.run([*command, "-", *options, "-"], input=rows, capture_output=True, text=True, timeout=60)
+    assert (whole.returncode, piped.returncode) == (0, 0), piped.stderr
+    assert piped.stdout == (tmp_path / "out.jsonl").read_text()
+    assert piped.stderr.startswith("5000 rows, 0 failed, 20000 tokens in ")
+    process = subprocess.Popen(
+        [*command, str(tmp_path / "rows.jsonl"), "-o", "-"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert json.loads(process.stdout.readline())["id"] == 0
+    process.stdout.close()
+    said = process.stderr.read()
+    assert (process.wait(timeout=60), said) == (
+        141,
+        "the reader of the standard output is gone: the job is not complete\n",
+    )
+    process.stderr.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bundle", "out.jsonl", "rows.jsonl"]
+
+
 def test_a_watcher_that_goes_does_not_end_the_job(bundle: Path, tmp_path: Path) -> None:
     (tmp_path / "rows.txt").write_text("long\n" * 20_000)
     command = [str(HDEXPORT), "run", str(bundle), str(tmp_path / "rows.txt"), "-o", str(tmp_path / "out.jsonl")]
@@ -121,9 +186,9 @@ def test_the_time_to_go_follows_from_the_bytes_and_the_speed_of_this_process(
     assert meter.progress(JobState.RUNNING, before, Position(offset=50, row=5)).eta_seconds is None
     clock[0] = 2.0
     now = meter.progress(JobState.RUNNING, RowCounts(rows=8, tokens=1600), Position(file=1, offset=5, row=8))
-    half = round(parquet.size_bytes / 2)
-    assert (now.bytes_read, now.bytes_total) == (100 + half, 100 + parquet.size_bytes)
-    assert now.eta_seconds == pytest.approx(2.0 * (parquet.size_bytes - half) / (50 + half))
+    half = round(parquet.version.size_bytes / 2)
+    assert (now.bytes_read, now.bytes_total) == (100 + half, 100 + parquet.version.size_bytes)
+    assert now.eta_seconds == pytest.approx(2.0 * (parquet.version.size_bytes - half) / (50 + half))
     assert (now.tokens_per_second, now.seconds, now.resumed_rows) == (300, 9.0, 5)
 
 

@@ -59,7 +59,7 @@ def begun(*arguments: object, largest_file: int | None = None) -> Fork:
     Args:
         largest_file: bytes of one that it may write.
     """
-    return Fork(run_job, list(map(str, arguments)), largest_file)
+    return Fork(run_job, ["--progress", "none", *map(str, arguments)], largest_file)
 
 
 def finished(*arguments: object, largest_file: int | None = None) -> subprocess.CompletedProcess[str]:
@@ -218,8 +218,8 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
     kept = kept_rows(output)
     assert errors.endswith(
         f"error: {copy} has changed: its size was {size} bytes, and is {size - 1}.\n"
-        f"{kept} rows are kept in {tmp_path}/.out.jsonl.job, of what it was: put that back, time of change included, "
-        "and the same command goes on after them. Or start over with what is there now: --restart\n"
+        f"{kept} rows are kept in {tmp_path}/.out.jsonl.job; they belong to the file as it was. Restore it, time of "
+        "change included, and the same command goes on after them, or start over with --restart.\n"
     )
     assert '"state": "failed"' in errors
     results = (tmp_path / ".out.jsonl.job" / "results").read_bytes().splitlines(keepends=True)

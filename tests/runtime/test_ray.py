@@ -211,7 +211,7 @@ def test_workers_that_die_over_and_over_end_the_job_with_the_reason(
     monkeypatch.setattr(pool_module, "_MOST_DEATHS", 2)
     monkeypatch.setattr(pool_module, "WindowWorker", type("WindowWorker", (WindowWorker,), {doing: die}))
     with (
-        pytest.raises(BackendError, match=f"{message}(.|\n)*--max-batch-tokens"),
+        pytest.raises(BackendError, match=f"{message}(.|\n)*--batch-tokens"),
         RayPool(bundle_path, job) as pool,
     ):
         list(pool.map(iter(windows_of(TEXTS))))
@@ -292,7 +292,7 @@ def test_map_batches_adds_what_a_job_writes(cluster: Any, bundle_path: Path, job
         ),
         ({"text_pair_column": "b", "input_ids_column": "c"}, None, 0, "texts or ids, not both"),
         ({"input_ids_column": "c", "options": WindowOptions(overflow=Overflow.SPLIT)}, None, 0, "are not split"),
-        ({"options": WindowOptions(max_batch_tokens=0)}, None, 0, "--max-batch-tokens 0 is too small"),
+        ({"options": WindowOptions(batch_tokens=0)}, None, 0, "--batch-tokens 0 is too small"),
     ],
     ids=["format", "column", "taken", "no GPU", "GPU", "bundle", "ids", "split", "options"],
 )

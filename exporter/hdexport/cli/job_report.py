@@ -1,17 +1,19 @@
-"""A job's progress on stderr: a line on a terminal, or JSON for programs."""
+"""A job's progress on stderr: a line on a terminal, lines in a log, or JSON for programs."""
 
 from __future__ import annotations
 
-__all__ = ["JobReport", "job_report"]
+__all__ = ["JobReport", "PlainLines", "job_report"]
 
 import contextlib
 import json
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from hdexport.cli.progress import StatusLine, duration_text
+from hdexport.cli.streams import complain
 from hdexport.support.gpu_memory import GpuMemory, gpu_memory
 from hdruntime.errors import InputError
 from hdruntime.jobs.progress import JobProgress
@@ -19,6 +21,9 @@ from hdruntime.jobs.progress import JobProgress
 _LINE_SECONDS = 0.2
 _JSON_SECONDS = 1.0
 """Least time between two reports, while nothing but numbers change."""
+
+_PLAIN_SECONDS = 4.0
+"""Time between two lines of a log, and before the first."""
 
 
 class JobReport(ABC):
@@ -66,25 +71,65 @@ def job_report(choice: str) -> Iterator[JobReport]:
     """What shows progress.
 
     Args:
-        choice: ``bar``, ``json``, ``none``, or ``auto``, which is ``bar`` on a terminal, else ``none``.
+        choice: ``bar``, ``lines``, ``json``, ``none``, or ``auto``: ``bar`` on a terminal, else ``lines``.
 
     Raises:
         InputError: a bar, but no terminal.
     """
-    if choice == "bar" and not sys.stderr.isatty():
-        raise InputError("--progress bar needs a terminal on stderr.\nUse --progress json, or leave it out.")
+    is_terminal = sys.stderr.isatty()
+    if choice == "bar" and not is_terminal:
+        raise InputError("--progress bar needs a terminal on stderr.\nUse --progress lines or json, or leave it out.")
     if choice == "json":
         yield _JsonReport()
         return
+    if choice == "lines" or (choice == "auto" and not is_terminal):
+        with PlainLines() as lines:
+            yield _TextReport(lines)
+        return
     with StatusLine(hidden=choice == "none") as line:
-        line.begin("Loading the bundle")
-        yield _LineReport(line)
+        yield _TextReport(line)
 
 
-class _LineReport(JobReport):
-    def __init__(self, line: StatusLine) -> None:
+class PlainLines:
+    """The latest text on stderr every few seconds, for log files; a thread, for a batch may take longer.
+
+    A context manager: the thread ends with the block.
+    """
+
+    def __init__(self) -> None:
+        self._text = ""
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self.print_until, args=(self._ended.wait,), daemon=True)
+
+    def __enter__(self) -> PlainLines:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def begin(self, text: str) -> None:
+        """Show a text from now on."""
+        self._text = text
+
+    show = begin
+
+    def print_until(self, ended: Callable[[float], bool]) -> None:
+        """Print, with pauses before.
+
+        Args:
+            ended: waits for so many seconds; returns whether there is nothing more to print.
+        """
+        while not ended(_PLAIN_SECONDS):
+            complain(self._text)
+
+
+class _TextReport(JobReport):
+    def __init__(self, line: StatusLine | PlainLines) -> None:
         super().__init__(pause_seconds=_LINE_SECONDS)
         self._line = line
+        line.begin("Loading the bundle")
 
     def loaded(self, *, has_gpu: bool) -> None:
         super().loaded(has_gpu=has_gpu)
@@ -92,15 +137,15 @@ class _LineReport(JobReport):
 
     def progress(self, progress: JobProgress) -> None:
         if progress.resumed_rows and self._latest is None:
-            print(f"continuing at row {progress.resumed_rows}", file=sys.stderr)
+            complain(f"continuing at row {progress.resumed_rows}")
         super().progress(progress)
 
     def done_already(self, progress: JobProgress) -> None:
-        print("this job is done already, and its output has not changed: nothing to do", file=sys.stderr)
+        complain("this job is done already, and its output has not changed: nothing to do")
 
     def ended(self, state: str, message: str | None) -> None:
         if message is not None and state != "failed":
-            print(message, file=sys.stderr)
+            complain(message)
 
     def _report(self, progress: JobProgress) -> None:
         self._line.show(_text(progress, self._gpu_memory()))
@@ -118,9 +163,7 @@ class _JsonReport(JobReport):
         self._write(_values(progress, self._gpu_memory()))
 
     def _write(self, values: dict[str, object]) -> None:
-        # Whoever watched may have gone; the job goes on.
-        with contextlib.suppress(BrokenPipeError):
-            print(json.dumps(values), file=sys.stderr, flush=True)
+        complain(json.dumps(values))
 
 
 def _text(progress: JobProgress, memory: GpuMemory | None) -> str:

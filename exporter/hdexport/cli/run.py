@@ -1,10 +1,10 @@
-"""Run a bundle over files of texts: a row in, a row out, in order.
+"""Run a bundle over files of texts: one row out per row in, in order.
 
-Inputs are .jsonl, .parquet and .txt files (of .txt, every line is a text) and directories of such files; the
-output is .jsonl or .parquet. It has the columns id, those of the bundle's task (an embedding, a label, ...),
-tokens and error. A row that cannot be used has its error there; the job goes on, and the exit code is 2. The
-output appears when it is complete, or not at all. A job that was stopped or killed keeps what is done in a folder
-.OUT.job beside the output, and the same command goes on after it. See docs/batch_jobs.md.
+Inputs are JSON Lines, CSV, TSV, Parquet and text files (each line is a text), directories of them, patterns and
+URLs. The output has the columns id, those kept, those of the bundle's task (an embedding, a label, ...), tokens
+and error. A row that cannot be used has its error there; the job goes on, and the exit code is 2. The output
+appears when it is complete, or not at all. A job that was stopped or killed keeps what is done in a folder .OUT.job
+beside the output, and the same command goes on after it. See docs/batch_jobs.md.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import BACKENDS, optional_number, whole_number
-from hdexport.cli.interruption import exit_code
+from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import HdexportError, InputChangedError, InputError
 
@@ -50,11 +51,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "inputs",
         metavar="INPUT",
-        type=Path,
         nargs="+",
-        help=".jsonl, .parquet or .txt file, or directory of them",
+        help=".jsonl, .ndjson, .json, .csv, .tsv or .txt file (also with .gz or .zst), .parquet file, directory, "
+        "quoted pattern, URL (s3://, gs://, hf://, https://), or - for standard input",
     )
-    parser.add_argument("-o", "--output", metavar="OUT", type=Path, required=True, help=".jsonl or .parquet file")
+    parser.add_argument(
+        "-o",
+        "--output",
+        metavar="OUT",
+        type=Path,
+        required=True,
+        help=".jsonl, .parquet, .npy or .npz file, or - for JSON Lines on standard output",
+    )
+    parser.add_argument(
+        "--input-format",
+        choices=["jsonl", "csv", "tsv", "txt", "parquet"],
+        help="of all inputs (default: by the endings of their names; jsonl on standard input)",
+    )
     parser.add_argument(
         "--backend",
         metavar="BACKEND",
@@ -80,14 +93,36 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="column of lists of token ids, special tokens included, in place of texts",
     )
     parser.add_argument(
-        "--id-column", metavar="NAME", help="column of the row's id (default: rows are numbered from 0)"
+        "--id-column",
+        metavar="NAME",
+        help="column of the row's id (default: id, if all inputs have it, else rows are numbered from 0, as with '')",
     )
     parser.add_argument(
-        "--max-batch-tokens",
+        "--keep-columns",
+        metavar="NAMES",
+        default="",
+        help="columns of the input that the output has as well: a,b or all (of JSON Lines, those of a file's first 100 "
+        "rows)",
+    )
+    parser.add_argument("--skip-failed", action="store_true", help="leave rows that failed out of the output")
+    parser.add_argument("--normalize", action="store_true", help="bring embeddings to length 1")
+    parser.add_argument(
+        "--truncate-dim", metavar="N", help="keep the first N dimensions of embeddings, before they are normalized"
+    )
+    parser.add_argument(
+        "--output-dtype",
+        choices=["float32", "float16", "int8", "uint8", "binary", "ubinary"],
+        default="float32",
+        help="type of embeddings (default: float32). int8 and uint8 divide each dimension's range in the first window "
+        "of rows; binary and ubinary have one bit per dimension",
+    )
+    parser.add_argument(
+        "--batch-tokens",
         metavar="N",
         help="most tokens of a batch, padding included; a longer text goes alone (default: what suits the backend; "
         "4096 on a CPU)",
     )
+    parser.add_argument("--batch-size", metavar="N", help="most texts of a batch (default: as many as fit its tokens)")
     parser.add_argument(
         "--overflow",
         choices=["error", "truncate", "split"],
@@ -135,10 +170,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--progress",
-        choices=["auto", "bar", "json", "none"],
+        choices=["auto", "bar", "lines", "json", "none"],
         default="auto",
-        help="bar: a line on the terminal; json: an object a line on stderr, see docs/batch_jobs.md; none (default: "
-        "bar on a terminal, else none)",
+        help="on stderr; bar: a line that changes; lines: a line every few seconds; json: one object per line, see "
+        "docs/batch_jobs.md; none (default: bar on a terminal, else lines)",
     )
 
 
@@ -147,6 +182,7 @@ def run(options: argparse.Namespace) -> int:
     import hdruntime
     from hdexport.cli.job_report import job_report
     from hdruntime.jobs import plan_job, run_job
+    from hdruntime.jobs.writers import STDOUT
 
     if str(options.output) != "-":  # rows that are printed are the result
         outlive_readers()
@@ -166,6 +202,11 @@ def run(options: argparse.Namespace) -> int:
         except KeyboardInterrupt as stop:
             report.ended("stopped", f"stopped{_kept(job) or ': nothing was kept'}")
             return exit_code(stop)
+        except BrokenPipeError:
+            if job.output != STDOUT:
+                raise
+            report.ended("stopped", "the reader of the standard output is gone: the job is not complete")
+            return READER_GONE
         except InputChangedError as error:
             # What is kept is of no use to the same command; the error says to which.
             report.ended("failed", str(error))
@@ -178,14 +219,17 @@ def run(options: argparse.Namespace) -> int:
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
     print(
         f"{done.rows} rows, {done.failed_rows} failed, {done.tokens} tokens in {done.seconds:.1f} s "
-        f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}{backend}"
+        f"({done.tokens / max(done.seconds, 1e-9):.0f} tokens/s{padding}): {options.output}{backend}",
+        file=sys.stderr if job.output == STDOUT else sys.stdout,
     )
     return _ROWS_FAILED if done.failed_rows else 0
 
 
 def _job_options(options: argparse.Namespace) -> JobOptions:
-    from hdruntime.jobs import JobOptions
+    from hdruntime.jobs import JobOptions, VectorOptions
+    from hdruntime.jobs.input_files import RowFormat
     from hdruntime.jobs.rows import Columns
+    from hdruntime.text.embeddings import EmbeddingPrecision
     from hdruntime.text.splitting import SplitPooling
     from hdruntime.text.tasks import Aggregation
     from hdruntime.text.tokenization import Overflow
@@ -196,8 +240,17 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
             text_pair=options.text_pair_column,
             id=options.id_column,
             input_ids=options.input_ids_column,
+            keep=None if options.keep_columns == "all" else tuple(filter(None, options.keep_columns.split(","))),
         ),
-        max_batch_tokens=optional_number("--max-batch-tokens", options.max_batch_tokens, example=4096),
+        input_format=None if options.input_format is None else RowFormat(options.input_format),
+        vectors=VectorOptions(
+            truncate_dim=optional_number("--truncate-dim", options.truncate_dim, example=256),
+            normalize=options.normalize,
+            output_dtype=EmbeddingPrecision(options.output_dtype),
+        ),
+        skip_failed=options.skip_failed,
+        batch_size=optional_number("--batch-size", options.batch_size, example=32),
+        batch_tokens=optional_number("--batch-tokens", options.batch_tokens, example=4096),
         overflow=Overflow(options.overflow),
         stride=0 if options.stride == "0" else whole_number("--stride", options.stride, example=64),
         split_pooling=SplitPooling(options.split_pooling),
@@ -252,8 +305,9 @@ def _chosen(options: argparse.Namespace, backend: Backend, reason: str) -> str:
 def _kept(job: Job) -> str:
     from hdruntime.jobs.files import job_folder_path
     from hdruntime.jobs.folder import kept_rows
+    from hdruntime.jobs.writers import STDOUT
 
-    rows = kept_rows(job.output)
+    rows = 0 if job.output == STDOUT else kept_rows(job.output)
     if not rows:
         return ""
     return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command goes on after them."

@@ -182,7 +182,7 @@ def run_error(error: Exception, batch: int, tokens: int) -> BackendError:
     """Our error for a failed run of a batch."""
     if _is_out_of_memory(error):
         advice = (
-            "Use smaller batches: --max-batch-tokens, in Python batch_tokens."
+            "Use smaller batches: --batch-tokens, in Python batch_tokens."
             if batch > 1
             else "Free memory, or cut the text into shorter ones."
         )

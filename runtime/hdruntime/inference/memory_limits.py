@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 _WARNING = (
     "Out of memory with a batch of %d x %d tokens: continuing with at most %d tokens per batch of such rows. "
-    "To start with that limit: --max-batch-tokens %d, in Python batch_tokens."
+    "To start with that limit: --batch-tokens %d, in Python batch_tokens."
 )
 
 

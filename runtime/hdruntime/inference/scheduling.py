@@ -8,6 +8,7 @@ import contextlib
 import functools
 import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -112,6 +113,7 @@ class Scheduler:
         *,
         outputs: Sequence[str],
         batch_tokens: int | None,
+        batch_size: int | None = None,
     ) -> Iterator[BatchResult]:
         """Run rows, the longest first, with the runner's preferred number of batches in flight.
 
@@ -125,6 +127,7 @@ class Scheduler:
             outputs: names of the requested outputs.
             batch_tokens: most tokens of a batch, including padding; a longer row runs alone. None: the runner's
                 default.
+            batch_size: most rows of a batch; None: any number.
 
         Yields:
             each row in one result; a row that failed alone, or holds NaN or infinity, with its error.
@@ -135,7 +138,7 @@ class Scheduler:
             OutOfMemoryError: no batch ever fitted, or a row no longer fits whose length did before.
         """
         # Packed here rather than in the generator, so that errors are raised before the first result is requested.
-        return _Run(self, lengths, inputs_of, outputs, batch_tokens).results()
+        return _Run(self, lengths, inputs_of, outputs, batch_tokens, batch_size).results()
 
     def most_rows(self, tokens: int) -> int:
         """Most rows of this length in one batch, as far as known; ``sys.maxsize`` without a limit."""
@@ -247,8 +250,10 @@ class _Run:
         inputs_of: Callable[[list[int]], Inputs],
         outputs: Sequence[str],
         batch_tokens: int | None,
+        batch_size: int | None,
     ) -> None:
         self._scheduler = scheduler
+        self._batch_size = batch_size
         self._lengths = lengths
         self._inputs_of = inputs_of
         self._outputs = outputs
@@ -324,7 +329,7 @@ class _Run:
             [self._lengths[row] for row in rows],
             batch_tokens=self._batch_tokens,
             alike=self._scheduler.alike,
-            most_rows=self._scheduler.most_rows,
+            most_rows=lambda tokens: min(self._scheduler.most_rows(tokens), self._batch_size or sys.maxsize),
         )
         return deque([rows[index] for index in batch] for batch in batches)
 

@@ -11,9 +11,10 @@ A job may be stopped at any moment, and the same job run again goes on where it 
 
 from __future__ import annotations
 
-__all__ = ["Columns", "Job", "JobOptions", "JobProgress", "LocalPool", "plan_job", "run_job"]
+__all__ = ["Columns", "Job", "JobOptions", "JobProgress", "LocalPool", "VectorOptions", "plan_job", "run_job"]
 
 from hdruntime.jobs.job import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.vectors import VectorOptions
 from hdruntime.jobs.windows import LocalPool

@@ -6,6 +6,7 @@ __all__ = [
     "FINISHED_FILE",
     "JOB_FILE",
     "LOCK_FILE",
+    "RANGES_FILE",
     "RESULTS_FILE",
     "SAVED_FILE",
     "OpenFolder",
@@ -23,6 +24,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
+import numpy.typing as npt
+
 from hdruntime.errors import HdexportError
 from hdruntime.jobs.disk_errors import disk_errors_explained
 from hdruntime.jobs.identity import Identity
@@ -31,6 +35,7 @@ from hdruntime.jobs.saved import Saved, saved_from_json
 JOB_FILE = "job.json"
 SAVED_FILE = "progress.json"
 RESULTS_FILE = "results"
+RANGES_FILE = "ranges.json"
 FINISHED_FILE = "finished"
 LOCK_FILE = "lock"
 _FILES = (
@@ -38,6 +43,8 @@ _FILES = (
     SAVED_FILE,
     f"{JOB_FILE}.partial",
     f"{SAVED_FILE}.partial",
+    f"{RANGES_FILE}.partial",
+    RANGES_FILE,
     RESULTS_FILE,
     f"{FINISHED_FILE}.partial",
     FINISHED_FILE,
@@ -138,6 +145,18 @@ class OpenFolder:
             return Saved() if content is None else saved_from_json(content)
         except ValueError as error:
             raise damaged(self.path, f"{SAVED_FILE}: {error}") from error
+
+    def ranges(self) -> npt.NDArray[np.float32] | None:
+        """[2, dimensions], what int8 vectors are counted from; None where there are none.
+
+        Raises:
+            HdexportError: the file is damaged.
+        """
+        content = self._content(RANGES_FILE)
+        try:
+            return None if content is None else np.array(json.loads(content), np.float32)
+        except ValueError as error:
+            raise damaged(self.path, f"{RANGES_FILE}: {error}") from error
 
     def is_published(self) -> bool:
         """Whether the output of a complete job was moved into place."""

@@ -17,7 +17,7 @@ import dataclasses
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hdruntime.errors import HdexportError, InputError
@@ -26,6 +26,7 @@ from hdruntime.jobs.files import (
     FINISHED_FILE,
     JOB_FILE,
     LOCK_FILE,
+    RANGES_FILE,
     RESULTS_FILE,
     SAVED_FILE,
     OpenFolder,
@@ -39,6 +40,7 @@ from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.receipt import leave_receipt
 from hdruntime.jobs.rows import Position
 from hdruntime.jobs.saved import Saved, json_from_saved
+from hdruntime.jobs.vectors import Ranges
 from hdruntime.jobs.writers import ResultEncoding, check_output
 
 _COMMIT_SECONDS = 0.5
@@ -144,6 +146,7 @@ class JobFolder:
     Attributes:
         path: where it is, for messages.
         saved: what is done; not all of it need be committed.
+        ranges: that vectors are quantised with; None where they need none, or no vector is done.
     """
 
     def __init__(self, files: OpenFolder, lock: int, output: Path) -> None:
@@ -157,6 +160,7 @@ class JobFolder:
         self._committed_at = time.monotonic()
         self._commit_seconds = 0.0
         self.saved = Saved()
+        self.ranges: Ranges | None = None
 
     def begin(self, identity: Identity, *, fresh: bool) -> None:
         """Open the results: those that are committed, or none.
@@ -170,6 +174,7 @@ class JobFolder:
                 self._replace(JOB_FILE, json.dumps(identity))
             self.saved = self._committed = self._files.saved()
             self._published = self._files.is_published()
+            self.ranges = self._files.ranges()
             if self.saved.complete:
                 return
             self._results = self._files.open(RESULTS_FILE, os.O_RDWR | os.O_CREAT)
@@ -195,9 +200,19 @@ class JobFolder:
         with disk_errors_explained(self._output):
             while view:
                 view = view[os.write(self._results, view) :]
-        # One assignment: an interrupt is before it, and what was written is of no account, or after it.
+        # One assignment: an interrupt is before it, and what was written does not count, or after it.
         length = self.saved.result_bytes + len(data)
         self.saved = Saved(position=position, stamp=stamp, counts=counts, seconds=seconds, result_bytes=length)
+
+    def keep_ranges(self, ranges: Ranges) -> None:
+        """Keep what vectors are quantised with, before the first of them is appended.
+
+        Raises:
+            HdexportError: the disk does not take it.
+        """
+        with disk_errors_explained(self._output):
+            self._replace(RANGES_FILE, json.dumps(ranges.tolist()))
+        self.ranges = ranges
 
     def commit_if_due(self) -> None:
         """Commit, if the last time is long enough ago for what it cost.
@@ -220,7 +235,7 @@ class JobFolder:
             self.saved = dataclasses.replace(self.saved, complete=True)
             self._commit()
 
-    def publish(self, encoding: ResultEncoding, *, force: bool) -> None:
+    def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None:
         """Make the output of the results of a complete job, move it into place and remove the folder.
 
         After a kill at any step, the same again does the steps that are left.
@@ -233,7 +248,7 @@ class JobFolder:
             if not self._published:
                 if not self._files.has(FINISHED_FILE):
                     self._require_in_place()
-                    encoding.finish(self._files, RESULTS_FILE, FINISHED_FILE)
+                    encoding.finish(self._files, RESULTS_FILE, FINISHED_FILE, metadata=metadata)
                 # Without either, the job counts as published: the one is on the disk before the other goes.
                 self._files.sync()
                 self._files.remove(RESULTS_FILE)
@@ -309,7 +324,7 @@ def _require_same_job(folder: OpenFolder, output: Path, identity: Identity) -> N
     what = difference(folder.identity(), identity)
     if rows and what is not None and not folder.is_published():
         raise InputError(
-            f"{output} has an unfinished job, {rows} rows of which are in {folder.path}; this is another one: {what}.\n"
+            f"{output} has an unfinished job, {rows} rows of which are in {folder.path}; this is another job: {what}.\n"
             "Continue that one by its own command, or start this one over it with --restart."
         )
 

@@ -12,13 +12,14 @@ from typing import Any
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.manifest_json import json_from_manifest
 from hdruntime.constants import KERNELS_FOLDER
-from hdruntime.jobs.input_files import InputFile, change_of_file
+from hdruntime.jobs.input_files import InputFile
+from hdruntime.jobs.places import Version
 
 Identity = Mapping[str, object]
 """What a person calls it -> its value, as JSON gives it back."""
 
-_UNSPEAKABLE = ("bundle", "columns of the output")
-"""What has changed is said, from what to what is not: that would tell a person nothing."""
+_OPAQUE = ("bundle", "columns of the output")
+"""Of these, a message does not give the values, which would tell a person nothing."""
 
 
 def identity_of_bundle(manifest: Manifest) -> str:
@@ -38,8 +39,8 @@ def identity_of_bundle(manifest: Manifest) -> str:
 
 
 def identity_of_inputs(files: Sequence[InputFile]) -> list[list[object]]:
-    """Path, size in bytes and time of the last change in nanoseconds, of each file in order."""
-    return [[str(file.path.resolve()), file.size_bytes, file.modified_ns] for file in files]
+    """Path or URL, size in bytes and time of the last change, of each file in order."""
+    return [[file.place.identity, file.version.size_bytes, file.version.modified] for file in files]
 
 
 def difference(old: Identity, new: Identity) -> str | None:
@@ -50,7 +51,7 @@ def difference(old: Identity, new: Identity) -> str | None:
             continue
         if isinstance(before, list) and isinstance(now, list):
             return _different_inputs(before, now)
-        return f"the {name} has changed" if name in _UNSPEAKABLE else f"{name} was {before}, and is {now}"
+        return f"the {name} has changed" if name in _OPAQUE else f"{name} was {before}, and is {now}"
     return None
 
 
@@ -64,5 +65,6 @@ def _different_inputs(old: list[list[Any]], new: list[list[Any]]) -> str:
             return f"its input {path} is missing"
     for (path, *found), (old_path, *was) in zip(new, old, strict=False):
         if path == old_path and found != was:
-            return f"its input {path} has changed since: {change_of_file((was[0], was[1]), (found[0], found[1]))}"
+            before_it, now_it = (Version(size_bytes=size, modified=modified) for size, modified in (was, found))
+            return f"its input {path} has changed since: {before_it.change(now_it)}"
     return "its inputs were in another order"

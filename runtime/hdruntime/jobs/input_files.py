@@ -1,34 +1,46 @@
-"""The files that a batch job reads: found, checked before any work, and how far into them a row is."""
+"""A file of rows: its format, its columns, its compression, and how far into it a row is."""
 
 from __future__ import annotations
 
-__all__ = ["InputFile", "RowFormat", "change_of_file", "find_inputs", "integer_ids"]
+__all__ = ["InputFile", "RowFormat", "compression_of", "format_of"]
 
-import logging
-import os
-from collections.abc import Sequence
+import io
+from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
 from enum import Enum
-from pathlib import Path
+from pathlib import PurePosixPath
+from typing import BinaryIO
 
-from hdruntime.errors import InputError
-from hdruntime.jobs.parquet_rows import checked_rows, has_int64
-from hdruntime.jobs.regular_files import opened_input
-from hdruntime.jobs.rows import Columns
+import pyarrow as pa
 
-logger = logging.getLogger(__name__)
-
-_HIDDEN = (".", "_")
-"""First letters of names that a directory's listing leaves out, such as Spark's _SUCCESS."""
+from hdruntime.jobs.places import Place, Version
 
 
 class RowFormat(str, Enum):
-    """How a file holds rows; told by the ending of its name, which is the value."""
+    """How a file holds rows."""
 
-    JSONL = ".jsonl"
-    PARQUET = ".parquet"
-    TEXT = ".txt"
+    JSONL = "jsonl"
+    CSV = "csv"
+    TSV = "tsv"
+    TEXT = "txt"
+    PARQUET = "parquet"
+
+
+_ENDINGS = {
+    ".jsonl": RowFormat.JSONL,
+    ".ndjson": RowFormat.JSONL,
+    ".json": RowFormat.JSONL,
+    ".csv": RowFormat.CSV,
+    ".tsv": RowFormat.TSV,
+    ".txt": RowFormat.TEXT,
+    ".parquet": RowFormat.PARQUET,
+}
+
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
+"""Ending -> Arrow's name of it."""
+
+_BUFFER_BYTES = 2**18
+"""Decompressed at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,114 +48,65 @@ class InputFile:
     """A file of rows, as it was found.
 
     Attributes:
-        path: as it was given, or below a directory that was given.
+        place: where it is.
         format: how it holds rows.
-        size_bytes, modified_ns: where either differs, the file was written to, or another has taken its place.
-        inode, changed_ns: where only these differ, it may also have been copied, or its owner changed.
+        version: of the file that was found.
         rows: how many it has; None where only reading it would tell.
+        columns: names, those of the partitions last; for JSON Lines, those of the first rows.
+        types: column -> Arrow type, where all values have one.
+        partitions: column -> value, from directories such as ``lang=en``.
+        has_ids: whether the column ``id`` has strings or integers; of JSON Lines, in all of the first rows.
     """
 
-    path: Path
+    place: Place
     format: RowFormat
-    size_bytes: int
-    modified_ns: int
-    inode: int
-    changed_ns: int
-    rows: int | None
+    version: Version
+    rows: int | None = None
+    columns: tuple[str, ...] = ()
+    types: Mapping[str, pa.DataType]
+    partitions: Mapping[str, object]
+    has_ids: bool = False
+
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return self.place.name
 
     def bytes_before(self, offset: int) -> int:
-        """Bytes of the file that come before an offset, which counts rows where `rows` is known."""
-        return offset if self.rows is None else round(self.size_bytes * offset / self.rows)
+        """Bytes of the file that come before an offset, which counts rows where `rows` is known.
+
+        Where it is compressed, how many is not known before its end: 0.
+        """
+        if self.rows is not None:
+            return round(self.version.size_bytes * offset / self.rows)
+        return 0 if compression_of(self.place.path) else offset
+
+    def opened(self, offset: int = 0) -> BinaryIO:
+        """The file, decompressed, to be read from an offset in bytes.
+
+        Raises:
+            InputError, OSError: as `Place.opened`; the compressed data are damaged.
+        """
+        stream = self.place.opened()
+        compression = compression_of(self.place.path)
+        if compression is None:
+            stream.seek(offset)
+            return stream
+        decompressed = io.BufferedReader(pa.CompressedInputStream(stream, compression), _BUFFER_BYTES)
+        while offset and (block := decompressed.read(min(offset, _BUFFER_BYTES))):
+            offset -= len(block)
+        return decompressed
 
 
-def find_inputs(paths: Sequence[Path], *, columns: Columns) -> list[InputFile]:
-    """The files to read, directories replaced by the files in them, in the order given and then of names.
-
-    What can be known without reading the rows is checked here, before any work: that the files are there, can
-    be opened, are not empty, and, for Parquet, have the columns.
-
-    Raises:
-        InputError: a file does not fit, or there is none.
-    """
-    found = [file for path in paths for file in _files_at(Path(path))]
-    if not found:
-        raise InputError("No input was given. Name at least one file or directory.")
-    return [_checked_file(file, columns) for file in found]
+def format_of(path: str) -> RowFormat | None:
+    """What the ending of a name tells, of ``a.jsonl.gz`` that before the compression's; None where it is unknown."""
+    name = PurePosixPath(path.lower())
+    if name.suffix in _COMPRESSIONS:
+        inner = _ENDINGS.get(PurePosixPath(name.stem).suffix)
+        return None if inner is RowFormat.PARQUET else inner
+    return _ENDINGS.get(name.suffix)
 
 
-def change_of_file(before: tuple[int, int], now: tuple[int, int]) -> str | None:
-    """What a file's size in bytes and time of the last change in nanoseconds, before and now, say of it in words."""
-    if now[0] != before[0]:
-        return f"its size was {before[0]} bytes, and is {now[0]}"
-    if now[1] != before[1]:
-        return f"it was written to at {_clock_time(now[1])}, though its size is the same"
-    return None
-
-
-def integer_ids(files: Sequence[InputFile], *, columns: Columns) -> bool:
-    """Whether every id is known to fit an int64: rows are numbered, or Parquet columns say so."""
-    if columns.id is None:
-        return True
-    if any(file.format is not RowFormat.PARQUET for file in files):
-        return False
-    return all(has_int64(file.path, columns.id) for file in files)
-
-
-def _files_at(path: Path) -> list[Path]:
-    if not path.exists():
-        raise InputError(f"There is no file or directory {path}.")
-    if not path.is_dir():
-        return [path]
-    shown = sorted(file for file in path.iterdir() if not (file.is_dir() or file.name.startswith(_HIDDEN)))
-    endings = [kind.value for kind in RowFormat]
-    known = []
-    for file in shown:
-        if file.suffix.lower() not in endings:
-            logger.warning("%s is left out: it ends in none of %s", file, ", ".join(endings))
-        elif not file.is_file():
-            logger.warning("%s is left out: it is no file", file)
-        else:
-            known.append(file)
-    if not known:
-        raise InputError(f"The directory {path} holds no file that ends in {', '.join(endings)}.")
-    return known
-
-
-def _checked_file(path: Path, columns: Columns) -> InputFile:
-    kind = _format_of(path)
-    try:
-        with opened_input(path) as opened:
-            status = os.fstat(opened.fileno())
-        if status.st_size == 0:
-            raise InputError(f"{path} is empty.\nLeave it out, or check what wrote it.")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.") from error
-    named = columns.text_pair or columns.id or columns.input_ids
-    if kind is RowFormat.TEXT and named is not None:
-        raise InputError(
-            f"{path} is plain text, so it has no column {named!r}.\nUse .jsonl or .parquet for rows with columns."
-        )
-    return InputFile(
-        path=path,
-        format=kind,
-        size_bytes=status.st_size,
-        modified_ns=status.st_mtime_ns,
-        inode=status.st_ino,
-        changed_ns=status.st_ctime_ns,
-        rows=checked_rows(path, columns) if kind is RowFormat.PARQUET else None,
-    )
-
-
-def _clock_time(time_ns: int) -> str:
-    return datetime.fromtimestamp(time_ns / 1e9).isoformat(sep=" ", timespec="milliseconds")
-
-
-def _format_of(file: Path) -> RowFormat:
-    try:
-        return RowFormat(file.suffix.lower())
-    except ValueError:
-        endings = ", ".join(kind.value for kind in RowFormat)
-        raise InputError(
-            f"{file} is of no kind that can be read: its name ends in {file.suffix or 'nothing'!r}.\n"
-            f"Inputs end in {endings}."
-        ) from None
+def compression_of(path: str) -> str | None:
+    """Arrow's name of the compression that the ending of a name tells; None for none."""
+    return _COMPRESSIONS.get(PurePosixPath(path.lower()).suffix)

@@ -8,7 +8,8 @@ import logging
 from collections.abc import Sequence
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.input_files import InputFile, change_of_file
+from hdruntime.jobs.input_files import InputFile
+from hdruntime.jobs.places import read_errors_explained
 from hdruntime.jobs.row_reader import checksum_before
 from hdruntime.jobs.rows import Columns, Position, Row
 
@@ -22,9 +23,9 @@ class InputWatch:
     """Compares a job's inputs with what was found when the job was planned.
 
     A file of another size or time of change has changed. Where only its inode is another, or only that was touched, as
-    a backup, a copy or ``chmod`` does, what was read of it decides: that is read again, and its checksum compared.
+    a backup, a copy or ``chmod`` does, its content decides: what was read of it is read again, and checksums compared.
 
-    Every method says in words what has changed, None where nothing has.
+    Every method returns in words what has changed; None where nothing has.
 
     Args:
         files: the job's inputs, as they were found.
@@ -38,8 +39,7 @@ class InputWatch:
 
     def stamp(self, index: int) -> Stamp:
         """The latest stamp under which a file held what was read of it."""
-        file = self._files[index]
-        return self._touched.get(index, (file.inode, file.changed_ns))
+        return self._touched.get(index, self._files[index].version.stamp)
 
     def change_since(self, position: Position, stamp: Stamp | None) -> str | None:
         """Of the file in which an earlier process of the job stopped.
@@ -76,6 +76,8 @@ class InputWatch:
 
     def _change(self, end: Position, *, whole: bool) -> str | None:
         file = self._files[end.file]
+        if not (whole or file.place.is_local):
+            return None  # a store is asked once, at the file's end, and once more at the job's
         change, stamp = _seen(file)
         if change is not None:
             return change
@@ -87,24 +89,25 @@ class InputWatch:
 
     def _change_of_content(self, end: Position) -> str | None:
         file = self._files[end.file]
-        logger.info("%s is read again up to row %d, to see whether it has changed", file.path, end.row)
+        logger.info("%s is read again up to row %d, to see whether it has changed", file.name, end.row)
         try:
             if checksum_before(file, self._columns, end.offset) == end.checksum:
                 return None
         except InputError:
             pass  # what was read once, and cannot be read again, has changed
-        return f"{file.path} has changed: its content is another, though not its size and its time of change"
+        return f"{file.name} has changed: its content is another, though not its size and its time of change"
 
 
 def _seen(file: InputFile) -> tuple[str | None, Stamp]:
     """What has changed of a file, by its size and its time of change; and its stamp."""
     try:
-        status = file.path.stat()
-    except OSError as error:
-        return f"{file.path} has changed: it cannot be found any more ({error.strerror})", (0, 0)
-    stamp = (status.st_ino, status.st_ctime_ns)
-    change = change_of_file((file.size_bytes, file.modified_ns), (status.st_size, status.st_mtime_ns))
+        with read_errors_explained(file.name):
+            now = file.place.version()
+    except InputError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error
+        return f"{file.name} has changed: it cannot be found any more ({reason})", (0, 0)
+    change = file.version.change(now)
     if change is None:
-        return None, stamp
-    replaced = " (another file has taken its place)" if status.st_ino != file.inode else ""
-    return f"{file.path} has changed: {change}{replaced}", stamp
+        return None, now.stamp
+    replaced = " (another file has taken its place)" if now.stamp[0] != file.version.stamp[0] else ""
+    return f"{file.name} has changed: {change}{replaced}", now.stamp

@@ -1,12 +1,14 @@
-"""A batch job: planned, so that all that can be known is known before it starts, and run."""
+"""A batch job: planned, so that what can fail early fails before it starts, and run."""
 
 from __future__ import annotations
 
 __all__ = ["Job", "JobOptions", "plan_job", "run_job"]
 
+import contextlib
 import importlib.metadata
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,7 +25,8 @@ from hdruntime.jobs.folder import (
     was_published,
 )
 from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
-from hdruntime.jobs.input_files import InputFile, find_inputs, integer_ids
+from hdruntime.jobs.input_files import InputFile, RowFormat
+from hdruntime.jobs.input_search import fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
 from hdruntime.jobs.receipt import has_receipt, receipt_of
@@ -31,8 +34,10 @@ from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.saved import Saved
+from hdruntime.jobs.standard_output import StandardOutput
+from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
-from hdruntime.jobs.writers import ResultEncoding, check_output, encoding_of_output
+from hdruntime.jobs.writers import STDOUT, ResultEncoding, check_output, encoding_of_output, result_format
 from hdruntime.text.tokenization import Overflow
 
 
@@ -42,27 +47,34 @@ class JobOptions(WindowOptions):
 
     Attributes:
         columns: where the rows' parts are.
+        input_format: of all inputs; None: what the endings of their names tell.
+        vectors: how vectors are written.
+        skip_failed: leave failed rows out of the output.
         force: replace the output if it exists.
-        restart: throw away what an unfinished job has kept, instead of going on with it.
+        restart: throw away what an unfinished job has kept, instead of continuing it.
     """
 
     columns: Columns = field(default_factory=Columns)
+    input_format: RowFormat | None = None
+    vectors: VectorOptions = field(default_factory=VectorOptions)
+    skip_failed: bool = False
     force: bool = False
     restart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A job that was found possible, made by `plan_job`.
+    """A job that can run, made by `plan_job`.
 
     Attributes:
         files: its inputs, in order.
-        output: what it writes.
-        options: how.
-        task: what it writes of a row.
-        fields: the output's columns: id, the task's, tokens, error.
-        identity: what another run has to have in common with it to go on with it.
-        done: what it did, if it is done already: its output is there.
+        output: the file it writes; `STDOUT` for the standard output.
+        options: how, with the columns that the inputs turned out to have.
+        task: what it writes for a row.
+        fields: the output's columns: id, those kept, the task's, tokens, error.
+        metadata: what the output says about itself, where its format can.
+        identity: what another run must have in common with it to continue it.
+        done: what it did, if it is done already and its output is there.
     """
 
     files: tuple[InputFile, ...]
@@ -70,6 +82,7 @@ class Job:
     options: JobOptions
     task: TaskResults
     fields: tuple[pa.Field, ...]
+    metadata: Mapping[str, str]
     identity: Identity
     done: Saved | None
 
@@ -83,13 +96,16 @@ class Job:
         return meter.progress(JobState.FINISHING, self.done.counts, self.done.position)
 
 
-def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: JobOptions | None = None) -> Job:
-    """Check all that can be known before a session is loaded or a row is read.
+def plan_job(
+    bundle: Bundle, inputs: Sequence[str | Path], output: str | Path, *, options: JobOptions | None = None
+) -> Job:
+    """Check all that can be checked before a session is loaded or a row is run.
 
     Args:
         bundle: what will run.
-        inputs: files (.jsonl, .parquet, .txt) and directories of such files.
-        output: a .jsonl or .parquet file.
+        inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
+            here.
+        output: a .jsonl, .parquet, .npy or .npz file; ``-`` is the standard output.
         options: how; default `JobOptions()`.
 
     Raises:
@@ -100,34 +116,57 @@ def plan_job(bundle: Bundle, inputs: Sequence[Path], output: Path, *, options: J
     """
     options = options or JobOptions()
     options.check()
-    tidy_job_folder(output)
-    # What this very job may have put there is looked at below, when it is known which job it is.
-    has_folder = has_job_folder(output)
-    check_output(output, force=options.force or has_folder or has_receipt(output))
+    output = Path(output)
+    is_file = output != STDOUT
+    if is_file:
+        tidy_job_folder(output)
+    # What this very job may have put there is checked below, when its identity is known.
+    has_folder = is_file and has_job_folder(output)
+    if is_file:
+        check_output(output, force=options.force or has_folder or has_receipt(output))
     tokenized = options.columns.input_ids is not None
     task = results_of_bundle(bundle, tokenized=tokenized, aggregation=options.aggregation)
     _check_options(bundle.manifest.task, task, options)
     prompt = options.chosen_prompt(bundle.manifest, task)
-    files = find_inputs(inputs, columns=options.columns)
-    if any(file.path.resolve() == output.resolve() for file in files):
+    files = find_inputs(
+        inputs,
+        columns=options.columns,
+        input_format=options.input_format,
+        spool=output.resolve().parent if is_file else None,
+    )
+    if is_file and any(file.place.identity == str(output.resolve()) for file in files):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
-    fields = _fields(task, files, options.columns)
+    options = replace(options, columns=resolved_columns(options.columns, files))
+    fields = _fields(task, files, options)
+    _check_output_options(output, fields, options)
     identity = _identity(bundle, files, fields, options, prompt)
-    done = None if options.force or options.restart or has_folder else receipt_of(output, identity)
-    if options.restart or not (done or was_published(output, identity)):
-        check_output(output, force=options.force)
-    if not options.restart:
-        check_job_folder(output, identity)
+    done = None
+    if is_file:
+        done = None if options.force or options.restart or has_folder else receipt_of(output, identity)
+        if options.restart or not (done or was_published(output, identity)):
+            check_output(output, force=options.force)
+        if not options.restart:
+            check_job_folder(output, identity)
     return Job(
-        files=tuple(files), output=output, options=options, task=task, fields=fields, identity=identity, done=done
+        files=tuple(files),
+        output=output,
+        options=options,
+        task=task,
+        fields=fields,
+        metadata=_metadata(bundle, [field.name for field in fields], options, identity),
+        identity=identity,
+        done=done,
     )
 
 
 def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
-    """Run a job, or go on with it: a row in, a row out, in order.
+    """Run a job, or continue it: one row out per row in, in order.
 
-    The columns are ``id``, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or run
-    has the reason in ``error`` and no values, and the job goes on.
+    The columns are ``id``, those kept, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or
+    run has the reason in ``error`` and no values, and the job goes on.
+
+    Where an error is raised, the output is absent, or as it was before; the rows that are done are kept, and the same
+    job goes on after them.
 
     Args:
         job: what `plan_job` made.
@@ -135,27 +174,25 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
         on_progress: called when the job begins or goes on, after every window, and when all rows are done.
 
     Returns:
-        what the job did, the rows that were done before it went on included; also where it was done already, and there
-        is nothing to do.
+        what the job did, rows of earlier runs included; also where it was done already.
 
     Raises:
         InputError: a file cannot be read on, or has no rows; or as `plan_job`.
-        InputChangedError: an input is not what it was when the job was planned, or when an earlier process read it.
+        InputChangedError: an input has changed since the job was planned, or since an earlier process read it.
         OutputExistsError: the output appeared meanwhile, or another process is writing it.
-        BackendError: the backend fails on rows that it had run before, so it is not the rows' fault.
+        BackendError: the backend fails on rows that it has run before, so the rows are not the cause.
         HdexportError: the output cannot be written, or somebody has removed what is kept of it.
-        Whatever is raised, there is no output then, or the one that was there before; the rows that are done are kept,
-        and the same job goes on after them.
+        BrokenPipeError: nobody reads the standard output any more, to which results were to go.
     """
     done = job.done_already()
     if done is not None:
         return done
     encoding = encoding_of_output(job.output, job.fields)
     report = on_progress or _ignore
-    with opened_job_folder(job.output, job.identity, restart=job.options.restart) as folder:
+    with _opened_output(job) as folder:
         saved = folder.saved
         if saved.position.file >= len(job.files):
-            raise damaged(folder.path, f"it went on in input {saved.position.file + 1} of {len(job.files)}")
+            raise damaged(folder.path, f"it continues in input {saved.position.file + 1} of {len(job.files)}")
         meter = ProgressMeter(job.files, counts=saved.counts, position=saved.position, seconds=saved.seconds)
         if not saved.complete:
             report(meter.progress(JobState.RUNNING, saved.counts, saved.position))
@@ -163,23 +200,42 @@ def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], 
             folder.complete()
         saved = folder.saved
         report(meter.progress(JobState.FINISHING, saved.counts, saved.position))
-        folder.publish(encoding, force=job.options.force)
+        metadata = dict(job.metadata)
+        if folder.ranges is not None:
+            metadata["hdexport.ranges"] = json.dumps(folder.ranges.tolist())
+        folder.publish(encoding, force=job.options.force, metadata=metadata)
     return meter.progress(JobState.FINISHING, saved.counts, saved.position)
+
+
+@contextlib.contextmanager
+def _opened_output(job: Job) -> Iterator[JobFolder | StandardOutput]:
+    if job.output == STDOUT:
+        yield StandardOutput()
+        return
+    with opened_job_folder(job.output, job.identity, restart=job.options.restart) as folder:
+        yield folder
 
 
 def _run_windows(
     job: Job,
     pool: WindowPool,
-    folder: JobFolder,
+    folder: JobFolder | StandardOutput,
     encoding: ResultEncoding,
     meter: ProgressMeter,
     report: Callable[[JobProgress], None],
 ) -> None:
     watch = InputWatch(job.files, job.options.columns)
+    vectors = Vectors(job.options.vectors, folder.ranges)
     _require_unchanged(watch.change_since(folder.saved.position, folder.saved.stamp), folder)
-    for window, result in pool.map(_windows_of(job, pool.window_characters, watch, folder)):
+    for window, computed in pool.map(_windows_of(job, pool.window_characters, watch, folder)):
         _require_unchanged(watch.change(folder.saved.position, window.rows), folder)
-        data = encoding.encode(result.results)
+        result = vectors.finish(computed)
+        if vectors.ranges is not folder.ranges and vectors.ranges is not None:
+            folder.keep_ranges(vectors.ranges)
+        results = result.results
+        if job.options.skip_failed:
+            results = [row for row in results if row["error"] is None]
+        data = encoding.encode(results)
         if not folder.saved.result_bytes:
             data = encoding.begin() + data
         counts = folder.saved.counts + result.counts
@@ -190,8 +246,8 @@ def _run_windows(
     _require_unchanged(watch.final_change(folder.saved.position), folder)
 
 
-def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder) -> Iterator[Window]:
-    """The windows that are left of a job, of inputs that have not changed while they were read."""
+def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput) -> Iterator[Window]:
+    """The windows that are left, from inputs that do not change while they are read."""
     start = folder.saved.position
     rows = read_rows(job.files, columns=job.options.columns, start=start)
     try:
@@ -202,20 +258,20 @@ def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder)
     except InputChangedError:
         raise
     except InputError:
-        # That it changed may be why it cannot be read on.
+        # A change may be the reason why it cannot be read on.
         _require_unchanged(watch.change_of_files(), folder)
         raise
 
 
-def _require_unchanged(change: str | None, folder: JobFolder) -> None:
+def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -> None:
     if change is None:
         return
     rows = folder.saved.counts.rows
     kept = "No row is kept. Run the same command again when nothing writes to its inputs, or on copies of them."
-    if rows:
+    if rows and folder.path != STDOUT:
         kept = (
-            f"{rows} rows are kept in {folder.path}, of what it was: put that back, time of change included, and the "
-            "same command goes on after them. Or start over with what is there now: --restart"
+            f"{rows} rows are kept in {folder.path}; they belong to the file as it was. Restore it, time of change "
+            "included, and the same command goes on after them, or start over with --restart."
         )
     raise InputChangedError(f"{change}.\n{kept}")
 
@@ -224,7 +280,7 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
     columns = options.columns
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
-            "Rows of ids are not split: which of them every piece needs is unknown.\n"
+            "Rows of ids are not split: which special ids each piece needs is unknown.\n"
             "Give texts, split them yourself, or cut them: --overflow truncate"
         )
     if options.overflow is Overflow.SPLIT and not results.splits:
@@ -242,13 +298,64 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
         raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out --text-pair-column.")
 
 
-def _fields(task: TaskResults, files: Sequence[InputFile], columns: Columns) -> tuple[pa.Field, ...]:
-    return (
-        pa.field("id", pa.int64() if integer_ids(files, columns=columns) else pa.string()),
-        *task.fields,
+def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) -> tuple[pa.Field, ...]:
+    columns = options.columns
+    row_id = pa.field("id", pa.int64())
+    if columns.id:
+        row_id = fields_of_columns([columns.id], files)[0].with_name("id")
+    results = (
+        *(options.vectors.field(field) if field.name == COLUMN else field for field in task.fields),
         pa.field("tokens", pa.int32()),
         pa.field("error", pa.string()),
     )
+    taken = {"id", *(field.name for field in results)}.intersection(columns.keep or ())
+    if taken:
+        raise InputError(
+            f"The inputs have columns {', '.join(sorted(taken))}, as results are called.\n"
+            "Rename them, or list the others: --keep-columns a,b"
+        )
+    return (row_id, *fields_of_columns(columns.keep or (), files), *results)
+
+
+def _check_output_options(output: Path, fields: Sequence[pa.Field], options: JobOptions) -> None:
+    kind = result_format(output)
+    vectors = next((field.type for field in fields if field.name == COLUMN), None)
+    if vectors is None and (kind.is_matrix or not options.vectors.is_default):
+        asked = f"A {kind.value} file is" if kind.is_matrix else "--output-dtype, --normalize and --truncate-dim are"
+        raise InputError(f"{asked} for embeddings, which the bundle's task does not have.\nWrite .jsonl or .parquet.")
+    if not kind.is_matrix:
+        return
+    if vectors is None or not pa.types.is_fixed_size_list(vectors):
+        raise InputError("The bundle does not tell how wide its vectors are, so they are no matrix.\nWrite .parquet.")
+    if options.columns.keep:
+        raise InputError(f"A {kind.value} file has no place for --keep-columns.\nWrite .parquet, or leave it out.")
+    if not (options.skip_failed or pa.types.is_floating(vectors.value_type)):
+        raise InputError(
+            f"In a {kind.value} file, failed rows are NaN, which {options.vectors.output_dtype.value} lacks.\n"
+            "Leave them out: --skip-failed"
+        )
+
+
+def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identity: Identity) -> dict[str, str]:
+    manifest = bundle.manifest
+    metadata = {
+        "hdexport.version": str(identity["the version of hdexport"]),
+        "hdexport.model": manifest.name,
+        "hdexport.bundle": str(identity["bundle"]),
+        "hdexport.task": manifest.task,
+    }
+    if COLUMN in names:
+        sentence = manifest.sentence if manifest.task == "sentence-similarity" else None
+        pooling = ("mean",) if manifest.task == "feature-extraction" else sentence.pooling if sentence else ()
+        # The first dimensions of a vector of length 1 are shorter.
+        by_model = sentence is not None and sentence.normalize and options.vectors.truncate_dim is None
+        is_known = options.vectors.normalize or sentence is not None or manifest.task == "feature-extraction"
+        metadata |= {
+            "hdexport.pooling": "+".join(pooling) or "unknown",
+            "hdexport.normalized": str(options.vectors.normalize or by_model).lower() if is_known else "unknown",
+            "hdexport.dtype": options.vectors.output_dtype.value,
+        }
+    return metadata
 
 
 def _identity(
@@ -260,11 +367,17 @@ def _identity(
         "bundle": identity_of_bundle(bundle.manifest),
         "--text-column": columns.text,
         "--text-pair-column": columns.text_pair,
-        "--id-column": columns.id,
+        "--id-column": columns.id or None,
         "--input-ids-column": columns.input_ids,
         "--overflow": options.overflow.value,
         "--stride": options.stride,
         "--split-pooling": options.split_pooling.value,
+        "--keep-columns": ",".join(columns.keep or ()) or None,
+        "--input-format": options.input_format and options.input_format.value,
+        "--truncate-dim": options.vectors.truncate_dim,
+        "--normalize": options.vectors.normalize,
+        "--output-dtype": options.vectors.output_dtype.value,
+        "--skip-failed": options.skip_failed,
         "--prompt": prompt,
         "--aggregation": options.aggregation and options.aggregation.value,
         "inputs": identity_of_inputs(files),

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
-__all__ = ["Undecodable", "checked_rows", "has_int64", "parquet_values"]
+__all__ = ["Undecodable", "is_plain", "opened_parquet", "parquet_values", "python_from_scalar"]
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.rows import Columns
+from hdruntime.jobs.input_files import InputFile
+from hdruntime.jobs.places import LocalFile, Place, read_errors_explained
 
 _BATCH_ROWS = 256
 """Rows decoded at a time; when each is a long document, that is a few tens of megabytes."""
+
+
+_PLAIN = (
+    pa.types.is_null,
+    pa.types.is_boolean,
+    pa.types.is_integer,
+    pa.types.is_floating,
+    pa.types.is_string,
+    pa.types.is_large_string,
+    pa.types.is_string_view,
+)
 
 
 @dataclass(frozen=True)
@@ -26,8 +37,10 @@ class Undecodable:
     reason: str
 
 
-def parquet_values(file: Path, names: Sequence[str], *, start: int = 0) -> Iterator[dict[str, Any]]:
+def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[dict[str, Any]]:
     """The named columns of every row; `Undecodable` in place of a string that is not UTF-8.
+
+    Values of text, numbers and lists of numbers are Python's; others are Arrow scalars, which lose nothing.
 
     Args:
         file: what is read.
@@ -37,52 +50,54 @@ def parquet_values(file: Path, names: Sequence[str], *, start: int = 0) -> Itera
     Raises:
         InputError: the file cannot be read on.
     """
-    try:
-        opened = _opened(file)
-        group, left_out = _group_of_row(opened.metadata, start)
-        # One thread, unbuffered: only the pages in use are held, however large a row group is.
-        batches = opened.iter_batches(
-            batch_size=_BATCH_ROWS,
-            row_groups=list(range(group, opened.metadata.num_row_groups)),
-            columns=names,
-            use_threads=False,
-        )
-        for batch in batches:
-            rest = batch.slice(left_out)
-            left_out = max(0, left_out - batch.num_rows)
-            cells = [[_python_from_scalar(cell) for cell in rest.column(name)] for name in names]
-            for row in zip(*cells, strict=True):
-                yield dict(zip(names, row, strict=True))
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{file} cannot be read on: {error}.\nWrite the file again.") from error
+    with read_errors_explained(file.name):
+        try:
+            with opened_parquet(file.place) as opened:
+                yield from _rows(opened, names, start)
+        except (pa.ArrowException, OSError) as error:
+            raise InputError(f"{file.name} cannot be read on: {error}.\nWrite the file again.") from error
 
 
-def checked_rows(file: Path, columns: Columns) -> int:
-    """Number of rows of a file that has some, and the columns with what is wanted in them.
+def opened_parquet(place: Place) -> Any:
+    """The file, as Arrow opens it.
 
     Raises:
-        InputError: it has none, or lacks a column, or a column is of the wrong type; says what the file has.
+        ArrowException, OSError: it cannot be read.
     """
+    return pa.parquet.ParquetFile(place.file if isinstance(place, LocalFile) else place.opened(), pre_buffer=False)
+
+
+def is_plain(kind: pa.DataType) -> bool:
+    """Whether Python has the values of a type, too."""
+    return any(is_one(kind) for is_one in _PLAIN)
+
+
+def python_from_scalar(cell: pa.Scalar) -> object:
+    """An Arrow value as Python has it; as text where Python has no such value, such as a time in nanoseconds."""
     try:
-        opened = _opened(file)
-    except (pa.ArrowException, OSError) as error:
-        raise InputError(f"{file} is not a Parquet file that can be read: {error}.") from error
-    rows: int = opened.metadata.num_rows
-    if rows == 0:
-        raise InputError(f"{file} holds no rows.\nLeave it out, or check what wrote it.")
-    schema = opened.schema_arrow
-    if columns.id is not None:
-        _check_column(file, schema, columns.id, "--id-column")
-    for name in columns.content:
-        option = "--text-pair-column" if name == columns.text_pair else "--text-column"
-        _check_column(file, schema, name, option if columns.input_ids is None else "--input-ids-column")
-    return rows
+        return cell.as_py()
+    except UnicodeDecodeError as error:
+        return Undecodable(f"byte {error.start + 1} of it, {error.reason}")
+    except ValueError:
+        return str(cell)
 
 
-def has_int64(file: Path, name: str) -> bool:
-    """Whether the column's type says that every value is an integer that fits an int64."""
-    kind = _opened(file).schema_arrow.field(name).type
-    return bool(pa.types.is_integer(kind) and kind != pa.uint64())
+def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
+    group, left_out = _group_of_row(opened.metadata, start)
+    # One thread, unbuffered: only the pages in use are held, however large a row group is. A scan of pyarrow.dataset
+    # reads ahead, and begins at no row group.
+    batches = opened.iter_batches(
+        batch_size=_BATCH_ROWS,
+        row_groups=list(range(group, opened.metadata.num_row_groups)),
+        columns=names,
+        use_threads=False,
+    )
+    for batch in batches:
+        rest = batch.slice(left_out)
+        left_out = max(0, left_out - batch.num_rows)
+        columns = [_cells(rest.column(name)) for name in names]
+        for row in zip(*columns, strict=True) if columns else [()] * len(rest):
+            yield dict(zip(names, row, strict=True))
 
 
 def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:
@@ -95,40 +110,13 @@ def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:
     return metadata.num_row_groups, 0
 
 
-def _check_column(file: Path, schema: Any, name: str, option: str) -> None:
-    if schema.names.count(name) != 1:
-        raise InputError(
-            f"{file} has no column {name!r}, or more than one; its columns are {', '.join(schema.names)}.\n"
-            f"Name one of them with {option}."
-        )
-    kind = schema.field(name).type
-    # A column of nothing but nulls has a type of its own; its rows fail one by one.
-    if pa.types.is_null(kind):
-        return
-    wanted = "lists of integers" if option == "--input-ids-column" else "strings"
-    fits = _holds_integer_lists(kind) if option == "--input-ids-column" else _holds_strings(kind)
-    if not fits and not (option == "--id-column" and pa.types.is_integer(kind)):
-        raise InputError(f"Column {name!r} of {file} holds {kind}, not {wanted}.\nName another one with {option}.")
-
-
-def _holds_strings(kind: Any) -> bool:
-    if pa.types.is_dictionary(kind):
+def _cells(column: Any) -> list[Any]:
+    kind = column.type
+    while hasattr(kind, "value_type"):  # of lists and dictionaries
         kind = kind.value_type
-    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    return any(test(kind) for test in tests)
-
-
-def _holds_integer_lists(kind: Any) -> bool:
-    tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(test(kind) for test in tests) and bool(pa.types.is_integer(kind.value_type))
-
-
-def _python_from_scalar(cell: Any) -> object:
+    if not is_plain(kind):
+        return list(column)
     try:
-        return cell.as_py()
-    except UnicodeDecodeError as error:
-        return Undecodable(f"byte {error.start + 1} of it, {error.reason}")
-
-
-def _opened(file: Path) -> Any:
-    return pa.parquet.ParquetFile(file, pre_buffer=False)
+        return column.to_pylist()
+    except UnicodeDecodeError:
+        return [python_from_scalar(cell) for cell in column]

@@ -1,4 +1,4 @@
-"""How far a batch job is, and what it has met on the way."""
+"""How far a batch job is, and what happened so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hdruntime.jobs.rows import Position
 
 @dataclass(frozen=True, kw_only=True)
 class RowCounts:
-    """What became of some rows.
+    """What happened to some rows.
 
     Attributes:
         rows: how many, failed ones included.
@@ -58,7 +58,7 @@ class RowCounts:
 
 
 class JobState(str, Enum):
-    """What a job is about."""
+    """What a job is doing."""
 
     RUNNING = "running"
     """Rows are read and run."""
@@ -71,13 +71,14 @@ class JobProgress(RowCounts):
     """How far a job is; at its end, what it did. Rows that were done before it was stopped count, too.
 
     Attributes:
-        state: what it is about.
+        state: what it is doing.
         resumed_rows: of all rows, those that were done before this process began.
         seconds: time that the job took, in this process and those before.
         tokens_per_second: in this process.
         rows_total: rows of all inputs; None where only reading them would tell.
-        bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows.
-        eta_seconds: time to go, as far as the bytes tell; None as long as nothing does.
+        bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows; of a compressed one, when
+            it is read to its end.
+        eta_seconds: time to go, judged by bytes; None before any are read.
     """
 
     state: JobState
@@ -91,7 +92,7 @@ class JobProgress(RowCounts):
 
 
 class ProgressMeter:
-    """Makes progress of counts, from the time that passes.
+    """Computes progress from counts and the time that passes.
 
     Args:
         files: the job's inputs.
@@ -113,7 +114,7 @@ class ProgressMeter:
     def progress(self, state: JobState, counts: RowCounts, position: Position) -> JobProgress:
         """How far the job is when it has counted so much up to a position."""
         seconds = time.monotonic() - self._began
-        bytes_read, bytes_total = self._bytes_before(position), sum(file.size_bytes for file in self._files)
+        bytes_read, bytes_total = self._bytes_before(position), sum(file.version.size_bytes for file in self._files)
         rows = [file.rows for file in self._files]
         read_here = bytes_read - self._resumed_bytes
         return JobProgress(
@@ -129,5 +130,5 @@ class ProgressMeter:
         )
 
     def _bytes_before(self, position: Position) -> int:
-        whole = sum(file.size_bytes for file in self._files[: position.file])
+        whole = sum(file.version.size_bytes for file in self._files[: position.file])
         return whole + self._files[position.file].bytes_before(position.offset)

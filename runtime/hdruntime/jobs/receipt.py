@@ -1,4 +1,4 @@
-"""A note on an output of which job it is, so that the same job, run again, finds that it is done.
+"""A note on an output that tells its job, so that the same job, run again, finds that it is done.
 
 A job may be killed when its output is in place and nothing else is left of it, but before whoever runs it could see
 that it ended well. The note is an extended attribute of the file: it takes no second file, and goes where the output

@@ -1,4 +1,4 @@
-"""The columns that a batch job writes for a task, and one row's values of them."""
+"""The columns that a batch job writes for a task, and their values for a row."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ class TaskResults:
         fields: result columns, Arrow fields.
         of_piece: outputs of a row, or of a piece of one that was split, without their batch axis -> what is needed of
             them, which is kept until all pieces have run.
-        values: (what was kept, of all pieces together; the encoding of the row; the row) -> a value for each field;
+        values: (what was kept, combined from all pieces; the encoding of the row; the row) -> a value for each field;
             raises InputError for a row that the task cannot be done on.
-        splits: whether what is kept of a row's pieces is small enough to be put together.
+        splits: whether what is kept of a row's pieces is small enough to combine.
         prompts: whether a prompt may go before a text; ids have it already.
         texts, columns: of a task on pairs, what a row's texts are, and options that name columns of them.
     """
@@ -213,7 +213,7 @@ _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
 }
 
 _TASKS_ON_TEXT = ("token-classification", "question-answering")
-"""What they find has its characters, which ids do not tell."""
+"""Their results are places in a text, which ids do not tell."""
 
 
 def _last_axis(bundle: Bundle, output: str) -> int | None:
@@ -223,7 +223,7 @@ def _last_axis(bundle: Bundle, output: str) -> int | None:
 
 
 def _labels(bundle: Bundle) -> Sequence[str]:
-    # What nobody named has the names that transformers gives it.
+    # Unnamed labels get transformers' defaults.
     return bundle.manifest.labels or [f"LABEL_{index}" for index in range(_last_axis(bundle, "logits") or 0)]
 
 

@@ -37,8 +37,8 @@ class RowEncoder:
 
     Args:
         session: its tokenizer and its limits.
-        overflow: what becomes of a row of too many tokens. Of a row of ids, the last are cut off; it is not split.
-        stride: tokens that a piece of a split text repeats of the one before it.
+        overflow: what happens to a row of too many tokens. A row of ids loses its last; it is not split.
+        stride: tokens that each piece of a split text repeats from the piece before.
         prompt: what goes before every text; a row of ids has it already.
     """
 
@@ -49,7 +49,7 @@ class RowEncoder:
         self._prompt = prompt
 
     def encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
-        """What each row is, in order: its pieces, of which there is one unless it was split, or why it does not fit."""
+        """For each row, in order: its pieces (one, unless it was split), or why it does not fit."""
         return [encoded for chunk in _chunks(rows) for encoded in self._encode(chunk)]
 
     def _encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
@@ -58,7 +58,7 @@ class RowEncoder:
         except InputError as error:
             if len(rows) == 1:
                 return [error]
-        # One of them does not fit; only by itself does each tell whether it is the one.
+        # One of them does not fit: each is tried alone.
         return [self._encode([row])[0] for row in rows]
 
     def _encoded(self, rows: Sequence[Row]) -> list[SplitEncoding]:
@@ -98,7 +98,7 @@ def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     chunk: list[Row] = []
     size = 0
     for row in rows:
-        # A very long text goes alone: that it is too long costs nobody else a second time.
+        # A very long text goes alone: if it is too long, no other is encoded twice.
         if chunk and (len(chunk) == _CHUNK_ROWS or size + size_of_row(row) > _CHUNK_CHARACTERS):
             yield chunk
             chunk, size = [], 0

@@ -1,21 +1,24 @@
-"""Rows read one by one from JSON Lines, Parquet and plain text, from any row on; bad ones come with their error."""
+"""Rows read one by one from files, from any row on; bad ones come with their error."""
 
 from __future__ import annotations
 
-__all__ = ["checksum_before", "read_rows", "row_from_values"]
+__all__ = ["Values", "checksum_before", "csv_records", "read_rows", "read_values", "row_from_values"]
 
+import csv
 import itertools
 import json
 import unicodedata
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+import pyarrow as pa
 
 from hdruntime.errors import InputError
 from hdruntime.jobs.input_files import InputFile, RowFormat
-from hdruntime.jobs.lines import read_lines
-from hdruntime.jobs.parquet_rows import Undecodable, parquet_values
-from hdruntime.jobs.regular_files import opened_input
+from hdruntime.jobs.lines import MAX_LINE_BYTES, Line, read_lines
+from hdruntime.jobs.parquet_rows import Undecodable, parquet_values, python_from_scalar
+from hdruntime.jobs.places import read_errors_explained
 from hdruntime.jobs.rows import Columns, ErrorKind, Position, Row
 
 _BLANKS = " \t\r\n\v\f"
@@ -27,6 +30,9 @@ _INVISIBLE = ("Cc", "Cf")
 _BLOCK_BYTES = 2**20
 """Read at a time where nothing but a checksum is wanted."""
 
+_SURROGATES = "holds half of a surrogate pair"
+"""JSON can write "\\ud800", which is no character: neither a tokenizer nor a UTF-8 file takes it."""
+
 Values = dict[str, Any] | str
 """A row's columns; a string, which says why, where they could not be read."""
 
@@ -37,7 +43,7 @@ _Read = tuple[Values, int, int, int]
 def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position | None = None) -> Iterator[Row]:
     """Every row of the files, in order. A row that cannot be read comes with its `error`; reading goes on.
 
-    Blank lines of a JSON Lines file are no rows; a blank line of a text file is an empty text.
+    Blank lines of a JSON Lines or CSV file are no rows; a blank line of a text file is an empty text.
 
     Args:
         files: what `find_inputs` found.
@@ -52,12 +58,34 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
         if index > position.file:
             position = Position(file=index, row=position.row)
         before = position
-        for values, offset, line, checksum in _READERS[files[index].format](files[index], columns, position):
+        for values, offset, line, checksum in read_values(files[index], columns, position):
             position = Position(index, offset, line, position.row + 1, checksum)
             yield row_from_values(values, columns, end=position)
         # Before a position that is not the file's beginning there was a row.
         if position == before and position.offset == 0:
-            raise InputError(f"{files[index].path} holds no rows.\nLeave it out, or check what wrote it.")
+            raise InputError(f"{files[index].name} holds no rows.\nLeave it out, or check what wrote it.")
+
+
+def read_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
+    """What the rows of a file hold, and where each ends.
+
+    Args:
+        file: what is read.
+        columns: which of its columns; of JSON Lines, all come.
+        start: `end` of the row before.
+
+    Raises:
+        InputError: it cannot be read on.
+    """
+    rows = _READERS[file.format](file, columns, start)
+    if not file.partitions:
+        return rows
+    return (_with_partitions(read, file.partitions) for read in rows)
+
+
+def _with_partitions(read: _Read, partitions: Mapping[str, object]) -> _Read:
+    values, offset, line, checksum = read
+    return values if isinstance(values, str) else {**values, **partitions}, offset, line, checksum
 
 
 def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
@@ -71,13 +99,10 @@ def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
         for read in itertools.islice(_parquet_values(file, columns, Position()), offset):
             checksum = read[-1]
         return checksum
-    try:
-        with opened_input(file.path) as stream:
-            while offset and (block := stream.read(min(offset, _BLOCK_BYTES))):
-                checksum = zlib.crc32(block, checksum)
-                offset -= len(block)
-    except OSError as error:
-        raise InputError(f"{file.path} cannot be read: {error.strerror}.") from error
+    with read_errors_explained(file.name), file.opened() as stream:
+        while offset and (block := stream.read(min(offset, _BLOCK_BYTES))):
+            checksum = zlib.crc32(block, checksum)
+            offset -= len(block)
     return checksum
 
 
@@ -91,31 +116,51 @@ def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
     """
     if isinstance(values, str):
         row_id = None if columns.id else end.row - 1
-        return Row(id=row_id, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
-    row_id = end.row - 1 if columns.id is None else values.get(columns.id)
-    if columns.id is not None and (error := _check_id(columns.id, values)):
-        return Row(id=None, error=error, end=end)
+        kept: Mapping[str, object] | None = dict.fromkeys(columns.keep) if columns.keep else None
+        return Row(id=row_id, kept=kept, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
+    kept, error = _kept(columns.keep, values) if columns.keep else (None, None)
+    row_id = values.get(columns.id) if columns.id else end.row - 1
+    if columns.id and (bad_id := _check_id(columns.id, values)):
+        return Row(id=None, kept=kept, error=bad_id, end=end)
     check = _check_text if columns.input_ids is None else _check_ids
     for name in columns.content:
-        if error := check(name, values):
-            return Row(id=row_id, error=error, end=end)
+        error = error or check(name, values)
+    if error is not None:
+        return Row(id=row_id, kept=kept, error=error, end=end)
     if columns.input_ids is not None:
-        return Row(id=row_id, input_ids=values[columns.input_ids], end=end)
+        return Row(id=row_id, input_ids=values[columns.input_ids], kept=kept, end=end)
     pair = None if columns.text_pair is None else values[columns.text_pair]
-    return Row(id=row_id, text=values[columns.text], text_pair=pair, end=end)
+    return Row(id=row_id, text=values[columns.text], text_pair=pair, kept=kept, end=end)
+
+
+def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, object], str | None]:
+    """The values of columns that the output has as well, and why they do not fit one."""
+    kept: dict[str, object] = {}
+    error = None
+    for name in names:
+        value = values.get(name)
+        if isinstance(value, Undecodable):
+            value, error = None, _misfit(name, values, "UTF-8")
+        elif isinstance(value, str | list | dict) and not _encodable(json.dumps(value, ensure_ascii=False)):
+            value, error = None, f"Column {name!r} {_SURROGATES}."
+        elif isinstance(value, pa.Scalar) and isinstance(nested := python_from_scalar(value), Undecodable):
+            value, error = None, f"Column {name!r} is not valid UTF-8: {nested.reason}."
+        kept[name] = value
+    return kept, error
 
 
 def _text_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
-    for line in read_lines(file.path, offset=start.offset, number=start.line, checksum=start.checksum):
-        yield (line.error or {columns.text: line.text}), line.end, line.number, line.checksum
+    for line in _lines(file, start):
+        yield line.error or {columns.text: line.text.removesuffix("\r")}, line.end, line.number, line.checksum
 
 
 def _json_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
+    # Not pyarrow's reader, for which one bad line, or one value of another type than those before, ends the file.
     del columns
-    for line in read_lines(file.path, offset=start.offset, number=start.line, checksum=start.checksum):
-        if line.text is None:
-            yield line.error or "", line.end, line.number, line.checksum
-        elif line.text.strip():
+    for line in _lines(file, start):
+        if line.error is not None:
+            yield line.error, line.end, line.number, line.checksum
+        elif line.text and not line.text.isspace():
             yield _json_object(line.number, line.text), line.end, line.number, line.checksum
 
 
@@ -129,16 +174,73 @@ def _json_object(number: int, text: str) -> Values:
     return values
 
 
+def _csv_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
+    # Not pyarrow's reader, which an open quotation mark ends, and which cannot begin in the middle of a file.
+    del columns
+    names = [name for name in file.columns if name not in file.partitions]
+    is_header = start.offset == 0
+    for cells, error, line in csv_records(file, start):
+        if is_header:
+            is_header = False
+        elif error is not None:
+            yield error, line.end, line.number, line.checksum
+        elif len(cells) != len(names):
+            reason = f"Line {line.number} ends a record of {len(cells)} cells; the header has {len(names)}."
+            yield reason, line.end, line.number, line.checksum
+        else:
+            yield dict(zip(names, cells, strict=True)), line.end, line.number, line.checksum
+
+
+def csv_records(file: InputFile, start: Position) -> Iterator[tuple[list[str], str | None, Line]]:
+    """The records of a CSV or TSV file, its header among them: cells, why there are none, and the last line.
+
+    Args:
+        file: what is read.
+        start: where a record begins.
+
+    Raises:
+        InputError: it cannot be read on.
+    """
+    # For the whole process: Python has no other place for it. Its own limit, 128 KiB, is too short for documents.
+    csv.field_size_limit(MAX_LINE_BYTES)
+    record: list[Line] = []
+
+    def lines() -> Iterator[str]:
+        for line in _lines(file, start):
+            record.append(line)
+            yield f"{line.text}\n"
+
+    reader = csv.reader(lines(), delimiter="\t" if file.format is RowFormat.TSV else ",")
+    while True:
+        record.clear()
+        error = None
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as problem:
+            cells, error = [], f"Line {record[-1].number} is not valid CSV: {problem}."
+        error = next((line.error for line in record if line.error is not None), error)
+        if cells or error is not None:
+            yield cells, error, record[-1]
+
+
+def _lines(file: InputFile, start: Position) -> Iterator[Line]:
+    return read_lines(file, offset=start.offset, number=start.line, checksum=start.checksum)
+
+
 def _parquet_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
-    names = [name for name in (columns.id, *columns.content) if name]
+    names = [name for name in columns.wanted if name in file.columns and name not in file.partitions]
     checksum = start.checksum
-    for number, values in enumerate(parquet_values(file.path, names, start=start.offset), start.offset + 1):
+    for number, values in enumerate(parquet_values(file, names, start=start.offset), start.offset + 1):
         checksum = zlib.crc32(repr(values).encode(), checksum)
         yield values, number, 0, checksum
 
 
 _READERS = {
     RowFormat.JSONL: _json_values,
+    RowFormat.CSV: _csv_values,
+    RowFormat.TSV: _csv_values,
     RowFormat.PARQUET: _parquet_values,
     RowFormat.TEXT: _text_values,
 }
@@ -149,7 +251,7 @@ def _check_id(name: str, values: dict[str, Any]) -> str | None:
     if isinstance(row_id, bool) or not isinstance(row_id, (str, int)):
         return _misfit(name, values, "a string or an integer")
     if isinstance(row_id, str) and not _encodable(row_id):
-        return f"The id in column {name!r} holds half of a surrogate pair."
+        return f"The id in column {name!r} {_SURROGATES}."
     return None
 
 
@@ -157,9 +259,8 @@ def _check_text(name: str, values: dict[str, Any]) -> str | None:
     text = values.get(name)
     if not isinstance(text, str):
         return _misfit(name, values, "a string")
-    # JSON can write "\ud800", which is no character: neither a tokenizer nor a UTF-8 file takes it.
     if not _encodable(text):
-        return f"The text in column {name!r} holds half of a surrogate pair."
+        return f"The text in column {name!r} {_SURROGATES}."
     if _is_invisible(text):
         return f"The text in column {name!r} holds nothing but control characters."
     return None

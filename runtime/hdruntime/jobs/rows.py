@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Columns", "ErrorKind", "Position", "Row"]
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
@@ -15,7 +16,7 @@ class ErrorKind(str, Enum):
     """Why rows fail, for counting; the row's own error says it in full."""
 
     UNREADABLE = "unreadable"
-    """The row is no JSON object or no UTF-8, or longer than what is read of a line."""
+    """The row is no JSON object, no CSV record of the header's length or no UTF-8, or longer than is read of a line."""
     COLUMN = "column"
     """A column is missing, or holds nothing usable."""
     INPUT = "input"
@@ -28,19 +29,22 @@ class ErrorKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Where a row's parts are. A line of plain text has no columns: it is the text.
+    """Where a row's parts are. A line of plain text has one column: the text.
 
     Attributes:
         text: column of the text.
         text_pair: column of the second text, for tasks on pairs.
-        id: column of the row's id, a string or an integer; by default rows are numbered from 0.
+        id: column of the row's id, a string or an integer; "" numbers rows from 0. None: the column ``id`` if every
+            input has one, else numbers.
         input_ids: column of a list of token ids, special tokens included, which then takes the text's place.
+        keep: columns that the output has as well; None for all.
     """
 
     text: str = "text"
     text_pair: str | None = None
     id: str | None = None
     input_ids: str | None = None
+    keep: tuple[str, ...] | None = ()
 
     @property
     def content(self) -> tuple[str, ...]:
@@ -49,16 +53,21 @@ class Columns:
             return (self.input_ids,)
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
+    @property
+    def wanted(self) -> tuple[str, ...]:
+        """All that are read."""
+        return tuple(dict.fromkeys(filter(None, (self.id, *self.content, *(self.keep or ())))))
+
 
 class Position(NamedTuple):
     """Between two rows: reading can begin there. A tuple, because every row has one, and these are made the fastest.
 
     Attributes:
         file: index of the file.
-        offset: bytes of that file that come before; of Parquet, rows.
-        line: lines of that file that come before; of Parquet, 0.
+        offset: bytes of that file, decompressed, that come before; for Parquet, rows.
+        line: lines of that file that come before; for Parquet, 0.
         row: rows of all files that come before.
-        checksum: CRC-32 of what comes before in that file: of its bytes; of Parquet, of the values that were read.
+        checksum: CRC-32 of what comes before in that file: of its bytes; for Parquet, of the values that were read.
     """
 
     file: LargeCount = 0
@@ -76,6 +85,8 @@ class Row:
         id: None where it could not be read.
         text, text_pair: what the model reads,
         input_ids: unless it reads these.
+        kept: values of the columns that the output has as well, None for those that could not be read; None for no
+            columns.
         error: why there is nothing to read, else None; of kind `error_kind`.
         end: where the next row begins.
     """
@@ -84,6 +95,7 @@ class Row:
     text: str = ""
     text_pair: str | None = None
     input_ids: list[int] | None = None
+    kept: Mapping[str, object] | None = None
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.COLUMN
     end: Position = field(default=Position(), compare=False, repr=False)

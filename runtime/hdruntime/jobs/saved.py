@@ -23,7 +23,7 @@ class Saved:
         stamp: of the file there, as `hdruntime.jobs.input_watch` tells them apart.
         counts: of the rows before that.
         seconds: that it took.
-        result_bytes: length of their results; what comes after that in the file is of no account.
+        result_bytes: length of their results; what comes after that in the file does not count.
         complete: whether there are no more rows.
     """
 

@@ -1,4 +1,4 @@
-"""Rows of a job, a window at a time: a piece of work that any process can do that has a session."""
+"""Rows of a job, one window at a time: a piece of work for any process that has a session."""
 
 from __future__ import annotations
 
@@ -62,17 +62,19 @@ class WindowOptions:
     """How windows are done.
 
     Attributes:
-        max_batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
+        batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
             backend.
-        overflow: what becomes of a row of too many tokens. Of a row of ids, the last are cut off; it cannot be split.
-        stride: tokens that a piece of a split text repeats of the one before it.
-        split_pooling: what is made of the pieces' vectors, or of their logits where a text has one row of them.
+        batch_size: most rows of a batch; None: any number.
+        overflow: what happens to a row of too many tokens. A row of ids loses its last; it cannot be split.
+        stride: tokens that each piece of a split text repeats from the piece before.
+        split_pooling: how the pieces' vectors are combined, or their logits where a text has one row of them.
         prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
         prompt: the prompt itself.
         aggregation: what an entity is, for token-classification; None for a token.
     """
 
-    max_batch_tokens: int | None = None
+    batch_tokens: int | None = None
+    batch_size: int | None = None
     overflow: Overflow = Overflow.ERROR
     stride: int = 0
     split_pooling: SplitPooling = SplitPooling.MEAN
@@ -86,11 +88,13 @@ class WindowOptions:
         Raises:
             InputError: an option's value does not fit.
         """
-        if self.max_batch_tokens is not None and self.max_batch_tokens < 1:
+        if self.batch_tokens is not None and self.batch_tokens < 1:
             raise InputError(
-                f"--max-batch-tokens {self.max_batch_tokens} is too small.\n"
+                f"--batch-tokens {self.batch_tokens} is too small.\n"
                 "Use 1 or more, or leave it out for what suits the backend."
             )
+        if self.batch_size is not None and self.batch_size < 1:
+            raise InputError(f"--batch-size {self.batch_size} is too small.\nUse 1 or more texts, or leave it out.")
         if self.stride < 0:
             raise InputError(f"--stride {self.stride} is negative.\nUse 0 or more tokens.")
         if self.stride and self.overflow is not Overflow.SPLIT:
@@ -123,10 +127,10 @@ class Window:
 
 @dataclass(frozen=True, kw_only=True)
 class WindowResult:
-    """What became of a window; it can be pickled.
+    """The results of a window; it can be pickled.
 
     Attributes:
-        results: a dict a row, in order: ``id``, the task's columns, ``tokens`` and ``error``.
+        results: one dict per row, in order: ``id``, the task's columns, ``tokens`` and ``error``.
         counts: their sum.
     """
 
@@ -138,16 +142,16 @@ class WindowPool(Protocol):
     """One process or many that do windows.
 
     Attributes:
-        window_characters: what a window should have for it, about.
+        window_characters: about how long the texts of a window should be.
     """
 
     window_characters: int
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
-        """Do every window once; they come back in the order they were given.
+        """Do each window once; results come in the order of the windows.
 
         Raises:
-            BackendError: it is not the rows' fault.
+            BackendError: the rows are not the cause.
         """
 
 
@@ -181,7 +185,7 @@ class LocalPool:
 
     def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
         options = options or WindowOptions()
-        batch_tokens = options.max_batch_tokens or session.batch_tokens
+        batch_tokens = options.batch_tokens or session.batch_tokens
         self.window_characters = min(_WINDOW_BATCHES * batch_tokens * _CHARACTERS_PER_TOKEN, _MOST_CHARACTERS)
         self._infer = WindowInference(session, task, options=options)
 
@@ -193,7 +197,7 @@ class LocalPool:
 
 @dataclass(kw_only=True)
 class _Item:
-    """A row on its way: it gets an encoding, the outputs of its pieces, and values; or, at any step, an error."""
+    """A row in progress: it gets an encoding, the outputs of its pieces, and values; or, at any step, an error."""
 
     row: Row
     encoding: SplitEncoding | None = None
@@ -239,7 +243,8 @@ class WindowInference:
             stride=options.stride,
             prompt=options.chosen_prompt(session.manifest, task),
         )
-        batch_tokens = options.max_batch_tokens or session.batch_tokens
+        batch_tokens = options.batch_tokens or session.batch_tokens
+        self._batch_size = options.batch_size
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))
         self._with_tokens = {spec.name for spec in session.manifest.outputs if spec.shape[1:2] == ("tokens",)}
         self._known_good: Encoding | None = None
@@ -248,7 +253,7 @@ class WindowInference:
         """Tokenise rows, run them, and make the task's values of what comes out.
 
         Raises:
-            BackendError: every row failed and so does one that ran before: it is the session that is broken.
+            BackendError: every row failed, and so does one that ran before: the session is broken.
         """
         before = self._session.padding
         items = [_Item(row=row, error=row.error, error_kind=row.error_kind) for row in rows]
@@ -289,7 +294,9 @@ class WindowInference:
             self._require_working_session(failure)
 
     def _run(self, encodings: list[Encoding]) -> Iterator[BatchResult]:
-        return self._session.run_batches(encodings, batch_tokens=self._batch_tokens, outputs=self._task.outputs)
+        return self._session.run_batches(
+            encodings, batch_tokens=self._batch_tokens, batch_size=self._batch_size, outputs=self._task.outputs
+        )
 
     def _outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> Outputs:
         """A row's outputs without their batch axis and without padding."""
@@ -321,7 +328,7 @@ class WindowInference:
     def _result(self, item: _Item) -> dict[str, object]:
         values = item.values or dict.fromkeys(column.name for column in self._task.fields)
         tokens = None if item.encoding is None else len(item.encoding.whole)
-        return {"id": item.row.id, **values, "tokens": tokens, "error": item.error}
+        return {"id": item.row.id, **(item.row.kept or {}), **values, "tokens": tokens, "error": item.error}
 
 
 def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -> RowCounts:

@@ -1,31 +1,26 @@
-"""Results of a batch job as bytes that can be appended to, and the JSON Lines or Parquet file that they become."""
+"""Results of a batch job as bytes that can be appended to, and the file that they become."""
 
 from __future__ import annotations
 
-__all__ = ["ResultEncoding", "ResultFormat", "check_output", "encoding_of_output"]
+__all__ = ["STDOUT", "ResultEncoding", "check_output", "encoding_of_output", "result_format"]
 
 import json
 import os
 from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import Protocol
 
-import numpy as np
 import pyarrow as pa
-import pyarrow.parquet
 
 from hdruntime.errors import InputError, OutputExistsError
+from hdruntime.jobs.arrow_results import ParquetResults, Results, json_from_value
 from hdruntime.jobs.files import OpenFolder
-from hdruntime.jobs.regular_files import special_kind
+from hdruntime.jobs.matrix_files import NpyResults, NpzResults
+from hdruntime.jobs.places import special_kind
 
-_GROUP_ROWS = 4096
-"""Rows of a Parquet row group. Readers like large ones; each one's writer holds it in memory."""
-
-_GROUP_BYTES = 64 * 2**20
-"""A row group is written when its columns reach this, however few its rows."""
-
-Results = Sequence[Mapping[str, object]]
+STDOUT = Path("-")
+"""Stands for the standard output, on which results are JSON Lines."""
 
 
 class ResultFormat(str, Enum):
@@ -33,6 +28,16 @@ class ResultFormat(str, Enum):
 
     JSONL = ".jsonl"
     PARQUET = ".parquet"
+    NPY = ".npy"
+    NPZ = ".npz"
+
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it holds nothing but vectors and what there is one number of per row."""
+        return self in (ResultFormat.NPY, ResultFormat.NPZ)
+
+
+_ENDINGS = ".jsonl, .parquet, .npy or .npz"
 
 
 class ResultEncoding(Protocol):
@@ -44,13 +49,14 @@ class ResultEncoding(Protocol):
     def encode(self, rows: Results) -> bytes:
         """Some rows, each a value for every column, None for no value."""
 
-    def finish(self, folder: OpenFolder, encoded: str, finished: str) -> None:
+    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
         """Make the output of all that was encoded: it appears whole, and stays. `encoded` may be gone then.
 
         Args:
             folder: where both are.
             encoded: on the disk.
             finished: what it shall be.
+            metadata: about the results, where the format has a place for it.
         """
 
 
@@ -66,15 +72,32 @@ def check_output(output: Path, *, force: bool) -> None:
     if kind is not None:
         raise InputError(
             f"{output} is {kind}; an output is a file, which appears when it is complete.\n"
-            "Name a file that ends in .jsonl or .parquet with -o."
+            f"Name a file that ends in {_ENDINGS} with -o, or - for the standard output."
         )
-    _format_of(output)
+    result_format(output)
     if output.is_dir():
         raise OutputExistsError(f"{output} is a directory.\nName a file with -o.")
     if os.path.lexists(output) and not force:
         raise OutputExistsError(f"{output} exists.\nReplace it with --force, or choose another place with -o.")
     if not output.parent.is_dir():
         raise InputError(f"There is no directory {output.parent} for the output.\nMake it: mkdir -p {output.parent}")
+
+
+def result_format(output: Path) -> ResultFormat:
+    """What the output's ending tells.
+
+    Raises:
+        InputError: it is no format's.
+    """
+    if output == STDOUT:
+        return ResultFormat.JSONL
+    try:
+        return ResultFormat(output.suffix.lower())
+    except ValueError:
+        raise InputError(
+            f"{output} has no known format: its name ends in {output.suffix or 'nothing'!r}.\n"
+            f"Outputs end in {_ENDINGS}."
+        ) from None
 
 
 def encoding_of_output(output: Path, fields: Sequence[pa.Field]) -> ResultEncoding:
@@ -87,84 +110,35 @@ def encoding_of_output(output: Path, fields: Sequence[pa.Field]) -> ResultEncodi
     Raises:
         InputError: the ending is no format's.
     """
-    return _JsonLines() if _format_of(output) is ResultFormat.JSONL else _Parquet(pa.schema(list(fields)))
-
-
-def _format_of(output: Path) -> ResultFormat:
-    try:
-        return ResultFormat(output.suffix.lower())
-    except ValueError:
-        endings = " or ".join(kind.value for kind in ResultFormat)
-        raise InputError(
-            f"{output} is of no kind that can be written: its name ends in {output.suffix or 'nothing'!r}.\n"
-            f"Outputs end in {endings}."
-        ) from None
+    schema = pa.schema(list(fields))
+    match result_format(output):
+        case ResultFormat.PARQUET:
+            return ParquetResults(schema)
+        case ResultFormat.NPY:
+            return NpyResults(schema)
+        case ResultFormat.NPZ:
+            return NpzResults(schema)
+    return _JsonLines(schema.names)
 
 
 class _JsonLines:
-    """Lines are kept as they will be."""
+    """Lines are kept as they will be.
+
+    Args:
+        names: of the columns.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._members = [(name, f"{json.dumps(name)}: ") for name in names]
 
     def begin(self) -> bytes:
         return b""
 
     def encode(self, rows: Results) -> bytes:
-        return "".join(map(_line_from_row, rows)).encode()
+        return "".join(map(self._line, rows)).encode()
 
-    def finish(self, folder: OpenFolder, encoded: str, finished: str) -> None:
+    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
         folder.rename(encoded, finished)
 
-
-def _line_from_row(row: Mapping[str, object]) -> str:
-    members = (f"{json.dumps(name)}: {_json_from_value(value)}" for name, value in row.items())
-    return f"{{{', '.join(members)}}}\n"
-
-
-def _json_from_value(value: object) -> str:
-    if isinstance(value, np.ndarray):
-        # Nine digits are what it takes to read back the same float32; json would write up to seventeen.
-        return f"[{', '.join(f'{number:.9g}' for number in value.tolist())}]"
-    return json.dumps(value, ensure_ascii=False, allow_nan=False)
-
-
-class _Parquet:
-    """A Parquet file ends with its table of contents, so nothing can be added to one; kept are Arrow record batches.
-
-    Args:
-        schema: of the output.
-    """
-
-    def __init__(self, schema: pa.Schema) -> None:
-        self._schema = schema
-
-    def begin(self) -> bytes:
-        return bytes(self._schema.serialize())
-
-    def encode(self, rows: Results) -> bytes:
-        columns = [pa.array(_cells(rows, field), type=field.type) for field in self._schema]
-        return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
-
-    def finish(self, folder: OpenFolder, encoded: str, finished: str) -> None:
-        with open(folder.open(encoded, os.O_RDONLY), "rb") as source, folder.replacing(finished) as file:
-            self._write_groups(source, file)
-
-    def _write_groups(self, source: BinaryIO, file: BinaryIO) -> None:
-        with (
-            pa.ipc.open_stream(source) as batches,
-            pa.parquet.ParquetWriter(file, self._schema) as writer,
-        ):
-            held: list[pa.RecordBatch] = []
-            for batch in batches:
-                held.append(batch)
-                if sum(len(part) for part in held) >= _GROUP_ROWS or sum(part.nbytes for part in held) >= _GROUP_BYTES:
-                    writer.write_table(pa.Table.from_batches(held))
-                    held = []
-            if held:
-                writer.write_table(pa.Table.from_batches(held))
-
-
-def _cells(rows: Results, field: pa.Field) -> list[object]:
-    cells = [row[field.name] for row in rows]
-    if pa.types.is_string(field.type):
-        # Ids may be strings here and integers there; a Parquet column has one type.
-        return [None if cell is None else str(cell) for cell in cells]
-    return cells
+    def _line(self, row: Mapping[str, object]) -> str:
+        return f"{{{', '.join([key + json_from_value(row[name]) for name, key in self._members])}}}\n"

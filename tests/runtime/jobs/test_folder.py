@@ -16,7 +16,7 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, plan_job, run_job, windows
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.folder import kept_rows
@@ -24,6 +24,7 @@ from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.receipt import has_receipt
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.windows import LocalPool
+from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.tokenization import Overflow
 from support.job_runs import left_in, random_texts, read, run, run_words, write_rows
 
@@ -61,13 +62,16 @@ import pyarrow
 pyarrow.array([None])
 
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.jobs import VectorOptions
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs import windows
 from hdruntime.errors import OutputExistsError
+from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.jobs.files import job_folder_path
 from support.job_runs import run_words
 
 inputs, output = map(Path, sys.argv[2:4])
+vectors = VectorOptions(output_dtype=EmbeddingPrecision(sys.argv[4]))
 bundle = open_bundle(Path(sys.argv[1]))
 windows._WINDOW_ROWS = 10
 job_folder._COMMIT_SECONDS = job_folder._COMMIT_SHARE = 0
@@ -98,7 +102,7 @@ def killed(step):
         code = 1
         try:
             die_at(step)
-            run_words(bundle, [inputs], output)
+            run_words(bundle, [inputs], output, vectors=vectors, skip_failed=True)
             code = 0
         except OutputExistsError:
             # Killed so late that nothing but its output is left of the job, without a note of which it is.
@@ -125,14 +129,15 @@ while killed(step := step + 1):
 """
 
 
-@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+@pytest.mark.parametrize(("ending", "dtype"), [(".jsonl", "float32"), (".parquet", "int8")])
 def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
-    bundle_path: Path, tmp_path: Path, small_windows: None, ending: str
+    bundle_path: Path, tmp_path: Path, small_windows: None, ending: str, dtype: str
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(8), "nan", None, *random_texts(9)])
-    run_words(open_bundle(bundle_path), [inputs], tmp_path / f"whole{ending}")
+    options = {"vectors": VectorOptions(output_dtype=EmbeddingPrecision(dtype)), "skip_failed": True}
+    run_words(open_bundle(bundle_path), [inputs], tmp_path / f"whole{ending}", **options)
     output = tmp_path / f"out{ending}"
-    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(bundle_path), str(inputs), str(output)]
+    command = [sys.executable, "-c", KILLED_AT_EVERY_STEP, str(bundle_path), str(inputs), str(output), dtype]
     paths = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=os.environ | {"PYTHONPATH": paths})
     assert done.returncode == 0, done.stderr
@@ -192,8 +197,10 @@ def unfinished(bundle_path: Path, tmp_path: Path, small_windows: None) -> Path:
 @pytest.mark.parametrize(
     ("options", "what"),
     [
-        ({"columns": Columns(text="body")}, "--text-column was text, and is body"),
         ({"columns": Columns(id="text")}, "--id-column was None, and is text"),
+        ({"columns": Columns(keep=None)}, "--keep-columns was None, and is text"),
+        ({"skip_failed": True}, "--skip-failed was False, and is True"),
+        ({"vectors": VectorOptions(normalize=True)}, "--normalize was False, and is True"),
         ({"overflow": Overflow.TRUNCATE}, "--overflow was error, and is truncate"),
     ],
 )
@@ -253,7 +260,7 @@ def test_another_version_does_not_go_on(
 
 
 def test_how_fast_a_job_runs_may_change_on_the_way(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
-    done = run(bundle_path, tmp_path / "in.jsonl", unfinished, max_batch_tokens=20)
+    done = run(bundle_path, tmp_path / "in.jsonl", unfinished, batch_tokens=20)
     assert (done.rows, done.resumed_rows) == (25, 10)
 
 
@@ -296,7 +303,7 @@ def test_a_place_in_an_input_that_there_is_not_is_refused(bundle_path: Path, tmp
     saved = json.loads(path.read_text())
     saved["position"][0] = 1
     path.write_text(json.dumps(saved))
-    with pytest.raises(HdexportError, match=r"is damaged: it went on in input 2 of 1\.\nStart over with --restart"):
+    with pytest.raises(HdexportError, match=r"is damaged: it continues in input 2 of 1\.\nStart over with --restart"):
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
 
 

@@ -18,7 +18,7 @@ from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
 from support.job_runs import left_in, run_words, write_rows
 
-FILES = ("lock", "job.json", "progress.json", "results", "finished")
+FILES = ("lock", "job.json", "progress.json", "ranges.json", "results", "finished")
 PARTIAL = ("job.json.partial", "progress.json.partial", "finished.partial")
 
 

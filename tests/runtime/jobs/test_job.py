@@ -34,19 +34,19 @@ BundleMaker = Callable[..., Path]
 
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 @pytest.mark.parametrize("window_rows", [1, 64, 4096])
-@pytest.mark.parametrize("max_batch_tokens", [1, 40, None])
+@pytest.mark.parametrize("batch_tokens", [1, 40, None])
 def test_every_row_gets_its_own_embedding_in_order(
     bundle_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ending: str,
     window_rows: int,
-    max_batch_tokens: int | None,
+    batch_tokens: int | None,
 ) -> None:
     monkeypatch.setattr(windows, "_WINDOW_ROWS", window_rows)
     texts = random_texts(80)
     inputs = write_rows(tmp_path / "in.jsonl", list(texts))
-    done = run(bundle_path, inputs, tmp_path / f"out{ending}", max_batch_tokens=max_batch_tokens)
+    done = run(bundle_path, inputs, tmp_path / f"out{ending}", batch_tokens=batch_tokens)
     rows = read(tmp_path / f"out{ending}")
     assert [row["id"] for row in rows] == list(range(80))
     assert [row["error"] for row in rows] == [None] * 80
@@ -185,7 +185,7 @@ def test_a_linked_output_keeps_its_link(bundle_path: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", ["out.csv", "out", "out.txt"])
 def test_an_output_of_unknown_kind_is_refused_with_the_known_ones(bundle_path: Path, tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=r"Outputs end in .jsonl or .parquet\."):
+    with pytest.raises(InputError, match=r"Outputs end in \.jsonl, \.parquet, \.npy or \.npz\."):
         plan_job(open_bundle(bundle_path), [tmp_path], tmp_path / name)
 
 

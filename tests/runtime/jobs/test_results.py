@@ -44,13 +44,6 @@ def test_ids_are_passed_through(bundle_path: Path, tmp_path: Path, ending: str) 
     assert ids == ["b", str(large) if ending == ".parquet" else large, None]
 
 
-def test_integer_ids_of_parquet_stay_integers(bundle_path: Path, tmp_path: Path) -> None:
-    table = pa.table({"key": pa.array([7, 5], pa.int32()), "text": ["long", "read"]})
-    pa.parquet.write_table(table, tmp_path / "in.parquet")
-    run(bundle_path, tmp_path / "in.parquet", tmp_path / "out.parquet", columns=Columns(id="key"))
-    assert pa.parquet.read_table(tmp_path / "out.parquet").column("id").to_pylist() == [7, 5]
-
-
 @pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
 def test_a_class_has_its_label_and_every_score(new_bundle: BundleMaker, tmp_path: Path, ending: str) -> None:
     logits = np.zeros((len(VOCABULARY), 2))

@@ -13,7 +13,7 @@ import pytest
 
 from hdruntime.errors import InputError
 from hdruntime.jobs import lines
-from hdruntime.jobs.input_files import find_inputs, integer_ids
+from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
 
@@ -56,11 +56,6 @@ def test_a_byte_order_mark_is_not_part_of_the_first_row(tmp_path: Path, name: st
     assert rows_of(write(tmp_path / name, b"\xef\xbb\xbf" + line.encode()))[0].text == "x"
 
 
-def test_parquet_columns_are_rows(tmp_path: Path) -> None:
-    file = write_parquet(tmp_path / "a.parquet", key=["x", "y"], body=["one", ""], more=[1, 2])
-    assert rows_of(file, Columns(text="body", id="key")) == [Row(id="x", text="one"), Row(id="y", text="")]
-
-
 @pytest.mark.parametrize("rows", [255, 256, 257, 600])
 def test_every_row_of_a_longer_parquet_file_comes_in_order(tmp_path: Path, rows: int) -> None:
     file = tmp_path / "a.parquet"
@@ -87,18 +82,6 @@ def test_files_follow_each_other_and_numbering_goes_on(tmp_path: Path) -> None:
     write(tmp_path / "b.txt", "three")
     write(tmp_path / "a.jsonl", '{"text": "one"}\n{"text": "two"}')
     assert [(row.id, row.text) for row in rows_of(tmp_path)] == [(0, "one"), (1, "two"), (2, "three")]
-
-
-def test_a_directory_gives_its_readable_files_and_names_the_others(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    for name in ("b.TXT", "_SUCCESS", ".hidden.txt", "table.csv"):
-        write(tmp_path / name, "x")
-    (tmp_path / "sub.txt").mkdir()
-    with caplog.at_level(logging.WARNING):
-        assert [file.path for file in find_inputs([tmp_path], columns=TEXT)] == [tmp_path / "b.TXT"]
-    assert "table.csv is left out" in caplog.text
-    assert "_SUCCESS" not in caplog.text
 
 
 BAD_LINES = {
@@ -175,16 +158,16 @@ def test_a_parquet_file_without_rows_is_refused(tmp_path: Path) -> None:
         rows_of(write_parquet(tmp_path / "a.parquet", text=pa.array([], pa.string())))
 
 
-@pytest.mark.parametrize("name", ["a.csv", "a", "a.jsonl.gz"])
+@pytest.mark.parametrize("name", ["a.xlsx", "a", "a.gz", "a.parquet.gz"])
 def test_an_unknown_kind_of_file_is_refused_with_the_known_ones(tmp_path: Path, name: str) -> None:
-    with pytest.raises(InputError, match=r"Inputs end in .jsonl, .parquet, .txt\."):
+    with pytest.raises(InputError, match=r"Inputs end in .jsonl, .ndjson, .json, .csv, .*--input-format"):
         find_inputs([write(tmp_path / name, "x")], columns=TEXT)
 
 
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"There is no file or directory .*a.txt"):
         find_inputs([tmp_path / "a.txt"], columns=TEXT)
-    with pytest.raises(InputError, match=r"The directory .* holds no file that ends in .jsonl, .parquet, .txt"):
+    with pytest.raises(InputError, match=r" holds no file that ends in .jsonl, .*\.parquet"):
         find_inputs([tmp_path], columns=TEXT)
     with pytest.raises(InputError, match=r"No input was given"):
         find_inputs([], columns=TEXT)
@@ -201,8 +184,8 @@ def test_a_pipe_in_a_directory_is_left_out_and_named(tmp_path: Path, caplog: pyt
     os.mkfifo(tmp_path / "a.jsonl")
     write(tmp_path / "b.txt", "x")
     with caplog.at_level(logging.WARNING):
-        assert [file.path for file in find_inputs([tmp_path], columns=TEXT)] == [tmp_path / "b.txt"]
-    assert "a.jsonl is left out: it is no file" in caplog.text
+        assert [row.text for row in rows_of(tmp_path)] == ["x"]
+    assert "a.jsonl is left out: it is not a file" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -243,41 +226,16 @@ def test_a_damaged_parquet_file_stops_the_reading(tmp_path: Path) -> None:
     ("columns", "message"),
     [
         (
-            Columns(text="body"),
-            r"has no column 'body'.*; its columns are text, n.\nName one of them with --text-column",
-        ),
-        (
             Columns(text="n"),
             r"Column 'n' of .* holds int64, not strings.\nName another one with --text-column",
         ),
         (Columns(text_pair="n"), r"Name another one with --text-pair-column"),
-        (Columns(id="key"), r"has no column 'key'.*\nName one of them with --id-column"),
     ],
 )
-def test_a_parquet_file_without_the_column_is_refused(tmp_path: Path, columns: Columns, message: str) -> None:
+def test_a_parquet_column_of_another_type_is_refused(tmp_path: Path, columns: Columns, message: str) -> None:
     file = write_parquet(tmp_path / "a.parquet", text=["a"], n=[1])
     with pytest.raises(InputError, match=message):
         find_inputs([file], columns=columns)
-
-
-@pytest.mark.parametrize("columns", [Columns(text_pair="other"), Columns(id="other"), Columns(input_ids="other")])
-def test_plain_text_has_no_columns(tmp_path: Path, columns: Columns) -> None:
-    with pytest.raises(InputError, match=r"is plain text, so it has no column 'other'.\nUse .jsonl or .parquet"):
-        find_inputs([write(tmp_path / "a.txt", "x")], columns=columns)
-
-
-def test_ids_are_integers_only_where_that_is_certain(tmp_path: Path) -> None:
-    keyed = Columns(id="key")
-    write_parquet(tmp_path / "n.parquet", text=["a"], key=[1])
-    write_parquet(tmp_path / "u.parquet", text=["a"], key=pa.array([1], pa.uint64()))
-    write_parquet(tmp_path / "w.parquet", text=["a"], key=["k"])
-    write(tmp_path / "a.jsonl", '{"text": "a", "key": 1}')
-    numbers, large, words, lines = find_inputs(
-        [tmp_path / name for name in ("n.parquet", "u.parquet", "w.parquet", "a.jsonl")], columns=keyed
-    )
-    assert integer_ids([lines], columns=TEXT)
-    assert integer_ids([numbers], columns=keyed)
-    assert not any(integer_ids([numbers, other], columns=keyed) for other in (large, words, lines))
 
 
 LINES = (

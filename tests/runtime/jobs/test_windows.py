@@ -103,12 +103,20 @@ def test_batches_are_smaller_where_outputs_would_fill_the_memory(
     assert [rows for rows, _ in started] == batches
 
 
-@pytest.mark.parametrize(("asked", "batches"), [(None, [(8, 3), (2, 3)]), (7, [(2, 3)] * 5)])
+@pytest.mark.parametrize(
+    ("asked", "batches"),
+    [
+        (WindowOptions(), [(8, 3), (2, 3)]),
+        (WindowOptions(batch_tokens=7), [(2, 3)] * 5),
+        (WindowOptions(batch_size=4), [(4, 3), (4, 3), (2, 3)]),
+        (WindowOptions(batch_size=4, batch_tokens=7), [(2, 3)] * 5),
+    ],
+)
 def test_batches_are_of_what_suits_the_backend_unless_asked_for(
     bundle_path: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    asked: int | None,
+    asked: WindowOptions,
     batches: list[tuple[int, int]],
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeRunner, "batch_tokens", 24)
@@ -116,7 +124,7 @@ def test_batches_are_of_what_suits_the_backend_unless_asked_for(
     job = plan_job(opened, [write_rows(tmp_path / "in.jsonl", ["long"] * 10)], tmp_path / "out.jsonl")
     with hdruntime.load(opened) as session:
         started = spy_on_batches(session, monkeypatch)
-        run_job(job, LocalPool(session, job.task, options=WindowOptions(max_batch_tokens=asked)))
+        run_job(job, LocalPool(session, job.task, options=asked))
     assert started == batches
 
 
@@ -198,7 +206,8 @@ def test_entities_of_a_long_text_are_found_in_every_piece(new_bundle: BundleMake
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (WindowOptions(max_batch_tokens=0), "--max-batch-tokens 0 is too small.\\nUse 1 or more"),
+        (WindowOptions(batch_tokens=0), "--batch-tokens 0 is too small.\\nUse 1 or more"),
+        (WindowOptions(batch_size=0), "--batch-size 0 is too small"),
         (WindowOptions(overflow=Overflow.SPLIT, stride=-1), "--stride -1 is negative"),
         (WindowOptions(stride=1), "--stride is for texts that are split.\\nAdd --overflow split"),
     ],

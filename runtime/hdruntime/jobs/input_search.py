@@ -1,0 +1,220 @@
+"""The inputs of a job: found, checked before any work, and what their columns are."""
+
+from __future__ import annotations
+
+__all__ = ["fields_of_columns", "find_inputs", "resolved_columns"]
+
+import contextlib
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path, PurePath
+
+import pyarrow as pa
+
+from hdruntime.errors import InputError
+from hdruntime.jobs.arrow_results import OPEN_TYPE
+from hdruntime.jobs.input_files import InputFile, RowFormat, format_of
+from hdruntime.jobs.parquet_rows import opened_parquet
+from hdruntime.jobs.places import Place, places_at, read_errors_explained
+from hdruntime.jobs.row_reader import csv_records, read_values
+from hdruntime.jobs.rows import Columns, Position
+
+_FIRST_ROWS = 100
+"""Rows of JSON Lines that tell which columns a file has."""
+
+_ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst) or .parquet"
+
+_ID = "id"
+"""Column of ids where none is named."""
+
+
+def find_inputs(
+    names: Sequence[str | Path], *, columns: Columns, input_format: RowFormat | None = None, spool: Path | None = None
+) -> list[InputFile]:
+    """The files to read: directories, with all below them, and patterns are replaced by what is in them, in order.
+
+    What can be known without reading all rows is checked here, before any work: that the files are there, can be
+    opened, are not empty, and have the columns.
+
+    Args:
+        names: paths, URLs, patterns, and ``-`` for the standard input.
+        columns: which columns are read.
+        input_format: of all files; None: what the endings of their names tell, for the standard input JSON Lines.
+        spool: directory for a copy of the standard input; None for that of temporary files.
+
+    Raises:
+        InputError: a file does not fit, or there is none.
+        MissingDependencyError: the package of a URL's protocol is not installed.
+    """
+    if not names:
+        raise InputError("No input was given. Name at least one file or directory.")
+    if list(map(str, names)).count("-") > 1:
+        raise InputError("The input - is named twice, and the standard input comes once.")
+    places: list[Place] = []
+    for name in names:
+        found = places_at(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
+        if not found:
+            raise InputError(f"{name} holds no file that ends in {_ENDINGS}.")
+        places += found
+    partitions = _partitions([place.path for place in places])
+    return [
+        _checked_file(place, columns, input_format, *of_path) for place, of_path in zip(places, partitions, strict=True)
+    ]
+
+
+def resolved_columns(columns: Columns, files: Sequence[InputFile]) -> Columns:
+    """The columns with the id's and the kept ones named; the id's is "" where rows are numbered."""
+    row_id = columns.id
+    if row_id is None:
+        row_id = _ID if all(file.has_ids for file in files) else ""
+    keep = columns.keep
+    if keep is None:
+        keep = tuple(dict.fromkeys(name for file in files for name in file.columns))
+    return replace(columns, id=row_id, keep=tuple(name for name in keep if name != row_id))
+
+
+def fields_of_columns(names: Sequence[str], files: Sequence[InputFile]) -> list[pa.Field]:
+    """Columns of the inputs as columns of the output.
+
+    Where the inputs do not tell one type, the field has the metadata `OPEN_TYPE`.
+    """
+    return [_field(name, [file.types.get(name) for file in files if name in file.columns]) for name in names]
+
+
+def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
+    plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds if kind is not None]
+    if len(plain) == len(kinds):
+        with contextlib.suppress(pa.ArrowException):  # types that have nothing in common
+            schemas = [pa.schema([(name, kind)]) for kind in plain]
+            field = pa.unify_schemas(schemas, promote_options="permissive").field(0)
+            # Record batches are kept one by one, and a dictionary is no part of them.
+            if "dictionary" not in str(field.type):
+                return field
+    return pa.field(name, pa.string(), metadata=OPEN_TYPE)
+
+
+def _partitions(paths: Sequence[str]) -> list[tuple[dict[str, object], dict[str, pa.DataType]]]:
+    """Of each path, the values of partition columns, from directories such as ``lang=en``, and their types."""
+    if not any("=" in path for path in paths):
+        return [({}, {})] * len(paths)
+    import pyarrow.dataset as ds  # takes longer to import than all the rest of pyarrow
+
+    options = ds.FileSystemFactoryOptions(partitioning=ds.HivePartitioning.discover(), partition_base_dir="")
+    factory = ds.FileSystemDatasetFactory(pa.fs.LocalFileSystem(), list(paths), ds.ParquetFileFormat(), options)
+    schema = factory.inspect(fragments=0)
+    partitioning = ds.partitioning(schema, flavor="hive")
+    found = []
+    for path in paths:
+        values = ds.get_partition_keys(partitioning.parse(path))
+        found.append((values, {name: schema.field(name).type for name in values}))
+    return found
+
+
+def _checked_file(
+    place: Place,
+    columns: Columns,
+    input_format: RowFormat | None,
+    partitions: Mapping[str, object],
+    types: Mapping[str, pa.DataType],
+) -> InputFile:
+    kind = input_format or (RowFormat.JSONL if place.path == "-" else format_of(place.path))
+    if kind is None:
+        ending = PurePath(place.path).suffix or "nothing"
+        raise InputError(
+            f"{place.name} has no known format: its name ends in {ending!r}.\n"
+            f"Inputs end in {_ENDINGS}; or name the format: --input-format"
+        )
+    with read_errors_explained(place.name):
+        place.opened().close()
+        version = place.version()
+    if version.size_bytes == 0:
+        raise InputError(f"{place.name} is empty.\nLeave it out, or check what wrote it.")
+    file = InputFile(place=place, format=kind, version=version, partitions=partitions, types=types)
+    file = _FIND_COLUMNS[kind](file, columns)
+    own = set(file.columns)
+    # Where a file has the column itself, its values count.
+    partitions = {name: value for name, value in partitions.items() if name not in own}
+    file = replace(file, columns=(*file.columns, *partitions), types={**types, **file.types}, partitions=partitions)
+    _check_columns(file, columns)
+    of_ids = file.types.get(_ID)
+    return replace(file, has_ids=file.has_ids or (of_ids is not None and _fits(of_ids, "--id-column")))
+
+
+def _check_columns(file: InputFile, columns: Columns) -> None:
+    content = {columns.input_ids: "--input-ids-column", columns.text_pair: "--text-pair-column"}
+    options = {
+        **dict.fromkeys(columns.keep or (), "--keep-columns"),
+        **{name: content.get(name, "--text-column") for name in columns.content},
+        **({columns.id: "--id-column"} if columns.id else {}),
+    }
+    for name, option in options.items():
+        if file.columns.count(name) != 1 and (file.columns or file.format is not RowFormat.JSONL):
+            raise InputError(
+                f"{file.name} has no column {name!r}, or more than one; its columns are {', '.join(file.columns)}.\n"
+                f"Name one of them with {option}."
+            )
+        kind = file.types.get(name)
+        # A column of nothing but nulls has a type of its own; its rows fail one by one.
+        if kind is None or pa.types.is_null(kind) or _fits(kind, option):
+            continue
+        wanted = "lists of integers" if option == "--input-ids-column" else "strings"
+        raise InputError(f"Column {name!r} of {file.name} holds {kind}, not {wanted}.\nName another one with {option}.")
+
+
+def _fits(kind: pa.DataType, option: str) -> bool:
+    if option == "--keep-columns":
+        return True
+    if option == "--input-ids-column":
+        tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+        return any(test(kind) for test in tests) and bool(pa.types.is_integer(kind.value_type))
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    return any(test(kind) for test in tests) or (option == "--id-column" and bool(pa.types.is_integer(kind)))
+
+
+def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
+    try:
+        with read_errors_explained(file.name), opened_parquet(file.place) as opened:
+            rows, schema = opened.metadata.num_rows, opened.schema_arrow
+    except pa.ArrowException as error:
+        raise InputError(f"{file.name} is not a Parquet file that can be read: {error}.") from error
+    if rows == 0:
+        raise InputError(f"{file.name} holds no rows.\nLeave it out, or check what wrote it.")
+    return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
+
+
+def _csv_columns(file: InputFile, columns: Columns) -> InputFile:
+    names, error, _ = next(csv_records(file, Position()), ([], None, None))
+    if error is not None:
+        raise InputError(f"The header of {file.name} cannot be read: {error}")
+    return replace(file, columns=tuple(names), types=dict.fromkeys(names, pa.string()))
+
+
+def _text_columns(file: InputFile, columns: Columns) -> InputFile:
+    return replace(file, columns=(columns.text,), types={columns.text: pa.string()})
+
+
+def _json_columns(file: InputFile, columns: Columns) -> InputFile:
+    with read_errors_explained(file.name), file.opened() as stream:
+        if ".json" in PurePath(file.place.path.lower()).suffixes and stream.read(100).lstrip()[:1] == b"[":
+            raise InputError(
+                f"{file.name} holds one JSON array; a job reads one JSON object per line.\n"
+                "Convert it: jq -c '.[]' FILE.json > FILE.jsonl"
+            )
+    own = replace(file, partitions={})
+    first = [values for values, *_ in itertools.islice(read_values(own, columns, Position()), _FIRST_ROWS)]
+    rows = [values for values in first if isinstance(values, dict)]
+    names = dict.fromkeys(name for values in rows for name in values)
+    has_ids = bool(rows) and all(type(values.get(_ID)) in (str, int) for values in rows)
+    return replace(file, columns=tuple(names), has_ids=has_ids)
+
+
+_FIND_COLUMNS = {
+    RowFormat.PARQUET: _parquet_columns,
+    RowFormat.CSV: _csv_columns,
+    RowFormat.TSV: _csv_columns,
+    RowFormat.TEXT: _text_columns,
+    RowFormat.JSONL: _json_columns,
+}

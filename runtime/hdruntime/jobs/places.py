@@ -1,0 +1,294 @@
+"""Where inputs are: files of this machine, what a URL names, and the standard input."""
+
+from __future__ import annotations
+
+__all__ = ["LocalFile", "Place", "Version", "places_at", "read_errors_explained", "special_kind"]
+
+import contextlib
+import glob
+import hashlib
+import importlib
+import io
+import logging
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
+from urllib.parse import urlsplit
+
+from hdruntime.errors import HdexportError, InputError, MissingDependencyError
+
+logger = logging.getLogger(__name__)
+
+_HIDDEN = (".", "_")
+"""First letters of names that a directory's listing leaves out, such as Spark's _SUCCESS."""
+
+_SPECIAL = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+_BUFFER_BYTES = 2**20
+"""Read at a time from a store or from the standard input."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """What tells whether a file has changed.
+
+    Attributes:
+        size_bytes: length.
+        modified: time of the last change in nanoseconds; a digest of what a store says, or of the content, as text.
+        stamp: inode, and the time in nanoseconds when that changed, which nobody can set back; (0, 0) where there is
+            no inode. Where only this differs, the file may also have been copied, or its owner changed.
+    """
+
+    size_bytes: int
+    modified: int | str
+    stamp: tuple[int, int] = (0, 0)
+
+    def change(self, now: Version) -> str | None:
+        """In words, what size and time say has changed; None where nothing has."""
+        if now.size_bytes != self.size_bytes:
+            return f"its size was {self.size_bytes} bytes, and is {now.size_bytes}"
+        if now.modified == self.modified:
+            return None
+        if isinstance(now.modified, int):
+            clock_time = datetime.fromtimestamp(now.modified / 1e9).isoformat(sep=" ", timespec="milliseconds")
+            return f"it was written to at {clock_time}, though its size is the same"
+        return "it was written to, though its size is the same"
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file of this machine, as it was named.
+
+    As of all places: ``name`` is for messages, ``identity`` tells it from others, ``path`` tells its format and its
+    partitions, and ``is_local`` that asking for its version costs next to nothing. `opened` raises InputError where it
+    is no file, and as `version` does OSError where it is out of reach; a store's client may raise errors of its own,
+    see `read_errors_explained`.
+    """
+
+    file: Path
+    is_local = True
+
+    @property
+    def name(self) -> str:
+        return str(self.file)
+
+    path = name
+
+    @property
+    def identity(self) -> str:
+        return str(self.file.resolve())
+
+    def opened(self) -> BinaryIO:
+        """The file, to be read from its start; it can seek."""
+        _require_file(self.file, self.file.stat())
+        # Should a pipe take the file's place this very moment, it does not wait for a writer.
+        descriptor = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _require_file(self.file, os.fstat(descriptor))
+            return open(descriptor, "rb")
+        except BaseException:
+            os.close(descriptor)
+            raise
+
+    def version(self) -> Version:
+        """What it is now."""
+        status = self.file.stat()
+        stamp = (status.st_ino, status.st_ctime_ns)
+        return Version(size_bytes=status.st_size, modified=status.st_mtime_ns, stamp=stamp)
+
+
+@dataclass(frozen=True)
+class RemoteFile:
+    """A file that a URL names, through the fsspec file system of its protocol."""
+
+    filesystem: Any
+    key: str
+    is_local = False
+
+    @property
+    def name(self) -> str:
+        return str(self.filesystem.unstrip_protocol(self.key))
+
+    identity = name
+
+    @property
+    def path(self) -> str:
+        # Of a web address, what is asked of the server comes behind the path.
+        return urlsplit(self.key).path if "http" in self.filesystem.protocol else self.key
+
+    def opened(self) -> BinaryIO:
+        # fsspec's own readline looks for line ends in Python.
+        return io.BufferedReader(self.filesystem.open(self.key, "rb"), _BUFFER_BYTES)
+
+    def version(self) -> Version:
+        self.filesystem.invalidate_cache()
+        info = self.filesystem.info(self.key)
+        if info.get("size") is None:
+            raise InputError(f"The server of {self.name} does not tell its size.\nDownload it, and give the file.")
+        facts = repr(sorted((key, str(value)) for key, value in info.items()))
+        return Version(size_bytes=info["size"], modified=hashlib.sha256(facts.encode()).hexdigest())
+
+
+class StandardInput:
+    """The standard input, copied to a file without a name, which ends with this process: it can be read again.
+
+    The same command with the same content goes on with an unfinished job, as with a file that nobody has changed.
+
+    Args:
+        directory: where the copy takes its room.
+
+    Raises:
+        InputError: it is closed, or a terminal.
+        OSError: the disk is full.
+    """
+
+    name = identity = path = "-"
+    is_local = True
+
+    def __init__(self, directory: Path | None) -> None:
+        if sys.stdin is None or sys.stdin.isatty():
+            raise InputError("The input - is closed, or a terminal.\nPipe rows into the command, or name a file.")
+        self._copy = tempfile.TemporaryFile(dir=directory)  # noqa: SIM115 open as long as the job
+        shutil.copyfileobj(sys.stdin.buffer, self._copy, _BUFFER_BYTES)
+        size = self._copy.tell()
+        self._copy.seek(0)
+        digest = hashlib.sha256()
+        while block := self._copy.read(_BUFFER_BYTES):
+            digest.update(block)
+        self._version = Version(size_bytes=size, modified=digest.hexdigest())
+
+    def opened(self) -> BinaryIO:
+        os.lseek(self._copy.fileno(), 0, os.SEEK_SET)
+        return open(os.dup(self._copy.fileno()), "rb")
+
+    def version(self) -> Version:
+        return self._version
+
+
+Place = LocalFile | RemoteFile | StandardInput
+
+
+def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | None) -> Sequence[Place]:
+    """The files that an input names: itself, those below a directory, or those that fit a pattern, in order.
+
+    Args:
+        name: a path, a URL, or ``-`` for the standard input; ``*``, ``?``, ``[`` and ``**`` make it a pattern.
+        known: path -> whether files like that are read; others, found below a directory, are left out with a warning.
+        spool: directory for the copy of the standard input.
+
+    Raises:
+        InputError: there is nothing there.
+        MissingDependencyError: the package of the URL's protocol is not installed.
+    """
+    text = str(name)
+    if text == "-":
+        return [StandardInput(spool)]
+    with read_errors_explained(text):
+        found, is_one = _remote_files(text) if "://" in text else _local_files(text)
+    if is_one:
+        return found
+    taken = []
+    for place in found:
+        if not known(place.path):
+            logger.warning("%s is left out: it has no known format", place.name)
+        elif isinstance(place, LocalFile) and not place.file.is_file():
+            logger.warning("%s is left out: it is not a file", place.name)
+        else:
+            taken.append(place)
+    return taken
+
+
+@contextlib.contextmanager
+def read_errors_explained(name: str) -> Iterator[None]:
+    """Say which input it is that cannot be read.
+
+    Raises:
+        InputError: in place of an OSError, or of an error of a store's client.
+    """
+    try:
+        yield
+    except HdexportError:
+        raise
+    except OSError as error:
+        raise InputError(f"{name} cannot be read: {error.strerror or error}.") from error
+    except Exception as error:
+        if "://" not in name:
+            raise
+        # Clients of stores have exceptions of their own, without a base that they share.
+        raise InputError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
+
+
+def special_kind(status: os.stat_result) -> str | None:
+    """What a person calls it, where it is neither a file nor a directory."""
+    return next((name for is_one, name in _SPECIAL if is_one(status.st_mode)), None)
+
+
+def _require_file(path: Path, status: os.stat_result) -> None:
+    kind = special_kind(status)
+    if kind is not None:
+        raise InputError(
+            f"{path} is {kind}; a job reads files, which it can read again when it goes on.\n"
+            "Write the rows to a file first, and give that."
+        )
+
+
+def _local_files(text: str) -> tuple[Sequence[Place], bool]:
+    """What was found, and whether it is the one file that was named."""
+    path = Path(text)
+    if path.is_dir():
+        below = sorted(file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))
+        for file in below:
+            if file.is_symlink() and file.is_dir():
+                logger.warning("%s is left out: it is a link to a directory", file)
+        return [LocalFile(file) for file in below if not file.is_dir()], False
+    if path.exists():
+        return [LocalFile(path)], True
+    matches = sorted(map(Path, glob.glob(text, recursive=True)))
+    if not matches:
+        raise InputError(f"There is no file or directory {path}.")
+    return [place for match in matches for place in _local_files(str(match))[0]], False
+
+
+def _remote_files(url: str) -> tuple[Sequence[Place], bool]:
+    filesystem, key = _filesystem(url)
+    # Of a web page, "?" is no pattern.
+    if glob.has_magic(key) and "http" not in filesystem.protocol:
+        keys = filesystem.glob(key)
+    elif filesystem.isfile(key):
+        return [RemoteFile(filesystem, key)], True
+    else:
+        keys = [found for found in filesystem.find(key) if not _is_hidden(PurePosixPath(found).relative_to(key))]
+    if not keys:
+        raise InputError(f"There is no file or directory {url}.")
+    return [RemoteFile(filesystem, key) for key in sorted(keys, key=lambda key: PurePosixPath(key).parts)], False
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    """The file system of a URL's protocol, and what the URL is called there."""
+    try:
+        return importlib.import_module("fsspec.core").url_to_fs(url)
+    except ImportError as error:
+        package = getattr(error.__cause__ or error, "name", None)
+        if package is None:
+            raise
+        raise MissingDependencyError(
+            f"{url} needs the package {package!r}, which is not installed.\nInstall it with: pip install {package}"
+        ) from None
+    except ValueError as error:
+        raise InputError(f"{url} cannot be read: {error}.") from None
+
+
+def _is_hidden(path: Path | PurePosixPath) -> bool:
+    return any(part.startswith(_HIDDEN) for part in path.parts)

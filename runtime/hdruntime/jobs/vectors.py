@@ -1,0 +1,122 @@
+"""What becomes of a job's vectors before they are written: truncated, normalised, in fewer bytes."""
+
+from __future__ import annotations
+
+__all__ = ["VectorOptions", "Vectors"]
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hdruntime.errors import InputError
+from hdruntime.jobs.progress import RowCounts
+from hdruntime.jobs.rows import ErrorKind
+from hdruntime.jobs.windows import WindowResult
+from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
+
+COLUMN = "embedding"
+
+Ranges = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """How vectors are written.
+
+    Attributes:
+        truncate_dim: how many of the first dimensions are kept; None for all.
+        normalize: bring them to length 1, after that.
+        output_dtype: type of their values, last.
+    """
+
+    truncate_dim: int | None = None
+    normalize: bool = False
+    output_dtype: EmbeddingPrecision = EmbeddingPrecision.FLOAT32
+
+    @property
+    def is_default(self) -> bool:
+        """Whether vectors are written as they are."""
+        return self == VectorOptions()
+
+    def field(self, field: pa.Field) -> pa.Field:
+        """The column of vectors that become of those of a field.
+
+        Raises:
+            InputError: it has fewer dimensions.
+        """
+        # Where the graph has no fixed width, only rows tell whether it is enough.
+        width = field.type.list_size if pa.types.is_fixed_size_list(field.type) else -1
+        if width > 0:
+            sample = truncated(np.zeros((2, width), np.float32), self.truncate_dim)
+            width = quantized(sample, self.output_dtype).shape[-1]
+        kind = quantized(np.zeros((2, 8), np.float32), self.output_dtype).dtype
+        return pa.field(field.name, pa.list_(pa.from_numpy_dtype(kind), width))
+
+
+class Vectors:
+    """Finishes the vectors of windows, in order.
+
+    Args:
+        options: how.
+        ranges: [2, dimensions], each dimension's least and greatest value, of the rows that were done before; None
+            takes them, where the type needs some, from the first window that has vectors.
+    """
+
+    def __init__(self, options: VectorOptions, ranges: Ranges | None) -> None:
+        self.ranges = ranges
+        self._options = options
+
+    def finish(self, result: WindowResult) -> WindowResult:
+        """A window's results with their vectors as they are written.
+
+        Raises:
+            InputError: the first window has too few rows to take ranges from.
+        """
+        if self._options.is_default:
+            return result
+        results: list[dict[str, Any]] = [dict(row) for row in result.results]
+        rows = [row for row in results if row[COLUMN] is not None]
+        if not rows:
+            return result
+        matrix = truncated(np.stack([row[COLUMN] for row in rows]), self._options.truncate_dim)
+        if self._options.normalize:
+            matrix = normalized(matrix)
+        counts = result.counts
+        if self._options.output_dtype is EmbeddingPrecision.FLOAT16:
+            fits = np.abs(matrix).max(axis=1) <= np.finfo(np.float16).max
+            failed = [row for row, is_one in zip(rows, fits, strict=True) if not is_one]
+            rows = [row for row, is_one in zip(rows, fits, strict=True) if is_one]
+            matrix = matrix[fits]
+            counts += _refused(failed)
+        for row, vector in zip(rows, quantized(matrix, self._options.output_dtype, self._ranges(matrix)), strict=True):
+            row[COLUMN] = vector
+        return WindowResult(results=results, counts=counts)
+
+    def _ranges(self, matrix: npt.NDArray[Any]) -> Ranges | None:
+        if self.ranges is None and self._options.output_dtype.needs_ranges:
+            if len(matrix) < 2:
+                raise InputError(
+                    f"--output-dtype {self._options.output_dtype.value} takes each dimension's range from the job's "
+                    "first window of rows, and that has a single vector.\nUse --output-dtype float16 or binary."
+                )
+            self.ranges = np.stack([matrix.min(axis=0), matrix.max(axis=0)]).astype(np.float32)
+        return self.ranges
+
+
+def _refused(rows: list[dict[str, Any]]) -> RowCounts:
+    """Mark rows whose vectors float16 cannot hold as failed; what that changes of the counts."""
+    for row in rows:
+        row |= {
+            COLUMN: None,
+            "error": "The embedding has a value that is too large for float16.\nAdd --normalize, or use float32.",
+        }
+    if not rows:
+        return RowCounts()
+    return RowCounts(
+        tokens=-sum(row["tokens"] for row in rows),
+        errors={ErrorKind.INPUT.value: len(rows)},
+        first_error=f"row {rows[0]['id']}: {rows[0]['error']}",
+    )

@@ -1,0 +1,347 @@
+"""Inputs of every kind, from every place: formats, compressions, directories, patterns, URLs and the standard input."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import InputChangedError, InputError, MissingDependencyError
+from hdruntime.jobs import plan_job, windows
+from hdruntime.jobs.input_files import RowFormat
+from hdruntime.jobs.input_search import find_inputs, resolved_columns
+from hdruntime.jobs.progress import JobProgress
+from hdruntime.jobs.row_reader import read_rows
+from hdruntime.jobs.rows import Columns, Row
+from support.job_runs import read, run_words, write_rows
+
+KEYED = Columns(id="key")
+TEXTS = ["one", "", 'a "quoted", text', "zwölf", "two\nlines", "tab\there"]
+
+
+def rows_of(*inputs: str | Path, columns: Columns = KEYED, input_format: RowFormat | None = None) -> list[Row]:
+    files = find_inputs(inputs, columns=columns, input_format=input_format)
+    return list(read_rows(files, columns=resolved_columns(columns, files)))
+
+
+def content_of(ending: str, texts: list[str] = TEXTS) -> bytes:
+    """A file of that format with the columns ``key`` and ``text``."""
+    rows = [{"key": f"k{number}", "text": text} for number, text in enumerate(texts)]
+    if ending == ".parquet":
+        sink = io.BytesIO()
+        pa.parquet.write_table(pa.Table.from_pylist(rows), sink)
+        return sink.getvalue()
+    if ending in (".csv", ".tsv"):
+        table = io.StringIO()
+        writer = csv.DictWriter(table, ["key", "text"], dialect="excel-tab" if ending == ".tsv" else "excel")
+        writer.writeheader()
+        writer.writerows(rows)
+        return table.getvalue().encode()
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    # Two members, as where compressed files were concatenated.
+    ".gz": lambda data: gzip.compress(data[:50]) + gzip.compress(data[50:]),
+    ".zst": lambda data: bytes(pa.Codec("zstd").compress(data)),
+}
+ENDINGS = [".parquet"] + [
+    f"{ending}{compression}" for ending in (".jsonl", ".ndjson", ".JSON", ".csv", ".tsv") for compression in COMPRESSORS
+]
+
+
+def write(path: Path, texts: list[str] = TEXTS) -> Path:
+    ending, *compression = path.suffixes
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(COMPRESSORS["".join(compression)](content_of(ending.lower(), texts)))
+    return path
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_every_format_gives_the_same_rows_and_goes_on_after_any_of_them(tmp_path: Path, ending: str) -> None:
+    files = find_inputs([write(tmp_path / f"a{ending}")], columns=KEYED)
+    rows = list(read_rows(files, columns=KEYED))
+    assert rows == [Row(id=f"k{number}", text=text) for number, text in enumerate(TEXTS)]
+    for row in rows:
+        rest = list(read_rows(files, columns=KEYED, start=row.end))
+        assert rest == rows[row.end.row :]
+        assert [each.end for each in rest] == [each.end for each in rows[row.end.row :]]
+
+
+@pytest.mark.parametrize(
+    ("record", "error"),
+    [
+        (b"k,a,b\n", "Line 3 ends a record of 3 cells; the header has 2."),
+        (b"k\n", "Line 3 ends a record of 1 cells; the header has 2."),
+        (b"k,\xff\n", "Line 3 is not valid UTF-8: byte 3 of it, invalid start byte."),
+        (b'k,"a\n\xff\nb"\n', "Line 4 is not valid UTF-8: byte 1 of it, invalid start byte."),
+        (b"k," + b"x" * 300 + b"\n", "Line 3 has more than 100 bytes"),
+        (
+            b'k,"' + b"x" * 60 + b"\n" + b"x" * 60 + b'"\n',
+            "Line 4 is not valid CSV: field larger than field limit (100)",
+        ),
+    ],
+    ids=["cells", "cell", "UTF-8", "UTF-8 in quotes", "long line", "long field"],
+)
+def test_a_bad_record_of_csv_is_a_row_with_an_error_and_reading_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes, error: str
+) -> None:
+    for module in ("lines", "row_reader"):
+        monkeypatch.setattr(f"hdruntime.jobs.{module}.MAX_LINE_BYTES", 100)
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbfkey,text\n1,before\n" + record + b"\n2,after\n")
+    before, bad, after = rows_of(tmp_path / "a.csv")
+    assert (before.text, after.text, after.id) == ("before", "after", "2")
+    assert str(bad.error).startswith(error)
+
+
+def test_an_open_quotation_mark_costs_no_more_than_what_is_read_of_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hdruntime.jobs.row_reader.MAX_LINE_BYTES", 100)
+    (tmp_path / "a.csv").write_text('key,text\n1,"open\n' + "".join(f"{n},row\n" for n in range(100)))
+    bad, *rest = rows_of(tmp_path / "a.csv")
+    assert "field larger than field limit" in str(bad.error)
+    assert [row.text for row in rest[-70:]] == ["row"] * 70
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.jsonl.gz", "a.parquet"])
+@pytest.mark.parametrize(
+    ("columns", "option"),
+    [
+        (Columns(text="body"), "--text-column"),
+        (Columns(text_pair="body"), "--text-pair-column"),
+        (Columns(id="body"), "--id-column"),
+        (Columns(keep=("body",)), "--keep-columns"),
+    ],
+)
+def test_a_column_that_is_not_there_is_refused_with_those_there_are(
+    tmp_path: Path, name: str, columns: Columns, option: str
+) -> None:
+    message = rf"{name} has no column 'body', .*; its columns are key, text\.\nName one of them with {option}\."
+    with pytest.raises(InputError, match=message):
+        find_inputs([write(tmp_path / name)], columns=columns)
+
+
+def test_a_column_that_some_of_the_first_rows_lack_is_there(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"n": 1}\n' * 50 + '{"text": "a"}\n')
+    assert [row.error is None for row in rows_of(tmp_path / "a.jsonl", columns=Columns())] == [False] * 50 + [True]
+
+
+def test_csv_has_no_lists_of_ids(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"Column 'text' of .* holds string, not lists of integers"):
+        find_inputs([write(tmp_path / "a.csv")], columns=Columns(input_ids="text"))
+
+
+def test_a_json_array_is_refused_and_how_to_convert_it_is_said(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(' [{"text": "one"},\n {"text": "two"}]')
+    with pytest.raises(InputError, match=r"a.json holds one JSON array; .*\nConvert it: jq -c '\.\[\]'"):
+        find_inputs([tmp_path / "a.json"], columns=Columns())
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_compressed_data_that_are_cut_or_none_end_the_reading(tmp_path: Path, ending: str) -> None:
+    file = tmp_path / f"a.txt{ending}"
+    compressed = COMPRESSORS[ending]("".join(f"{number}\n" for number in range(10**5)).encode())
+    file.write_bytes(compressed[: len(compressed) // 2])
+    with pytest.raises(InputError, match=rf"a.txt{ending} cannot be read: .*[Tt]runcated"):
+        rows_of(file, columns=Columns())
+    file.write_bytes(b"no such data")
+    with pytest.raises(InputError, match=rf"a.txt{ending} cannot be read"):
+        rows_of(file, columns=Columns())
+
+
+def test_the_format_can_be_said(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    write(tmp_path / "a.csv").rename(tmp_path / "in" / "a.export")
+    assert [row.text for row in rows_of(tmp_path / "in", input_format=RowFormat.CSV)] == TEXTS
+
+
+def test_directories_are_read_with_all_below_them_in_order(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for name in ("b/c/x.jsonl", "a.jsonl.gz", "b/.hidden/x.jsonl", "b/_temporary/0/x.jsonl", "b.csv"):
+        write(tmp_path / "in" / name, [name])
+    for name in ("notes.md", "_SUCCESS", "empty.jsonl/_SUCCESS"):
+        (tmp_path / "in" / "b" / name).parent.mkdir(exist_ok=True)
+        (tmp_path / "in" / "b" / name).touch()
+    (tmp_path / "in" / "linked").symlink_to(tmp_path)
+    with caplog.at_level(logging.WARNING):
+        assert [row.text for row in rows_of(tmp_path / "in")] == ["a.jsonl.gz", "b/c/x.jsonl", "b.csv"]
+    assert "linked is left out: it is a link to a directory" in caplog.text
+    assert "notes.md is left out" in caplog.text
+    assert "_SUCCESS" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("pattern", "found"),
+    [
+        ("*.jsonl", ["a.jsonl", "b.jsonl"]),
+        ("**/*.jsonl", ["a.jsonl", "b.jsonl", "sub/c.jsonl"]),
+        ("[b-s]*", ["b.jsonl", "sub/c.jsonl"]),
+        ("?.jsonl", ["a.jsonl", "b.jsonl"]),
+    ],
+)
+def test_a_pattern_stands_for_what_fits_it(tmp_path: Path, pattern: str, found: list[str]) -> None:
+    for name in ("a.jsonl", "b.jsonl", "sub/c.jsonl"):
+        write(tmp_path / name, [name])
+    assert [row.text for row in rows_of(f"{tmp_path}/{pattern}")] == found
+    with pytest.raises(InputError, match="There is no file or directory"):
+        rows_of(f"{tmp_path}/*.parquet")
+
+
+def test_a_name_that_looks_like_a_pattern_is_the_file(tmp_path: Path) -> None:
+    write(tmp_path / "[a].jsonl", ["brackets"])
+    assert [row.text for row in rows_of(tmp_path / "[a].jsonl")] == ["brackets"]
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl.gz"])
+def test_partitions_are_columns(tmp_path: Path, ending: str) -> None:
+    for number, where in enumerate(("lang=en/year=2024", "lang=d%20e/year=2025")):
+        write(tmp_path / where / f"a{ending}", [f"text {number}"])
+    columns = Columns(id="year", keep=("lang", "key"))
+    rows = rows_of(tmp_path, columns=columns)
+    assert [(row.id, row.text, row.kept) for row in rows] == [
+        (2025, "text 1", {"lang": "d e", "key": "k0"}),
+        (2024, "text 0", {"lang": "en", "key": "k0"}),
+    ]
+    assert [row.text for row in rows_of(f"{tmp_path}/lang=en", columns=Columns(text="lang"))] == ["en"]
+
+
+@pytest.fixture
+def memory() -> Iterator[Callable[[str, bytes], str]]:
+    """Put a file into fsspec's store in memory: (name, content) -> URL."""
+    store = fsspec.filesystem("memory")
+    store.store.clear()
+
+    def put(name: str, content: bytes) -> str:
+        store.pipe(f"/{name}", content)
+        return f"memory://{name}"
+
+    yield put
+    store.store.clear()
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl", ".jsonl.zst"])
+def test_a_url_is_read_as_a_file_is(memory: Callable[[str, bytes], str], tmp_path: Path, ending: str) -> None:
+    content = write(tmp_path / f"a{ending}").read_bytes()
+    url = memory(f"bucket/lang=en/a{ending}", content)
+    memory("bucket/_SUCCESS", b"")
+    for name in (url, "memory://bucket", f"memory://bucket/*/*{ending}"):
+        assert [(row.id, row.text) for row in rows_of(name)] == [(f"k{n}", text) for n, text in enumerate(TEXTS)]
+    assert rows_of(url, columns=Columns(keep=("lang",)))[0].kept == {"lang": "en"}
+    with pytest.raises(InputError, match="There is no file or directory memory://none"):
+        rows_of("memory://none")
+
+
+def stop_at(rows: int, act: Callable[[], object]) -> Callable[[JobProgress], None]:
+    return lambda progress: act() and None if progress.rows == rows else None
+
+
+@pytest.fixture
+def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
+    return open_bundle(bundle_path)
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_job_over_a_url_goes_on_and_notices_a_change(
+    bundle: Bundle, memory: Callable[[str, bytes], str], tmp_path: Path
+) -> None:
+    texts = [f"{number:03}" for number in range(50)]
+    inputs = [memory("in/a.jsonl", content_of(".jsonl", texts))]
+    output = tmp_path / "out.jsonl"
+    run_words(bundle, inputs, tmp_path / "whole.jsonl")
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, inputs, output, on_progress=stop_at(20, interrupt))
+    assert run_words(bundle, inputs, output).resumed_rows == 20
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+    output.unlink()
+    change = stop_at(20, lambda: memory("in/a.jsonl", content_of(".jsonl", [text[::-1] for text in texts])))
+    with pytest.raises(InputChangedError, match=r"a\.jsonl has changed: it was written to, though its size"):
+        run_words(bundle, inputs, output, on_progress=change)
+    with pytest.raises(InputError, match=r"has an unfinished job.*its input memory:///in/a\.jsonl has changed since"):
+        plan_job(bundle, inputs, output)
+
+
+def test_a_protocol_whose_package_is_missing_is_answered_with_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    fsspec.register_implementation("nostore", "nostorefs.FileSystem", errtxt="Install nostorefs", clobber=True)
+    message = "nostore://bucket/a.jsonl needs the package 'nostorefs', .*\nInstall it with: pip install nostorefs"
+    with pytest.raises(MissingDependencyError, match=message):
+        rows_of("nostore://bucket/a.jsonl")
+    with pytest.raises(InputError, match="nothing://a cannot be read: Protocol not known: nothing"):
+        rows_of("nothing://a")
+
+
+@pytest.fixture
+def standard_input(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
+    """Set what the standard input holds."""
+    return lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+def test_a_job_of_the_standard_input_goes_on_when_the_same_comes_again(
+    bundle: Bundle, standard_input: Callable[[bytes], None], tmp_path: Path
+) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", [f"{number:03}" for number in range(50)]).read_bytes()
+    output = tmp_path / "out.jsonl"
+    run_words(bundle, [tmp_path / "in.jsonl"], tmp_path / "whole.jsonl")
+    standard_input(rows)
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, ["-"], output, on_progress=stop_at(20, interrupt))
+    standard_input(rows.replace(b"049", b"940"))
+    with pytest.raises(InputError, match="its input - has changed since: it was written to, though its size is"):
+        run_words(bundle, ["-"], output)
+    standard_input(rows)
+    assert run_words(bundle, ["-"], output).resumed_rows == 20
+    assert output.read_bytes() == (tmp_path / "whole.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("kind", list(RowFormat))
+def test_the_standard_input_may_be_of_any_format(
+    standard_input: Callable[[bytes], None], bundle: Bundle, tmp_path: Path, kind: RowFormat
+) -> None:
+    texts = ["long", "read"]
+    standard_input(b"long\nread\n" if kind is RowFormat.TEXT else content_of(f".{kind.value}", texts))
+    run_words(bundle, ["-"], tmp_path / "out.jsonl", input_format=kind)
+    assert [row["tokens"] for row in read(tmp_path / "out.jsonl")] == [1, 1]
+
+
+def test_a_standard_input_that_has_no_rows_or_comes_twice_is_refused(
+    standard_input: Callable[[bytes], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standard_input(b"")
+    with pytest.raises(InputError, match="- is empty"):
+        rows_of("-")
+    with pytest.raises(InputError, match="The input - is named twice"):
+        rows_of("-", "-")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    with pytest.raises(InputError, match="The input - is closed, or a terminal"):
+        rows_of("-")
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="The input - is closed, or a terminal"):
+        rows_of("-")
+
+
+@pytest.mark.parametrize("other", ["b.csv", "b.txt", "b.parquet"])
+def test_the_column_id_is_the_rows_id_where_every_input_has_one(tmp_path: Path, other: str) -> None:
+    first = write_rows(tmp_path / "a.jsonl", ["x"])
+    first.write_text('{"id": 7, "text": "one"}\n')
+    assert [row.id for row in rows_of(first, columns=Columns())] == [7]
+    assert [row.id for row in rows_of(first, columns=Columns(id=""))] == [0]
+    second = tmp_path / other
+    second.write_text("two") if other == "b.txt" else write(second, ["two"])
+    assert [row.id for row in rows_of(first, second, columns=Columns())] == [0, 1]

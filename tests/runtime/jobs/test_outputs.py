@@ -1,0 +1,307 @@
+"""What the output has beside the task's results, and vectors in fewer bytes, and as matrices."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hdruntime.bundle.manifest import SentenceSettings
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.writer import seal
+from hdruntime.errors import InputError
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
+from hdruntime.jobs.identity import identity_of_bundle
+from hdruntime.jobs.rows import Columns
+from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
+from support.job_runs import VOCABULARY, embeddings, gather_bundle, random_texts, read, run, run_words, write_rows
+
+BundleMaker = Callable[..., Path]
+
+
+def write(path: Path, *rows: str) -> Path:
+    path.write_text("".join(f"{row}\n" for row in rows))
+    return path
+
+
+KEPT = {
+    "integers": (["5", "null", "7"], [5, None, 7], pa.int64()),
+    "numbers": (["5", "2.5", "NaN"], [5, 2.5, None], pa.float64()),
+    "texts": (['"5"', '"zwölf"', "null"], ["5", "zwölf", None], pa.string()),
+    "booleans": (["true", "false", "null"], [True, False, None], pa.bool_()),
+    "large integers": (["5", "36893488147419103232", "null"], [5, 2**65, None], pa.string()),
+    "several kinds": (['"a"', '{"b": [1, "ü"]}', "3"], ["a", {"b": [1, "ü"]}, 3], pa.string()),
+    "nothing": (["null", "null", "null"], [None, None, None], pa.string()),
+}
+
+
+@pytest.mark.parametrize("name", KEPT)
+def test_kept_columns_of_json_have_the_type_of_all_their_values(bundle_path: Path, tmp_path: Path, name: str) -> None:
+    written, values, kind = KEPT[name]
+    rows = write(tmp_path / "in.jsonl", *(f'{{"text": "long", "x": {value}, "y": 1}}' for value in written))
+    columns = Columns(keep=("x",))
+    run(bundle_path, rows, tmp_path / "out.jsonl", columns=columns)
+    assert [row["x"] for row in read(tmp_path / "out.jsonl")] == values
+    run(bundle_path, rows, tmp_path / "out.parquet", columns=columns)
+    table = pa.parquet.read_table(tmp_path / "out.parquet")
+    assert table.column_names == ["id", "x", "embedding", "tokens", "error"]
+    assert table.schema.field("x").type == kind
+    found = table.column("x").to_pylist()
+    if kind == pa.string():
+        found = [value if value in values else json.loads(value) for value in found]
+    assert [None if value != value else value for value in found] == values
+
+
+def test_kept_columns_of_parquet_keep_their_types(bundle_path: Path, tmp_path: Path) -> None:
+    nanoseconds = pa.scalar(1, pa.timestamp("ns"))
+    table = pa.table(
+        {
+            "text": ["long", None],
+            "time": pa.array([nanoseconds, None], pa.timestamp("ns")),
+            "day": [datetime.date(2024, 2, 29), None],
+            "raw": [b"\xff", None],
+            "tags": [["a"], []],
+            "nested": [{"a": 1}, None],
+            "class": pa.array(["x", "y"]).dictionary_encode(),
+            "small": pa.array([1, 2], pa.int8()),
+        }
+    )
+    pa.parquet.write_table(table, tmp_path / "in.parquet")
+    columns = Columns(keep=None)
+    run(bundle_path, tmp_path / "in.parquet", tmp_path / "out.parquet", columns=columns)
+    kept = pa.parquet.read_table(tmp_path / "out.parquet").select(table.column_names)
+    decoded = table.set_column(6, "class", table.column("class").cast(pa.string()))
+    assert kept.equals(decoded.cast(kept.schema))
+    assert [field.type for field in kept.schema] == [field.type for field in decoded.schema]
+    run(bundle_path, tmp_path / "in.parquet", tmp_path / "out.jsonl", columns=columns)
+    first, second = read(tmp_path / "out.jsonl")
+    assert (first["day"], first["raw"], first["nested"], first["class"]) == ("2024-02-29", "/w==", {"a": 1}, "x")
+    assert str(first["time"]).startswith("1970-01-01 00:00:00.000000001")
+    assert (second["time"], second["small"], second["error"] is None) == (None, 2, False)
+
+
+def test_a_kept_column_of_several_types_is_text(bundle_path: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    pa.parquet.write_table(pa.table({"text": ["long"], "id": [7]}), tmp_path / "in" / "a.parquet")
+    write(tmp_path / "in" / "b.csv", "text,id", "read,x")
+    run(bundle_path, tmp_path / "in", tmp_path / "out.parquet")
+    assert pa.parquet.read_table(tmp_path / "out.parquet").column("id").to_pylist() == ["7", "x"]
+
+
+def test_rows_that_fail_keep_their_columns_and_half_a_character_fails_one(bundle_path: Path, tmp_path: Path) -> None:
+    rows = write(
+        tmp_path / "in.jsonl", '{"text": null, "x": 1}', '{"text": "long", "x": "\\ud800"}', "{", '{"text": "nan"}'
+    )
+    run(bundle_path, rows, tmp_path / "out.jsonl", columns=Columns(keep=("x",)))
+    found = read(tmp_path / "out.jsonl")
+    assert [row["x"] for row in found] == [1, None, None, None]
+    assert found[1]["error"] == "Column 'x' holds half of a surrogate pair."
+
+
+def test_a_kept_column_that_is_called_as_a_result_is_refused(bundle_path: Path, tmp_path: Path) -> None:
+    rows = write(tmp_path / "in.jsonl", '{"text": "long", "tokens": 1, "error": 2}')
+    message = "have columns error, tokens, as results are called.\nRename them, or list the others: --keep-columns"
+    with pytest.raises(InputError, match=message):
+        run(bundle_path, rows, tmp_path / "out.jsonl", columns=Columns(keep=None))
+
+
+def matrix_of(path: Path) -> np.ndarray:
+    if path.suffix == ".npy":
+        return np.load(path)
+    if path.suffix == ".npz":
+        return np.load(path)["embedding"]
+    if path.suffix == ".parquet":
+        return np.stack(pa.parquet.read_table(path).column("embedding").to_numpy())
+    return np.array([row["embedding"] for row in read(path)])
+
+
+@pytest.mark.parametrize(
+    ("ending", "dtype"),
+    [("parquet", dtype) for dtype in EmbeddingPrecision]
+    + [(ending, EmbeddingPrecision(dtype)) for ending in ("jsonl", "npy", "npz") for dtype in ("float16", "int8")],
+)
+@pytest.mark.parametrize(("normalize", "dimensions"), [(False, None), (True, 3)])
+def test_vectors_are_truncated_then_normalised_then_quantised(
+    bundle_path: Path, tmp_path: Path, ending: str, dtype: EmbeddingPrecision, normalize: bool, dimensions: int | None
+) -> None:
+    texts = random_texts(20)
+    rows = write_rows(tmp_path / "in.jsonl", [*texts[:5], None, *texts[5:], "nan"])
+    options = VectorOptions(truncate_dim=dimensions, normalize=normalize, output_dtype=dtype)
+    output = tmp_path / f"out.{ending}"
+    done = run(bundle_path, rows, output, vectors=options, skip_failed=True)
+    expected = embeddings(bundle_path, texts)[:, :dimensions]
+    expected = quantized(normalized(expected) if normalize else expected, dtype)
+    found = matrix_of(output)
+    assert (done.rows, done.failed_rows, found.shape) == (22, 2, expected.shape)
+    assert ending == "jsonl" or found.dtype == expected.dtype
+    if dtype.needs_ranges:
+        # Where a batch's last digits differ, a value may be a step away.
+        assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
+    else:
+        np.testing.assert_allclose(found, expected, atol=2e-3 if dtype is EmbeddingPrecision.FLOAT16 else 1e-6)
+
+
+def test_int8_divides_the_range_of_the_first_window(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
+    texts = random_texts(40)
+    rows = write_rows(tmp_path / "in.jsonl", [None] * 10 + texts)
+    options = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
+    run(bundle_path, rows, tmp_path / "out.parquet", vectors=options, skip_failed=True)
+    vectors = embeddings(bundle_path, texts)
+    # The first window with vectors is the second.
+    ranges = np.stack([vectors[:10].min(axis=0), vectors[:10].max(axis=0)])
+    metadata = pa.parquet.read_schema(tmp_path / "out.parquet").metadata
+    np.testing.assert_allclose(json.loads(metadata[b"hdexport.ranges"]), ranges, atol=1e-6)
+    found = matrix_of(tmp_path / "out.parquet").astype(int)
+    assert np.abs(found - quantized(vectors, "int8", ranges)).max() <= 1
+    assert np.abs(found - quantized(vectors, "int8")).max() > 1
+    with pytest.raises(InputError, match=r"--output-dtype int8 takes each dimension's range .* a single vector"):
+        run(bundle_path, write_rows(tmp_path / "one.jsonl", ["long"]), tmp_path / "one.parquet", vectors=options)
+
+
+@pytest.mark.parametrize("ending", ["npy", "npz"])
+def test_failed_rows_are_nan_in_a_matrix_unless_left_out(bundle_path: Path, tmp_path: Path, ending: str) -> None:
+    rows = write(
+        tmp_path / "in.jsonl", '{"id": "a", "text": "long"}', '{"id": "b", "text": "nan"}', '{"id": 5, "text": "read"}'
+    )
+    good = embeddings(bundle_path, ["long", "read"])
+    for skip in (False, True):
+        run(bundle_path, rows, tmp_path / f"{skip}.{ending}", skip_failed=skip)
+        expected = good if skip else np.insert(good, 1, np.nan, axis=0)
+        np.testing.assert_allclose(matrix_of(tmp_path / f"{skip}.{ending}"), expected, atol=1e-6)
+    if ending == "npz":
+        arrays = np.load(tmp_path / "False.npz")
+        assert arrays["id"].tolist() == ["a", "b", "5"]
+        assert (arrays["failed"].tolist(), arrays["tokens"].tolist()) == ([False, True, False], [3, 3, 3])
+        assert json.loads(str(arrays["metadata"]))["hdexport.model"] == "tiny"
+
+
+@pytest.mark.parametrize(
+    ("rows", "ids"),
+    [
+        (['{"id": 5, "text": "long"}'], [5]),
+        (['{"id": 5, "text": "long"}', "{"], ["5", ""]),
+        (['{"text": "long"}'], [0]),
+    ],
+)
+def test_ids_of_a_matrix_are_integers_where_all_are(
+    bundle_path: Path, tmp_path: Path, rows: list[str], ids: list[object]
+) -> None:
+    run(bundle_path, write(tmp_path / "in.jsonl", *rows), tmp_path / "out.npz")
+    assert np.load(tmp_path / "out.npz")["id"].tolist() == ids
+
+
+def test_a_matrix_is_one_line_away(bundle_path: Path, tmp_path: Path) -> None:
+    """As docs/batch_jobs.md has it."""
+    pandas = pytest.importorskip("pandas")
+    texts = random_texts(5)
+    run(bundle_path, write_rows(tmp_path / "in.jsonl", list(texts)), tmp_path / "vectors.parquet", skip_failed=True)
+    run(bundle_path, tmp_path / "in.jsonl", tmp_path / "vectors.npy", skip_failed=True)
+    expected = embeddings(bundle_path, texts)
+    for matrix in (
+        np.load(tmp_path / "vectors.npy", mmap_mode="r"),
+        np.stack(pandas.read_parquet(tmp_path / "vectors.parquet")["embedding"]),
+        pa.parquet.read_table(tmp_path / "vectors.parquet")["embedding"]
+        .combine_chunks()
+        .flatten()
+        .to_numpy()
+        .reshape(5, -1),
+    ):
+        np.testing.assert_allclose(matrix, expected, atol=1e-6)
+
+
+def test_parquet_says_what_its_vectors_are(bundle_path: Path, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", ["long", "read"])
+    options = VectorOptions(normalize=True, output_dtype=EmbeddingPrecision.FLOAT16)
+    run(bundle_path, rows, tmp_path / "out.parquet", vectors=options)
+    metadata = pa.parquet.read_schema(tmp_path / "out.parquet").metadata
+    assert {key.decode(): value.decode() for key, value in metadata.items() if key != b"ARROW:schema"} == {
+        "hdexport.version": "0.1.0",
+        "hdexport.model": "tiny",
+        "hdexport.bundle": identity_of_bundle(open_bundle(bundle_path).manifest),
+        "hdexport.task": "feature-extraction",
+        "hdexport.pooling": "mean",
+        "hdexport.normalized": "true",
+        "hdexport.dtype": "float16",
+    }
+
+
+@pytest.mark.parametrize(
+    ("settings", "options", "said"),
+    [
+        (None, VectorOptions(), (b"unknown", b"unknown")),
+        (None, VectorOptions(normalize=True), (b"unknown", b"true")),
+        ({"pooling": ("cls", "max"), "normalize": True}, VectorOptions(), (b"cls+max", b"true")),
+        ({"pooling": ("cls",), "normalize": True}, VectorOptions(truncate_dim=3), (b"cls", b"false")),
+        ({"pooling": ("mean",)}, VectorOptions(), (b"mean", b"false")),
+    ],
+)
+def test_parquet_says_how_the_model_pools(
+    new_bundle: BundleMaker,
+    tmp_path: Path,
+    settings: dict[str, Any] | None,
+    options: VectorOptions,
+    said: tuple[bytes, bytes],
+) -> None:
+    bundle = new_bundle(task="sentence-similarity")
+    sentence = settings and SentenceSettings(kind="encoder", max_seq_length=16, **settings)
+    seal(bundle, dataclasses.replace(open_bundle(bundle).manifest, sentence=sentence))
+    run(bundle, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.parquet", vectors=options)
+    metadata = pa.parquet.read_schema(tmp_path / "out.parquet").metadata
+    assert (metadata[b"hdexport.pooling"], metadata[b"hdexport.normalized"]) == said
+
+
+def test_a_vector_that_float16_cannot_hold_is_a_failed_row(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    table = np.ones((len(VOCABULARY), 4))
+    table[VOCABULARY.index("long")] = 1e6
+    bundle = gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": table})
+    rows = write_rows(tmp_path / "in.jsonl", ["read", "long", "whole"])
+    options = VectorOptions(output_dtype=EmbeddingPrecision.FLOAT16)
+    done = run(bundle, rows, tmp_path / "out.jsonl", vectors=options)
+    found = read(tmp_path / "out.jsonl")
+    assert [row["embedding"] is None for row in found] == [False, True, False]
+    assert str(found[1]["error"]).startswith("The embedding has a value that is too large for float16.\nAdd --norm")
+    assert (done.failed_rows, done.errors, done.tokens) == (1, {"input": 1}, 6)
+
+
+def refused(bundle: Path, tmp_path: Path, output: str, **options: Any) -> str:
+    rows = write_rows(tmp_path / "in.jsonl", ["long"])
+    with pytest.raises(InputError) as raised:
+        plan_job(open_bundle(bundle), [rows], tmp_path / output, options=JobOptions(**options))
+    return str(raised.value)
+
+
+def test_outputs_that_the_task_or_the_format_lacks_are_refused(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    embedding = new_bundle()
+    classes = gather_bundle(new_bundle("classes"), "text-classification", {"logits": np.zeros((len(VOCABULARY), 2))})
+    assert "A .npy file is for embeddings" in refused(classes, tmp_path, "out.npy")
+    assert "--normalize and --truncate-dim are for embeddings" in refused(
+        classes, tmp_path, "out.jsonl", vectors=VectorOptions(normalize=True)
+    )
+    assert "cannot be truncated to 5 dimensions; these have 4" in refused(
+        embedding, tmp_path, "out.jsonl", vectors=VectorOptions(truncate_dim=5)
+    )
+    assert "no place for --keep-columns" in refused(embedding, tmp_path, "out.npz", columns=Columns(keep=("text",)))
+    assert refused(
+        embedding, tmp_path, "out.npy", vectors=VectorOptions(output_dtype=EmbeddingPrecision.BINARY)
+    ).endswith("failed rows are NaN, which binary lacks.\nLeave them out: --skip-failed")
+
+
+def test_windows_become_one_array_in_order(bundle_path: Path, tmp_path: Path) -> None:
+    rows = write_rows(tmp_path / "in.jsonl", [f"{number}" for number in range(10_000)])
+    run_words(open_bundle(bundle_path), [rows], tmp_path / "out.npz")
+    run_words(open_bundle(bundle_path), [rows], tmp_path / "out.jsonl")
+    arrays = np.load(tmp_path / "out.npz")
+    found = read(tmp_path / "out.jsonl")
+    assert arrays["id"].tolist() == [row["id"] for row in found]
+    assert arrays["embedding"].tolist() == [row["embedding"] for row in found]
