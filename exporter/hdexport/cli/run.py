@@ -107,7 +107,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--skip-failed", action="store_true", help="leave rows that failed out of the output")
     parser.add_argument("--normalize", action="store_true", help="bring embeddings to length 1")
     parser.add_argument(
-        "--truncate-dim", metavar="N", help="keep the first N dimensions of embeddings, before they are normalized"
+        "--truncate-dim",
+        metavar="N",
+        help="keep the first N dimensions of embeddings, before they are normalized (default: "
+        "as the model says, mostly all)",
     )
     parser.add_argument(
         "--output-dtype",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from hdruntime.bundle.manifest import SentenceSettings
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.jobs.files import damaged
@@ -69,7 +70,7 @@ class Job:
     Attributes:
         files: its inputs, in order.
         output: the file it writes; `STDOUT` for the standard output.
-        options: how, with the columns that the inputs turned out to have.
+        options: how, with the columns that the inputs have, and the dimensions that the model keeps.
         task: what it writes for a row.
         fields: the output's columns: id, those kept, the task's, tokens, error.
         metadata: what the output says about itself, where its format can.
@@ -136,7 +137,11 @@ def plan_job(
     )
     if is_file and any(file.place.identity == str(output.resolve()) for file in files):
         raise InputError(f"{output} is an input as well as the output.\nChoose another place with -o.")
-    options = replace(options, columns=resolved_columns(options.columns, files))
+    options = replace(
+        options,
+        columns=resolved_columns(options.columns, files),
+        vectors=_vectors_of_model(options.vectors, bundle.manifest.sentence),
+    )
     fields = _fields(task, files, options)
     _check_output_options(output, fields, options)
     identity = _identity(bundle, files, fields, options, prompt)
@@ -315,6 +320,11 @@ def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) 
             "Rename them, or list the others: --keep-columns a,b"
         )
     return (row_id, *fields_of_columns(columns.keep or (), files), *results)
+
+
+def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> VectorOptions:
+    """With the model's own number of dimensions where none is asked for, as sentence-transformers has it."""
+    return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
 
 
 def _check_output_options(output: Path, fields: Sequence[pa.Field], options: JobOptions) -> None:

@@ -27,7 +27,7 @@ class VectorOptions:
     """How vectors are written.
 
     Attributes:
-        truncate_dim: how many of the first dimensions are kept; None for all.
+        truncate_dim: how many of the first dimensions are kept; None for the model's own number, which mostly is all.
         normalize: bring them to length 1, after that.
         output_dtype: type of their values, last.
     """

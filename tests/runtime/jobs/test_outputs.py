@@ -305,3 +305,17 @@ def test_windows_become_one_array_in_order(bundle_path: Path, tmp_path: Path) ->
     found = read(tmp_path / "out.jsonl")
     assert arrays["id"].tolist() == [row["id"] for row in found]
     assert arrays["embedding"].tolist() == [row["embedding"] for row in found]
+
+
+@pytest.mark.parametrize(("asked", "width"), [(None, 3), (2, 2)])
+def test_vectors_have_the_models_own_number_of_dimensions_by_default(
+    new_bundle: BundleMaker, tmp_path: Path, asked: int | None, width: int
+) -> None:
+    bundle = new_bundle(task="sentence-similarity")
+    sentence = SentenceSettings(kind="encoder", max_seq_length=16, truncate_dim=3)
+    seal(bundle, dataclasses.replace(open_bundle(bundle).manifest, sentence=sentence))
+    rows = write_rows(tmp_path / "in.jsonl", ["long"])
+    run(bundle, rows, tmp_path / "out.parquet", vectors=VectorOptions(truncate_dim=asked))
+    assert [len(vector) for vector in pa.parquet.read_table(tmp_path / "out.parquet")["embedding"].to_pylist()] == [
+        width
+    ]
