@@ -112,7 +112,7 @@ def test_a_bundle_of_it_answers_as_one_built_with_max_len(hdexport: Command, tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--max-len", "0"], r"--max-len 0 is not above zero\.\nGive"),
+        (["--max-len", "0"], "argument --max-len: 0 is not a whole number, 1 or more"),
         (["--max-len", "4097"], r"--max-len 4097 is above 4096.*\nUse --max-len 4096 or less, or --positions tile"),
         ([], r"the following arguments are required: --max-len\nSee: hdexport extend --help"),
     ],

@@ -213,16 +213,9 @@ def test_batching_options_do_not_change_the_result(run: Command, bundle: Path, r
         (["{tmp}/none", "{rows}"], "error: There is no bundle at {tmp}/none"),
         (["{bundle}", "{rows}", "--backend", "tensor"], "error: argument --backend: invalid choice: 'tensor'"),
         (["{bundle}", "{rows}", "--overflow", "drop"], "error: argument --overflow: invalid choice"),
-        (
-            ["{bundle}", "{rows}", "--batch-tokens", "many"],
-            "error: --batch-tokens many is not a whole number.\nGive",
-        ),
-        (["{bundle}", "{rows}", "--batch-tokens", "0"], "error: --batch-tokens 0 is not above zero"),
-        (
-            ["{bundle}", "{rows}", "--threads", "0"],
-            "error: --threads 0 is not above zero.\nGive a number like --threads 2",
-        ),
-        (["{bundle}", "{rows}", "--stride", "-2"], "error: --stride -2 is not above zero"),
+        (["{bundle}", "{rows}", "--batch-tokens", "many"], "error: argument --batch-tokens: many is not a whole"),
+        (["{bundle}", "{rows}", "--threads", "0"], "error: argument --threads: 0 is not a whole number, 1 or more"),
+        (["{bundle}", "{rows}", "--stride", "-2"], "error: argument --stride: -2 is not a whole number, 0 or more"),
         (["{bundle}", "{rows}", "--stride", "4"], "error: --stride is for texts that are split.\nAdd --overflow split"),
         (
             ["{bundle}", "{rows}", "--input-ids-column", "ids", "--overflow", "split"],

@@ -117,6 +117,12 @@ def test_another_model_is_refused(refused: Refused, checkpoint: Path, copy: Path
 
 
 def test_bad_options_are_explained(refused: Refused, copy: Path) -> None:
-    refused("verify", copy, "--longest", "all", message=r"--longest all is not a whole number\.\nGive a number")
+    refused(
+        "verify",
+        copy,
+        "--longest",
+        "all",
+        message=r"argument --longest: all is not a whole number, 1 or more\nSee: hdexport verify --help",
+    )
     refused("verify", copy, "--grid", "fast", message=r"--grid: invalid choice: 'fast' \(choose from '?full'?, '?quick")
     refused("verify", message=r"required: BUNDLE\nSee: hdexport verify --help")

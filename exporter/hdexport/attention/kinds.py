@@ -83,7 +83,7 @@ def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = No
 
     Args:
         spec: value of ``--attention``, for example ``window:256,global:1``; None where it was not given.
-        options: those that kinds declare, by their names in Python: ``{"max_global": "32"}``.
+        options: those that kinds declare, by their names in Python: ``{"max_global": 32}``.
 
     Returns:
         name of a kind -> its request, for those that something was asked of.

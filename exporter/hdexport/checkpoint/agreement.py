@@ -5,7 +5,7 @@ Names are compared without the prefix of the base model (``bert.``), which a fil
 
 from __future__ import annotations
 
-__all__ = ["Agreement"]
+__all__ = ["Agreement", "several"]
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -93,7 +93,7 @@ class Agreement:
         Args:
             skeleton: as above.
         """
-        used = {name for name in self._used(skeleton) if not self._is_not_needed(name, skeleton)}
+        used = {name for name in self._used(skeleton) if not self._plain(name, skeleton).startswith(self.not_needed)}
         parts_used = {part for name in used for part in _beginnings(self._plain(name, skeleton))}
         groups: dict[str, int] = {}
         for name in self.stored:
@@ -122,9 +122,6 @@ class Agreement:
                 name = name.removesuffix(old) + new
         return name.removeprefix(f"{skeleton.base_model_prefix}.")
 
-    def _is_not_needed(self, name: str, skeleton: PreTrainedModel) -> bool:
-        return self._plain(name, skeleton).startswith(self.not_needed)
-
     def _is_within(self, name: str, skeleton: PreTrainedModel) -> bool:
         """Whether a weight is the encoder's, by its name."""
         plain = self._plain(name, skeleton)
@@ -150,7 +147,7 @@ class Agreement:
         wrong = [name for name in names if not self.stored[name].is_floating and not name.endswith(_BUFFERS)]
         if wrong:
             raise ModelError(
-                f"{self.path} has weights of type {self.stored[wrong[0]].dtype}: {_several(wrong)}. Such a model is "
+                f"{self.path} has weights of type {self.stored[wrong[0]].dtype}: {several(wrong)}. Such a model is "
                 "quantised, and floating-point weights are needed.\n"
                 "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
             )
@@ -175,7 +172,7 @@ class Agreement:
         if left:
             raise ModelError(
                 f"{self.path} has weights within the encoder that the model of config.json has no place for: "
-                f"{_several(left)}.\n"
+                f"{several(left)}.\n"
                 "Check that config.json belongs to the weights; adapters have to be merged into them."
             )
 
@@ -194,5 +191,6 @@ def _beginnings(name: str) -> Iterator[str]:
     return (".".join(parts[: count + 1]) for count in range(len(parts)))
 
 
-def _several(names: list[str]) -> str:
+def several(names: list[str]) -> str:
+    """The first three names, and how many there are besides."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

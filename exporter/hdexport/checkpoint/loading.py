@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.checkpoint.agreement import Agreement
+from hdexport.checkpoint.agreement import Agreement, several
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
 from hdexport.families import Family
 from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
@@ -120,9 +120,7 @@ def _check_missing(path: Path, task: Task, made_for: Callable[[], Task], keys: s
     missing = sorted(key for key in keys if not any(part in key for part in optional))
     if missing:
         raise ModelError(
-            f"{path} has no weights for {', '.join(missing[:3])}"
-            f"{f' and {len(missing) - 3} more' if len(missing) > 3 else ''}, "
-            f"which the task {task.value} needs.\n"
+            f"{path} has no weights for {several(missing)}, which the task {task.value} needs.\n"
             f"Choose the task it was made for (--task {made_for().value}), or fine-tune it first."
         )
 
@@ -133,7 +131,6 @@ def _check_finite(path: Path, model: PreTrainedModel) -> None:
     wrong = [name for name, (low, high) in extremes.items() if not (low.isfinite() and high.isfinite())]
     if wrong:
         raise ModelError(
-            f"{path} has weights that are NaN or infinite: {', '.join(wrong[:3])}"
-            f"{f' and {len(wrong) - 3} more' if len(wrong) > 3 else ''}.\n"
+            f"{path} has weights that are NaN or infinite: {several(wrong)}.\n"
             "The file is damaged, or its training diverged; use another checkpoint."
         )

@@ -8,8 +8,6 @@ __all__ = [
     "add_position_arguments",
     "add_revision_argument",
     "command_line",
-    "decimal_number",
-    "optional_number",
     "whole_number",
 ]
 
@@ -20,7 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hdruntime.bundle.manifest import Backend
-from hdruntime.errors import InputError
 
 BACKENDS = tuple(backend.value for backend in Backend)
 """Their names, as options take them."""
@@ -70,44 +67,19 @@ def add_position_arguments(parser: argparse._ActionsContainer) -> None:
     )
     parser.add_argument(
         "--alpha",
-        default="0.4",
+        type=float,
+        default=0.4,
         metavar="A",
         help="weight of the coarse position, between 0 and 1 but not 0.5; hierarchical only (default: 0.4)",
     )
 
 
-def whole_number(option: str, text: str, *, example: int = 4096) -> int:
-    """An option's value as a whole number, 1 or more.
-
-    Args:
-        option: its name, for the message.
-        text: its value.
-        example: a typical value, for the message.
-
-    Raises:
-        InputError: it is not one.
-    """
+def whole_number(text: str, *, least: int = 1) -> int:
+    """An option's value as a whole number, `least` or more; for argparse's ``type``."""
     try:
         number = int(text)
     except ValueError:
-        raise InputError(f"{option} {text} is not a whole number.\nGive a number like {option} {example}.") from None
-    if number < 1:
-        raise InputError(f"{option} {text} is not above zero.\nGive a number like {option} {example}.")
+        number = least - 1
+    if number < least:
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number, {least} or more")
     return number
-
-
-def optional_number(option: str, text: str | None, *, example: int) -> int | None:
-    """The same; None where the option was left out."""
-    return None if text is None else whole_number(option, text, example=example)
-
-
-def decimal_number(option: str, text: str) -> float:
-    """An option's value as a number; its user checks the range.
-
-    Raises:
-        InputError: it is not one.
-    """
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{option} {text} is not a number.\nGive a number like {option} 0.4.") from None

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, add_pickle_argument, decimal_number, optional_number, whole_number
+from hdexport.cli.arguments import BACKENDS, add_pickle_argument, whole_number
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens per text: 128,512,4096, or 512:8192:x2, or 512:2048:+512 (default: 512, doubled up to the "
         "longest that a bundle takes)",
     )
-    parser.add_argument("--batch", metavar="LIST", default="1", help="texts per call: 1,8 (default: 1)")
+    parser.add_argument("--batch", metavar="LIST", type=_batches, default="1", help="texts per call: 1,8 (default: 1)")
     parser.add_argument(
         "--peers",
         metavar="LIST",
@@ -53,11 +53,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"backends that run the bundles: {', '.join(BACKENDS)} (default: onnxruntime, those of the bundle's "
         "engines and, where there is a GPU, onnxruntime_cuda)",
     )
-    parser.add_argument("--rounds", metavar="N", default="3", help="processes per case (default: 3)")
-    parser.add_argument("--threads", metavar="N", help="CPU threads of each process (default: all)")
+    parser.add_argument("--rounds", metavar="N", type=whole_number, default=3, help="processes per case (default: 3)")
+    parser.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads of each process (default: all)")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="where peers run (default: the GPU if there is one)")
     parser.add_argument(
-        "--time-limit", metavar="S", default="600", help="time limit of one process in seconds (default: 600)"
+        "--time-limit",
+        metavar="S",
+        type=float,
+        default=600.0,
+        help="time limit of one process in seconds (default: 600)",
     )
     parser.add_argument(
         "--memory-budget",
@@ -128,26 +132,29 @@ def run(options: argparse.Namespace) -> int:
     return 0 if any(case.latency for case in result.cases) else 1
 
 
+def _batches(text: str) -> tuple[int, ...]:
+    return tuple(dict.fromkeys(map(whole_number, text.split(","))))
+
+
 def _bench_options(options: argparse.Namespace) -> BenchOptions:
     from hdexport.bench.run.budget import bytes_from
     from hdexport.bench.run.lengths import parse_lengths
     from hdexport.bench.run.plan import BenchOptions
 
-    time_limit_s = decimal_number("--time-limit", options.time_limit)
-    if not 0 < time_limit_s < float("inf"):
+    if not 0 < options.time_limit < float("inf"):
         raise InputError(
             f"--time-limit {options.time_limit} is not a number of seconds.\nGive one like --time-limit 600."
         )
     return BenchOptions(
         bundles=tuple(dict.fromkeys(options.bundles)),
         lengths=None if options.lengths is None else parse_lengths(options.lengths),
-        batches=tuple(dict.fromkeys(whole_number("--batch", part, example=8) for part in options.batch.split(","))),
+        batches=options.batch,
         peers={"all": None, "none": ()}.get(options.peers, tuple(options.peers.split(","))),
         backends=None if options.backends is None else tuple(options.backends.split(",")),
-        rounds=whole_number("--rounds", options.rounds, example=3),
-        threads=optional_number("--threads", options.threads, example=2),
+        rounds=options.rounds,
+        threads=options.threads,
         device=options.device,
-        time_limit_s=time_limit_s,
+        time_limit_s=options.time_limit,
         memory_budget_bytes=None if options.memory_budget is None else bytes_from(options.memory_budget),
         model=options.model,
         allow_pickle=options.allow_pickle,

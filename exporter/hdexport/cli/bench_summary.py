@@ -79,7 +79,7 @@ def summary_parts(result: BenchResult, *, width: int) -> Iterator[RenderableType
     if result.largest_batches:
         yield Text()
         yield _largest_batches(result)
-    yield from map(Text, _remarks(result))
+    yield from (Text(": ".join(filter(None, finding))) for finding in findings(result))
 
 
 def _cases_table(result: BenchResult, batch: int, names: Sequence[str]) -> Table:
@@ -89,13 +89,10 @@ def _cases_table(result: BenchResult, batch: int, names: Sequence[str]) -> Table
         cases = [case for case in found if case is not None]
         for case in cases:
             shown = str(tokens) if case is cases[0] else ""
-            cells = [Text(cell, style=_style(case)) for cell in figure_cells(case, names, result)]
+            style = {"ok": "", "wrong": "red"}.get(case_state(case), "yellow")
+            cells = [Text(cell, style=style) for cell in figure_cells(case, names, result)]
             table.add_row(shown, Text(case.series), *cells, end_section=case is cases[-1])
     return table
-
-
-def _style(case: CaseResult) -> str:
-    return {"ok": "", "wrong": "red"}.get(case_state(case), "yellow")
 
 
 def _largest_batches(result: BenchResult) -> Table:
@@ -106,8 +103,3 @@ def _largest_batches(result: BenchResult) -> Table:
         peak = "" if found.peak_bytes is None else bytes_text(found.peak_bytes)
         table.add_row(str(found.tokens), Text(found.series), batch, peak, Text(found.reason))
     return table
-
-
-def _remarks(result: BenchResult) -> Iterator[str]:
-    for kind, series, text in findings(result):
-        yield ": ".join(filter(None, (kind, series, text)))

@@ -13,7 +13,6 @@ from hdexport.cli.arguments import (
     add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
-    decimal_number,
     whole_number,
 )
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
@@ -69,7 +68,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-verify", action="store_const", dest="verify", const="none", help="the same as --verify none"
     )
     positions = parser.add_argument_group("positions")
-    positions.add_argument("--max-len", metavar="TOKENS", help="the longest input (default: the checkpoint's)")
+    positions.add_argument(
+        "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
+    )
     add_position_arguments(positions)
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
@@ -128,11 +129,11 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     checkpoint = find_checkpoint(model, revision=options.revision, allow_pickle=options.allow_pickle)
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     base = checkpoint.base_positions
-    max_len = base if options.max_len is None else whole_number("--max-len", options.max_len)
-    scheme, alpha = Scheme(options.positions), decimal_number("--alpha", options.alpha)
+    max_len = options.max_len or base
+    scheme = Scheme(options.positions)
     # Before PyTorch is loaded. Computed positions have no table to extend: they take any length, as tiling does.
     needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
-    check_options(scheme=needed, alpha=alpha, max_len=max_len, base=base)
+    check_options(scheme=needed, alpha=options.alpha, max_len=max_len, base=base)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
@@ -144,7 +145,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         precision=precision,
         task=None if options.task == "auto" else Task(options.task),
         scheme=scheme,
-        alpha=alpha,
+        alpha=options.alpha,
         attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None

@@ -13,7 +13,6 @@ from hdexport.cli.arguments import (
     add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
-    decimal_number,
     whole_number,
 )
 from hdexport.cli.interruption import whole_or_nothing
@@ -27,7 +26,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
     )
-    parser.add_argument("--max-len", metavar="TOKENS", required=True, help="positions of the new checkpoint")
+    parser.add_argument(
+        "--max-len", metavar="TOKENS", type=whole_number, required=True, help="positions of the new checkpoint"
+    )
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
     add_revision_argument(parser)
@@ -49,9 +50,9 @@ def run(options: argparse.Namespace) -> int:
             ExtendOptions(
                 model=options.model,
                 output=options.output,
-                max_len=whole_number("--max-len", options.max_len),
+                max_len=options.max_len,
                 scheme=Scheme(options.positions),
-                alpha=decimal_number("--alpha", options.alpha),
+                alpha=options.alpha,
                 revision=options.revision,
                 force=options.force,
                 allow_pickle=options.allow_pickle,

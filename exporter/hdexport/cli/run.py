@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, optional_number, whole_number
+from hdexport.cli.arguments import BACKENDS, whole_number
 from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import HdexportError, InputChangedError, InputError
@@ -109,6 +110,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--truncate-dim",
         metavar="N",
+        type=whole_number,
         help="keep the first N dimensions of embeddings, before they are normalized (default: "
         "as the model says, mostly all)",
     )
@@ -122,10 +124,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--batch-tokens",
         metavar="N",
+        type=whole_number,
         help="most tokens of a batch, padding included; a longer text goes alone (default: what suits the backend; "
         "4096 on a CPU)",
     )
-    parser.add_argument("--batch-size", metavar="N", help="most texts of a batch (default: as many as fit its tokens)")
+    parser.add_argument(
+        "--batch-size",
+        metavar="N",
+        type=whole_number,
+        help="most texts of a batch (default: as many as fit its tokens)",
+    )
     parser.add_argument(
         "--overflow",
         choices=["error", "truncate", "split"],
@@ -136,7 +144,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--stride",
         metavar="N",
-        default="0",
+        type=functools.partial(whole_number, least=0),
+        default=0,
         help="tokens that a piece of a split text repeats of the one before it (default: 0)",
     )
     parser.add_argument(
@@ -162,7 +171,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--restart", action="store_true", help="throw away what an unfinished job has kept, and start over"
     )
-    parser.add_argument("--threads", metavar="N", help="CPU threads (default: the backend's choice)")
+    parser.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: the backend's choice)")
     parser.add_argument(
         "--ray",
         metavar="ADDRESS",
@@ -190,7 +199,6 @@ def run(options: argparse.Namespace) -> int:
     if str(options.output) != "-":  # rows that are printed are the result
         outlive_readers()
     job_options = _job_options(options)
-    threads = optional_number("--threads", options.threads, example=2)
     backend = ""
     with job_report(options.progress) as report:
         bundle = hdruntime.open_bundle(options.bundle)
@@ -198,7 +206,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             done = job.done_already()
             if done is None:
-                with _pool(bundle, job, options, threads, report) as (pool, backend):
+                with _pool(bundle, job, options, report) as (pool, backend):
                     done = run_job(job, pool, on_progress=report.progress)
             else:
                 report.done_already(done)
@@ -247,15 +255,15 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         ),
         input_format=None if options.input_format is None else RowFormat(options.input_format),
         vectors=VectorOptions(
-            truncate_dim=optional_number("--truncate-dim", options.truncate_dim, example=256),
+            truncate_dim=options.truncate_dim,
             normalize=options.normalize,
             output_dtype=EmbeddingPrecision(options.output_dtype),
         ),
         skip_failed=options.skip_failed,
-        batch_size=optional_number("--batch-size", options.batch_size, example=32),
-        batch_tokens=optional_number("--batch-tokens", options.batch_tokens, example=4096),
+        batch_size=options.batch_size,
+        batch_tokens=options.batch_tokens,
         overflow=Overflow(options.overflow),
-        stride=0 if options.stride == "0" else whole_number("--stride", options.stride, example=64),
+        stride=options.stride,
         split_pooling=SplitPooling(options.split_pooling),
         prompt_name=options.prompt_name,
         prompt=options.prompt,
@@ -273,9 +281,7 @@ def _ray_address(text: str) -> str:
 
 
 @contextlib.contextmanager
-def _pool(
-    bundle: Bundle, job: Job, options: argparse.Namespace, threads: int | None, report: JobReport
-) -> Iterator[tuple[WindowPool, str]]:
+def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[WindowPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
     from hdruntime.bundle.manifest import Backend
@@ -290,12 +296,12 @@ def _pool(
         from hdruntime.ray import RayPool
 
         address = options.ray or None
-        with RayPool(bundle.path, job, backend=options.backend, threads=threads, address=address) as pool:
+        with RayPool(bundle.path, job, backend=options.backend, threads=options.threads, address=address) as pool:
             report.loaded(has_gpu=False)
             assert pool.loaded is not None
             yield pool, _chosen(options, pool.loaded.backend, pool.loaded.backend_reason)
         return
-    with hdruntime.load(bundle, options.backend, threads=threads, rebuild=options.rebuild) as session:
+    with hdruntime.load(bundle, options.backend, threads=options.threads, rebuild=options.rebuild) as session:
         report.loaded(has_gpu=session.backend is not Backend.ONNXRUNTIME)
         chosen = _chosen(options, session.backend, session.backend_reason)
         yield LocalPool(session, job.task, options=job.options), chosen

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--longest",
         metavar="TOKENS",
+        type=whole_number,
         help="longest input to check (default: 8192; PyTorch takes minutes for more)",
     )
     parser.add_argument(
@@ -69,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
         from hdexport.verify.pytorch_reference import reference_of
 
         grid = Grid(options.grid)
-        longest = LONGEST_CHECKED if options.longest is None else whole_number("--longest", options.longest)
+        longest = options.longest or LONGEST_CHECKED
         reference = reference_of(
             bundle, find_checkpoint(model, allow_pickle=options.allow_pickle), allow_pickle=options.allow_pickle
         )

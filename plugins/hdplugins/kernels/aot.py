@@ -249,7 +249,8 @@ def _serve_compiler(waiting: queue.SimpleQueue[tuple[Path, KernelSource]]) -> No
                     job = {"source": dataclasses.asdict(source), "stem": str(Path(folder, entry.name))}
                     if _answer(compiler, job) != "done":
                         log.seek(0)
-                        raise KernelError(f"{source} could not be compiled.\n{_last_lines(log.read())}")
+                        said = "\n".join(log.read().strip().splitlines()[-_LOG_LINES:])
+                        raise KernelError(f"{source} could not be compiled.\n{said}")
                     _publish(Path(folder), entry)
         except BaseException:
             # The other compilers finish their current source and take no more.
@@ -298,7 +299,3 @@ def _publish(folder: Path, entry: Path) -> None:
             raise
     else:
         folder.mkdir()  # for the temporary directory to remove
-
-
-def _last_lines(log: str, count: int = 20) -> str:
-    return "\n".join(log.strip().splitlines()[-count:])

@@ -83,6 +83,7 @@ class BlocksKind(AttentionKind):
         group.add_argument(
             "--bigbird-last-block",
             metavar="POLICY",
+            choices=[policy.value for policy in LastBlock],
             help="padded (default): BigBird's last block is that of the padded batch, as in Hugging Face; row: that of "
             "each text, so that padding changes no answer",
         )
@@ -96,10 +97,10 @@ class BlocksKind(AttentionKind):
     def request(self, spec: str | None, options: Mapping[str, Any]) -> BlockRequest | None:
         """A pattern and its numbers, and what the options say."""
         asked = BlockRequest() if spec is None else _request(spec)
-        file = options.get("global_embeddings")
+        policy, file = options.get("bigbird_last_block"), options.get("global_embeddings")
         asked = dataclasses.replace(
             asked,
-            last_block=_last_block(options.get("bigbird_last_block")),
+            last_block=None if policy is None else LastBlock(policy),
             global_embeddings=None if file is None else Path(file),
         )
         return None if asked == BlockRequest() else asked
@@ -249,16 +250,3 @@ def _etc(reader: SpecReader) -> BlockRequest:
 def _blocks(reader: SpecReader) -> BlockRequest:
     file, block_size = reader.required("file"), reader.number("block", reader.required("block"), least=1)
     return BlockRequest(pattern=Pattern.BLOCKS, block_size=block_size, file=Path(file))
-
-
-def _last_block(policy: str | None) -> LastBlock | None:
-    """The value of ``--bigbird-last-block``, if it was given.
-
-    Raises:
-        InputError: there is no such policy.
-    """
-    try:
-        return None if policy is None else LastBlock(policy)
-    except ValueError:
-        known = ", ".join(known.value for known in LastBlock)
-        raise InputError(f"--bigbird-last-block {policy} is unknown.\nChoose one of: {known}.") from None

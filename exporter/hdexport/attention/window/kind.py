@@ -57,7 +57,7 @@ class WindowRequest:
     """What was asked for.
 
     Attributes:
-        window: in place of dense attention; None where the model shall keep what it has.
+        window: in place of dense attention; None where the model keeps its own.
         max_global: the most global tokens that a caller may mark in a text; None for the default.
     """
 
@@ -110,6 +110,7 @@ class WindowKind(AttentionKind):
         group.add_argument(
             "--max-global",
             metavar="N",
+            type=int,
             help="Longformer and LED: the most tokens of a text that global_attention_mask may mark (default: 16, for "
             "question answering 64)",
         )
@@ -117,7 +118,7 @@ class WindowKind(AttentionKind):
     def request(self, spec: str | None, options: Mapping[str, Any]) -> WindowRequest | None:
         """A window, and how many tokens may be marked."""
         window = None if spec is None else _window(spec)
-        max_global = _whole_number(options.get("max_global"))
+        max_global = options.get("max_global")
         return None if window is None and max_global is None else WindowRequest(window=window, max_global=max_global)
 
     def setup(self, request: WindowRequest | None, subject: Subject) -> WindowSetup | None:
@@ -241,18 +242,6 @@ def _window(spec: str) -> Window:
         global_tokens=reader.number("global", reader.given.get("global", "1"), least=0, most=MOST_GLOBAL_TOKENS),
         dilation=tuple(reader.number("dilation", step, least=1) for step in steps),
     )
-
-
-def _whole_number(text: str | int | None) -> int | None:
-    """The value of ``--max-global``.
-
-    Raises:
-        InputError: it is no whole number.
-    """
-    try:
-        return None if text is None else int(text)
-    except ValueError:
-        raise InputError(f"--max-global {text} is not a whole number.\nGive a number like --max-global 32.") from None
 
 
 def _check(window: Window, *, heads: int, max_len: int) -> None:

@@ -140,7 +140,8 @@ def _failures(rows: ChartRows, style: _Style, x: alt.X, *, at_top: bool) -> list
     for rank in sorted({row["rank"] for row in rows.failures}):
         depth = _EDGE + _FAILURE_STEP * rank
         base = alt.Chart(alt.Data(values=[row for row in rows.failures if row["rank"] == rank]))
-        base = base.transform_filter("shown[datum.i]").encode(x=x, y=_pixels(depth, at_top=at_top), tooltip=tooltip)
+        y = alt.YValue(depth if at_top else alt.ExprRef(f"height - {depth}"))
+        base = base.transform_filter("shown[datum.i]").encode(x=x, y=y, tooltip=tooltip)
         points = base.mark_point(filled=False, opacity=1, size=_POINT_AREA, strokeWidth=2)
         layers.append(points.encode(shape=style.shape, color=style.colour))
         texts = base.encode(text="what:N", color=alt.value(style.ink))
@@ -148,10 +149,6 @@ def _failures(rows: ChartRows, style: _Style, x: alt.X, *, at_top: bool) -> list
         for condition, align, shift in (("datum.is_longest", "right", -8), ("!datum.is_longest", "left", 8)):
             layers.append(texts.transform_filter(condition).mark_text(align=align, dx=shift, fontSize=11))
     return layers
-
-
-def _pixels(depth: int, *, at_top: bool) -> alt.YValue:
-    return alt.YValue(depth if at_top else alt.ExprRef(f"height - {depth}"))
 
 
 def _tooltip(*fields: str, **titles: str) -> list[alt.Tooltip]:

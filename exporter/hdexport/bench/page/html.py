@@ -66,10 +66,11 @@ def _page(result: BenchResult) -> str:
     template = environment.from_string(_text(_TEMPLATE))
     measured = {case.series for case in result.cases}
     charts = _charts(result)
+    specs = {part["id"]: part["spec"] for parts in charts.values() for part in parts}
     return template.render(
         result=result,
         style=_text(_STYLE),
-        palette=_palette_css(),
+        palette={"light": LIGHT_COLOURS, "dark": DARK_COLOURS},
         script=_script(),
         legend=[(n, series.name) for n, series in enumerate(result.series) if series.name in measured],
         swatches=[_swatch(n) for n in range(len(result.series))],
@@ -77,7 +78,8 @@ def _page(result: BenchResult) -> str:
         findings=findings(result),
         batches=[(batch, charts[batch], cases_table(result, batch)) for batch in result.batches],
         largest_batches=largest_batches_table(result) if result.largest_batches else None,
-        specs=_json_in_script({part["id"]: part["spec"] for parts in charts.values() for part in parts}),
+        # No text in it, whatever it holds, is markup.
+        specs=json.dumps(specs, allow_nan=False).replace("<", "\\u003c"),
         headline=headline(result),
         caution=caution(result),
         models=model_names(result),
@@ -91,17 +93,9 @@ def _text(name: str) -> str:
 @cache
 def _script() -> str:
     """The page's own, with the libraries that it draws with."""
-    return _in_script(vl_convert.javascript_bundle(_text(_SCRIPT)))
-
-
-def _in_script(script: str) -> str:
-    """A script that cannot end the element that it is in; within a string, the only place for it, it means the same."""
+    script = vl_convert.javascript_bundle(_text(_SCRIPT))
+    # It must not end the element that it is in; within a string, the only place for it, this means the same.
     return re.sub("</(?=script)", r"<\\/", script, flags=re.IGNORECASE)
-
-
-def _json_in_script(value: object) -> str:
-    """JSON in which no text, whatever it holds, is markup."""
-    return json.dumps(value, allow_nan=False).replace("<", "\\u003c")
 
 
 def _charts(result: BenchResult) -> dict[int, list[dict[str, Any]]]:
@@ -117,14 +111,6 @@ def _chart(result: BenchResult, figure: Figure, batch: int, layers: alt.LayerCha
     text = describe(result, figure, batch)
     sized = layers.properties(width="container", height=_CHART_HEIGHT, description=text)
     return {"id": f"{figure.key}-{batch}", "title": figure.title, "spec": sized.to_dict()}
-
-
-def _palette_css() -> dict[str, str]:
-    """Custom properties of the two modes."""
-    return {
-        name: " ".join(f"--series-{n}: {colour};" for n, colour in enumerate(colours))
-        for name, colours in (("light", LIGHT_COLOURS), ("dark", DARK_COLOURS))
-    }
 
 
 def _swatch(index: int) -> dict[str, Any]:

@@ -66,12 +66,9 @@ def _cases(where: str, cases: tuple[Case, ...]) -> Iterator[str]:
 def _line(change: Change) -> str:
     series, batch, tokens = change.case
     where = f"{series}, {tokens} tokens" if change.kind is ChangeKind.LARGEST_BATCH else f"{series}, {batch} x {tokens}"
-    ratio = "" if change.ratio is None else f" ({number_text(change.ratio)}x{_certainty(change)})"
+    noise = "" if change.standard_error is None else f", noise {change.standard_error:.1%}"
+    ratio = "" if change.ratio is None else f" ({number_text(change.ratio)}x{noise})"
     return f"{where}: {change.kind.value} {_value(change, change.before)} -> {_value(change, change.after)}{ratio}"
-
-
-def _certainty(change: Change) -> str:
-    return "" if change.standard_error is None else f", noise {change.standard_error:.1%}"
 
 
 def _value(change: Change, value: float | str) -> str:

@@ -16,7 +16,7 @@ _RANGE = re.compile(r"(\d+):(\d+):(x|\+)(\d+)")
 
 
 def parse_lengths(text: str) -> tuple[int, ...]:
-    """Lengths in tokens, rising, each once.
+    """Lengths in tokens, ascending and distinct.
 
     Args:
         text: numbers (``128,512``), ranges whose ends are both measured (``512:8192:x2`` doubles, ``512:2048:+512``
@@ -44,7 +44,7 @@ def _lengths_of(part: str, text: str) -> tuple[int, ...]:
     if match:
         first, last, step = int(match[1]), int(match[2]), int(match[4])
         if 0 < first <= last and step > (match[3] == "x"):
-            return _multiplied(first, last, step) if match[3] == "x" else _added(first, last, step)
+            return _multiplied(first, last, step) if match[3] == "x" else (*range(first, last, step), last)
     raise InputError(
         f"--lengths {text}: {part!r} is not a length in tokens.\n"
         "Give numbers like --lengths 128,512,4096, or a range like --lengths 512:8192:x2 or 512:2048:+512."
@@ -57,7 +57,3 @@ def _multiplied(first: int, last: int, factor: int) -> tuple[int, ...]:
         lengths.append(first)
         first *= factor
     return (*lengths, last)
-
-
-def _added(first: int, last: int, step: int) -> tuple[int, ...]:
-    return (*range(first, last, step), last)

@@ -57,7 +57,7 @@ def module_names(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, str]:
     for place, node in enumerate(graph):
         places[node] = place
         weights = [value.name for value in node.inputs if value is not None and value.is_initializer() and value.name]
-        own = [_module_of_weight(weight) for weight in weights if "." in weight]
+        own = [weight.partition(_TRANSPOSED)[0].rpartition(".")[0].removeprefix(_WRAPPER) for weight in weights if "." in weight]
         producers = {value.producer() for value in node.inputs if value is not None}
         sources = sorted(
             (source for source in producers if source is not None and names[source]), key=places.__getitem__
@@ -71,10 +71,6 @@ def module_names(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, str]:
         else:
             names[node] = names[sources[-1]]
     return names
-
-
-def _module_of_weight(name: str) -> str:
-    return name.partition(_TRANSPOSED)[0].rpartition(".")[0].removeprefix(_WRAPPER)
 
 
 def _common_module(names: list[str]) -> str:
