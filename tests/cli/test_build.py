@@ -47,7 +47,7 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     built: subprocess.CompletedProcess[str], bundle: Path
 ) -> None:
     assert built.stderr == ""
-    left_out, model, for_cpu, for_gpu, summary, look, run = built.stdout.splitlines()
+    left_out, model, for_cpu, for_gpu, summary, own_length, look, run = built.stdout.splitlines()
     assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
     for line, graph in ((model, "model"), (for_cpu, "onnxruntime_cpu")):
         assert re.fullmatch(
@@ -58,6 +58,7 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     assert for_gpu == "-[-] onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
     assert summary.startswith(f"{bundle}: tiny-bert, feature-extraction, 1 to 100 tokens, float32, ")
     assert summary.endswith(" MB, no engine")
+    assert own_length.startswith("Own length:  64 tokens, ")
     assert (look.split(": ")[1].strip(), run.split(": ")[1].strip()) == (
         f"hdexport inspect {bundle}",
         f"hdexport run {bundle} INPUT -o OUTPUT",

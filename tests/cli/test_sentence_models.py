@@ -37,7 +37,10 @@ def prompted(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, prompted: Path) -> None:
     said = (prompted / "said").read_text()
     assert "1 to 100 tokens" in said
-    assert "Its own length: 24 tokens, to which sentence-transformers cuts texts; SentenceEncoder, too, without" in said
+    assert (
+        "Own length:  24 tokens, to which sentence-transformers and SentenceEncoder truncate texts; "
+        "max_seq_length='bundle' lifts that\n"
+    ) in said
     shown = hdexport("inspect", prompted / "bundle").stdout
     for row in (
         r"accepts 1 to 100 tokens",

@@ -166,8 +166,9 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     )
     settings = manifest.sentence
     if settings is not None and settings.max_seq_length != manifest.max_len:
-        lifted = "; SentenceEncoder, too, without max_seq_length='bundle'" if settings.kind == "encoder" else ""
-        print(f"Its own length: {settings.max_seq_length} tokens, to which sentence-transformers cuts texts{lifted}")
+        lifted = "; max_seq_length='bundle' lifts that" if settings.kind == "encoder" else ""
+        readers = "sentence-transformers and SentenceEncoder" if lifted else "sentence-transformers"
+        print(f"Own length:  {settings.max_seq_length} tokens, to which {readers} truncate texts{lifted}")
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")
