@@ -64,7 +64,7 @@ def _command_ms(*arguments: str) -> float:
 def _first_line_ms() -> float:
     ours, theirs = pty.openpty()
     began = time.perf_counter()
-    # That there is no such model is said later.
+    # A missing model is reported later.
     with subprocess.Popen(
         [_HDEXPORT, "build", "/nowhere"], stderr=theirs, env=os.environ | {"TERM": "xterm"}
     ) as process:

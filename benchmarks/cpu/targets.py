@@ -164,7 +164,7 @@ def compare(
     same_answers: Mapping[str, tuple[str, float]],
     **about: Any,
 ) -> dict[str, Any]:
-    """Measure all cases, each once a round, so that drift of a shared machine hits them alike.
+    """Measure all cases, once per round each, so that drift of a shared machine hits them alike.
 
     Args:
         arguments: of the script's child processes besides the case.

@@ -119,7 +119,7 @@ def _require(load: Callable[[], object], about: dict[str, Any], job: Job) -> Non
 
 @contextmanager
 def _bundle(job: Job, *, flavour: Backend | None, is_windowed: bool) -> Iterator[Bundle]:
-    """The bundle that was given, if it has what is asked for, or one that is built for the block."""
+    """The given bundle, if it has such an engine and attention, or one that is built for the block."""
     if job.bundle is not None:
         given = open_bundle(job.bundle)
         has_engine = flavour is None or any(engine.flavour == flavour.value for engine in given.manifest.engines)

@@ -12,7 +12,7 @@ from benchmarks.record import append, now
 
 
 class SkippedError(Exception):
-    """The step cannot run here, for a reason that is no fault: a package or a file is missing."""
+    """The step cannot run here, for a reason that is not a fault: a package or a file is missing."""
 
 
 class StepFailedError(Exception):

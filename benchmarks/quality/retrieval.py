@@ -10,7 +10,7 @@ query has one right document, and its rank by cosine counts. There are three kin
 * later: up to ten sentences per document from after its 512th token, taken out of it: what a model that reads 512
   tokens never sees.
 
-A sentence that stands in several documents, for some topics contain others, or twice in one is no query.
+Sentences that occur more than once are not queries: some topics contain others.
 
 Each kind is asked among the long topics alone and among all topics, short ones included. MRR looks at the first ten
 documents. Differences from truncation at 512 tokens are paired, with bootstrap intervals of 95 % that draw

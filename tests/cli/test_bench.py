@@ -204,7 +204,7 @@ def test_stopped_with_ctrl_c_it_writes_what_it_has(lone_bundle: Path, tmp_path: 
     assert re.search(rf"^interrupted: \d+ rounds are kept in {tmp_path / 'out'}$", errors, re.MULTILINE)
     result = json.loads((tmp_path / "out" / "bench.json").read_text())
     assert 2 <= len(result["cases"][0]["latency"]["rounds_p50_ms"]) < 1000
-    assert "stopped before its end" in " ".join(result["notes"])
+    assert "stopped early" in " ".join(result["notes"])
     assert "bench.html" in printed
     assert not list(tmp_path.glob(".*"))
 
@@ -259,15 +259,15 @@ def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ([], "There is no bundle to measure.\nName one"),
+        ([], "No bundle was given.\nName one"),
         (["BUNDLE", "--lengths", "512;1024"], "is not a length in tokens"),
         (["BUNDLE", "--lengths", "101"], "take 1 to 100"),
         (
             ["BUNDLE", "--batch", "0"],
             "argument --batch: 0 is not a whole number, 1 or more\nSee: hdexport bench --help",
         ),
-        (["BUNDLE", "--peers", "tf"], "there is no peer 'tf'; valid are torch"),
-        (["BUNDLE", "--backends", "cuda"], "there is no backend 'cuda'"),
+        (["BUNDLE", "--peers", "tf"], "'tf' is not a peer; valid are torch"),
+        (["BUNDLE", "--backends", "cuda"], "'cuda' is not a backend"),
         (["BUNDLE", "--rounds", "none"], "argument --rounds: none is not a whole number"),
         (["BUNDLE", "--time-limit", "-1"], "not a number of seconds"),
         (["BUNDLE", "--memory-budget", "lots"], "not an amount of memory"),

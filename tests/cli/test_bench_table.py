@@ -89,7 +89,7 @@ def test_the_tables_fit_and_hold_every_case(width: int) -> None:
 
 
 def test_what_did_not_run_follows_the_tables_with_its_reason() -> None:
-    result = dataclasses.replace(sample_result(), notes=("It was stopped before its end.",))
+    result = dataclasses.replace(sample_result(), notes=("The benchmark was stopped early.",))
     text = "\n".join(text_of(result, 160))
     assert f"{SENTENCE}: sentence-transformers is not installed. Install it with: pip install" in text
     assert f"failed: {COMPILED}: failed at batch 1 with 512 tokens: torch._inductor" in text
@@ -97,7 +97,7 @@ def test_what_did_not_run_follows_the_tables_with_its_reason() -> None:
     assert f"ratio: of the median latencies, to {OURS} in this run" in text
     assert "largest batch within 24.0 GB" in text
     assert re.search(rf"8192 +{TORCH} +8 or more +11.2 GB +9 texts were not done", text)
-    assert "It was stopped before its end." in text
+    assert "The benchmark was stopped early." in text
 
 
 def test_a_run_of_which_nothing_came_has_a_summary(capsys: pytest.CaptureFixture[str]) -> None:

@@ -353,7 +353,7 @@ def _read_to_the_end(descriptor: int) -> bytes:
     while True:
         try:
             part = os.read(descriptor, 65536)
-        except OSError:  # how Linux says that nobody holds the other end any more
+        except OSError:  # how Linux reports that the other end is closed
             return shown
         if not part:
             return shown

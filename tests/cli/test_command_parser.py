@@ -63,11 +63,7 @@ def test_what_is_misspelt_is_answered_with_what_was_meant_and_the_commands_own_h
 def test_options_may_stand_before_and_between_what_they_belong_to(line: str) -> None:
     words = line.split()
     options = parser(words).parse_args(words)
-    assert (options.bundle, options.inputs, options.output) == (
-        Path("b"),
-        [Path("1.txt"), Path("2.txt")],
-        Path("out.jsonl"),
-    )
+    assert (options.bundle, options.inputs, options.output) == (Path("b"), ["1.txt", "2.txt"], Path("out.jsonl"))
     assert options.ray == ""
 
 

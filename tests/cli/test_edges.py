@@ -86,7 +86,7 @@ def without_reader(*arguments: object) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 @pytest.mark.parametrize("arguments", [["inspect", "{small}"], ["inspect", "{small}", "--json"], ["build", "--help"]])
-def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(
+def test_output_without_a_reader_ends_a_command_as_it_ends_cat(
     small: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], unbuffered: str
 ) -> None:
     monkeypatch.setitem(OFFLINE, "PYTHONUNBUFFERED", unbuffered)
@@ -110,7 +110,7 @@ def test_output_that_nobody_reads_ends_a_command_as_it_ends_cat(
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
-def test_work_is_done_whoever_reads_what_is_printed(
+def test_work_is_done_without_a_reader_of_the_output(
     small: Path, checkpoint: Path, bundle: Path, tmp_path: Path, arguments: list[str], code: int
 ) -> None:
     names = {"small": small, "checkpoint": checkpoint, "bundle": bundle, "output": tmp_path / "out"}
@@ -120,7 +120,7 @@ def test_work_is_done_whoever_reads_what_is_printed(
     assert output.name in ("out", "out.jsonl")
 
 
-def test_warnings_that_nobody_reads_do_not_end_the_work(small: Path, tmp_path: Path) -> None:
+def test_warnings_without_a_reader_do_not_end_the_work(small: Path, tmp_path: Path) -> None:
     done = shell(
         f"$HDEXPORT run bücher-文 bad.jsonl -o {tmp_path}/out.jsonl 2>&1 | true; echo ${{PIPESTATUS[0]}}", small
     )
@@ -172,7 +172,7 @@ def test_too_little_memory_is_one_sentence(small: Path, megabytes: int) -> None:
     if "OpenBLAS error: Memory allocation still failed" in done.stdout:
         return
     first, second = [line for line in done.stdout.splitlines() if not line.startswith("OpenBLAS")]
-    assert first.startswith("error: There is too little memory: ")
+    assert first.startswith("error: There is not enough memory: ")
     assert second == (
         f"This process may have {megabytes * 1.024:.0f} MB of addresses; raise the limit: ulimit -v unlimited"
     )
@@ -184,7 +184,7 @@ def test_of_a_page_of_advice_on_installations_the_error_is_said() -> None:
     said = want_of_memory(ImportError(page))
     assert said is not None
     first, _ = said.splitlines()
-    assert first == ("There is too little memory: Original error was: a.so: failed to map segment from shared object")
+    assert first == ("There is not enough memory: Original error was: a.so: failed to map segment from shared object")
 
 
 # Signals
@@ -240,7 +240,7 @@ def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 130, errors
-    assert errors.endswith(f"interrupted: {tmp_path}/out is as it was before\n")
+    assert errors.endswith(f"interrupted: {tmp_path}/out is unchanged\n")
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 

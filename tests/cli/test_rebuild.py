@@ -1,4 +1,4 @@
-"""`hdexport rebuild`: engines anew from the bundle alone, through the installed command."""
+"""`hdexport rebuild`: new engines from the bundle alone, through the installed command."""
 
 from __future__ import annotations
 

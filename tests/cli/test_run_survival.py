@@ -46,7 +46,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(bundle: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what jobs write that nobody disturbs."""
+    """A directory with what undisturbed jobs write."""
     directory = tmp_path_factory.mktemp("whole")
     for ending in ("jsonl", "parquet"):
         assert finished(bundle, rows, "-o", directory / f"out.{ending}").returncode == 2
@@ -132,7 +132,7 @@ def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
     stopped = process.finished(timeout=60)
     errors = stopped.stderr
     assert stopped.returncode == code, errors
-    said = re.fullmatch(r"stopped\n(\d+) rows are kept in (.*): the same command goes on after them\.\n", errors)
+    said = re.fullmatch(r"stopped\n(\d+) rows are kept in (.*): the same command continues after them\.\n", errors)
     assert said, errors
     assert (int(said[1]), said[2]) == (kept_rows(output), str(tmp_path / ".out.jsonl.job"))
     assert not output.exists()
@@ -175,7 +175,7 @@ def test_a_full_disk_stops_the_job_and_what_is_done_is_kept(
     assert re.search(
         rf"^error: {output} could not be written: File too large\.\n"
         rf"Free some space there; then the same command continues\.\n"
-        rf"\d+ rows are kept in {tmp_path}/\.out\.{ending}\.job: the same command goes on after them\.\n",
+        rf"\d+ rows are kept in {tmp_path}/\.out\.{ending}\.job: the same command continues after them\.\n",
         full.stderr,
     ), full.stderr
     kept = kept_rows(output)

@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 
 from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import Backend, Role
+from hdruntime.bundle.reader import open_bundle
 from support.made_once import made_once
+from support.needs import needs_rtx
 from support.tiny_models import save_sentence_modules, save_tiny_model
 
 Command = Callable[..., Any]
@@ -48,11 +51,25 @@ def test_build_and_inspect_say_both_lengths_and_the_prompts(hdexport: Command, p
         r"vectors mean, normalised, 7 dimensions kept; similarity cosine",
         r"prompt query 'w7 ' (default)",
         r"prompt passage 'w8 '",
-        r"prompts are read, and not pooled",
+        r"the tokens of prompts are not pooled",
     ):
         assert row in " ".join(shown.split())
     settings = json.loads(hdexport("inspect", prompted / "bundle", "--json").stdout)["manifest"]["sentence"]
     assert (settings["max_seq_length"], settings["include_prompt"]) == (24, False)
+
+
+@needs_rtx
+def test_an_engine_is_built_that_takes_the_mask_of_the_pooled_tokens(prompted: Path) -> None:
+    bundle = open_bundle(prompted / "bundle")
+    mask = bundle.manifest.input_of(Role.POOLED)
+    assert mask is not None
+    assert mask.name == "pooling_mask"
+    (engine,) = bundle.manifest.engines
+    assert engine.flavour == Backend.TENSORRT_RTX.value
+    names = [spec.name for spec in (*bundle.manifest.inputs, *bundle.manifest.outputs)]
+    # TensorRT names the tensors of an engine in its file; reading them otherwise takes a GPU.
+    content = bundle.file(engine.file).read_bytes()
+    assert [name for name in names if name.encode() in content] == names
 
 
 def test_a_job_takes_prompts_by_name_and_as_text(hdexport: Command, prompted: Path, tmp_path: Path) -> None:

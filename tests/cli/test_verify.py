@@ -1,4 +1,4 @@
-"""`hdexport verify`: a line a check, the outcome in the manifest, exit code 1 where a check fails."""
+"""`hdexport verify`: one line per check, the outcome in the manifest, exit code 1 where a check fails."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Refused = Callable[..., str]
 
 @pytest.fixture
 def copy(bundle: Path, checkpoint: Path, tmp_path: Path) -> Path:
-    """A bundle to verify anew, its checkpoint beside it; its manifest holds no outcome."""
+    """A bundle to verify again, its checkpoint beside it; its manifest holds no outcome."""
     (tmp_path / checkpoint.name).symlink_to(checkpoint)
     path = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     manifest = json.loads((path / "manifest.json").read_text())

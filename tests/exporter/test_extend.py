@@ -99,7 +99,7 @@ def test_a_checkpoint_can_be_cut(model: Path, longer: Path) -> None:
     assert same_bits(after[TABLE], before[TABLE][:40].contiguous())
 
 
-def test_weights_can_be_read_by_whoever_can_read_the_config(model: Path, longer: Path) -> None:
+def test_weights_have_the_permissions_of_the_config(model: Path, longer: Path) -> None:
     extend(ExtendOptions(model=model, output=longer, max_len=100))
     assert (longer / WEIGHTS).stat().st_mode == (model / "config.json").stat().st_mode
 

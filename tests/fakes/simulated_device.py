@@ -183,7 +183,9 @@ class SimulatedDevice:
         for base, block in (self._pinned if pinned else self._memory).items():
             if base <= address and address + size <= base + len(block):
                 return block[address - base : address - base + size]
-        self.faults.append(f"{size} bytes at {int(address):#x} are no {'pinned memory' if pinned else 'device memory'}")
+        self.faults.append(
+            f"{size} bytes at {int(address):#x} are not {'pinned memory' if pinned else 'device memory'}"
+        )
         self.broken = Code.ILLEGAL_ADDRESS
         return np.full(size, _NAN_BYTE, np.uint8)
 

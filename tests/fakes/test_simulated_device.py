@@ -42,7 +42,7 @@ PROGRAMS = {
     "a stream waits for a copy": "up_7 record *await down_2 wait_2",
     "the host waits for a result": "up_7 record await down_2 *wait_2",
     "staging memory is written again": "up_7 *wait_1 overwrite down_1 wait_1",
-    "an event that was recorded before is no later one": "up_9 record up_7 *record await down_2 wait_2",
+    "an event that was recorded before is not a later one": "up_9 record up_7 *record await down_2 wait_2",
     "memory is freed": "up_7 down_1 *wait_1 free wait_1",
     "pinned memory is freed": "up_7 *wait_1 free_pinned down_1 wait_1",
 }
@@ -98,7 +98,7 @@ def test_access_outside_of_memory_is_caught_and_breaks_the_context(offset: int, 
     gpu = Gpu(0, eagerness=0)
     stream, memory = gpu.stream(), gpu.call("cuMemAlloc", SIZE)
     gpu.call("cuMemsetD8Async", memory + offset, 0, size, stream)
-    assert "are no device memory" in refused(gpu, stream)[0]
+    assert "are not device memory" in refused(gpu, stream)[0]
     with pytest.raises(BackendError, match="illegal_address"):
         gpu.call("cuMemAlloc", SIZE)
 
@@ -108,7 +108,7 @@ def test_memory_of_the_host_that_is_not_pinned_is_caught() -> None:
     stream, memory = gpu.stream(), gpu.call("cuMemAlloc", SIZE)
     values = np.zeros(SIZE, np.uint8)
     gpu.call("cuMemcpyHtoDAsync", memory, values.ctypes.data, SIZE, stream)
-    assert "are no pinned memory" in refused(gpu, stream)[0]
+    assert "are not pinned memory" in refused(gpu, stream)[0]
 
 
 def test_new_memory_holds_nan_and_has_addresses_of_its_own() -> None:

@@ -30,7 +30,7 @@ def on_full_disks(arguments: Sequence[object], directory: Path) -> subprocess.Co
 
 
 def in_mount_namespace(call: Callable[..., None], *arguments: object) -> subprocess.CompletedProcess[str]:
-    """Call a function in a `Fork` where what is mounted nobody else sees; skips where that is not possible."""
+    """Call a function in a `Fork` with private mounts; skips where that is not possible."""
     done = Fork(_call_in_namespace, call, *arguments).finished()
     if done.returncode == _NO_NAMESPACE:
         pytest.skip(f"no mount namespaces here: {done.stdout.strip()}")
@@ -66,7 +66,7 @@ def _call_in_namespace(call: Callable[..., None], *arguments: object) -> int:
 
 
 def _enter_namespace() -> None:
-    """Become the administrator of mounts that nobody else sees.
+    """Become the administrator of private mounts.
 
     Raises:
         OSError: this system does not allow it.

@@ -59,7 +59,7 @@ kinds = {network.get_layer(index).type for index in range(network.num_layers)}
 assert not kinds & {trt.LayerType.PLUGIN, trt.LayerType.PLUGIN_V2, trt.LayerType.PLUGIN_V3}
 for longest in map(int, sys.argv[2:]):
     config = builder.create_builder_config()
-    # kOPT is no multiple of any block, and no length that the model was checked at.
+    # kOPT is not a multiple of any block, nor a length that the model was checked at.
     for opt, most in ((97, longest // 8), (333, longest // 2), (1001, longest)):
         profile = builder.create_optimization_profile()
         for index in range(network.num_inputs):

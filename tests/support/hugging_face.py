@@ -92,7 +92,7 @@ class HuggingFace:
         self.model.embed_positions.weight = torch.nn.Parameter(torch.from_numpy(rows))
 
     def _renew(self) -> None:
-        """Make every layer's attention anew, as the configuration now is."""
+        """Remake every layer's attention from the current configuration."""
         base = self.model.base_model
         base.set_attention_type("original_full")
         base.set_attention_type(self.model.config.attention_type)
@@ -103,7 +103,7 @@ class HuggingFace:
         """Outputs by name for int64 [batch, tokens] inputs; those of sentence-similarity are of its mean pooling."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **others}
         if self.model.config.model_type in ("led", "longformer"):
-            # The library's own default for most tasks is no global token at all, or the first, padding or not.
+            # The library's own default is no global token for most tasks, or the first, padding or not.
             inputs.setdefault("global_attention_mask", first_real_tokens(attention_mask))
         if self.model.config.model_type in _BLOCK_SPARSE:
             self._renew()

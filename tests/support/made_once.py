@@ -16,7 +16,7 @@ import pytest
 def made_once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], None]) -> Path:
     """A directory of this run by its name, filled by the first worker that asks for it. Not to be changed: copy it.
 
-    Whoever asks meanwhile waits. Where making it fails, nothing is left, and the next who asks tries again.
+    Other callers wait meanwhile. If making it fails, nothing is left, and the next caller tries again.
 
     Args:
         factory: of pytest; its base directory is that of one worker, the workers' lie side by side.

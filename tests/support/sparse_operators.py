@@ -193,7 +193,7 @@ class Window(SparseLayer):
 
 @dataclass(frozen=True, kw_only=True)
 class Blocks(SparseLayer):
-    """A node BlockSparseAttention; `listed` is the shape of a table with repeats and entries that are no block."""
+    """A node BlockSparseAttention; `listed` is the shape of a table with repeats and invalid entries."""
 
     operator = OPERATORS["BlockSparseAttention"]
     block: int = 8
@@ -279,7 +279,7 @@ class Description:
     wide: SparseLayer  # a node with four heads of 64 whose memory is measured
     built: Sequence[tuple[SparseLayer, bool]]  # nodes that TensorRT-RTX builds, and whether nightly only
     span: Callable[[Any], int]  # of a built node, the keys of one query that its parallel body holds scores of at most
-    # nodes of a CPU graph -> the longest text whose queries see all keys, each once; None for no such
+    # nodes of a CPU graph -> the longest text whose queries attend to each key exactly once; None if there is none
     lowered: Mapping[SparseLayer, int | None]
     lowered_atol: float  # of these, as measured
     lowered_chain: Sequence[SparseLayer]  # nodes that share a CPU graph
@@ -435,9 +435,9 @@ BLOCKS = Description(
     ],
     dense=(_BIGBIRD, 72),
     undefined=[
-        (_LISTED, {"block_size": 0}, "block_size is 0; it is 1 or more"),
-        (_LISTED, {"window": -2}, "window is -2; it is -1 or more"),
-        (_LISTED, {"dense_tokens": -1}, "dense_tokens is -1; it is 0 or more"),
+        (_LISTED, {"block_size": 0}, "block_size is 0; it must be 1 or more"),
+        (_LISTED, {"window": -2}, "window is -2; it must be -1 or more"),
+        (_LISTED, {"dense_tokens": -1}, "dense_tokens is -1; it must be 0 or more"),
         (
             _LISTED,
             {"listed_blocks": torch.zeros(3, 4, 2, dtype=torch.int32)},

@@ -1,4 +1,4 @@
-"""What is made once is made by the first who asks, and anew by the next where making it failed."""
+"""What is shared is made by the first caller, and by the next one if that failed."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ _RECORDING = "hdexport-recording"
 
 
 def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
-    """The modules that call the library's attention interface, in the order in which they do; each once.
+    """The modules that call the library's attention interface, in the order in which they do, without repeats.
 
     A model that uses the same layer several times has one.
     """

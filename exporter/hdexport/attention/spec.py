@@ -52,7 +52,7 @@ class SpecReader:
         """A number that is a part's value, or one of several in it.
 
         Raises:
-            NotUnderstoodError: it is no whole number.
+            NotUnderstoodError: it is not a whole number.
             InputError: it is out of its range.
         """
         try:

@@ -171,7 +171,7 @@ class Agreement:
     def _check_all_used(self, left: list[str]) -> None:
         if left:
             raise ModelError(
-                f"{self.path} has weights within the encoder that the model of config.json has no place for: "
+                f"{self.path} has weights within the encoder that the model of config.json does not use: "
                 f"{several(left)}.\n"
                 "Check that config.json belongs to the weights; adapters have to be merged into them."
             )

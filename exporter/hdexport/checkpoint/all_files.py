@@ -53,7 +53,7 @@ def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:
     usual_mode = file.stat().st_mode
     try:
         save_file(dict(weights), file, metadata={"format": "pt"})
-        # safetensors lets nobody but the owner read what it writes.
+        # safetensors makes its files readable by the owner only.
         file.chmod(usual_mode)
     except safetensors.SafetensorError as error:
         if _NO_SPACE in str(error):

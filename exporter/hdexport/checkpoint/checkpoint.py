@@ -181,7 +181,7 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pic
         InputError: a revision is given for a directory.
     """
     path, hub = Path(model), hub_model(str(model))
-    # A link that leads nowhere, or to itself, is not a name on the hub either.
+    # A broken link, or one to itself, is not a name on the hub either.
     if hub is None or path.exists() or path.is_symlink():
         if revision is not None:
             raise InputError(
@@ -222,7 +222,7 @@ def default_model() -> tuple[Path, str]:
 def _read(path: Path, *, name: str, source: str) -> Checkpoint:
     for entry in sorted(path.iterdir()):
         if entry.suffix in _READ and entry.is_symlink() and not entry.exists():
-            raise ModelError(f"{entry} is a link that leads nowhere.\nDownload the model again, or remove the link.")
+            raise ModelError(f"{entry} is a broken link.\nDownload the model again, or remove the link.")
     config = read_config(path)
     return Checkpoint(
         path=path.resolve(), name=name, source=source, config=config, family=family_of(str(config["model_type"]))

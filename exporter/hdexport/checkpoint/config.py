@@ -150,7 +150,7 @@ def _is_text(value: str) -> bool:
 def _check_size(file: Path, key: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ModelError(
-            f"{file} has {key} {shown(value)}; a whole number from 1 up is needed.\nSet it to the model's."
+            f"{file} has {key} {shown(value)}; it must be a whole number, 1 or more.\nSet it to the model's."
         )
 
 

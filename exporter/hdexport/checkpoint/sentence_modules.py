@@ -59,7 +59,7 @@ class PoolingSettings:
 
 
 def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
-    """What ``modules.json`` of a checkpoint lists, in order; nothing where there is none.
+    """What ``modules.json`` of a checkpoint lists, in order; empty without the file.
 
     Raises:
         ModelError: the file cannot be read, or names a folder outside of the checkpoint.

@@ -116,7 +116,7 @@ def _dense(folder: Path, config: dict[str, Any], width: int) -> tuple[torch.nn.M
 
 
 def _check_dense(folder: Path, config: dict[str, object], weights: dict[str, torch.Tensor], width: int) -> None:
-    """Refuse a layer whose weights, configuration and input differ in width, or are no numbers to compute with."""
+    """Refuse a layer whose weights, configuration and input differ in width or are not floating-point."""
     there = {name: list(weight.shape) for name, weight in weights.items()}
     sizes = config.get("out_features"), config.get("in_features")
     if not all(type(size) is int and size > 0 for size in sizes):

@@ -96,7 +96,7 @@ def run(options: argparse.Namespace) -> int:
         raise InputError("--json prints a comparison.\nAdd --compare A.json B.json, or read DIR/bench.json.")
     outlive_readers()
     if not options.bundles:
-        raise InputError("There is no bundle to measure.\nName one: hdexport bench BUNDLE, made by: hdexport build")
+        raise InputError("No bundle was given.\nName one: hdexport bench BUNDLE, made by: hdexport build")
     # Measuring may take an hour: what draws the page must be there before.
     for package in ("altair", "jinja2", "vl_convert"):
         require(package)
@@ -120,7 +120,7 @@ def run(options: argparse.Namespace) -> int:
                 if not bench.has_results:
                     raise
                 stopped_by = stop
-                bench.note("It was stopped before its end.")
+                bench.note("The benchmark was stopped early.")
             result = bench.result()
             table.summary(result)
         write_results(folder, result, png=options.png)

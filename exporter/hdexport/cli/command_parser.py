@@ -63,7 +63,7 @@ class CommandParser(argparse.ArgumentParser):
             if word == "--" or (self._subparsers is not None and not word.startswith("-")):
                 return
             name = word.partition("=")[0]
-            # A word with a space is no option to argparse, and the beginning of an option stands for it.
+            # argparse takes a word with a space for a value, and a unique prefix for an option.
             if name.startswith("--") and " " not in word and not any(known.startswith(name) for known in self._options):
                 self.error(f"unrecognized arguments: {name}{self._suggestion(name)}")
 

@@ -1,7 +1,7 @@
 """Write a checkpoint with more positions, as a Hugging Face directory.
 
-The new positions become good by continued training on long texts; build a bundle of the trained checkpoint then. Every
-weight keeps every bit, as do the first rows of the position table.
+Fine-tune it on long texts, which trains the new positions, and build a bundle of the result. All weights, and the first
+rows of the position table, are copied bit by bit.
 """
 
 from __future__ import annotations

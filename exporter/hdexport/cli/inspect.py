@@ -172,7 +172,7 @@ def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
         if prompt or name == default:
             yield f"prompt {name}", repr(prompt) + (" (default)" if name == default else "")
     if not settings.include_prompt:
-        yield "", "prompts are read, and not pooled"
+        yield "", "the tokens of prompts are not pooled"
 
 
 def _positions(manifest: Manifest) -> str:

@@ -61,9 +61,9 @@ def whole_or_nothing(output: Path) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         after = _identity(output)
         if after != before:
-            kept = f"{output} was complete by then"
+            kept = f"{output} is complete"
         else:
-            kept = "nothing was kept" if before is None else f"{output} is as it was before"
+            kept = "nothing was kept" if before is None else f"{output} is unchanged"
         raise KeyboardInterrupt(stop.args[0] if stop.args else signal.SIGINT, kept) from None
 
 

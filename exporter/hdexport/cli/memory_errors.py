@@ -16,7 +16,7 @@ _ALSO_OUT_OF_MEMORY = (
 
 
 def want_of_memory(error: Exception) -> str | None:
-    """A message if the error is about too little memory, else None."""
+    """A message if the error is about a lack of memory, else None."""
     text = str(error)
     if not (
         isinstance(error, MemoryError) or says_out_of_memory(text) or any(said in text for said in _ALSO_OUT_OF_MEMORY)
@@ -24,7 +24,7 @@ def want_of_memory(error: Exception) -> str | None:
         return None
     # NumPy's message is a page about broken installations, which ends with the error.
     said = next((line for line in reversed(text.splitlines()) if line.strip()), "Python could not allocate any")
-    return f"There is too little memory: {said}\n{_advice()}"
+    return f"There is not enough memory: {said}\n{_advice()}"
 
 
 def interrupted_by_openblas() -> str | None:
@@ -34,7 +34,7 @@ def interrupted_by_openblas() -> str | None:
     """
     if _address_limit() is None or "numpy" in sys.modules:
         return None
-    return f"There is too little memory: NumPy could not be loaded.\n{_advice()}"
+    return f"There is not enough memory: NumPy could not be loaded.\n{_advice()}"
 
 
 def _advice() -> str:

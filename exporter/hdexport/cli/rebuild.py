@@ -1,4 +1,4 @@
-"""Build the engines of a bundle anew, for this machine's GPU and TensorRT; the checkpoint is not needed.
+"""Rebuild the engines of a bundle for this machine's GPU and TensorRT; the checkpoint is not needed.
 
 Options that are left out take the values that the bundle's engine was built with. The bundle is replaced when the
 engines are complete, or stays as it was.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
 
-SUMMARY = "build a bundle's engines anew, for another GPU or TensorRT"
+SUMMARY = "rebuild a bundle's engines for another GPU or TensorRT"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

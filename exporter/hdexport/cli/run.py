@@ -2,9 +2,9 @@
 
 Inputs are JSON Lines, CSV, TSV, Parquet and text files (each line is a text), directories of them, patterns and
 URLs. The output has the columns id, those kept, those of the bundle's task (an embedding, a label, ...), tokens
-and error. A row that cannot be used has its error there; the job goes on, and the exit code is 2. The output
-appears when it is complete, or not at all. A job that was stopped or killed keeps what is done in a folder .OUT.job
-beside the output, and the same command goes on after it. See docs/batch_jobs.md.
+and error. A row that fails has its error there; the job continues, and the exit code is 2. The output
+appears when it is complete, or not at all. A job that was stopped or killed keeps its finished rows in a folder
+.OUT.job beside the output, and the same command continues after them. See docs/batch_jobs.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ROWS_FAILED = 2
 _FAILED = {
     "unreadable": "unreadable",
     "column": "without a usable value in a column",
-    "input": "not fit for the bundle",
+    "input": "rejected by the bundle",
     "not_finite": "with NaN or infinity",
     "backend": "failed in the backend",
 }
@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--input-format",
         choices=["jsonl", "csv", "tsv", "txt", "parquet"],
-        help="of all inputs (default: by the endings of their names; jsonl on standard input)",
+        help="format of all inputs (default: by their suffixes; jsonl on standard input)",
     )
     parser.add_argument(
         "--backend",
@@ -102,17 +102,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep-columns",
         metavar="NAMES",
         default="",
-        help="columns of the input that the output has as well: a,b or all (of JSON Lines, those of a file's first 100 "
-        "rows)",
+        help="input columns to copy to the output: a,b or all (of JSON Lines, those of a file's first 100 rows)",
     )
     parser.add_argument("--skip-failed", action="store_true", help="leave rows that failed out of the output")
-    parser.add_argument("--normalize", action="store_true", help="bring embeddings to length 1")
+    parser.add_argument("--normalize", action="store_true", help="normalize embeddings to length 1")
     parser.add_argument(
         "--truncate-dim",
         metavar="N",
         type=whole_number,
         help="keep the first N dimensions of embeddings, before they are normalized (default: "
-        "as the model says, mostly all)",
+        "the model's own, usually all)",
     )
     parser.add_argument(
         "--output-dtype",
@@ -125,39 +124,39 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-tokens",
         metavar="N",
         type=whole_number,
-        help="most tokens of a batch, padding included; a longer text goes alone (default: what suits the backend; "
+        help="maximum tokens per batch, padding included; a longer text runs alone (default: what suits the backend; "
         "4096 on a CPU)",
     )
     parser.add_argument(
         "--batch-size",
         metavar="N",
         type=whole_number,
-        help="most texts of a batch (default: as many as fit its tokens)",
+        help="maximum texts per batch (default: as many as fit its tokens)",
     )
     parser.add_argument(
         "--overflow",
         choices=["error", "truncate", "split"],
         default="error",
         help="what happens to a text of more tokens than the bundle accepts: its row fails (default), its end is cut "
-        "off, or it is run in pieces",
+        "off, or it runs in chunks",
     )
     parser.add_argument(
         "--stride",
         metavar="N",
         type=functools.partial(whole_number, least=0),
         default=0,
-        help="tokens that a piece of a split text repeats of the one before it (default: 0)",
+        help="tokens that consecutive chunks of a split text share (default: 0)",
     )
     parser.add_argument(
         "--split-pooling",
         choices=["mean", "max"],
         default="mean",
-        help="what is made of the pieces' vectors: their mean, weighted by tokens (default), or their largest values",
+        help="how the chunks' vectors are pooled: their mean, weighted by tokens (default), or their largest values",
     )
     parser.add_argument(
         "--prompt-name",
         metavar="NAME",
-        help="the model's prompt that goes before every text, e.g. query; see `hdexport inspect` (default: the model's "
+        help="the model's prompt to put before every text, e.g. query; see `hdexport inspect` (default: the model's "
         "default, if it has one)",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
@@ -169,7 +168,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
-        "--restart", action="store_true", help="throw away what an unfinished job has kept, and start over"
+        "--restart", action="store_true", help="discard what an unfinished job has kept, and start over"
     )
     parser.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads (default: the backend's choice)")
     parser.add_argument(
@@ -178,7 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="",
         type=_ray_address,
-        help="run on the Ray cluster at ADDRESS (host:port, or auto); without ADDRESS, on one of this machine alone",
+        help="run on the Ray cluster at ADDRESS (host:port, or auto); without ADDRESS, on a local one",
     )
     parser.add_argument(
         "--progress",
@@ -319,7 +318,7 @@ def _kept(job: Job) -> str:
     rows = 0 if job.output == STDOUT else kept_rows(job.output)
     if not rows:
         return ""
-    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command goes on after them."
+    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command continues after them."
 
 
 def _failures(done: JobProgress) -> str | None:

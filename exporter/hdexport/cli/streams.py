@@ -26,7 +26,7 @@ def prepare_streams() -> None:
     sys.stdout, sys.stderr = sys.stdout or _nowhere(), sys.stderr or _nowhere()
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            # Paths and names hold characters that an ASCII locale lacks, and bytes that are no characters.
+            # Paths and names hold characters that an ASCII locale lacks, and bytes that are not text.
             stream.reconfigure(errors="backslashreplace")
     if not has_output:
         raise InputError("The standard output is closed, so nothing can be printed.\nSend it elsewhere: > /dev/null")

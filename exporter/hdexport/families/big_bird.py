@@ -156,7 +156,7 @@ def _forward(
 def _adapt(model: Any, setup: BlockSetup | None = None) -> None:
     if hasattr(model, "qa_classifier") and model.config.sep_token_id is None:
         raise ModelError(
-            "config.json has no sep_token_id, by which a big_bird finds the question, whose tokens are no answer.\n"
+            "config.json has no sep_token_id, which a big_bird needs to exclude the question from the answers.\n"
             'Add it: the tokenizer knows the id of its separator, e.g. "sep_token_id": 66.'
         )
     base, (spec, tables) = model.base_model, own_blocks(model, setup)

@@ -55,7 +55,7 @@ def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor)
     """A classifier's forward pass: its pooling in float32, and of real tokens only.
 
     The original sums thousands of tokens in the type of the model. Of the first token it takes whatever stands at
-    index 0: with padding on the left that is no token, and its row differs from one attention implementation of
+    index 0: with padding on the left that is not a token, and its row differs from one attention implementation of
     transformers to the other.
     """
     from transformers.modeling_outputs import SequenceClassifierOutput

@@ -69,7 +69,7 @@ class _Traced:
         """Whether a call of a layer of that description would be traced to the same nodes."""
         if self.description != description or self.structure != structure:
             return False
-        # Described anew: tracing a layer may prove that sizes with two names are the same.
+        # Described again: tracing a layer may prove that sizes with two names are the same.
         return _describe(self.arguments) == _describe(arguments)
 
 

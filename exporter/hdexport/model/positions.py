@@ -193,7 +193,7 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
         InputError: it says what arrived, what fits and what to type.
     """
     if max_len < 1:
-        raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number from 1 up.")
+        raise InputError(f"--max-len {max_len} is not a number of positions. Use a whole number, 1 or more.")
     if scheme == Scheme.HIERARCHICAL:
         _check_alpha(alpha)
         if max_len > base * base:

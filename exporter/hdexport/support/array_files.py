@@ -37,5 +37,7 @@ def reading(path: Path, remedy: str, *, option: str = "") -> Iterator[None]:
     except Exception as error:
         # Of a damaged file NumPy raises what zip archives, Python's tokenizer and a dozen others do; of one that is not
         # its own it says how to run what may be in it.
-        reason = "it is no file of NumPy arrays, or one of Python objects" if "allow_pickle" in str(error) else error
+        reason = (
+            "it is not a file of NumPy arrays, or it holds Python objects" if "allow_pickle" in str(error) else error
+        )
         raise InputError(f"{option}{path} cannot be read: {reason}\nWrite it with {remedy}.") from error

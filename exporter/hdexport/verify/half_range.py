@@ -197,7 +197,7 @@ def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray])
     for text in texts:
         for name, value in run([*outputs, *sums], text).items():
             if name in largest:
-                # NaN is no number that could be compared.
+                # NaN cannot be compared.
                 largest[name] = max(largest[name], float(value) if np.isfinite(value) else math.inf)
             elif not np.isfinite(value):
                 not_finite.add(name)

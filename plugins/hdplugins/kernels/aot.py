@@ -35,6 +35,8 @@ from typing import Any, TypeAlias
 logger = logging.getLogger(__name__)
 
 _WORKER = "hdplugins.kernels.aot_worker"
+_LOG_LINES = 20
+"""Lines of a failed compiler's output that an error quotes."""
 
 Constant: TypeAlias = int | float | bool | str | None
 """Value of a constant of a kernel."""
@@ -53,7 +55,7 @@ class KernelSource:
             `called_modules`, or comes as a constant: the cache looks at no other file.
         function: name of the `triton.jit` function.
         architecture: compute capability as in sm_90: 90.
-        signature: Triton's type of each argument that is no constant, in the function's order: "*fp16", "i32".
+        signature: Triton's type of each argument that is not a constant, in the function's order: "*fp16", "i32".
         constants: the `tl.constexpr` arguments; None for a pointer that this kernel does without.
         called_modules: import paths of the modules whose functions the kernel calls beside its own.
         aligned: the arguments that are divisible by 16, pointers in bytes: without it no load is wider than one value.
@@ -171,7 +173,7 @@ def read_kernel(metadata: Path) -> CompiledKernel:
     """The kernel whose JSON file that is, with the cubin of the same name beside it.
 
     Raises:
-        KernelError: a file is missing, is no kernel's, or the cubin is not the one that the JSON file describes.
+        KernelError: a file is missing or invalid, or the cubin is not the one that the JSON file describes.
     """
     cubin = metadata.with_suffix(".cubin")
     try:

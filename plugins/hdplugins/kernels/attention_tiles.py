@@ -141,7 +141,7 @@ def check_sizes(*, batch: int, heads: int, tokens: int, head_dim: int, scale: fl
     _check_head_dim(head_dim)
     for name, number in (("batch", batch), ("heads", heads), ("tokens", tokens)):
         if number < 1:
-            raise ValueError(f"{name} is {number}; it is 1 or more.")
+            raise ValueError(f"{name} is {number}; it must be 1 or more.")
     if not 0 < scale < math.inf:
         raise ValueError(f"scale is {scale}; the kernels need a finite one greater than 0.")
     if max(batch, heads) > _MOST_PROGRAMS or heads * tokens * head_dim > _MOST_INT32:

@@ -53,7 +53,7 @@ class Launch:
     Attributes:
         kernel: name of the kernel.
         grid: programs along x, y and z.
-        scalars: the arguments that are no pointers, by name.
+        scalars: the arguments that are not pointers, by name.
     """
 
     kernel: str
@@ -160,7 +160,7 @@ def find_kernels(
         serves: whether a kernel has the right types and constants.
 
     Raises:
-        KernelError: there is none for that GPU, or a file is missing or not what it says it is.
+        KernelError: no kernel is for that GPU, or a file is missing or damaged.
     """
     kernels = [read_kernel(path) for path in sorted(folder.glob(f"{prefix}*.json"))]
     found: dict[str, CompiledKernel] = {}

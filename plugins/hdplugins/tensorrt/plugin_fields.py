@@ -68,7 +68,7 @@ def attributes_from_fields(trt: Any, types: Mapping[str, FieldType], fields: Ite
     names = [field.name for field in given]
     if sorted(names) != sorted(types):
         raise ValueError(
-            f"the fields {', '.join(names) or 'none'} were given; it should be {', '.join(types)}, once each."
+            f"the fields {', '.join(names) or 'none'} were given; they must be {', '.join(types)}, each exactly once."
         )
     by_name = dict(zip(names, given, strict=True))
     return {name: _value(trt, name, kind, by_name[name]) for name, kind in types.items()}

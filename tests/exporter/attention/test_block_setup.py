@@ -127,7 +127,7 @@ def test_tables_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
     np.save(tmp_path / "table.npy", table)
     setup = setup_of("bert", f"bigbird:block=4,random=2,table={tmp_path / 'table.npy'}")
     np.testing.assert_array_equal(setup.listed_blocks, table)
-    with pytest.raises(InputError, match=r"lists 2 random blocks per row; 3 were asked for.\nSay random=2, or"):
+    with pytest.raises(InputError, match=r"lists 2 random blocks per row; 3 were requested.\nSet random=2, or"):
         setup_of("bert", f"bigbird:block=4,table={tmp_path / 'table.npy'}")
 
 
@@ -161,7 +161,7 @@ def test_global_tokens_are_read_from_a_file(setup_of, tmp_path: Path) -> None:
         (np.zeros((3, 32), np.int64), r"holds int64 \[3, 32\]; this model takes float32"),
         (np.full((3, 32), np.nan, np.float32), "holds NaN or infinity"),
         # Other damage that no reader of arrays may fail on is in test_random_blocks.py.
-        (b"no array", "cannot be read: it is no file of NumPy arrays.*\nWrite it with numpy.save"),
+        (b"no array", "cannot be read: it is not a file of NumPy arrays.*\nWrite it with numpy.save"),
     ],
 )
 def test_a_file_of_other_embeddings_is_refused(setup_of, tmp_path: Path, content: object, message: str) -> None:

@@ -225,7 +225,7 @@ def test_the_defaults_by_task_and_family() -> None:
 
 @pytest.mark.parametrize("max_global", [0, -1, 3841])
 def test_a_bound_out_of_range_is_refused(max_global: int) -> None:
-    with pytest.raises(InputError, match=rf"^--max-global {max_global} is out of range: it is 1 to 3840\.$"):
+    with pytest.raises(InputError, match=rf"^--max-global {max_global} is out of range: it must be 1 to 3840\.$"):
         inputs_of("longformer", transformers.LongformerConfig(), Task.FILL_MASK, max_global=max_global)
 
 

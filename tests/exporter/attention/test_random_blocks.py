@@ -248,7 +248,7 @@ def test_blocks_that_are_seen_in_part_are_refused(tmp_path: Path) -> None:
     file, whole = tmp_path / "lists.npz", (causal.full_kv_num_blocks, causal.full_kv_indices)
     save_lists(file, *(values.numpy() for values in whole), kv_num_blocks=causal.kv_num_blocks.numpy())
     with pytest.raises(
-        InputError, match=r"kv_num_blocks is not 0, .* seen in part\. .*\nChoose a pattern of whole blocks"
+        InputError, match=r"kv_num_blocks is not 0, .* are partial: .*\nChoose a pattern of whole blocks"
     ):
         read_block_lists(file, **SIZES)
 
@@ -263,7 +263,7 @@ BAD_LISTS = {
     "of more than there is room for": (3 * ONES, ZEROS, r"holds 3 to 3, .* 0 to 2 blocks\.\nWrite both"),
     "of fewer than none": (-ONES, ZEROS, r"full_kv_num_blocks holds -1 to -1"),
     "of floats": (ONES, ZEROS * 1.0, r"full_kv_indices is of type float64"),
-    "of counts that are no integers": (ONES > 0, ZEROS, r"full_kv_num_blocks is of type bool"),
+    "of counts that are not integers": (ONES > 0, ZEROS, r"full_kv_num_blocks is of type bool"),
     "of a block too many": (2 * ONES, ZEROS + np.array([7, 8]), r"lists block 8 at \[0, 0, 1\]; .* the blocks 0 to 7"),
     "of a negative block": (ONES, ZEROS - 1, r"lists block -1 at \[0, 0, 0\]"),
 }  # fmt: skip

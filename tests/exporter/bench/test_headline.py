@@ -29,7 +29,7 @@ def with_only(*names: str, noise: float = 0.0) -> BenchResult:
         (with_only(OURS, PLAIN), "2.5 times as fast as a plain ONNX export at 1024 tokens, with 0.53 of its memory"),
         (with_only(TORCH), "Only torch could be measured"),
         (with_only(OURS, SENTENCE), "159 ms for 1024 tokens, with 369 MB of memory"),
-        # Optimum is wrong at 1024 tokens: a fast wrong answer is no fast answer.
+        # Optimum is wrong at 1024 tokens: a fast wrong answer does not count.
         (with_only(OURS, OPTIMUM), "2.4 times as fast as Optimum at 512 tokens, with 0.53 of its memory"),
         (with_only(SENTENCE), "Nothing could be measured"),
         (

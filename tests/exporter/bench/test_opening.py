@@ -162,7 +162,7 @@ def test_an_answer_to_other_texts_is_wrong(workshop: Any) -> None:
 @pytest.mark.parametrize(
     ("runner", "error", "message"),
     [
-        (RecordingRunner(memory=2 * 65, max_len=300), OutOfMemoryError, "in one piece; the session ran it in parts"),
+        (RecordingRunner(memory=2 * 65, max_len=300), OutOfMemoryError, "at once; the session ran it in parts"),
         (
             RecordingRunner(most_rows=lambda tokens: 2, max_len=300),
             BackendError,

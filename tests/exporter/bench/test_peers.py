@@ -120,7 +120,7 @@ def test_a_plain_export_of_longformer_is_wrong_and_shows_it(shallow: Any) -> Non
     assert found.max_abs_error is not None
     assert found.max_abs_error > 0.1
     assert found.min_cosine < 0.99
-    # Of several texts it gives no answer at all; that is no quieter.
+    # For several texts it fails.
     opened = open_case(case.spec("onnx-plain", 3, 300, made.artefact))
     with pytest.raises(Exception, match="ONNXRuntimeError"):
         opened.call()
@@ -133,7 +133,7 @@ def test_a_plain_export_of_bigbird_is_dense_and_shows_it(shallow: Any) -> None:
     assert record is not None
     dense_tokens = record.dense_tokens
     assert PEERS["onnx-plain"].remark(manifest) == (
-        f"attends densely at every length, as the model does up to {dense_tokens} tokens: it was exported so"
+        f"attends densely at every length, as the model does up to {dense_tokens} tokens"
     )
     assert_dense(case, "onnx-plain", dense_tokens)
 
@@ -213,9 +213,9 @@ def test_a_compiler_that_fails_is_named(shallow: Any, monkeypatch: pytest.Monkey
     [
         (
             WindowAttention(layers=(4, 4), converted=Window(tokens=4, global_tokens=1, dilation=(1,))),
-            "knows no windows: its attention is dense",
+            "does not use windows: its attention is dense",
         ),
-        (dataclasses.replace(BIGBIRD, converted=True), "knows no block-sparse attention: its attention is dense"),
+        (dataclasses.replace(BIGBIRD, converted=True), "does not use block-sparse attention: its attention is dense"),
     ],
 )
 def test_who_knows_only_dense_attention_says_so_and_differs(
@@ -240,7 +240,7 @@ def test_who_knows_only_dense_attention_says_so_and_differs(
 def test_who_has_no_table_of_random_blocks_says_so(manifest: Manifest, peer: str) -> None:
     table = msgspec.to_builtins(dataclasses.replace(BIGBIRD, mode=Mode.TABLE, random_blocks=2))
     remark = PEERS[peer].remark(dataclasses.replace(manifest, model_type="big_bird", attention=(table,)))
-    assert remark == "knows no table of random blocks: all of its random blocks are block 0"
+    assert remark == "does not use the table of random blocks: all of its random blocks are block 0"
 
 
 def test_a_half_precision_bundle_is_compared_with_float32_peers_on_a_cpu(workshop: Any) -> None:

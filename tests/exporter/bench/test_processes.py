@@ -114,7 +114,7 @@ def test_the_time_limit_ends_a_process_that_ignores_signals_and_all_that_it_star
         file = tmp_path / str(limit_s)
         began = time.monotonic()
         outcome = run_code(_STUBBORN_FAMILY, str(file), time_limit_s=limit_s)
-        assert (outcome.status, outcome.reason) == (Status.TIMEOUT, f"It was ended at its time limit, {limit_s} s.")
+        assert (outcome.status, outcome.reason) == (Status.TIMEOUT, f"Killed at its time limit of {limit_s} s.")
         assert time.monotonic() - began >= limit_s
         pids = list(map(int, file.read_text().split())) if file.exists() else []
         if len(pids) == 3 and outcome.peak_rss_bytes > 15e6:
@@ -155,7 +155,7 @@ print('{"done": true}')
 def test_a_process_that_takes_more_than_it_may_is_ended_and_we_live() -> None:
     outcome = run_code(_TAKE_MEMORY, "3000000000", memory=100_000_000)
     assert (outcome.status, outcome.output) == (Status.OUT_OF_MEMORY, None)
-    assert outcome.reason == "It was ended when it took more than the 0.10 GB of memory that it may."
+    assert outcome.reason == "Killed: it exceeded its memory limit of 0.10 GB."
     assert 100e6 < outcome.peak_rss_bytes < 1500e6
     assert run_code(_TAKE_MEMORY, "100000000", memory=300_000_000).status is Status.OK
 
@@ -164,7 +164,7 @@ def test_a_process_may_never_take_more_than_the_machine_has(monkeypatch: pytest.
     monkeypatch.setattr(processes, "free_bytes", lambda: 100_000_000)
     for limit in (None, 10**12):
         outcome = run_code(_TAKE_MEMORY, "3000000000", memory=limit)
-        assert outcome.reason == "It was ended when it took more than the 0.09 GB of memory that it may."
+        assert outcome.reason == "Killed: it exceeded its memory limit of 0.09 GB."
 
 
 # Long enough to be looked at, at a quarter of a second.

@@ -62,7 +62,7 @@ def test_a_weight_within_the_encoder_that_nothing_uses_is_refused(tiny_bert: Pat
         tiny_bert, lambda weights: {prefix + key: value for key, value in (weights | {name: torch.ones(3)}).items()}
     )
     message = refusal(tiny_bert)
-    assert f"within the encoder that the model of config.json has no place for: {prefix}{name}.\n" in message
+    assert f"within the encoder that the model of config.json does not use: {prefix}{name}.\n" in message
     assert "Check that config.json belongs to the weights" in message
 
 
@@ -70,7 +70,7 @@ def test_a_projection_that_the_configuration_leaves_out_is_refused(tmp_path: Pat
     """Its shape fits no less without the projection: nothing but the name tells."""
     save_tiny_model(tmp_path, "electra", Task.FEATURE_EXTRACTION, embedding_size=32)
     change_weights(tmp_path, lambda weights: weights | {"embeddings_project.weight": torch.eye(32)})
-    assert "has no place for: embeddings_project.weight" in refusal(tmp_path)
+    assert "does not use: embeddings_project.weight" in refusal(tmp_path)
 
 
 def test_one_weight_by_two_names_is_refused(tiny_bert: Path) -> None:

@@ -203,8 +203,8 @@ for attempt in range(2):
 def test_what_a_plugin_refuses_is_told_and_the_process_lives(tmp_path: Path) -> None:
     """In a process of its own, for TensorRT-RTX 1.7.1 by itself dies of a plugin that refuses a build."""
     refused: tuple[tuple[str, object, str], ...] = (
-        ("dilation", [1, 2, 3], "dilation is [1, 2, 3]; it has 1 value or 2"),
-        ("left", -3, "left is -3; it is 0 or more"),
+        ("dilation", [1, 2, 3], "dilation is [1, 2, 3]; it must have 1 value or 2"),
+        ("left", -3, "left is -3; it must be 0 or more"),
         ("scale", None, "the fields left, right, dilation, global_bound were given"),
     )
     for name, value, _ in refused:
@@ -408,7 +408,7 @@ def test_tensorrt_that_is_not_installed_names_the_command() -> None:
 
 @pytest.mark.skipif(bool(gpu.gpus()), reason="there is a GPU")
 def test_tensorrt_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Only that the package is there is feigned; that there is no GPU is real.
+    # Only the package is simulated; the missing GPU is real.
     monkeypatch.setattr("hdexport.engines.tensorrt_packages.require", lambda name: object())
     with pytest.raises(EngineError, match=r"CUDA sees no GPU here .*\n.*--target tensorrt-rtx"):
         EngineTarget(Backend.TENSORRT)

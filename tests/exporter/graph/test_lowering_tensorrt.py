@@ -212,7 +212,7 @@ def test_nodes_of_different_windows_and_dilations_all_become_plugins() -> None:
     [
         ({"head_dim": 48}, r"not support head_dim 48; they support 32, 64, 80, 96, 128"),
         ({"left": 2**31}, r"left is 2147483648; TensorRT reads 32 bits, 2147483647 at most"),
-        ({"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it has 1 value or 2"),
+        ({"dilation": (1, 2, 3)}, r"dilation is \[1, 2, 3\]; it must have 1 value or 2"),
     ],
 )
 def test_what_no_kernel_computes_names_what_it_does_and_the_way_around(wrong: dict[str, object], message: str) -> None:

@@ -71,7 +71,7 @@ class _Wrong(GraphModule):
 
 
 class _Remembers(GraphModule):
-    """A module with inputs that are no arguments of a `GraphModule` by name."""
+    """A module with inputs that are not named arguments of a `GraphModule`."""
 
     def __init__(self) -> None:
         zeros, tokens = Default(fill=Fill.ZEROS), ("batch", "tokens")

@@ -206,7 +206,7 @@ def test_lengths_up_to_the_square_are_accepted(max_len: int) -> None:
         ({"alpha": 1.4}, r"--alpha 1.4 is outside"),
         ({"alpha": float("nan")}, r"--alpha nan is not a finite number"),
         ({"alpha": float("inf")}, r"--alpha inf is not a finite number"),
-        ({"max_len": 0}, r"--max-len 0 is not a number of positions. Use a whole number from 1 up"),
+        ({"max_len": 0}, r"--max-len 0 is not a number of positions. Use a whole number, 1 or more"),
         ({"max_len": -1}, r"--max-len -1 is not a number of positions"),
         (
             {"max_len": 262145},

@@ -21,7 +21,7 @@ _MB = 10**6
 
 
 class Nvml(SimpleNamespace):
-    """What nvidia-ml-py answers on a machine with two GPUs; there is none here.
+    """What nvidia-ml-py answers on a machine with two GPUs.
 
     Attributes:
         used: of the device, a look after the other; the last one stays.

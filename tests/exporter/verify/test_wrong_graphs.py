@@ -304,7 +304,7 @@ FULL: dict[str, tuple[Change, str]] = {
         PORTABLE,
     ),
     "rows are mixed in batches of such texts": (rows_mixed_in_long_batches, CPU),
-    "a single length is wrong that is no boundary of the quick grid": (wrong_at_one_length, CPU),
+    "a single length is wrong that is not a boundary of the quick grid": (wrong_at_one_length, CPU),
 }
 
 

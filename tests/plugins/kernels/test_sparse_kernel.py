@@ -185,7 +185,7 @@ def test_the_plan_lists_each_block_once_whole_or_partial_with_how_often_it_count
     assert rows == [
         ([1, 2, 6], {0: 3, 4: 2}),  # 4 is listed twice
         ([1, 2], {0: 3, 3: 2, 6: 2}),  # 3 is its neighbour and listed
-        ([2, 4, 6], {0: 4, 3: 1}),  # 9 is no block
+        ([2, 4, 6], {0: 4, 3: 1}),  # 9 is not a block
         ([4, 6], {0: 3, 3: 1}),  # 5 has no token
     ]
 
@@ -213,8 +213,8 @@ def shapes_of(query: Sequence[int], table: Sequence[int] | None = None) -> list[
         (name, changes, message)
         for name, described in KERNELS.items()
         for changes, message in (
-            ({"query": (2, 12, 0, 64)}, "tokens is 0; it is 1 or more"),
-            ({"query": (0, 12, 99, 64)}, "batch is 0; it is 1 or more"),
+            ({"query": (2, 12, 0, 64)}, "tokens is 0; it must be 1 or more"),
+            ({"query": (0, 12, 99, 64)}, "batch is 0; it must be 1 or more"),
             ({"query": (2, 12, 99, 48)}, "not support head_dim 48; they support 32, 64, 80, 96, 128"),
             ({"query": (2, 12, 2**22, 128)}, "too large for one launch"),
             ({"query": (2**16, 12, 1000, 64)}, "too large for one launch"),

@@ -206,7 +206,7 @@ def test_an_engine_stores_all_that_makes_the_plugin(operator: str, attributes: d
     [
         (
             {"scale": None},
-            "the fields left, right, dilation, global_bound were given; it should be left, right, dilation",
+            "the fields left, right, dilation, global_bound were given; they must be left, right, dilation",
         ),
         ({"window": 3}, "the fields left, right, dilation, global_bound, scale, window were given"),
         ({"left": (1, 2)}, "the field left holds 2 x INT32; it is one value of type int"),

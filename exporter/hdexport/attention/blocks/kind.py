@@ -38,13 +38,13 @@ _FORMS = {
         grammar="bigbird[:block=B,random=R,mode=hf_eval|table,seed=S,table=FILE.npy]",
         example="bigbird:block=64,random=3",
         help="BigBird, by blocks of B tokens (default: 64): the first and the last block, three around a query's, and "
-        "R random ones (default: 3), which are all the first in hf_eval, as in Hugging Face, or drawn by seed or "
-        "given. A BigBird checkpoint takes mode, seed and table",
+        "R random ones (default: 3), which in hf_eval are all the first, as in Hugging Face; else they are drawn by "
+        "seed or read from the table. A BigBird checkpoint takes mode, seed and table",
     ),
     "etc": Form(
         grammar="etc:global=G[,block=B,tokens=ID[/ID...]]",
         example="etc:global=64,block=64",
-        help="G more tokens in front of each text, which see all and are seen by all, with the embeddings of these ids "
+        help="G global tokens in front of each text, with the embeddings of these ids "
         "(default: the token that texts begin with), and three blocks around a query's",
     ),
     "blocks": Form(
@@ -90,8 +90,7 @@ class BlocksKind(AttentionKind):
         group.add_argument(
             "--global-embeddings",
             metavar="FILE.npy",
-            help="what the layers are given for the global tokens of etc, float32 [G, width], in place of ids' "
-            "embeddings",
+            help="embeddings of etc's global tokens, float32 [G, width], instead of those of ids",
         )
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> BlockRequest | None:
@@ -171,19 +170,19 @@ class BlocksKind(AttentionKind):
         """PyTorch's model is dense where blocks took that place, and has no tables."""
         if record.converted:
             return (
-                "knows no block-sparse attention: its attention is dense, and its answers are those of the model "
+                "does not use block-sparse attention: its attention is dense, and its answers are those of the model "
                 "before --attention"
             )
         is_as_trained = record.mode is Mode.HF_EVAL
-        return None if is_as_trained else "knows no table of random blocks: all of its random blocks are block 0"
+        return (
+            None if is_as_trained else "does not use the table of random blocks: all of its random blocks are block 0"
+        )
 
     def export_remark(self, record: BlockSparse, tokens: int) -> str | None:
         """BigBird's code in PyTorch chooses dense attention for short texts, and an exporter sees what it chose."""
         if tokens > record.dense_tokens:
             return None
-        return (
-            f"attends densely at every length, as the model does up to {record.dense_tokens} tokens: it was exported so"
-        )
+        return f"attends densely at every length, as the model does up to {record.dense_tokens} tokens"
 
     def describe(self, record: BlockSparse) -> Iterator[tuple[str, str]]:
         """The pattern, its random blocks, its last block, and what is dense."""
@@ -218,7 +217,7 @@ def _bigbird(reader: SpecReader) -> BlockRequest:
     if mode is Mode.HF_EVAL and ("table" in given or "seed" in given):
         raise InputError(
             f"--attention {reader.spec} gives a table of random blocks; mode=hf_eval takes none.\n"
-            "Leave out mode, or say mode=table."
+            "Leave out mode, or set mode=table."
         )
     if "table" in given and "seed" in given:
         raise InputError(

@@ -94,7 +94,7 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
     Args:
         path: of the arrays ``full_kv_num_blocks`` [1 or heads, blocks] and ``full_kv_indices`` [1 or heads, blocks,
             most], integers: how many blocks each block of queries sees, and, those first, which. An axis for the batch
-            may stand in front, of size 1. ``kv_num_blocks``, of blocks that are seen in part, may be there and 0.
+            may stand in front, of size 1. ``kv_num_blocks``, of partial blocks, may be there and 0.
         heads: of each layer.
         max_tokens: the longest text.
         block_size: tokens of a block.
@@ -103,7 +103,7 @@ def read_block_lists(path: Path, *, heads: int, max_tokens: int, block_size: int
         [1 or heads, blocks, most], -1 behind what a block lists.
 
     Raises:
-        InputError: the file holds other arrays, or lists invalid blocks, or blocks that are seen in part.
+        InputError: the file holds other arrays, or lists invalid blocks, or partial blocks.
     """
     arrays = _read_arrays(path)
     counts, indices = _without_batch(arrays[_COUNTS], 2), _without_batch(arrays[_INDICES], 3)
@@ -159,8 +159,8 @@ def _read_arrays(path: Path) -> dict[str, Integers]:
         _check_type(path, name, array)
     if _PARTIAL_COUNTS in arrays and arrays[_PARTIAL_COUNTS].any():
         raise InputError(
-            f"{path}: {_PARTIAL_COUNTS} is not 0, so there are blocks that are seen in part. Which pairs of tokens are "
-            "seen in them is a function of its own, and no list.\n"
+            f"{path}: {_PARTIAL_COUNTS} is not 0, so some blocks are partial: a function decides which of their "
+            "pairs of tokens are attended to, and a list cannot.\n"
             f"Choose a pattern of whole blocks, all listed in {_INDICES}."
         )
     return arrays
@@ -183,7 +183,7 @@ def _check_shapes(path: Path, counts: Integers, indices: Integers, *, heads: int
 def _check_type(path: Path, name: str, array: Integers) -> None:
     if array.dtype.kind not in "iu":
         raise InputError(
-            f"{path}: {name} is of type {array.dtype}; numbers of blocks are integers.\n"
+            f"{path}: {name} is of type {array.dtype}; indices of blocks are integers.\n"
             "Write it as integers: array.astype(numpy.int32)."
         )
 

@@ -328,8 +328,8 @@ def _tables(
         tables = np.stack(read_table(request.file, **sizes, layers=layers))
         if tables.shape[-1] != spec.random_blocks:
             raise InputError(
-                f"{request.file} lists {tables.shape[-1]} random blocks per row; {spec.random_blocks} were asked for.\n"
-                f"Say random={tables.shape[-1]}, or give a table of {spec.random_blocks}."
+                f"{request.file} lists {tables.shape[-1]} random blocks per row; {spec.random_blocks} were requested.\n"
+                f"Set random={tables.shape[-1]}, or give a table of {spec.random_blocks}."
             )
         return tables
     seed = request.seed or 0

@@ -38,9 +38,9 @@ logger = logging.getLogger(__name__)
 _FORM = Form(
     grammar="window:W[,global:G][,dilation:D[/D...]]",
     example="window:256,global:1",
-    help="every query sees W tokens on each side of it (Longformer's attention_window counts both sides: its 512 is "
-    "W = 256) in steps of D tokens, one D for all heads or one per head; the first G tokens (default: 1) see all and "
-    "are seen by all",
+    help="every query attends to W tokens on each side (Longformer's attention_window counts both sides: its 512 is "
+    "W = 256) in steps of D tokens, one D for all heads or one per head; the first G tokens (default: 1) are "
+    "global",
 )
 
 _NAMES = ("window", "global", "dilation")
@@ -111,8 +111,8 @@ class WindowKind(AttentionKind):
             "--max-global",
             metavar="N",
             type=int,
-            help="Longformer and LED: the most tokens of a text that global_attention_mask may mark (default: 16, for "
-            "question answering 64)",
+            help="Longformer and LED: maximum tokens of a text that global_attention_mask may mark (default: 16; 64 "
+            "for question answering)",
         )
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> WindowRequest | None:
@@ -191,7 +191,7 @@ class WindowKind(AttentionKind):
         """PyTorch's model is dense where windows took that place."""
         if record.converted is None:
             return None
-        return "knows no windows: its attention is dense, and its answers are those of the model before --attention"
+        return "does not use windows: its attention is dense, and its answers are those of the model before --attention"
 
     def describe(self, record: WindowAttention) -> Iterator[tuple[str, str]]:
         """Windows, and what they took the place of."""
@@ -215,7 +215,7 @@ def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
         ModelError: question answering, and the model's separator is unknown.
     """
     if max_global is not None and not 1 <= max_global <= MOST_GLOBAL_TOKENS:
-        raise InputError(f"--max-global {max_global} is out of range: it is 1 to {MOST_GLOBAL_TOKENS}.")
+        raise InputError(f"--max-global {max_global} is out of range: it must be 1 to {MOST_GLOBAL_TOKENS}.")
     default, bound = Default(fill=Fill.FIRST_TOKEN), _DEFAULT_BOUND
     if task is Task.QUESTION_ANSWERING:
         if config.sep_token_id is None:

@@ -29,7 +29,7 @@ STABLE_WITHIN = 0.05
 """The latency is stable once the slowest of these took at most this part longer than the fastest."""
 
 LEAST_WARM_UP_S = 0.2
-"""A warm-up of short calls goes on for so long: clocks of a GPU, and of a CPU, rise only under load."""
+"""Least duration of a warm-up: clocks of a GPU, and of a CPU, rise only under load."""
 
 MOST_WARM_UP_S = 10.0
 """A warm-up that has taken so long and `STABLE_RUNS` ends, stable or not."""

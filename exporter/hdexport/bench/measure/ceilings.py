@@ -96,7 +96,7 @@ def times_ms(call: Callable[[], Any], *, device: str, least_s: float = _LEAST_SE
 
 
 def replayed_ms(call: Callable[[], Any], *, least_s: float = _LEAST_SECONDS) -> list[float]:
-    """Latencies on the GPU of a call that was captured in a CUDA graph, so that starting it from Python is no part.
+    """Latencies on the GPU of a call that was captured in a CUDA graph, without the time to start it from Python.
 
     Each replay is timed by events and begins with a cold L2 cache.
 

@@ -143,9 +143,9 @@ def _follow(
     while True:
         if memory_limit_bytes is not None and memory.exceeds(memory_limit_bytes):
             limit = f"{memory_limit_bytes / 1e9:.2f} GB"
-            return Status.OUT_OF_MEMORY, f"It was ended when it took more than the {limit} of memory that it may."
+            return Status.OUT_OF_MEMORY, f"Killed: it exceeded its memory limit of {limit}."
         if time.monotonic() > deadline:
-            return Status.TIMEOUT, f"It was ended at its time limit, {time_limit_s:g} s."
+            return Status.TIMEOUT, f"Killed at its time limit of {time_limit_s:g} s."
         with contextlib.suppress(subprocess.TimeoutExpired):
             guard.wait(_POLL_SECONDS)
             return None

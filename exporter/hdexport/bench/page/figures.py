@@ -22,7 +22,7 @@ class Figure:
         title: above the chart.
         axis: of the y axis, with the unit.
         part: the field of a case that the figure belongs to.
-        value: of a case, in the axis' unit; None without such a figure, infinity where there is no number for it.
+        value: of a case, in the axis' unit; None without such a figure, infinity where it is not finite.
         text: of a case, its value in words.
         high: the end of a whisker; None without whiskers.
         is_log: whether the axis is logarithmic.

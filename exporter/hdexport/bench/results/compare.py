@@ -19,7 +19,7 @@ Case = tuple[str, int, int]
 """Name of the series, batch, tokens."""
 
 LEAST_LATENCY = 1.02
-"""A smaller ratio of latencies is no change that matters, however certain it is."""
+"""A smaller ratio of latencies does not matter, however certain it is."""
 
 LEAST_MEMORY = 1.05
 LEAST_MEMORY_BYTES = 16_000_000

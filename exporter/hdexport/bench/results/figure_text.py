@@ -18,7 +18,7 @@ import math
 from hdexport.bench.results.result import CaseResult, OutputError, Ratio, Status
 
 _DIGITS = 3
-"""That are shown of a figure at least; more would be noise, and whole numbers keep all of theirs."""
+"""Least significant digits of a figure; whole numbers keep all."""
 
 _LEAST_PLAIN_ERROR = 1e-3
 """Smaller ones are written with an exponent."""

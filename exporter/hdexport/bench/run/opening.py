@@ -78,7 +78,7 @@ def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -
     def call() -> dict[str, FloatArray]:
         outputs = session(**inputs)
         if rows > session.most_rows(tokens):
-            raise OutOfMemoryError("The batch got no memory in one piece; the session ran it in parts.")
+            raise OutOfMemoryError("The batch did not fit in memory at once; the session ran it in parts.")
         return outputs
 
     return OpenCase(

@@ -122,7 +122,7 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     for group, subject in zip(groups, subjects, strict=True):
         series += _peer_series(_longest(group), subject, peers, device, is_only=len(groups) == 1)
     if not any(planned.is_available for planned in series):
-        raise InputError("\n".join(["Nothing of this can run here:", *(_reason(planned) for planned in series)]))
+        raise InputError("\n".join(["None of these can run here:", *(_reason(planned) for planned in series)]))
     return Plan(
         series=tuple(series),
         lengths=lengths,
@@ -135,7 +135,7 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
 def _known(names: Sequence[str] | None, known: list[str], option: str, what: str) -> list[str]:
     for name in names or ():
         if name not in known:
-            raise InputError(f"{option}: there is no {what} {name!r}; valid are {', '.join(known)}.")
+            raise InputError(f"{option}: {name!r} is not a {what}; valid are {', '.join(known)}.")
     return known if names is None else [name for name in known if name in names]
 
 

@@ -136,7 +136,7 @@ class Preparation:
         failures: dict[str, list[str]] = {}
         left, folder = self._shapes(subject), self._folder_of(subject)
         while left:
-            # All in one process, for PyTorch takes seconds to start; after one that fails, the next process goes on.
+            # All in one process, because PyTorch takes seconds to start; after a failure the next process continues.
             shapes = ", ".join(f"{batch} x {tokens}" for batch, tokens in left)
             self._watcher.step(f"PyTorch's answers in float32, {shapes}")
             call = partial(write_expected, subject, folder, left)
@@ -159,7 +159,7 @@ class Preparation:
         call = partial(works_of, subject.bundle, self._shapes(subject))
         outcome, work = run_function(call, time_limit_s=_TIME_LIMIT_S)
         if work is None:
-            self._notes.append(f"There is no roofline: the operations could not be counted: {outcome.reason}")
+            self._notes.append(f"No roofline: the operations could not be counted: {outcome.reason}")
         else:
             self._work[subject] = work
 
@@ -169,7 +169,7 @@ class Preparation:
         outcome, now = run_function(call, time_limit_s=_TIME_LIMIT_S)
         if now is None:
             reason = f"the limits of {device} in {dtype} could not be measured: {outcome.reason}"
-            self._notes.append(f"There is no roofline: {reason}")
+            self._notes.append(f"No roofline: {reason}")
             return
         before = self._ceilings.get((device, dtype), now)
         self._ceilings[device, dtype] = dataclasses.replace(

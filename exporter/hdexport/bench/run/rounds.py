@@ -149,7 +149,7 @@ class Bench:
         call = functools.partial(measured, self._spec(planned, batch, tokens))
         outcome, figures = run_function(call, time_limit_s=self._options.time_limit_s)
         if figures is None:
-            record.end = outcome.status, outcome.reason or "It gave no reason."
+            record.end = outcome.status, outcome.reason or "No reason was given."
         else:
             record.rounds.append(figures)
 

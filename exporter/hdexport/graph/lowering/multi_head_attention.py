@@ -101,7 +101,7 @@ def states_before_splitting(insertion: Insertion, node: onnx_ir.Node) -> list[on
     """Query, key and value for the fused attention, which splits heads by itself.
 
     They are taken from before the splitting where nothing lies between, and the splitting is left with a use less.
-    What does lie there, such as rotary positions, is no obstacle: keys and values may be split, queries are merged.
+    What lies there, such as rotary positions, is no obstacle: keys and values may be split, queries are merged.
 
     Args:
         insertion: before the node, for what is missing.

@@ -57,7 +57,11 @@ def module_names(graph: onnx_ir.Graph) -> dict[onnx_ir.Node, str]:
     for place, node in enumerate(graph):
         places[node] = place
         weights = [value.name for value in node.inputs if value is not None and value.is_initializer() and value.name]
-        own = [weight.partition(_TRANSPOSED)[0].rpartition(".")[0].removeprefix(_WRAPPER) for weight in weights if "." in weight]
+        own = [
+            weight.partition(_TRANSPOSED)[0].rpartition(".")[0].removeprefix(_WRAPPER)
+            for weight in weights
+            if "." in weight
+        ]
         producers = {value.producer() for value in node.inputs if value is not None}
         sources = sorted(
             (source for source in producers if source is not None and names[source]), key=places.__getitem__

@@ -109,7 +109,7 @@ def _check(
         ("window", window, -1), ("first_repeats", first_repeats, 0), ("dense_tokens", dense_tokens, 0),
     ):  # fmt: skip
         if number < least:
-            raise ValueError(f"{name} is {number}; it is {least} or more.")
+            raise ValueError(f"{name} is {number}; it must be {least} or more.")
     if listed_blocks is not None and (listed_blocks.ndim != 3 or listed_blocks.shape[0] not in (1, heads)):
         raise ValueError(
             f"listed_blocks is {list(listed_blocks.shape)}; with {heads} heads it is [1 or {heads}, rows, listed]."

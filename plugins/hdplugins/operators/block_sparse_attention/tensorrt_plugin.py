@@ -175,6 +175,6 @@ def _check_attributes(heads: int, table: Sequence[int] | None, attributes: Attri
         ("first_repeats", 0, _MOST_INT32), ("dense_tokens", 0, _MOST_INT32), ("ends_by_row", 0, 1),
     ):  # fmt: skip
         if not least <= attributes[name] <= most:
-            raise ValueError(f"{name} is {attributes[name]}; it is {least} to {most}.")
+            raise ValueError(f"{name} is {attributes[name]}; it must be {least} to {most}.")
     if table is not None and (len(table) != 3 or table[0] not in (1, heads) or min(table) < 1):
         raise ValueError(f"listed_blocks is {list(table)}; for {heads} heads it is [1 or {heads}, rows, listed].")

@@ -85,7 +85,7 @@ def list_blocks(
     ends_by_row,
     table_rows,
     table_listed,
-    tokens_of_whole,  # block_size, or -1 where that is no multiple of a step's keys
+    tokens_of_whole,  # block_size, or -1 where that is not a multiple of a step's keys
     block_size: tl.constexpr,
     chunk: tl.constexpr,
     entries: tl.constexpr,
@@ -121,7 +121,7 @@ def list_blocks(
             end_of_blocks = 0
     else:
         if _sees_all(i, last, first_global, last_global) | is_short | (i > last):
-            end_of_blocks = 0  # nobody reads this list, and it has no room for all
+            end_of_blocks = 0  # this list is not read, and has no room for all
 
     listed = 0
     table = listed_blocks

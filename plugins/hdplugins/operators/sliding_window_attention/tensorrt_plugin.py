@@ -81,9 +81,11 @@ class _Face(PluginFace):
         check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
         for name, number in (("left", left), ("right", right), ("global_bound", global_bound)):
             if number < 0:
-                raise ValueError(f"{name} is {number}; it is 0 or more.")
+                raise ValueError(f"{name} is {number}; it must be 0 or more.")
         if len(dilation) not in (1, heads) or min(dilation) < 1:
-            raise ValueError(f"dilation is {list(dilation)}; it has 1 value or {heads}, one per head, each 1 or more.")
+            raise ValueError(
+                f"dilation is {list(dilation)}; it must have 1 value or {heads}, one per head, each 1 or more."
+            )
         # Steps as long as the text and longer ones are alike: a query sees no local token but itself.
         of_head = [min(step, tokens) for step in (dilation if len(dilation) == heads else list(dilation) * heads)]
         plan = Launch(
