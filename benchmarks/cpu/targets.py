@@ -122,7 +122,7 @@ def run_cases(
 
 
 def child_arguments(options: argparse.Namespace) -> list[str]:
-    """What a child process is told: all that this one was, and where the models are."""
+    """Arguments of a child process: those of this one, and where the models are."""
     return [*sys.argv[1:], "--models", str(options.models)]
 
 
@@ -194,7 +194,10 @@ def compare(
         "rounds": rounds,
         **about,
         "versions": {name: machine[name] for name in _PACKAGES},
-        "cases": {case: _medians(runs) for case, runs in measured.items()},
+        "cases": {
+            case: {key: statistics.median(run[key] for run in runs) for key in _KEYS.values() if key in runs[0]}
+            for case, runs in measured.items()
+        },
         "ratios": [_ratio(measured, target) for target in targets],
     }
 
@@ -233,10 +236,6 @@ def random_ids(tokens: int, vocab_size: int) -> Ids:
 
 def _is_met(ratio: Mapping[str, Any]) -> bool:
     return bool(ratio["median"] <= ratio["target"])
-
-
-def _medians(runs: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    return {key: statistics.median(run[key] for run in runs) for key in _KEYS.values() if key in runs[0]}
 
 
 def _ratio(measured: Mapping[str, Sequence[Mapping[str, Any]]], target: Target) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 Usage: python -m benchmarks.gpu --output FILE [--minutes 8] [--steps NAME ...] [--bundle BUNDLE]
        python -m benchmarks.gpu --list         the steps, in their order, with the seconds that each may take
        python -m benchmarks.gpu --rehearse     all on the CPU with tiny shapes: proves the code, times nothing
-       python -m benchmarks.gpu kernels window|blocks     one operator's kernels, at the lengths that are asked for
+       python -m benchmarks.gpu kernels window|blocks     one operator's kernels, at the requested lengths
 
 Each step is a process of its own, so that a crash, a hang or a broken CUDA context loses that step only, and appends
 each row to FILE as soon as it has it. A package that is missing is a line. The exit status is 0 if every step ran or
-was skipped for a reason that is told, 1 if one failed, and 3 where there is no GPU.
+was skipped for a reason that is printed, 1 if one failed, and 3 where there is no GPU.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def _run_lengths(job: Job, bundle: Bundle, session: Any, about: dict[str, Any]) 
                 continue
             feeds = texts.batch(1, tokens)
             outputs, expected = session(**feeds), right(**feeds)
-            # Float32 engines may multiply in TF32, so that half precision's tolerance is what can be asked for.
+            # Float32 engines may multiply in TF32, so that they are held to half precision's tolerance.
             found = [compare(outputs[name], expected[name], half_precision=True) for name in expected]
             if not all(one.passed for one in found):
                 wrong.append(tokens)

@@ -1,4 +1,4 @@
-"""What is asked of the attention kernels: one description of a call for checks, timings and shipped kernels alike."""
+"""Cases of the attention kernels: one description of a call for checks, timings and shipped kernels alike."""
 
 from __future__ import annotations
 

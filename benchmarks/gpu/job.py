@@ -1,4 +1,4 @@
-"""What the process of a step is told, and how it tells what it found."""
+"""What the process of a step is given, and how it reports what it found."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The steps about the attention kernels: their answers, their speed, and what the compiler made of them.
 
 A call is captured in a CUDA graph and replayed, so that launching from Python is not what is measured; each replay
-starts with a cold L2 cache. Rates count the work that is asked for only: 4 * head_dim floating-point operations for
+starts with a cold L2 cache. Rates count the required work only: 4 * head_dim floating-point operations for
 each query and key that it sees. The roofline takes the rate of a large matrix product and the bandwidth of a large
 copy, both measured in the same run. The batch is such that every case has the same number of tokens.
 """
@@ -268,7 +268,7 @@ def timed_row(name: str, case: Case, call: Callable[[], Any], ceilings: Ceilings
 
 
 def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
-    """What is wrong with the kernels' answer, as a sentence; None also where it is not asked for.
+    """What is wrong with the kernels' answer, as a sentence; None also where it is not requested.
 
     Triton's interpreter multiplies the bit patterns of bfloat16 as integers, and takes long for a long text.
     """
@@ -289,7 +289,7 @@ def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
 
 
 def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
-    """The table's tiles first, then others; those that do not fit are told."""
+    """The table's tiles first, then others; those that do not fit are reported."""
     from triton.runtime.errors import OutOfResources
 
     shapes = [(case.batch, case.heads, case.tokens, case.head_dim)]

@@ -118,7 +118,7 @@ def test_the_check_that_precedes_timing_runs_the_kernel(
 
 @pytest.mark.nightly
 @pytest.mark.parametrize(("options", "cases"), [("window", 5), ("blocks --tune", 2)], ids=["window", "blocks"])
-def test_the_kernels_of_one_operator_can_be_asked_for(options: str, cases: int, tmp_path: Path) -> None:
+def test_the_kernels_of_one_operator_can_be_requested(options: str, cases: int, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
     output = tmp_path / "rows.jsonl"
     command = [sys.executable, "-m", "benchmarks.gpu", "--rehearse", "kernels", *options.split(), "--output", output]

@@ -46,7 +46,7 @@ def compared(target: Target, *, difference: float = 0.0) -> dict[str, Any]:
     ],
     ids=["ratio", "missed ratio", "figure", "missed figure"],
 )
-def test_a_missed_target_is_said_and_is_the_exit_status(
+def test_a_missed_target_is_reported_and_is_the_exit_status(
     against: str | None, at_most: float, status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = compared(Target("ours", against, Figure.LATENCY, at_most))

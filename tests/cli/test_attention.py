@@ -43,7 +43,7 @@ def test_a_windowed_build_says_that_answers_change_and_is_verified_case_by_case(
         assert sum(line.startswith(f"-[x] {graph}: {cases} of {cases} checks passed, ") for line in checks) == 1
 
 
-def test_inspect_tells_the_window(hdexport: Command, windowed) -> None:
+def test_inspect_describes_the_window(hdexport: Command, windowed) -> None:
     lines = hdexport("inspect", windowed[0]).stdout.splitlines()
     assert "attention      hdexport::SlidingWindowAttention x2" in lines
     assert "windows        tokens on each side: 20 in 2 layers" in lines

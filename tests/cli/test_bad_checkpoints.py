@@ -18,7 +18,7 @@ import hdexport.cli
 from hdexport.checkpoint import find_checkpoint
 from hdexport.model.tasks import Task
 from hdruntime.errors import HdexportError
-from support.tiny_models import save_sentence_modules, save_tiny_model
+from support.tiny_models import change_json, save_sentence_modules, save_tiny_model
 
 WIDTH = 32
 Change = Callable[[Path], object]
@@ -62,11 +62,7 @@ def config(**changes: object) -> Change:
 
 
 def merged(file: str, **changes: object) -> Change:
-    def change(directory: Path) -> None:
-        values = json.loads((directory / file).read_text())
-        (directory / file).write_text(json.dumps(values | changes))
-
-    return change
+    return lambda directory: change_json(directory / file, **changes)
 
 
 def added(file: str, member: str) -> Change:
@@ -202,7 +198,7 @@ def test_sentence_modules_that_cannot_be_right_are_refused(
     assert message in refusal(sentence_checkpoint, change)
 
 
-def test_a_link_to_itself_is_no_model(refusal: Callable[..., str], tmp_path: Path, capsys: Any) -> None:
+def test_a_link_to_itself_is_not_a_model(refusal: Callable[..., str], tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "loop").symlink_to("loop")
     assert hdexport.cli.main(["build", str(tmp_path / "loop"), "-o", str(tmp_path / "bundle")]) == 1
     assert "There is no model directory" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 import hdruntime
 from hdexport.cli import main
@@ -65,32 +65,11 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     )
 
 
-def test_a_bundle_holds_its_files_and_nothing_else(bundle: Path) -> None:
-    assert names_in(bundle) == [
-        "config.json",
-        "manifest.json",
-        "model.onnx",
-        "model.onnx.data",
-        "onnxruntime_cpu.onnx",
-        "onnxruntime_cuda.onnx",
-        "tokenizer.json",
-    ]
-    # The link is ours.
-    assert names_in(bundle.parent) == ["tiny", "tiny-bert"]
-
-
 def test_a_bundle_does_not_say_where_it_was_built(bundle: Path, checkpoint: Path) -> None:
     made_by = hdruntime.open_bundle(bundle).manifest.made_by
     assert made_by["source"] == "tiny-bert"
     assert made_by["command"] == "hdexport build tiny-bert --max-len 100 --target onnx -o tiny"
     assert str(checkpoint.parent) not in (bundle / "manifest.json").read_text()
-
-
-def test_the_outcome_of_the_verification_is_recorded(bundle: Path) -> None:
-    verification = hdruntime.open_bundle(bundle).manifest.verification
-    assert verification is not None
-    assert verification["passed"] is True
-    assert set(verification["graphs"]) == {"model.onnx", "onnxruntime_cpu.onnx"}  # type: ignore[call-overload]
 
 
 def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_after_it(
@@ -178,7 +157,7 @@ def test_an_option_that_does_not_fit_is_explained(
     assert names_in(tmp_path) == []
 
 
-def test_a_flavour_that_cannot_build_here_is_an_error_where_it_was_asked_for(
+def test_a_requested_flavour_that_cannot_build_here_is_an_error(
     refused: Refused, checkpoint: Path, tmp_path: Path
 ) -> None:
     from hdexport.engines.tensorrt_packages import buildable_flavours
@@ -199,17 +178,6 @@ def _pickled(model: Path) -> None:
 
     torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
     (model / "model.safetensors").unlink()
-
-
-def test_a_weight_outside_of_float16_is_named(refused: Refused, copied: Path, tmp_path: Path) -> None:
-    weights = load_file(copied / "model.safetensors")
-    weights["encoder.layer.1.output.dense.weight"][3, 5] = 1e6
-    save_file(weights, copied / "model.safetensors", metadata={"format": "pt"})
-    refused(
-        *("build", copied, "--fp16", "--target", "onnx", "-o", tmp_path / "out"),
-        message=r"encoder\.layer\.1\.output\.dense\.weight \(largest magnitude 1e\+06\)\.\nBuild with --bf16",
-    )
-    assert names_in(tmp_path) == ["copied"]
 
 
 def test_a_pickle_is_built_where_it_is_allowed(hdexport: Command, copied: Path, tmp_path: Path) -> None:
@@ -244,17 +212,6 @@ def test_an_output_that_exists_needs_force(refused: Refused, checkpoint: Path, b
     assert contents(tmp_path) == before
 
 
-def test_the_old_bundle_survives_a_failed_build(refused: Refused, copied: Path, bundle: Path, tmp_path: Path) -> None:
-    shutil.copytree(bundle, tmp_path / "out")
-    # It is read last of all, when the graphs have been written.
-    os.truncate(copied / "tokenizer.json", 500)
-    before = contents(tmp_path)
-    options = ("--force", "--target", "onnx", "-o", tmp_path / "out")
-    refused("build", copied, *options, message=r"tokenizer of .* could not be read: .*\nDownload the model again")
-    assert contents(tmp_path) == before
-    hdruntime.open_bundle(tmp_path / "out")
-
-
 @pytest.mark.parametrize("moment", ["/manifest.json", pytest.param("/model.onnx.data", marks=pytest.mark.nightly)])
 def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_next_removes_the_rest(
     hdexport: Command, checkpoint: Path, bundle: Path, tmp_path: Path, moment: str
@@ -286,7 +243,7 @@ def test_a_build_that_is_killed_leaves_no_bundle_and_the_old_one_whole_and_the_n
     hdruntime.open_bundle(tmp_path / "out")
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     """On file systems too small for the bundle, at its beginning and further on, in a mount namespace of our own."""
     done = on_full_disks(["build", checkpoint, "--target", "onnx", "--no-verify"], tmp_path)
     assert re.findall("rc: .*", done.stdout) == ["rc: 1 []"] * 2

@@ -69,14 +69,14 @@ def test_options_may_stand_before_and_between_what_they_belong_to(line: str) -> 
 
 @pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:6379"])
 @pytest.mark.parametrize("form", ["--ray {}", "--ray={}"])
-def test_the_address_of_a_cluster_is_told_from_a_bundle(form: str, address: str) -> None:
+def test_the_address_of_a_cluster_is_distinguished_from_a_bundle(form: str, address: str) -> None:
     words = f"run {form.format(address)} b 1.txt -o out.jsonl".split()
     options = parser(words).parse_args(words)
     assert (options.ray, options.bundle) == (address, Path("b"))
 
 
 @pytest.mark.parametrize("line", ["-v inspect {}", "inspect -v {}", "inspect {} --verbose", "--debug inspect {}"])
-def test_logging_is_asked_for_before_or_after_the_command(hdexport: Command, tmp_path: Path, line: str) -> None:
+def test_logging_is_set_before_or_after_the_command(hdexport: Command, tmp_path: Path, line: str) -> None:
     words = line.format(make_bundle(tmp_path / "bundle")).split()
     assert parser(words).parse_args(words).__dict__.keys() & {"verbose", "debug"}
     assert hdexport(*words).returncode == 0

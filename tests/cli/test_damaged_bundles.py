@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 
 from hdruntime.constants import FORMAT_VERSION
 from support.tiny_bundle import make_bundle
+from support.tiny_models import change_json
 
 
 def _changed_byte(bundle: Path) -> None:
@@ -19,12 +19,7 @@ def _changed_byte(bundle: Path) -> None:
 
 
 def _newer_format(bundle: Path) -> None:
-    manifest = json.loads((bundle / "manifest.json").read_text())
-    (bundle / "manifest.json").write_text(json.dumps(manifest | {"format_version": FORMAT_VERSION + 1}))
-
-
-def _no_manifest(bundle: Path) -> None:
-    (bundle / "manifest.json").unlink()
+    change_json(bundle / "manifest.json", format_version=FORMAT_VERSION + 1)
 
 
 @pytest.mark.parametrize(
@@ -35,7 +30,10 @@ def _no_manifest(bundle: Path) -> None:
             _newer_format,
             rf"format version {FORMAT_VERSION + 1}; .* up to {FORMAT_VERSION}(.|\n)*pip install -U hdexport",
         ),
-        (_no_manifest, r"There is no bundle at .*manifest\.json\.\nBuild one with: hdexport build"),
+        (
+            lambda bundle: (bundle / "manifest.json").unlink(),
+            r"There is no bundle at .*manifest\.json\.\nBuild one with: hdexport build",
+        ),
     ],
 )
 def test_it_is_refused_by_every_command(

@@ -179,7 +179,7 @@ def test_too_little_memory_is_one_sentence(small: Path, megabytes: int) -> None:
     assert not list(small.glob(".out.jsonl*"))
 
 
-def test_of_a_page_of_advice_on_installations_the_error_is_said() -> None:
+def test_only_the_error_of_a_page_of_advice_on_installations_is_shown() -> None:
     page = "\n\nIMPORTANT: PLEASE READ THIS\n\nOriginal error was: a.so: failed to map segment from shared object\n\n"
     said = want_of_memory(ImportError(page))
     assert said is not None

@@ -17,7 +17,7 @@ from transformers import AutoTokenizer
 import hdruntime
 from hdexport.model.tasks import Task
 from support.full_disks import on_full_disks
-from support.tiny_models import BASE, save_tiny_model
+from support.tiny_models import BASE, change_json, save_tiny_model
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -54,16 +54,13 @@ def sentence_transformer(copied: Path) -> Path:
             "truncation": {"direction": "Right", "max_length": 20, "strategy": "LongestFirst", "stride": 0}
         },
     }.items():
-        values = json.loads((copied / name).read_text())
-        (copied / name).write_text(json.dumps(values | changes))
+        change_json(copied / name, **changes)
     (copied / "vocab.txt").write_text("w0\nw1\n")
     (copied / "optimizer.pt").write_bytes(b"weights of a training")
     return copied
 
 
-def test_every_limit_grows_and_what_is_no_part_of_a_checkpoint_stays(
-    installed: Command, sentence_transformer: Path, tmp_path: Path
-) -> None:
+def test_every_limit_grows_and_other_files_stay(installed: Command, sentence_transformer: Path, tmp_path: Path) -> None:
     longer = tmp_path / "longer"
     done = installed("extend", sentence_transformer, "--max-len", 200, "-o", longer)
     assert (done.returncode, done.stderr) == (0, "")
@@ -124,9 +121,8 @@ def test_an_option_that_does_not_fit_is_explained(
     assert names_in(tmp_path) == []
 
 
-def _other_rows(model: Path) -> None:
-    config = json.loads((model / "config.json").read_text())
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 80}))
+def _module_outside(model: Path) -> None:
+    (model / "modules.json").write_text('[{"type": "a.Transformer", "path": "../secret"}]')
 
 
 def _no_table(model: Path) -> None:
@@ -135,14 +131,13 @@ def _no_table(model: Path) -> None:
     save_file(weights, model / "model.safetensors")
 
 
-def _module_outside(model: Path) -> None:
-    (model / "modules.json").write_text('[{"type": "a.Transformer", "path": "../secret"}]')
-
-
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (_other_rows, r"position_embeddings\.weight has 64 rows, and config\.json says .* 80\.\n"),
+        (
+            lambda model: change_json(model / "config.json", max_position_embeddings=80),
+            r"position_embeddings\.weight has 64 rows, and config\.json says .* 80\.\n",
+        ),
         (_no_table, r"holds no position table.*\nCheck that config\.json belongs to the weights"),
         (_module_outside, r"names the folder '\.\./secret', which is not one of the checkpoint's own"),
     ],
@@ -165,7 +160,7 @@ def test_an_output_that_exists_needs_force(
     assert names_in(tmp_path) == ["copied"]
 
 
-def test_force_never_deletes_what_is_no_checkpoint_or_no_part_of_one(
+def test_force_never_deletes_what_does_not_belong_to_a_checkpoint(
     refused: Refused, checkpoint: Path, copied: Path, bundle: Path, tmp_path: Path
 ) -> None:
     thesis = tmp_path / "thesis"
@@ -186,7 +181,7 @@ def test_a_checkpoint_is_not_replaced_by_itself(refused: Refused, copied: Path) 
     assert json.loads((copied / "config.json").read_text())["max_position_embeddings"] == BASE
 
 
-def test_a_full_disk_is_said_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_leaves_nothing(checkpoint: Path, tmp_path: Path) -> None:
     """On file systems too small for the weights, in a mount namespace of our own."""
     done = on_full_disks(["extend", checkpoint, "--max-len", 4000], tmp_path)
     assert done.stdout == "rc: 1 []\n" * 2

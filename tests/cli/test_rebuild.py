@@ -72,7 +72,7 @@ def test_an_engine_is_rebuilt_for_another_gpu_without_the_checkpoint(hdexport, c
     assert "rebuilt by" in hdexport("inspect", copy).stdout
 
 
-def test_a_job_goes_on_with_a_bundle_that_was_rebuilt(hdexport, copy: Path, tmp_path: Path) -> None:
+def test_a_job_continues_with_a_rebuilt_bundle(hdexport, copy: Path, tmp_path: Path) -> None:
     before = manifest_of(copy)
     assert hdexport("rebuild", copy, "--sm", 120, "-o", tmp_path / "other").returncode == 0
     after = manifest_of(tmp_path / "other")
@@ -116,7 +116,7 @@ def test_a_bundle_without_engines_gets_one(installed, bundle: Path, tmp_path: Pa
         (["-o", "{tmp}/taken"], "taken exists"),
     ],
 )
-def test_what_cannot_be_rebuilt_is_said_and_nothing_changes(
+def test_what_cannot_be_rebuilt_is_reported_and_nothing_changes(
     refused, copy: Path, tmp_path: Path, arguments: list[str], message: str
 ) -> None:
     (tmp_path / "taken").mkdir()

@@ -21,13 +21,13 @@ from hypothesis import HealthCheck, given, settings
 
 import hdruntime
 from hdexport.attention.kinds import attention_of
-from hdruntime.bundle.manifest import Default, EngineFile, Fill, PaddingRule, ProfileShape
+from hdruntime.bundle.manifest import Default, Fill, PaddingRule
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, HdexportError
 from hdruntime.jobs.results import results_of_bundle
 from support.format_1 import format_1_of
-from support.tiny_bundle import INPUTS, make_bundle
+from support.tiny_bundle import INPUTS, engine_file, make_bundle
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -43,15 +43,7 @@ PASSPORT = {
     "onnx_sha256": {"model.onnx": "0" * 64},
     "built_on": {"platform": "linux", "driver": None, "gpu": None, "date": "2026-01-01"},
 }
-ENGINE = EngineFile(
-    file="engines/rtx.engine",
-    passport="engines/rtx.json",
-    flavour="tensorrt_rtx",
-    version="1.7.1",
-    precision="float32",
-    architectures=("sm89",),
-    profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 8, 16)),),
-)
+ENGINE = engine_file("rtx")
 WINDOW = {"kind": "window", "layers": (3,), "converted": {"tokens": 3, "global_tokens": 1, "dilation": (1,)}}
 BLOCKS = {
     "block_size": 2,
@@ -466,36 +458,26 @@ def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> 
     return manifest
 
 
-ANYTHING = settings(deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
-OF_ANY = given(name=st.sampled_from(["engine", "blocks", *(f"old {name}" for name in OLD)]), mutations=MUTATIONS)
+@pytest.mark.parametrize("examples", [300, pytest.param(1000, marks=pytest.mark.nightly)])
+def test_a_manifest_of_anything_is_refused_or_works(bundles: dict[str, Path], hdexport: Command, examples: int) -> None:
+    names = ["engine", "blocks", *(f"old {name}" for name in OLD)]
 
-
-@settings(ANYTHING, max_examples=300)
-@OF_ANY
-def test_a_manifest_of_anything_is_refused_or_works(
-    bundles: dict[str, Path], hdexport: Command, name: str, mutations: list[tuple[str, int, int]]
-) -> None:
-    check_a_manifest(bundles[name], hdexport, mutations)
-
-
-@pytest.mark.nightly
-@settings(ANYTHING, max_examples=1000)
-@OF_ANY
-def test_a_manifest_of_anything_else_is_refused_or_works(
-    bundles: dict[str, Path], hdexport: Command, name: str, mutations: list[tuple[str, int, int]]
-) -> None:
-    check_a_manifest(bundles[name], hdexport, mutations)
-
-
-def check_a_manifest(path: Path, hdexport: Command, mutations: list[tuple[str, int, int]]) -> None:
-    whole = (path / "manifest.json").read_bytes()
-    try:
-        write_json(path / "manifest.json", mutated(json.loads(whole), mutations))
+    @settings(
+        max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None
+    )
+    @given(name=st.sampled_from(names), mutations=MUTATIONS)
+    def check(name: str, mutations: list[tuple[str, int, int]]) -> None:
+        path = bundles[name]
+        whole = (path / "manifest.json").read_bytes()
         try:
-            use(path)
-        except HdexportError as error:
-            str(error).encode()
-        if not inspected(hdexport, path):
-            inspected(hdexport, path, "--json")
-    finally:
-        (path / "manifest.json").write_bytes(whole)
+            write_json(path / "manifest.json", mutated(json.loads(whole), mutations))
+            try:
+                use(path)
+            except HdexportError as error:
+                str(error).encode()
+            if not inspected(hdexport, path):
+                inspected(hdexport, path, "--json")
+        finally:
+            (path / "manifest.json").write_bytes(whole)
+
+    check()

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import hdruntime
+from support.tiny_models import change_json
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -23,8 +24,7 @@ def copy(bundle: Path, checkpoint: Path, tmp_path: Path) -> Path:
     """A bundle to verify again, its checkpoint beside it; its manifest holds no outcome."""
     (tmp_path / checkpoint.name).symlink_to(checkpoint)
     path = Path(shutil.copytree(bundle, tmp_path / "bundle"))
-    manifest = json.loads((path / "manifest.json").read_text())
-    (path / "manifest.json").write_text(json.dumps(manifest | {"verification": None}))
+    change_json(path / "manifest.json", verification=None)
     return path
 
 
@@ -93,7 +93,7 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
     )
 
 
-def test_lengths_that_are_left_out_are_said(hdexport: Command, copy: Path) -> None:
+def test_lengths_that_are_left_out_are_reported(hdexport: Command, copy: Path) -> None:
     done = hdexport("verify", copy, "--longest", 1)
     assert done.returncode == 0
     assert "-[-] lengths above 1: not checked; ask for them with --longest 100" in done.stdout
@@ -108,8 +108,7 @@ def test_a_checkpoint_that_moved_can_be_named(refused: Refused, copy: Path) -> N
 
 def test_another_model_is_refused(refused: Refused, checkpoint: Path, copy: Path, tmp_path: Path) -> None:
     other = shutil.copytree(checkpoint, tmp_path / "other")
-    config = json.loads((other / "config.json").read_text())
-    (other / "config.json").write_text(json.dumps(config | {"model_type": "ernie"}))
+    change_json(other / "config.json", model_type="ernie")
     before = (copy / "manifest.json").read_bytes()
     message = r"was built from a bert, and .* is a ernie\.\nName the checkpoint it was built from with --model"
     refused("verify", copy, "--model", other, message=message)

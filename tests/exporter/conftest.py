@@ -77,7 +77,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     All but the first have defaults; ``attention`` and ``last_block`` are what ``--attention`` and
     ``--bigbird-last-block`` take, ``changes`` are of the configuration.
 
-    What was asked for before, by whichever worker, is not built again.
+    What was requested before, by whichever worker, is not built again.
     """
 
     bundles: dict[str, TinyBundle] = {}

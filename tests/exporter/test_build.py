@@ -100,7 +100,7 @@ def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path,
     assert not any("model.onnx" in line and "FAILED" in line for line in lines)
 
 
-def test_an_engine_that_cannot_be_built_here_is_said_before_anything_is_done(checkpoint, tmp_path) -> None:
+def test_an_engine_that_cannot_be_built_here_is_reported_first(checkpoint, tmp_path) -> None:
     steps: list[str] = []
     progress = Progress()
     progress.step = steps.append  # type: ignore[method-assign]
@@ -142,6 +142,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
     assert manifest.verification is not None
     assert manifest.verification["passed"] is True
     assert manifest.verification["grid"] == "quick"
+    assert set(manifest.verification["graphs"]) == {"model.onnx", "onnxruntime_cpu.onnx"}
     assert manifest.made_by["command"] == "hdexport build tiny-bert"
     assert manifest.made_by["source"] == "tiny-bert"
     assert set(manifest.files) == {
@@ -153,6 +154,8 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
         "config.json",
     }
     assert open_bundle(tmp_path / "bundle").manifest == manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["bundle"]
+    assert {path.name for path in (tmp_path / "bundle").iterdir()} == {*manifest.files, "manifest.json"}
 
 
 def test_labels_are_in_the_order_of_the_logits(tiny_bundles) -> None:

@@ -24,9 +24,10 @@ import numpy as np
 import onnxruntime
 
 from fakes.simulated_device import SimulatedDevice
-from hdruntime.bundle.manifest import EngineFile, ProfileShape
+from hdruntime.bundle.manifest import ProfileShape
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
+from support.tiny_bundle import engine_file
 
 try:
     import tensorrt_rtx
@@ -378,15 +379,8 @@ def add_engine(
         changes: other fields of the engine in the manifest.
     """
     manifest = open_bundle(bundle).manifest
-    listed = EngineFile(
-        file=f"engines/{flavour}.engine",
-        passport=f"engines/{flavour}.json",
-        flavour=flavour,
-        version="9.9.9",
-        precision="float32",
-        architectures=("sm86",),
-        profiles=tuple(profiles),
-    )
+    made_for = {"flavour": flavour, "version": "9.9.9", "architectures": ("sm86",), "profiles": tuple(profiles)}
+    listed = engine_file(flavour, **made_for)
     (bundle / "engines").mkdir(exist_ok=True)
     model = (bundle / "model.onnx").read_bytes()
     (bundle / listed.file).write_bytes(simulated_engine(model, profiles, **(types or {})))

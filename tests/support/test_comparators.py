@@ -29,6 +29,7 @@ def with_row(row: np.ndarray) -> np.ndarray:
 
 WRONG = {
     "off by one row": np.roll(RIGHT, 1, axis=1),
+    "off by one feature": np.roll(RIGHT, 1, axis=2),
     "one row of another text": with_row(RIGHT[0, 64]),
     "scaled": RIGHT * 1.1,
     "scaled down": RIGHT * 0.9,
@@ -80,7 +81,7 @@ def test_an_error_just_above_twice_that_of_pytorch_is_refused_and_so_is_a_zero_r
         assert_as_accurate(pytorch, right, pytorch)
 
 
-def test_nothing_is_no_answer() -> None:
+def test_an_empty_answer_is_refused() -> None:
     with pytest.raises(AssertionError, match="nothing to compare"):
         assert_close(RIGHT[:0], RIGHT[:0], atol=1)
 
@@ -97,6 +98,7 @@ def test_verify_passes_the_right_answer(half_precision: bool) -> None:
     found = compare(RIGHT.copy(), RIGHT, half_precision=half_precision)
     assert found.passed
     assert (found.max_abs_error, found.min_cosine) == (0.0, pytest.approx(1.0))
+    assert compare(RIGHT.astype(np.float16), RIGHT, half_precision=True).passed
 
 
 @pytest.mark.parametrize("wrong", WRONG.values(), ids=WRONG)

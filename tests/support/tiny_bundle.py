@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
 
 from hdruntime.bundle.manifest import (
     Default,
+    EngineFile,
     Fill,
     GraphFile,
     InputSpec,
     Manifest,
     PaddingRule,
     Positions,
+    ProfileShape,
     Role,
     TensorSpec,
     TokenizerInfo,
@@ -175,6 +178,22 @@ def make_bundle(
     manifest = _manifest(task, tuple(graphs), token_types, tokenizer, dtype)
     seal(directory, dataclasses.replace(manifest, padding=padding))
     return directory
+
+
+def engine_file(name: str, **changes: Any) -> EngineFile:
+    """What a manifest lists of an engine of TensorRT-RTX; `changes` are other fields."""
+    return dataclasses.replace(
+        EngineFile(
+            file=f"engines/{name}.engine",
+            passport=f"engines/{name}.json",
+            flavour="tensorrt_rtx",
+            version="1.7.1",
+            precision="float32",
+            architectures=("sm89",),
+            profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 8, 16)),),
+        ),
+        **changes,
+    )
 
 
 def _manifest(task: str, graphs: tuple[GraphFile, ...], token_types: bool, tokenizer: bool, dtype: str) -> Manifest:

@@ -51,7 +51,7 @@ class Form:
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """What a kind is asked about.
+    """The model that a kind is set up for.
 
     Attributes:
         model: with `max_len` positions, in float32.
@@ -159,14 +159,14 @@ class AttentionKind:
     holds_scores: ClassVar[bool] = True
 
     def reads(self, spec: str) -> bool:
-        """Whether a value of ``--attention`` is of one of its forms, as far as its beginning tells."""
+        """Whether a value of ``--attention`` is of one of its forms, judged by its beginning."""
         return spec.partition(":")[0] in self.forms
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:
         """Declare its options in addition to ``--attention``."""
 
     def request(self, spec: str | None, options: Mapping[str, Any]) -> Any | None:
-        """What was asked for; None for nothing.
+        """What was requested; None for nothing.
 
         Args:
             spec: value of ``--attention``, if the kind reads it.
@@ -179,11 +179,11 @@ class AttentionKind:
         return None
 
     def setup(self, request: Any | None, subject: Subject) -> Setup | None:
-        """The kind's attention in a model; None where it has none and none was asked for.
+        """The kind's attention in a model; None where it has none and none was requested.
 
         Raises:
             ModelError: the model cannot be given it.
-            InputError: what was asked for does not fit the model.
+            InputError: what was requested does not fit the model.
         """
         return None
 

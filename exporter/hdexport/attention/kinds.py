@@ -79,14 +79,14 @@ def kind_named(name: object) -> AttentionKind:
 
 
 def attention_from_spec(spec: str | None, options: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """What was asked of each kind.
+    """The request for each kind.
 
     Args:
         spec: value of ``--attention``, for example ``window:256,global:1``; None where it was not given.
         options: those that kinds declare, by their names in Python: ``{"max_global": 32}``.
 
     Returns:
-        name of a kind -> its request, for those that something was asked of.
+        name of a kind -> its request, for the kinds that have one.
 
     Raises:
         InputError: a value is not of its form, or a number is out of its range.
@@ -109,8 +109,8 @@ def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str,
     """The attention that a model has, or gets: name of a kind -> setup, for the kinds that are in it.
 
     Raises:
-        ModelError: the model cannot be given what was asked for.
-        InputError: what was asked for does not fit the model.
+        ModelError: the model cannot be given what was requested.
+        InputError: what was requested does not fit the model.
     """
     found = {kind.name: kind.setup(requests.get(kind.name), subject) for kind in kinds()}
     return {name: setup for name, setup in found.items() if setup is not None}

@@ -198,7 +198,7 @@ def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pic
             raise InputError(f"{model} names a revision, and so does --revision {revision}.\nLeave one of them out.")
         hub = HubModel(name=hub.name, revision=revision)
     path = download(hub, allow_pickle=allow_pickle)
-    # The cache names the directory after the commit, also where a branch was asked for.
+    # The cache names the directory after the commit, also where a branch was requested.
     return _read(path, name=hub.name.rpartition("/")[2], source=f"{hub.name}@{path.name}")
 
 

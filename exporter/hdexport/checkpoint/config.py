@@ -118,7 +118,8 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
                 f"{file} has {shown(key)} {value}, which is not finite.\n"
                 "Set it to the model's, or download the file again."
             )
-        if isinstance(value, str) and not _is_text(value):
+        # JSON can name halves of characters, which no file can hold.
+        if isinstance(value, str) and any("\ud800" <= character <= "\udfff" for character in value):
             raise ModelError(
                 f"{file} has {shown(key)} {shown(value)}, which is not valid Unicode.\nDownload the model again."
             )
@@ -140,11 +141,6 @@ def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
             pending += [(key, item) for item in value]
         else:
             yield key, value
-
-
-def _is_text(value: str) -> bool:
-    """Whether a file can hold it: JSON can name halves of characters."""
-    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _check_size(file: Path, key: str, value: object) -> None:

@@ -46,7 +46,7 @@ def download(model: HubModel, *, allow_pickle: bool) -> Path:
     """The model's files, downloaded where they are not in the cache yet.
 
     Args:
-        model: what to download. What is in the cache of a commit is not asked for again: commits do not change.
+        model: what to download. Files of a commit that are in the cache are not requested again: commits do not change.
         allow_pickle: also download ``*.bin`` where there are no safetensors.
 
     Returns:

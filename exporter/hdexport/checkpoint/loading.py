@@ -38,7 +38,7 @@ def load_model(
         settings: decide the model.
         family: of the model.
         task: decides the head.
-        made_for: tells the task that the checkpoint was made for, for messages.
+        made_for: returns the task that the checkpoint was made for, for messages.
         report: takes a line that names the weights that the task does not need, if there are any.
 
     Raises:

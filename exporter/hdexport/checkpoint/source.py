@@ -25,7 +25,7 @@ def sample_path() -> Path | None:
 
 
 def name_of_directory(path: Path) -> str:
-    """What a checkpoint in a directory is called; bundles hold no path, which would tell whose machine it was."""
+    """What a checkpoint in a directory is called; bundles hold no path, which would identify a machine."""
     resolved = path.resolve()
     return SAMPLE_MODEL if resolved.parent.name == _SAMPLE_PACKAGE else resolved.name
 

@@ -35,7 +35,7 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path) -> TokenizerInfo | 
     Raises:
         ModelError: the tokenizer's files cannot be read, or it knows ids that the model has no embeddings for.
     """
-    # First, for transformers' tokenizers read config.json, too, and what is wrong with it is not their fault.
+    # First, because transformers' tokenizers read config.json, too, and would be blamed for errors in it.
     vocab_size = checkpoint.settings().vocab_size
     tokenizer = checkpoint.tokenizer
     if tokenizer is None:

@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 done, 1 a known error, 2 done but rows failed; 130 interrupted, 143 terminated, 129 hung up,
-        141 where what was asked for could not be printed because its reader went away.
+        141 where what was requested could not be printed because its reader went away.
     """
     if "_ARGCOMPLETE" in os.environ:
         _complete(os.environ["COMP_LINE"])

@@ -75,7 +75,7 @@ class SelfAttention(torch.nn.Module):
 
         Args:
             hidden_states: [batch, tokens, hidden_size]; the result has the same shape.
-            attention_mask: the tokens; named as the original's argument, for the layers around call it by that.
+            attention_mask: the tokens; named as the original's argument, which the layers around use.
         """
         tokens = attention_mask
         query, key, value = (self._split(project(hidden_states)) for project in (self.query, self.key, self.value))

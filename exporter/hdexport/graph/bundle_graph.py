@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def read_graph(bundle: Bundle, graph: GraphFile, *, directory: Path | None = None) -> onnx_ir.Model:
-    """Read a graph; its weights stay in their files until they are asked for.
+    """Read a graph; its weights stay in their files until they are read.
 
     Args:
         bundle: what lists the graph.

@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 # Not a length, batch or block size that anything else uses, so that a frozen size shows at once.
 _TRACED_BATCH, _TRACED_TOKENS = 2, 37
 
-# An axis of size 1 is frozen whatever is asked for.
+# An axis of size 1 is always frozen.
 _FEWEST_TRACED_TOKENS = 2
 
 

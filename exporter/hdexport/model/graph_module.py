@@ -125,7 +125,7 @@ def graph_inputs(
         has_token_types: whether the model has a choice of token types.
         token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 after it;
             None: they are 0.
-        pools_prompts: whether all real tokens are pooled; else an input tells which.
+        pools_prompts: whether all real tokens are pooled; else an input marks them.
         others: of the model's attention.
     """
     types = Default(fill=Fill.ZEROS)

@@ -109,7 +109,7 @@ class GpuMemoryWatch:
             processes = nvml.nvmlDeviceGetComputeRunningProcesses(handle)
             used = nvml.nvmlDeviceGetMemoryInfo(handle).used
         except nvml.NVMLError as error:
-            logger.warning("NVML no longer tells the GPU's memory: %s", error)
+            logger.warning("NVML no longer reports the GPU's memory: %s", error)
             self._gpu = None
             return
         self._device_peak = max(self._device_peak, used)

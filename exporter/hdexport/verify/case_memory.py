@@ -76,7 +76,7 @@ def _scores_bytes_of_graph(graph: GraphFile, case: Case, manifest: Manifest, is_
 
 
 def _scores_bytes_of_reference(case: Case, manifest: Manifest) -> int:
-    """Of one row, for PyTorch gets one at a time; 0 where it slices them or never holds them."""
+    """Of one row, because PyTorch gets one at a time; 0 where it slices them or never holds them."""
     family = family_of(manifest.model_type)
     copies = (item.kind.reference_copies(item.record, family, manifest.num_heads) for item in attention_of(manifest))
     return max(copies, default=0) * _VALUE_BYTES * case.tokens**2

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[np.float32]
 def padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
     """The inputs, [batch, tokens] each; memories are 0.
 
-    On the right padding holds ordinary ids, for whatever stands there must not matter. On the left it holds the
+    On the right padding holds ordinary ids, because they must not matter. On the left it holds the
     padding id, from which models of RoBERTa's kind number their positions.
     """
     filler = (
@@ -77,7 +77,7 @@ def expected_rows(
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row's text alone: padding must change nothing but the positions it shifts.
 
-    PyTorch is asked about the padded batch where nothing else would do: blocks may be those of the batch; with padding
+    PyTorch runs the padded batch where nothing else would do: blocks may be those of the batch; with padding
     on the left a classifier of Hugging Face's reads the token at index 0, even where that is padding, and some models
     take no position ids.
 

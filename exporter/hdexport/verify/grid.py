@@ -1,4 +1,4 @@
-"""The grid of a verification: which lengths, batches and paddings a bundle is asked about."""
+"""The grid of a verification: the lengths, batches and paddings that a bundle is checked with."""
 
 from __future__ import annotations
 

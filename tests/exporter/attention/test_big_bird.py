@@ -275,7 +275,7 @@ def test_a_checkpoint_that_hugging_face_cannot_run_is_refused() -> None:
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_the_graph_has_one_node_per_layer_and_none_that_tensorrt_lacks(tiny_bundles, model_type: str) -> None:
+def test_the_graph_has_one_node_per_layer_and_only_operators_of_tensorrt(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     assert bundle.manifest.operators == {"hdexport::BlockSparseAttention": 2}
     assert recorded(bundle.manifest, "blocks") == BlockSparse(

@@ -102,7 +102,7 @@ def test_big_birds_own_sizes_are_the_default(setup_of) -> None:
         ),
     ],
 )  # fmt: skip
-def test_the_description_says_what_was_asked_for(setup_of, spec: str, options: dict, expected: dict) -> None:
+def test_the_description_is_that_of_the_request(setup_of, spec: str, options: dict, expected: dict) -> None:
     assert setup_of("bert", spec, **options).spec == big_bird(**expected)
 
 
@@ -198,7 +198,7 @@ def test_what_does_not_fit_is_refused(
         setup_of(model_type, spec, **options)
 
 
-def test_a_big_bird_that_is_dense_says_so(setup_of) -> None:
+def test_a_dense_big_bird_is_reported(setup_of) -> None:
     with pytest.raises(ModelError, match=r'original_full.*\nLeave out --attention, or set "attention_type"'):
         setup_of("big_bird", "bigbird:mode=table", config={"attention_type": "original_full"})
 

@@ -108,7 +108,7 @@ def test_projections_of_all_tokens_are_left_out_where_that_is_less_work(tiny_bun
 
 
 @each_bundle
-def test_the_graph_has_one_node_per_layer_and_none_that_tensorrt_lacks(
+def test_the_graph_has_one_node_per_layer_and_only_operators_of_tensorrt(
     tiny_bundles, model_type: str, options: dict[str, Any]
 ) -> None:
     bundle = tiny_bundles(model_type, **options)

@@ -81,7 +81,7 @@ def test_models_of_other_attention_answer_as_they_did_before(
         assert (one - other).abs().max() > 0.01
 
 
-def test_a_model_and_its_reference_agree_whichever_is_asked_first(new_model: Callable[[], Model]) -> None:
+def test_a_model_and_its_reference_agree_in_either_order(new_model: Callable[[], Model]) -> None:
     """And while models of other attention are asked between them."""
     traced = {name: with_operators(new_model(), spec) for name, spec in SPECS.items()}
     references = {name: as_reference(new_model(), spec) for name, spec in SPECS.items()}

@@ -99,7 +99,7 @@ def test_both_graphs_answer_as_hugging_face_under_a_mask_of_pairs(tiny_bundles, 
         if name != "default"
     ],
 )
-def test_every_kind_of_window_is_what_was_asked_for(tiny_bundles, spec: str) -> None:
+def test_every_kind_of_window_is_as_requested(tiny_bundles, spec: str) -> None:
     check(tiny_bundles("roberta", attention=spec), spec)
 
 

@@ -130,7 +130,7 @@ def test_a_failure_ends_the_search_with_what_was_seen_to_fit(status: Status, pla
 
 
 @pytest.mark.parametrize("most_texts", [1, 2, 37, 4096])
-def test_the_largest_batch_that_is_tried_is_no_limit(most_texts: int) -> None:
+def test_the_largest_batch_that_is_tried_is_not_a_limit(most_texts: int) -> None:
     machine = Machine(lambda batch: 1e9 + batch)
     found = largest_batch(machine, budget_bytes=_BUDGET, most_texts=most_texts)
     assert (found.batch, found.is_limit) == (most_texts, False)

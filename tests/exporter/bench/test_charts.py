@@ -18,7 +18,7 @@ from hdexport.bench.page.charts import Look, chart, write_pngs
 from hdexport.bench.page.figures import FIGURES, Figure, describe
 from hdexport.bench.page.palette import DARK_COLOURS, LIGHT_COLOURS, SeriesStyle
 from hdexport.bench.results.result import BenchResult, CaseResult, PeakMemory, Status
-from support.sample_results import BATCHES, OPTIMUM, OURS, TORCH, sample_result
+from support.sample_results import BATCHES, OPTIMUM, OURS, TORCH, sample_result, with_cases
 
 FIGURE = {figure.key: figure for figure in FIGURES}
 LOOK = Look(series=LIGHT_COLOURS, ink="#000000", wrong="#ff0000", has_legend=True)
@@ -26,14 +26,13 @@ LOOK = Look(series=LIGHT_COLOURS, ink="#000000", wrong="#ff0000", has_legend=Tru
 
 def with_errors(value: float | None) -> BenchResult:
     """Every answer is off by that."""
-    result = sample_result()
 
     def change(case: CaseResult) -> CaseResult:
         if case.error is None:
             return case
         return dataclasses.replace(case, error=dataclasses.replace(case.error, max_abs_error=value, passed=False))
 
-    return dataclasses.replace(result, cases=tuple(map(change, result.cases)))
+    return with_cases(sample_result(), change)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -108,7 +107,7 @@ def test_memory_is_the_gpus_where_there_is_one_and_growth_is_not_shown() -> None
         memory = PeakMemory(rss_bytes=9_000_000_000, growth_bytes=5, vram_bytes=2_000_000_000)
         return dataclasses.replace(case, memory=memory) if case.memory else case
 
-    result = dataclasses.replace(sample_result(), cases=tuple(map(on_gpu, sample_result().cases)))
+    result = with_cases(sample_result(), on_gpu)
     rows = chart_rows(result, FIGURE["memory"], 1)
     assert rows is not None
     assert {row["y"] for row in rows.points} == {2000.0}

@@ -51,7 +51,7 @@ def test_ten_percent_are_found_in_every_case_from_three_rounds() -> None:
     assert len(cases) >= 0.97 * SEEDS * 4  # two lengths, two batches
 
 
-def test_a_machine_that_is_slower_is_told_from_a_model_that_is() -> None:
+def test_a_slower_machine_is_distinguished_from_a_slower_model() -> None:
     before, after = pairs()[0]
     comparison = compare_results(before, slower(slower(after, 1.2, *MEASURED), 1.15, OURS))
     assert changed(comparison) == {OURS}
@@ -77,7 +77,7 @@ def test_without_peers_that_stayed_the_same_nothing_is_explained_away(why: str) 
     assert any("it is unknown whether" in line for line in comparison_lines(comparison))
 
 
-def test_one_round_says_so_and_assumes_the_documented_noise() -> None:
+def test_one_round_is_reported_and_assumes_the_documented_noise() -> None:
     before, after = (sample_result(seed=seed, rounds=1, noise=0.001) for seed in (1, 2))
     assert noise_of(before).spread == ASSUMED_SPREAD
     comparison = compare_results(before, slower(after, 1.08, OURS))
@@ -152,7 +152,7 @@ def test_largest_batches_are_compared_within_the_same_budget() -> None:
     assert not compare_results(before, dataclasses.replace(before, largest_batches=other)).changes
 
 
-def test_what_only_one_has_and_what_they_ran_on_is_said() -> None:
+def test_what_only_one_has_and_what_they_ran_on_is_reported() -> None:
     before, after = sample_result(), sample_result(lengths=(512, 1024))
     after = dataclasses.replace(
         after,

@@ -81,7 +81,7 @@ def test_growth_is_that_of_the_call_and_not_of_what_was_before() -> None:
     assert nothing < 5e6
 
 
-def test_growth_is_none_where_the_kernel_does_not_tell_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_is_unknown_where_the_kernel_does_not_report_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measure, "reset_peak", lambda: False)
     assert with_growth(lambda: "result") == ("result", None)
 

@@ -170,7 +170,7 @@ def test_an_answer_to_other_texts_is_wrong(workshop: Any) -> None:
         ),
     ],
 )
-def test_a_batch_that_a_session_runs_in_parts_is_no_batch(
+def test_a_batch_that_a_session_runs_in_parts_is_refused(
     workshop: Any,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,

@@ -137,7 +137,7 @@ def test_every_chart_has_one_line_per_series_and_one_mark_per_case(light: Visit)
     assert missing(light.page, sample_result()) == []
 
 
-def test_nothing_is_said_on_the_console_and_nothing_is_asked_of_the_network(light: Visit, html: Path) -> None:
+def test_the_console_stays_empty_and_the_network_is_not_used(light: Visit, html: Path) -> None:
     assert light.complaints == []
     assert light.requests == [html.as_uri()]
 
@@ -324,7 +324,7 @@ def test_paper_is_light_and_has_no_controls_even_from_dark_mode(dark: Visit) -> 
     page.get_by_label(TORCH, exact=True).check()
 
 
-def test_series_are_told_apart_without_colour(light: Visit) -> None:
+def test_series_are_distinguishable_without_colour(light: Visit) -> None:
     attributes = "nodes => nodes.map(node => node.getAttribute('stroke-dasharray'))"
     dashes = light.page.eval_on_selector_all("#chart-latency-8 g.mark-line path", attributes)
     assert len(set(dashes)) == len(MEASURED)

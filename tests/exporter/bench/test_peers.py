@@ -218,7 +218,7 @@ def test_a_compiler_that_fails_is_named(shallow: Any, monkeypatch: pytest.Monkey
         (dataclasses.replace(BIGBIRD, converted=True), "does not use block-sparse attention: its attention is dense"),
     ],
 )
-def test_who_knows_only_dense_attention_says_so_and_differs(
+def test_peers_of_dense_attention_alone_are_marked_and_differ(
     workshop: Any, manifest: Manifest, tmp_path: Path, attention: object, remark: str, peer: str
 ) -> None:
     dense = workshop("bert")
@@ -237,7 +237,7 @@ def test_who_knows_only_dense_attention_says_so_and_differs(
 
 
 @pytest.mark.parametrize("peer", list(PEERS))
-def test_who_has_no_table_of_random_blocks_says_so(manifest: Manifest, peer: str) -> None:
+def test_peers_without_a_table_of_random_blocks_are_marked(manifest: Manifest, peer: str) -> None:
     table = msgspec.to_builtins(dataclasses.replace(BIGBIRD, mode=Mode.TABLE, random_blocks=2))
     remark = PEERS[peer].remark(dataclasses.replace(manifest, model_type="big_bird", attention=(table,)))
     assert remark == "does not use the table of random blocks: all of its random blocks are block 0"
@@ -289,7 +289,7 @@ def test_onnx_runtime_without_a_gpu_is_refused_for_one(workshop: Any) -> None:
             PEERS[peer].prepare(case.subject, case.folder, device="cuda")
 
 
-def test_who_is_not_installed_says_how_to_install_it(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_peer_comes_with_its_installation(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(PEERS) == ["torch", "torch-compile", "onnx-plain", "optimum", "sentence-transformers"]
     assert [peer.name for peer in PEERS.values()] == list(PEERS)
     find_spec = importlib.util.find_spec
@@ -378,7 +378,7 @@ def test_optimums_failures_have_its_reason(workshop: Any, fake_optimum: Optimum,
         (("roberta", "question-answering"), ["--task", "question-answering", "--library-name", "transformers"]),
     ],
 )
-def test_optimum_is_asked_for_the_extended_checkpoint_and_the_task(
+def test_optimum_gets_the_extended_checkpoint_and_the_task(
     workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], options: list[str]
 ) -> None:
     fake_optimum("sys.exit(json.dumps(given))")
@@ -398,7 +398,7 @@ def test_optimum_is_asked_for_the_extended_checkpoint_and_the_task(
         (("bert",), None),
     ],
 )
-def test_what_optimums_graph_lacks_is_remarked(
+def test_what_is_missing_in_optimums_graph_is_remarked(
     workshop: Any, fake_optimum: Optimum, of_bundle: tuple[str, ...], remark: str | None
 ) -> None:
     graph = workshop("bert").subject.bundle / "model.onnx"

@@ -13,19 +13,16 @@ import pytest
 
 from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
 from hdexport.bench.run.plan import BenchOptions, Plan, plan
-from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
+from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import ThisMachine
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleNotFoundError, InputError
 from hdruntime.gpu.driver import Gpu
 from support.format_1 import format_1_of
+from support.tiny_bundle import engine_file
 
-ENGINE = EngineFile(
-    file="engines/rtx.engine", passport="engines/rtx.json", flavour="tensorrt_rtx", version="1.7.1.116",
-    precision="float32", architectures=("sm89",),
-    profiles=(ProfileShape(batch=(1, 1, 8), tokens=(1, 16, 16)),),
-)  # fmt: skip
+ENGINE = engine_file("rtx", version="1.7.1.116")
 LISTED_BLOCKS = msgspec.to_builtins(
     BlockSparse(
         pattern=Pattern.BLOCKS, block_size=4, mode=Mode.LISTS, random_blocks=0, global_tokens=0,
@@ -119,7 +116,7 @@ def test_a_bundle_of_format_version_1_shares_its_peers_with_one_of_today(bundle:
     assert names(planned(bundle, old, peers=("torch",)))[2:] == ["torch: bundle", "torch: old"]
 
 
-def test_bundles_of_one_name_are_told_apart(bundle: Path, tmp_path: Path) -> None:
+def test_bundles_of_one_name_are_distinguished(bundle: Path, tmp_path: Path) -> None:
     other = copied(bundle, tmp_path / "elsewhere" / "bundle")
     assert names(planned(bundle, other, peers=())) == [f"{bundle} (onnxruntime)", f"{other} (onnxruntime)"]
 

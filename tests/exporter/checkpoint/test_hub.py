@@ -5,7 +5,6 @@ The client is the real one, and the hub a server on this machine.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from hdexport.checkpoint import find_checkpoint, is_hub_source, path_of_source
 from hdexport.model.tasks import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.hub_server import HubServer
-from support.tiny_models import save_tiny_model
+from support.tiny_models import change_json, save_tiny_model
 
 MODEL = "someone/tiny-bert"
 
@@ -68,7 +67,7 @@ def test_a_model_is_downloaded_and_its_commit_is_its_source(hub: HubServer, tiny
     assert is_hub_source(checkpoint.source)
 
 
-def test_a_commit_is_not_asked_for_again(hub: HubServer, tiny_bert: Path, tmp_path: Path) -> None:
+def test_a_commit_is_not_requested_again(hub: HubServer, tiny_bert: Path, tmp_path: Path) -> None:
     commit = hub.push(MODEL, tiny_bert)
     path = find_checkpoint(MODEL).path
     hub.asked.clear()
@@ -80,8 +79,7 @@ def test_a_commit_is_not_asked_for_again(hub: HubServer, tiny_bert: Path, tmp_pa
 @pytest.mark.parametrize("naming", ["option", "suffix"])
 def test_a_revision_is_what_is_downloaded(hub: HubServer, tiny_bert: Path, tmp_path: Path, naming: str) -> None:
     old = Path(shutil.copytree(tiny_bert, tmp_path / "old"))
-    config = json.loads((old / "config.json").read_text())
-    (old / "config.json").write_text(json.dumps(config | {"layer_norm_eps": 1e-5}))
+    change_json(old / "config.json", layer_norm_eps=1e-5)
     hub.push(MODEL, tiny_bert)
     commit = hub.push(MODEL, old, branch="v1.0")
     for revision in ("v1.0", commit):

@@ -76,7 +76,7 @@ def test_settings_are_those_of_the_files(encoder: Path) -> None:
         ("tokenizer_config.json", {"model_max_length": 10**30}, BASE),
     ],
 )
-def test_the_own_length_is_the_least_of_those_that_are_said(
+def test_the_own_length_is_the_least_of_those_in_the_files(
     encoder: Path, file: str, values: dict[str, object], tokens: int
 ) -> None:
     change_json(encoder / file, **values)

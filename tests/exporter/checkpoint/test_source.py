@@ -44,7 +44,7 @@ def test_the_sample_model_is_found_where_it_is_installed(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("source", [None, "", ".", "..", "a\0b", "\ud800", "../model", "x" * 5000, "a/b@" + "0" * 40])
-def test_a_source_that_names_nothing_here_is_none(
+def test_a_source_without_a_directory_here_has_no_path(
     source: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import huggingface_hub.constants as constants

@@ -43,7 +43,7 @@ def test_a_vocabulary_alone_is_converted(tiny_bert: Path, tmp_path: Path) -> Non
     assert (info.pad_token_id, info.unk_token_id) == (0, 1)
 
 
-def test_a_checkpoint_without_a_tokenizer_is_said_to_take_ids(tiny_bert: Path, tmp_path: Path, caplog) -> None:
+def test_a_checkpoint_without_a_tokenizer_is_reported_to_take_ids(tiny_bert: Path, tmp_path: Path, caplog) -> None:
     remove_tokenizer(tiny_bert)
     with caplog.at_level(logging.WARNING):
         assert write_tokenizer(find_checkpoint(tiny_bert), tmp_path) is None

@@ -163,7 +163,7 @@ def test_the_passport_says_what_the_engine_is_and_comes_from(onnx_path: Path, tm
 
 @needs_rtx
 @pytest.mark.parametrize(("impl", "layers", "plugins"), [(AttentionImpl.PLUGIN, 3, 3), (AttentionImpl.NATIVE, 1, 0)])
-def test_windowed_layers_are_plugin_layers_or_none_as_asked(
+def test_windowed_layers_are_plugin_layers_only_if_requested(
     impl: AttentionImpl, layers: int, plugins: int, tmp_path: Path
 ) -> None:
     portable = ir.serde.deserialize_model(_encoder(layers, windowed=True))
@@ -200,7 +200,7 @@ for attempt in range(2):
 
 
 @needs_rtx
-def test_what_a_plugin_refuses_is_told_and_the_process_lives(tmp_path: Path) -> None:
+def test_what_a_plugin_refuses_is_reported_and_the_process_lives(tmp_path: Path) -> None:
     """In a process of its own, for TensorRT-RTX 1.7.1 by itself dies of a plugin that refuses a build."""
     refused: tuple[tuple[str, object, str], ...] = (
         ("dilation", [1, 2, 3], "dilation is [1, 2, 3]; it must have 1 value or 2"),
@@ -226,7 +226,7 @@ def test_what_a_plugin_refuses_is_told_and_the_process_lives(tmp_path: Path) -> 
 
 
 @needs_rtx
-def test_a_library_that_was_loaded_too_early_for_plugins_is_told(
+def test_a_library_that_was_loaded_too_early_for_plugins_is_reported(
     onnx_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("hdexport.engines.tensorrt_builder.provide_library_link", lambda: False)
@@ -235,7 +235,7 @@ def test_a_library_that_was_loaded_too_early_for_plugins_is_told(
 
 
 @needs_rtx
-def test_an_engine_is_for_the_architectures_asked_for_or_all_but_turing(onnx_path: Path, tmp_path: Path) -> None:
+def test_an_engine_is_for_the_requested_architectures_or_all_but_turing(onnx_path: Path, tmp_path: Path) -> None:
     assert EngineTarget(Backend.TENSORRT_RTX, ("sm89",)).architectures == ("sm89",)
     engine = _build(onnx_path, tmp_path, profiles=profiles_from_options(8))
     assert engine.architectures == EngineTarget(Backend.TENSORRT_RTX).architectures
@@ -289,7 +289,7 @@ def test_a_broken_graph_is_an_error_of_ours(content: bytes, tmp_path: Path) -> N
 
 
 @needs_rtx
-def test_an_operator_that_tensorrt_lacks_is_named(tmp_path: Path) -> None:
+def test_an_unsupported_operator_is_named(tmp_path: Path) -> None:
     model = _encoder(1)
     model.graph.node[-1].op_type, model.graph.node[-1].domain = "Sparkle", "elsewhere"
     del model.graph.node[-1].attribute[:]
@@ -316,7 +316,7 @@ def test_a_failed_build_leaves_the_old_engine(onnx_path: Path, tmp_path: Path) -
 
 
 @needs_rtx
-def test_errors_of_one_build_are_not_told_of_the_next(onnx_path: Path, tmp_path: Path) -> None:
+def test_errors_of_one_build_are_not_reported_for_the_next(onnx_path: Path, tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="257 tokens"):
         _build(onnx_path, tmp_path, max_len=_POSITIONS + 1)
     with pytest.raises(EngineError, match="300 tokens") as second:
@@ -390,7 +390,7 @@ def test_an_architecture_that_is_not_supported_is_refused_first(tmp_path: Path) 
 
 
 @needs_rtx
-def test_a_package_that_does_not_load_is_told_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_package_that_does_not_load_is_distinguished_from_a_missing_one(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(name: str) -> None:
         raise ImportError("libnvinfer.so.11: cannot open shared object file")
 
@@ -407,16 +407,11 @@ def test_tensorrt_that_is_not_installed_names_the_command() -> None:
 
 
 @pytest.mark.skipif(bool(gpu.gpus()), reason="there is a GPU")
-def test_tensorrt_without_a_gpu_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorrt_without_a_gpu_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the package is simulated; the missing GPU is real.
     monkeypatch.setattr("hdexport.engines.tensorrt_packages.require", lambda name: object())
     with pytest.raises(EngineError, match=r"CUDA sees no GPU here .*\n.*--target tensorrt-rtx"):
         EngineTarget(Backend.TENSORRT)
-
-
-@needs_rtx
-def test_a_flavour_that_can_build_is_found() -> None:
-    assert Backend.TENSORRT_RTX in buildable_flavours()
 
 
 @pytest.mark.parametrize(
@@ -433,6 +428,6 @@ def test_architectures_are_understood_as_users_write_them(text: str | None, name
 
 
 @pytest.mark.parametrize("text", ["", "ampere", "8", "80,,86", "8.6.1", "-80", "0x50"])
-def test_architectures_that_are_none_are_refused(text: str) -> None:
+def test_invalid_architectures_are_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--sm holds .*\n.*--sm 86,89"):
         architectures_from_option(text)

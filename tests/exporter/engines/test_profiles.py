@@ -89,13 +89,13 @@ def test_profiles_short_of_max_len_are_warned_about(caplog: pytest.LogCaptureFix
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "128,", "128;512", "1.5", "abc", "nan", " 128", "1_000", "\u0663"])
-def test_lengths_that_are_no_numbers_are_refused(value: str) -> None:
+def test_lengths_that_are_not_numbers_are_refused(value: str) -> None:
     with pytest.raises(InputError, match=r"--profiles holds .*\n.*--profiles 128,512,4096"):
         profiles_from_options(4096, profiles=value)
 
 
 @pytest.mark.parametrize("value", ["", "0", "-1", "1:0:8", "a:b:c", "1::8"])
-def test_batches_that_are_no_numbers_are_refused(value: str) -> None:
+def test_batches_that_are_not_numbers_are_refused(value: str) -> None:
     with pytest.raises(InputError, match=r"--batch holds .*\n.*1:1:8"):
         profiles_from_options(4096, batch=value)
 

@@ -40,7 +40,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
         (["tensorrt", "tensorrt"], (Backend.TENSORRT,)),
     ],
 )
-def test_what_is_named_is_asked_for_whatever_is_here(machine: Machine, targets: list[str], flavours: tuple) -> None:
+def test_named_targets_are_kept_whatever_is_installed(machine: Machine, targets: list[str], flavours: tuple) -> None:
     machine()
     assert flavours_of_targets(targets) == flavours
 

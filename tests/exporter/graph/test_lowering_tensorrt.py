@@ -114,7 +114,7 @@ def test_float32_keeps_the_body_because_tensorrt_fuses_none() -> None:
 
 
 @pytest.mark.parametrize("head_dim", [8, 264])
-def test_heads_without_a_kernel_keep_the_body_and_say_so(head_dim: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_heads_without_a_kernel_keep_the_body_with_a_warning(head_dim: int, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         lowered = tensorrt_graph(attention_model(Dense(dtype="float16", head_dim=head_dim)), dtype="float16")
     assert [node.op_type for node in lowered.graph] == ["DenseAttention"]

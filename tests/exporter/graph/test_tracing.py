@@ -7,7 +7,7 @@ import torch
 
 from hdexport.attention.interface import use_operators
 from hdexport.graph.tracing import trace
-from hdexport.model.graph_module import OUTPUTS_OF_TASK, GraphModule, graph_inputs
+from hdexport.model.graph_module import GraphModule, graph_inputs
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 from hdruntime.errors import ExportError
@@ -126,8 +126,3 @@ def test_an_axis_that_is_frozen_is_refused(model) -> None:
 def test_what_cannot_be_traced_is_an_error_with_its_root_cause(model) -> None:
     with pytest.raises(ExportError, match=r"PyTorch could not export the model: \w*(Guard|DataDependent|Unsupported)"):
         trace(_Wrong(model, "depends on data"), max_len=64, vocab_size=VOCAB_SIZE)
-
-
-@pytest.mark.parametrize("task", Task)
-def test_outputs_start_with_the_batch(task: Task) -> None:
-    assert list(OUTPUTS_OF_TASK[task]) == list(SHAPES[task.value])

@@ -111,7 +111,7 @@ def test_positions_by_the_padding_rule_are_one_lookup(tiny_bundles, model_type: 
         ("bert", "feature-extraction", {"num_attention_heads": 1, "type_vocab_size": 1, "hidden_act": "relu"}),
     ],
 )
-def test_a_token_type_that_is_no_choice_is_a_constant_row(tiny_bundles, model_type: str, task: str, changes) -> None:
+def test_a_single_token_type_is_a_constant_row(tiny_bundles, model_type: str, task: str, changes) -> None:
     bundle = tiny_bundles(model_type, task, **changes)
     assert [spec.name for spec in bundle.manifest.inputs] == ["input_ids", "attention_mask"]
     assert gathers_from(bundle.graph, "token_type") == 0

@@ -46,7 +46,7 @@ def test_every_task_has_a_class_of_transformers_and_outputs(task: Task) -> None:
         ("SomethingOfItsOwn", Task.FEATURE_EXTRACTION),
     ],
 )
-def test_the_architecture_tells_the_task(architecture: str, task: Task) -> None:
+def test_the_architecture_decides_the_task(architecture: str, task: Task) -> None:
     assert infer_task([architecture], is_sentence_transformer=False) is task
 
 
@@ -61,7 +61,7 @@ def test_what_a_family_is_pretrained_as_can_be_built(model_type: str) -> None:
     assert type(transformers.AutoConfig.for_model(model_type)) in auto_class._model_mapping
 
 
-def test_the_first_architecture_that_says_something_counts() -> None:
+def test_the_first_architecture_with_a_head_counts() -> None:
     architectures = ["BertModel", "BertForSequenceClassification", "BertForMaskedLM"]
     assert infer_task(architectures, is_sentence_transformer=False) is Task.TEXT_CLASSIFICATION
     assert infer_task([], is_sentence_transformer=False) is Task.FEATURE_EXTRACTION

@@ -99,7 +99,7 @@ def test_the_watch_sees_the_peak_of_this_process_while_the_block_runs(give_nvml:
 
 
 @pytest.mark.parametrize("is_listed", [False, True])
-def test_a_process_whose_memory_is_not_told_has_the_rise_of_the_device(
+def test_a_process_of_unknown_memory_has_the_rise_of_the_device(
     is_listed: bool, give_nvml: GiveNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nvml = give_nvml([100, 150, 900, 400], [None])
@@ -111,7 +111,7 @@ def test_a_process_whose_memory_is_not_told_has_the_rise_of_the_device(
     assert (watch.peak_bytes, watch.is_of_process) == (800, False)
 
 
-def test_a_resting_watch_looks_only_when_told(give_nvml: GiveNvml) -> None:
+def test_a_resting_watch_looks_only_on_request(give_nvml: GiveNvml) -> None:
     nvml = give_nvml([0], [5])
     with GpuMemoryWatch() as watch:
         watch.rest()

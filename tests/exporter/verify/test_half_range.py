@@ -214,7 +214,7 @@ def test_a_weight_that_is_not_finite_is_named(changed, number) -> None:
     assert "weight model.encoder.layer.1.output.dense.bias, magnitude infinity or NaN" in check.problem
 
 
-def test_infinity_in_the_place_of_masked_values_is_no_overflow(changed) -> None:
+def test_infinity_in_the_place_of_masked_values_is_not_an_overflow(changed) -> None:
     def change(graph: ir.Graph) -> None:
         cast = graph.outputs[0].producer()
         mask = next(node for node in graph if node.outputs[0].dtype is ir.DataType.BOOL).outputs[0]

@@ -114,7 +114,7 @@ def verified(bundle, path: Path | None = None) -> tuple[Verification, list[str]]
     return verify_bundle(opened, reference_for(bundle), **options), lines
 
 
-def test_logits_that_do_not_fit_are_compared_at_some_tokens_and_that_is_said(with_vocabulary) -> None:
+def test_logits_that_do_not_fit_are_compared_at_some_tokens_and_reported(with_vocabulary) -> None:
     found, lines = verified(with_vocabulary)
     assert found.passed
     assert found.not_checked == ("onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU",)
@@ -147,7 +147,7 @@ def test_a_wrong_vocabulary_shows_at_some_tokens(with_vocabulary, tmp_path) -> N
         assert check.outputs["head_input"].passed
 
 
-def test_a_token_that_is_no_sample_is_compared_before_the_vocabulary(with_vocabulary) -> None:
+def test_a_token_that_is_not_a_sample_is_compared_before_the_vocabulary(with_vocabulary) -> None:
     samples = sampled_tokens(LONG, 64)
     token = next(token for token in range(300) if token not in samples)
     states, logits = np.ones((1, 300, 32), np.float32), np.ones((1, len(samples), 5), np.float32)
@@ -167,7 +167,7 @@ def test_samples_are_real_tokens_of_every_row_and_around_the_checkpoints_positio
     assert set(sampled_tokens(Case(tokens=1, lengths=(1,), padding="none"), 64)) == {0}
 
 
-def test_a_case_that_does_not_fit_is_not_checked_which_is_said_with_its_size(with_vocabulary, tmp_path) -> None:
+def test_a_case_that_does_not_fit_is_reported_with_its_size(with_vocabulary, tmp_path) -> None:
     def multiply(model: ir.Model) -> None:
         # A head that is more than a projection, a bias and a cast cannot be taken apart.
         one = ir.node("Constant", [], attributes={"value": ir.tensor(np.float32(1))})

@@ -130,7 +130,7 @@ def test_kernels_name_no_path_of_the_machine_that_compiled_them(attend: Compiled
         assert os.fsencode(Path(aot.__file__).parent) not in file.read_bytes()
 
 
-def test_a_pointer_that_a_kernel_does_without_is_no_argument_of_it(tmp_path: Path) -> None:
+def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(tmp_path: Path) -> None:
     (with_table,) = (source for source in sources_of(64) if source.function == "list_blocks")
     face = face_of(OPERATORS["BlockSparseAttention"])
     shapes = [*[(1, 1, 1, 64)] * 3, (1, 1)]
@@ -342,7 +342,7 @@ def test_a_source_that_does_not_fit_its_kernel_is_refused(
         compile_kernels([another(**changes)], cache=tmp_path / "cache")
 
 
-def test_a_cache_that_cannot_be_written_is_an_error_that_says_so(kernel_module: Path, tmp_path: Path) -> None:
+def test_a_cache_that_cannot_be_written_is_an_error(kernel_module: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(KernelError, match=r"cannot be kept in .*file/cache(.|\n)*Set XDG_CACHE_HOME"):
         compile_kernels([another()], cache=tmp_path / "file" / "cache")

@@ -58,7 +58,7 @@ def _write_kernel(folder: Path) -> None:
 
 @needs_cuda_python
 @pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="needs a C compiler on Linux")
-def test_the_driver_reads_what_a_launch_was_told(tmp_path: Path) -> None:
+def test_the_driver_reads_the_arguments_of_a_launch(tmp_path: Path) -> None:
     _write_kernel(tmp_path / "kernels")
     library = tmp_path / "libcuda.so.1"
     flags = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library)]

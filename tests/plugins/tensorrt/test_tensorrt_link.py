@@ -89,6 +89,6 @@ def test_without_the_link_the_process_dies(bare_installation: Path) -> None:
     assert "terminate called" in result.stderr
 
 
-def test_a_link_that_comes_too_late_says_so(bare_installation: Path) -> None:
+def test_a_link_that_comes_too_late_is_reported(bare_installation: Path) -> None:
     result = _run(bare_installation, _TOO_LATE)
     assert result.stdout.strip() == "too late", result.stderr

@@ -500,7 +500,7 @@ def test_plugins_keep_the_folder_that_they_were_created_with(kernels: Path) -> N
     assert plugin_of(trt, WINDOW, None).kernels is None
 
 
-def test_registering_again_is_no_error_and_makes_no_second_creator() -> None:
+def test_registering_again_makes_no_second_creator() -> None:
     for _ in range(2):
         with plugins_with_kernels(trt, None):
             pass

@@ -176,7 +176,7 @@ def _check_shapes(path: Path, counts: Integers, indices: Integers, *, heads: int
         raise InputError(
             f"{path}: {_COUNTS} and {_INDICES} have the shapes {list(counts.shape)} and {list(indices.shape)}; they "
             f"must be [H, {blocks}] and [H, {blocks}, most], with 1 or {heads} for H: {sizes}.\n"
-            "Make the mask for a text of --max-len tokens, and for the block= that is asked for."
+            "Make the mask for a text of --max-len tokens, and for the requested block=."
         )
 
 
@@ -193,7 +193,7 @@ def _check_entries(path: Path, name: str, array: Integers, is_wrong: npt.NDArray
         place = tuple(map(int, np.argwhere(is_wrong)[0]))
         raise InputError(
             f"{path}: {name} lists block {array[place]} at {list(place)}; the longest text has the blocks 0 to "
-            f"{blocks - 1}.\nCount blocks from 0, of the size that is asked for with block=."
+            f"{blocks - 1}.\nCount blocks from 0, of the size given by block=."
         )
 
 

@@ -1,4 +1,4 @@
-"""Block-sparse attention in words: what was asked for, and what a manifest says."""
+"""Block-sparse attention in words: what was requested, and what a manifest says."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class BlockSparse:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockRequest:
-    """Block-sparse attention, as it was asked for; None where nothing was said.
+    """Block-sparse attention as requested; None where nothing was given.
 
     Attributes:
         pattern: in place of dense attention, or ``bigbird`` for a BigBird's own; None where only options were given.

@@ -89,7 +89,7 @@ class BlockSetup(Setup):
 
 
 def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | None:
-    """The block-sparse attention that a model has, or gets; None where it has none and none was asked for.
+    """The block-sparse attention that a model has, or gets; None where it has none and none was requested.
 
     Raises:
         ModelError: the model cannot be given it.

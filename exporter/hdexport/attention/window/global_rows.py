@@ -55,7 +55,7 @@ def find_global_rows(token_kind: torch.Tensor, bound: int) -> GlobalRows:
         token_kind: [batch, tokens], int32, 2 for global tokens; at most `bound` of them per text.
         bound: slots to find them in, 1 or more; a constant of the graph.
     """
-    # TopK needs at least as many values as it is asked for, whatever the length of the text: hence the padding.
+    # TopK needs at least as many values as it returns, whatever the length of the text: hence the padding.
     kinds = torch.nn.functional.pad(token_kind.float(), (0, bound))
     top, index = torch.topk(kinds, bound, dim=1)
     filled = top == _GLOBAL
@@ -91,8 +91,8 @@ def attend_through_projections(
     """`attend_to_all` over keys K x + b and values V x + c of hidden states x, none of which are computed.
 
     q . (K x + b) = (K^T q) . x + q . b, and q . b is the same for all keys, so the softmax does not see it; and
-    sum p (V x + c) = V (sum p x) + c, for the weights p sum to 1. What is left to project is one vector per query and
-    head, not one per token; see `absorbs_projections`.
+    sum p (V x + c) = V (sum p x) + c, because the weights p sum to 1. What is left to project is one vector per query
+    and head, not one per token; see `absorbs_projections`.
 
     Args:
         query: [batch, heads, slots, head_dim]; the result has the same shape and dtype.

@@ -54,7 +54,7 @@ _DEFAULT_BOUND, _DEFAULT_BOUND_OF_QUESTIONS = 16, 64
 
 @dataclass(frozen=True, kw_only=True)
 class WindowRequest:
-    """What was asked for.
+    """What was requested.
 
     Attributes:
         window: in place of dense attention; None where the model keeps its own.

@@ -1,4 +1,4 @@
-"""Windowed attention in words: what was asked for, and what a manifest says."""
+"""Windowed attention in words: what was requested, and what a manifest says."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ def environment(threads: int | None = None) -> dict[str, str]:
         threads: CPU threads that the measured processes use; None leaves them out.
 
     Returns:
-        name -> text; what this machine does not have, or does not tell, is not in it.
+        name -> text; what this machine does not have, or does not report, is not in it.
     """
     found = {
         "cpu": _cpu_name(),

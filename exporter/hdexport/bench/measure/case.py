@@ -1,4 +1,4 @@
-"""The model that a benchmark is about, and one case: what its process is told, and what it measures."""
+"""The model that a benchmark is about, and one case: what its process gets, and what it measures."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Work", "roofline", "work_of", "works_of"]
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,7 +63,7 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
 
     Args:
         bundle_path: a bundle's directory.
-        global_tokens: leading tokens of each text that are global; None for what a session takes where it is not told:
+        global_tokens: leading tokens of each text that are global; None for a session's default:
             those of ``--attention window:...``, the first token of a Longformer, none of other models. A question's
             tokens are not known here and count as one.
 
@@ -90,10 +90,12 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
     products = sum(_flops_of_product(node) for node in model.graph)
     in_windows = sum(_flops_of_attention(*attention, marked) for attention in attentions)
     if_dense = sum(_flops_of_attention(output, "DenseAttention", {}, marked) for output, _, _ in attentions)
+    ends = (*model.graph.inputs, *model.graph.outputs)
+    interface_bytes = sum(int(math.prod(_sizes(value)) * value.dtype.itemsize) for value in ends)
     return Work(
         flops=products + in_windows,
         dense_flops=products + if_dense,
-        moved_bytes=_bytes_of_weights(model, tokens) + sum(_bytes_of_interface(model)),
+        moved_bytes=_bytes_of_weights(model, tokens) + interface_bytes,
     )
 
 
@@ -198,12 +200,6 @@ def _rows_used(node: onnx_ir.Node, index: int, tokens: int) -> int | None:
         return math.prod(_sizes(node.inputs[1]))
     # The rows of the positions, in order: the table is cut to the length of the text.
     return tokens if index == 0 and node.op_type == "Slice" else None
-
-
-def _bytes_of_interface(model: onnx_ir.Model) -> Iterator[int]:
-    for value in (*model.graph.inputs, *model.graph.outputs):
-        assert value.dtype is not None
-        yield int(math.prod(_sizes(value)) * value.dtype.itemsize)
 
 
 def _sizes(value: onnx_ir.Value | None) -> list[int]:

@@ -79,12 +79,6 @@ def _growth_mb(case: CaseResult) -> float | None:
     return case.memory.growth_bytes / 1e6
 
 
-def _max_abs_error(case: CaseResult) -> float | None:
-    if case.error is None:
-        return None
-    return float("inf") if case.error.max_abs_error is None else case.error.max_abs_error
-
-
 def _latency_texts(latency: Latency) -> dict[str, str]:
     return {
         "p50": f"{latency.p50_ms:.6g} ms",
@@ -150,7 +144,7 @@ FIGURES = (
     ),
     Figure(
         key="error", title="Largest error against PyTorch in float32", axis="max abs error", part="error",
-        value=_max_abs_error, text=_CELLS["error"].text, tick_format=".0e",
+        value=_figure("error", "size"), text=_CELLS["error"].text, tick_format=".0e",
     ),
     Figure(
         key="roofline", title="Fraction of the roofline reached", axis="of the machine's measured limit",

@@ -1,4 +1,4 @@
-"""`bench.html`: a benchmark's result as one page that needs no network, with charts that can be asked."""
+"""`bench.html`: a benchmark's result as one page that needs no network, with interactive charts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the series of a benchmark are told apart: by colour, and without it by dash and shape."""
+"""How the series of a benchmark are distinguished: by colour, and without it by dash and shape."""
 
 from __future__ import annotations
 

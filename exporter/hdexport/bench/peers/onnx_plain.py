@@ -1,4 +1,4 @@
-"""A plain export: what `torch.onnx.export` makes of PyTorch's model when it is told about dynamic axes and no more."""
+"""A plain export: what `torch.onnx.export` makes of PyTorch's model when it is given dynamic axes and nothing else."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def staged_export(folder: Path) -> AbstractContextManager[Path]:
 
 
 def check_provider(device: str) -> None:
-    """Refuse a GPU that the installed ONNX Runtime does not use, for it would run on the CPU instead.
+    """Refuse a GPU that the installed ONNX Runtime does not use: it would run on the CPU instead.
 
     Raises:
         BackendUnavailableError: with the command that installs the right one.
@@ -67,7 +67,7 @@ class OnnxPeer(Peer):
         return export_remark(manifest, self.example_tokens)
 
     def open(self, spec: CaseSpec, manifest: Manifest, inputs: Inputs) -> OpenCase:
-        """Load the file; of its outputs those of the manifest are asked for, and token types default to zeros.
+        """Load the file; of its outputs those of the manifest are requested, and token types default to zeros.
 
         Raises:
             BackendUnavailableError: there is no ONNX Runtime for the case's device.

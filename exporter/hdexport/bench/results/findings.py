@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 
 from hdexport.bench.results.figure_text import case_state, error_text
-from hdexport.bench.results.result import BenchResult, CaseResult, OutputError, Status
+from hdexport.bench.results.result import BenchResult, CaseResult, Status
 
 _KINDS = ("wrong", "failed", "unavailable", "note")
 
@@ -32,7 +32,7 @@ def findings(result: BenchResult) -> list[tuple[str, str, str]]:
 def _case_findings(cases: list[CaseResult]) -> Iterator[tuple[str, str]]:
     wrong = [case for case in cases if case_state(case) == "wrong"]
     if wrong:
-        worst = max((case.error for case in wrong if case.error), key=_size)
+        worst = max((case.error for case in wrong if case.error), key=lambda error: error.size)
         yield (
             "wrong",
             f"wrong answers at {_where(wrong)}: off by up to {error_text(worst)} (tolerance: {worst.tolerance})",
@@ -46,10 +46,6 @@ def _case_findings(cases: list[CaseResult]) -> Iterator[tuple[str, str]]:
     unstable = [case for case in cases if case.latency is not None and not case.latency.is_stable]
     if unstable:
         yield "note", f"latency still changing when timing began, at {_where(unstable)}"
-
-
-def _size(error: OutputError) -> float:
-    return float("inf") if error.max_abs_error is None else error.max_abs_error
 
 
 def _where(cases: list[CaseResult]) -> str:

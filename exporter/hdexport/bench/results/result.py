@@ -111,6 +111,11 @@ class OutputError:
     passed: bool
     tolerance: str
 
+    @property
+    def size(self) -> float:
+        """The largest difference; infinity where a value is not finite."""
+        return float("inf") if self.max_abs_error is None else self.max_abs_error
+
 
 @dataclass(frozen=True, kw_only=True)
 class Roofline:

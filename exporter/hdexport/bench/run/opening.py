@@ -1,4 +1,4 @@
-"""A case's callable from what its process was told, and whether what it returns is right."""
+"""A case's callable from its description, and whether what it returns is right."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ def _backend_series(
     machine: ThisMachine,
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
-    """What runs a bundle: the backends asked for, or those that it was built for."""
+    """What runs a bundle: the requested backends, or those that it was built for."""
     on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
     own = [Backend.ONNXRUNTIME, *on_gpu, *(Backend(engine.flavour) for engine in bundle.manifest.engines)]
     backends = list(dict.fromkeys(own)) if wanted is None else [Backend(name) for name in wanted]

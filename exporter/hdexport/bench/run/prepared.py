@@ -70,7 +70,7 @@ class Preparation:
             self._make_artefact(planned)
 
     def measure_ceilings(self) -> None:
-        """Measure what this machine can do; of several measurements the best counts, for others may disturb one."""
+        """Measure what this machine can do; of several measurements the best counts, because others may disturb one."""
         for device, dtype in self._devices:
             self._measure_ceilings(device, dtype)
 

@@ -52,14 +52,12 @@ class CaseRecord:
 
 
 def _largest(peaks: list[PeakMemory]) -> PeakMemory:
-    largest: dict[str, Any] = {}
-    for name in [each.name for each in dataclasses.fields(PeakMemory)]:
-        known = [value for peak in peaks if (value := getattr(peak, name)) is not None]
-        largest[name] = max(known, default=None)
-    return PeakMemory(**largest)
+    def largest(name: str) -> Any:
+        return max((value for peak in peaks if (value := getattr(peak, name)) is not None), default=None)
+
+    return PeakMemory(**{each.name: largest(each.name) for each in dataclasses.fields(PeakMemory)})
 
 
 def _badness(error: OutputError) -> tuple[bool, float, float]:
     """An answer that did not pass is worse than all that did; one that is not finite has no largest difference."""
-    largest = float("inf") if error.max_abs_error is None else error.max_abs_error
-    return not error.passed, largest, -error.min_cosine
+    return not error.passed, error.size, -error.min_cosine

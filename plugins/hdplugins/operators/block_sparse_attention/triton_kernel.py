@@ -3,7 +3,7 @@
 `count_tokens` looks at the mask of each text once. `list_blocks` writes, for each block of queries, the blocks of keys
 that its queries see, in the manner of FlexAttention: a count and the indices of *whole* blocks, which need no mask and
 count once, and of *partial* ones, which hold padding too or count several times, each with the logarithm of how often.
-Blocks without a real token are in no list. One list more has all blocks of the text, for the queries that see all.
+Blocks without a real token are in no list. One more list has all blocks of the text, for global queries.
 
 `attend` is a FlashAttention-style forward pass of one tile of queries in two loops over one running softmax: the
 partial blocks with a mask, the whole ones without. A block that counts m times adds log2(m) to its scores, and is

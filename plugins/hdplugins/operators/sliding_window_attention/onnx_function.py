@@ -145,7 +145,7 @@ _NO_GLOBALS = """
     visible = Identity (local)
 """
 
-# TopK needs at least as many values as it is asked for, whatever the length of the text: hence the padding. Its
+# TopK needs at least as many values as it returns, whatever the length of the text: hence the padding. Its
 # number is a constant, for TensorRT limits and mishandles a computed one.
 _GLOBALS = """
     bound = Constant <value_int = {bound}> ()

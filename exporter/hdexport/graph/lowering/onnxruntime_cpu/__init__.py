@@ -1,6 +1,6 @@
 """The graph that ONNX Runtime runs fastest on a CPU.
 
-It computes in float32 whatever the bundle's dtype, for ONNX Runtime gains nothing from half precision on a CPU, and
+It computes in float32 whatever the bundle's dtype, because ONNX Runtime gains nothing from half precision on a CPU, and
 reads the portable graph's weights. One module lowers one operator.
 """
 
