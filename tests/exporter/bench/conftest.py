@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from hdexport.bench.peers.peer import Prepared
 from hdexport.bench.results.result import OutputError
 from hdexport.bench.run.opening import open_case, wrong_by
 from hdexport.bench.run.preparation import expected_path, inputs_path, write_expected, write_inputs
+from support.tiny_models import change_json
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,8 @@ def workshop(tiny_bundles: Any, tmp_path_factory: pytest.TempPathFactory) -> Cal
             checkpoint = shutil.copytree(bundle.checkpoint, folder / "source")
             pooling = checkpoint / "1_Pooling" / "config.json"
             if pooling.exists():
-                # sentence-transformers wants to be told; hdexport looks at the model.
-                told = json.loads(pooling.read_text()) | {"word_embedding_dimension": bundle.manifest.hidden_size}
-                pooling.write_text(json.dumps(told))
+                # sentence-transformers needs it; hdexport looks at the model.
+                change_json(pooling, word_embedding_dimension=bundle.manifest.hidden_size)
             folders[bundle.path] = Workshop(Subject(bundle=bundle.path, checkpoint=str(checkpoint)), folder)
         return folders[bundle.path]
 

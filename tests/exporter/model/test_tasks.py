@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import transformers
 from transformers.models.auto.modeling_auto import (
@@ -12,17 +14,11 @@ from transformers.models.auto.modeling_auto import (
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.graph_module import OUTPUTS_OF_TASK
 from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, infer_task
+from hdruntime.bundle import manifest
 
 
-def test_the_names_are_optimums() -> None:
-    assert {task.value for task in Task} == {
-        "feature-extraction",
-        "sentence-similarity",
-        "fill-mask",
-        "text-classification",
-        "token-classification",
-        "question-answering",
-    }
+def test_the_names_are_those_of_the_manifest() -> None:
+    assert tuple(task.value for task in Task) == get_args(manifest.Task)
 
 
 @pytest.mark.parametrize("task", Task)
