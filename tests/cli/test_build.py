@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
 
 import hdruntime
 from hdexport.cli import main
 from support.forks import Fork
 from support.full_disks import on_full_disks
+from support.tiny_models import pickle_weights
 
 Command = Callable[..., "subprocess.CompletedProcess[str]"]
 Refused = Callable[..., str]
@@ -173,15 +173,8 @@ def test_a_requested_flavour_that_cannot_build_here_is_an_error(
 # Models that cannot be built
 
 
-def _pickled(model: Path) -> None:
-    import torch
-
-    torch.save(load_file(model / "model.safetensors"), model / "pytorch_model.bin")
-    (model / "model.safetensors").unlink()
-
-
 def test_a_pickle_is_built_where_it_is_allowed(hdexport: Command, copied: Path, tmp_path: Path) -> None:
-    _pickled(copied)
+    pickle_weights(copied)
     options = ("--allow-pickle", "--target", "onnx", "--no-verify", "-o", tmp_path / "out")
     assert hdexport("build", copied, *options).returncode == 0
     assert hdruntime.open_bundle(tmp_path / "out").manifest.parameters > 0

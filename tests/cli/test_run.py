@@ -71,7 +71,7 @@ def test_failed_rows_are_counted_and_give_exit_code_2(run: Command, bundle: Path
     assert done.stdout.startswith("5 rows, 4 failed, 3 tokens in ")
     assert done.stderr.startswith(
         "4 of 5 rows failed: 1 without a usable value in a column; 1 unreadable; 1 with NaN or infinity; "
-        "1 not fit for the bundle.\nThe column `error` says why. The first of them is row 1: The row has no column"
+        "1 rejected by the bundle.\nThe column `error` says why. The first of them is row 1: The row has no column"
     )
     assert [row["error"] is None for row in lines_of(tmp_path / "out.jsonl")] == [True] + [False] * 4
 

@@ -14,6 +14,7 @@ __all__ = [
     "VOCAB_SIZE",
     "WINDOWS",
     "change_json",
+    "pickle_weights",
     "save_sentence_modules",
     "save_tiny_model",
 ]
@@ -24,6 +25,7 @@ from typing import Any
 
 import torch
 import transformers
+from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
@@ -204,6 +206,13 @@ def change_json(file: Path, **values: object) -> None:
     """Set values of a JSON object in a file; a missing file is an empty object."""
     content = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(content | values))
+
+
+def pickle_weights(directory: Path, content: object | None = None) -> None:
+    """Put a checkpoint's weights, or something else, into a pickle in place of its safetensors."""
+    weights = load_file(directory / "model.safetensors") if content is None else content
+    torch.save(weights, directory / "pytorch_model.bin")
+    (directory / "model.safetensors").unlink()
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

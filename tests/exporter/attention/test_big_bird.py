@@ -235,7 +235,7 @@ def test_question_answering_stays_finite_in_float16_whose_range_ends_before_a_mi
 
 def test_question_answering_without_a_known_separator_is_refused(tmp_path: Path) -> None:
     save_tiny_model(tmp_path / "model", "big_bird", Task.QUESTION_ANSWERING, sep_token_id=None)
-    with pytest.raises(ModelError, match=r"no sep_token_id, .* finds the question.*\nAdd it: .*\"sep_token_id\": 66"):
+    with pytest.raises(ModelError, match=r"no sep_token_id, .* exclude the question.*\nAdd it: .*\"sep_token_id\": 66"):
         build(BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=100))
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 

@@ -13,16 +13,10 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
-from support.tiny_models import change_json, save_tiny_model
+from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 WITH_ALL_TASKS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).tasks is None]
 """The others, parts of a larger model, have tests of their own."""
-
-
-def pickle_weights(directory: Path, content: object | None = None) -> None:
-    weights = load_file(directory / "model.safetensors") if content is None else content
-    torch.save(weights, directory / "pytorch_model.bin")
-    (directory / "model.safetensors").unlink()
 
 
 @pytest.mark.parametrize("model_type", SUPPORTED_MODEL_TYPES)

@@ -16,7 +16,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
-from support.tiny_models import change_json, save_tiny_model
+from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 Weights = dict[str, torch.Tensor]
 
@@ -215,8 +215,7 @@ def test_a_pickle_with_the_suffix_of_safetensors_is_not_unpickled(tiny_bert: Pat
 
 @pytest.mark.parametrize("content", [{"state_dict": {"a": torch.ones(1)}, "epoch": 3}, [1], {"a": 5}])
 def test_a_pickle_of_other_things_than_weights_is_refused(tiny_bert: Path, content: object) -> None:
-    torch.save(content, tiny_bert / "pytorch_model.bin")
-    (tiny_bert / "model.safetensors").unlink()
+    pickle_weights(tiny_bert, content)
     assert "pytorch_model.bin cannot be read as weights" in refusal(tiny_bert, allow_pickle=True)
 
 

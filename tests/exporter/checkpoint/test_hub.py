@@ -19,7 +19,7 @@ from hdexport.checkpoint import find_checkpoint, is_hub_source, path_of_source
 from hdexport.model.tasks import Task
 from hdruntime.errors import ExportError, InputError, ModelError
 from support.hub_server import HubServer
-from support.tiny_models import change_json, save_tiny_model
+from support.tiny_models import change_json, pickle_weights, save_tiny_model
 
 MODEL = "someone/tiny-bert"
 
@@ -36,8 +36,7 @@ def tiny_bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pickled(tiny_bert: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same with its weights in a pickle."""
     path = Path(shutil.copytree(tiny_bert, tmp_path_factory.mktemp("pushed") / "pickled"))
-    torch.save(load_file(path / "model.safetensors"), path / "pytorch_model.bin")
-    (path / "model.safetensors").unlink()
+    pickle_weights(path)
     return path
 
 
