@@ -72,7 +72,7 @@ def _attend(
 
 
 def _mask(*_: Any, attention_mask: torch.Tensor, local_size: int | None = None, **__: Any) -> torch.Tensor | WindowMask:
-    """Hand the [batch, tokens] mask on as it is, or as kinds of tokens: no [tokens, tokens] mask is ever made.
+    """Pass on the [batch, tokens] mask, or kinds of tokens: no [tokens, tokens] mask is ever made.
 
     Args:
         attention_mask: [batch, tokens], bool, True for real tokens.

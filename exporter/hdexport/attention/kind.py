@@ -128,11 +128,11 @@ class Boundaries:
 
 @dataclass(frozen=True, kw_only=True)
 class ReferenceFacts:
-    """What PyTorch's answers are like that a bundle is compared with.
+    """Properties of the PyTorch answers that a bundle is compared with.
 
     Attributes:
         replaced: the attention is another than the library's own.
-        undefined_padding: what stands at padding means nothing, where dense attention has a value there.
+        undefined_padding: outputs at padding are undefined, where dense attention defines them.
         counts_from_padding: the attention counts its blocks from the padding on the left.
     """
 
@@ -144,7 +144,7 @@ class ReferenceFacts:
 class AttentionKind:
     """A kind of attention; a subclass answers what differs from "dense, in standard operators, of the model's own".
 
-    Nothing here imports PyTorch before a model is there.
+    Nothing here imports PyTorch before a model is loaded.
 
     Attributes:
         name: the tag of its record in the manifest.

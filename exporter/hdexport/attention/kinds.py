@@ -52,7 +52,7 @@ def _loaded(point: importlib.metadata.EntryPoint) -> AttentionKind | None:
         kind: AttentionKind = point.load()()
     except Exception as error:
         logger.warning(
-            "The kind of attention %s (%s) cannot be loaded, so it is not known here: %s: %s",
+            "The kind of attention %s (%s) cannot be loaded and is ignored: %s: %s",
             point.name,
             point.value,
             type(error).__name__,

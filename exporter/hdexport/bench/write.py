@@ -37,7 +37,7 @@ def write_results(folder: Path, result: BenchResult, *, png: bool) -> None:
 def _advice(error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return "Free some space there, or choose another folder with -o."
-    return "Check that the folder is there and who may write to it, or choose another with -o."
+    return "Check that the folder exists and is writable, or choose another with -o."
 
 
 def _foreign_files(folder: Path) -> list[str]:

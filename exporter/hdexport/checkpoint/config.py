@@ -130,7 +130,7 @@ def _check_values(file: Path, config: dict[str, Any]) -> None:
 
 
 def _values(config: dict[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All values that hold no others, and all keys, each with the key that it stands under."""
+    """All values that hold no others, and all keys, each with its key."""
     pending: list[tuple[str, Any]] = list(config.items())
     while pending:
         key, value = pending.pop()

@@ -124,7 +124,7 @@ def run(options: argparse.Namespace) -> int:
             result = bench.result()
             table.summary(result)
         write_results(folder, result, png=options.png)
-    print(f"{options.output / 'bench.html'}: open it in a browser; bench.json and bench.csv lie beside it")
+    print(f"{options.output / 'bench.html'}: open it in a browser; bench.json and bench.csv are beside it")
     if stopped_by is not None:
         rounds = sum(len(case.latency.rounds_p50_ms) for case in result.cases if case.latency)
         raise KeyboardInterrupt(*(stopped_by.args or [signal.SIGINT]), f"{rounds} rounds are kept in {options.output}")

@@ -88,5 +88,5 @@ FAMILY = Family(
     model_types=("modernbert",),
     learned_positions=False,
     adapt=_adapt,
-    why_not_converted="its local layers have windows already, and its global layers are there to see the whole text",
+    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
 )

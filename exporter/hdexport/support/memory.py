@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = (
 )
 """What PyTorch, ONNX Runtime, CUDA, NumPy, C++ and the kernel say where memory was short, in lower case."""
 
-# Of control groups, versions 1 and 2: the limit, what is used, and the part of it that gives way by itself.
+# Of control groups, versions 1 and 2: the limit, what is used, and the reclaimable part of it.
 _GROUP_FILES_1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
 _GROUP_FILES_2 = ("memory.max", "memory.current", "inactive_file")
 

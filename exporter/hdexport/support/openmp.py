@@ -8,7 +8,7 @@ import os
 
 
 def let_threads_sleep() -> None:
-    """Make threads of OpenMP sleep while they wait; it has to be called before PyTorch is loaded, and is in vain later.
+    """Make threads of OpenMP sleep while they wait; it has no effect once PyTorch is loaded.
 
     They would keep a core busy instead, for which ONNX Runtime's threads and other processes wait. With 12 processes
     on two cores, a verification of BERT-base took 14 s of CPU time, and takes 7 s so.

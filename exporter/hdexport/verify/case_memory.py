@@ -16,7 +16,7 @@ _VALUE_BYTES = 4
 """All outputs and scores are float32, or computed in it."""
 
 _OUTPUT_COPIES = 2
-"""Of a graph's output: as it was computed, and what the runtime puts together of rows, or the product before a cast."""
+"""Of a graph's output: as it was computed, and what the runtime assembles from rows, or the product before a cast."""
 
 _SCORE_COPIES = 3
 """Of attention scores: with the mask added, the softmax, and what is made of either."""

@@ -136,7 +136,7 @@ def _warn_if_close(found: Sequence[_Magnitude], largest: _Magnitude) -> None:
     close = sum(magnitude.largest > _CLOSE * _LIMIT for magnitude in found)
     if close:
         logger.warning(
-            "Values come close to where float16 ends, %s, and other texts may exceed it: %d of %d, the largest %s.\n%s",
+            "Values come close to float16's limit, %s, and other texts may exceed it: %d of %d, the largest %s.\n%s",
             f"{_LIMIT:,.0f}",
             close,
             len(found),

@@ -86,7 +86,7 @@ def verify_bundle(
 
 
 class _Outcomes:
-    """What is found, and said as soon as it is."""
+    """What is found; each finding is reported at once."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -130,7 +130,7 @@ def _check_case(
     *,
     is_sampled: bool,
 ) -> None:
-    """Ask PyTorch once and each graph in turn; when it returns, all their answers are gone."""
+    """Run PyTorch once and each graph; no answer outlives the call."""
     manifest = bundle.manifest
     samples = sampled_tokens(case, manifest.positions.base) if is_sampled else None
     arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))

@@ -200,7 +200,7 @@ def load_kernels(
 
 
 _kernels: dict[tuple[Any, int, str], LoadedKernel] = {}
-"""(driver, CUDA context, SHA-256 of the cubin) -> what was loaded. Kept for good: a process has few."""
+"""(driver, CUDA context, SHA-256 of the cubin) -> what was loaded. Kept: a process has few."""
 
 _kernels_lock = threading.Lock()
 

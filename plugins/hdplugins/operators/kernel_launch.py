@@ -32,7 +32,7 @@ def launch(
         operator: one with kernels.
         inputs: of the operator, in order, contiguous, as its `reference` takes them; None for one that is left out.
         out: like the first input, overwritten throughout.
-        scratch: the buffers that the face's `workspace` lists, uint8, of at least so many bytes.
+        scratch: the buffers that the face's `workspace` lists, uint8, at least as large.
         tiles: see `hdplugins.operators.plugin_face.PluginFace.tiles`.
         attributes: of the operator, all of them.
 

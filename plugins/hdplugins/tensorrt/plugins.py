@@ -25,7 +25,7 @@ from hdplugins.tensorrt.plugin_fields import FieldCollection, attributes_from_fi
 _registry_lock = threading.RLock()
 
 _creators: dict[tuple[ModuleType, str], Any] = {}
-"""(flavour's module, operator) -> its creator, held here for good: TensorRT's registry has a bare pointer.
+"""(flavour's module, operator) -> its creator, held here: TensorRT's registry has a bare pointer.
 
 By the module itself: another module of its name has a separate registry."""
 

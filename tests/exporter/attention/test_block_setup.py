@@ -208,7 +208,7 @@ def test_attention_that_is_dense_at_every_length_is_warned_of(setup_of, caplog: 
         setup_of("bert", "bigbird:block=4")
         assert caplog.text == ""
         setup_of("bert", "bigbird:block=64")
-    assert "Texts of up to 704 tokens are attended to densely, which is all of up to 300." in caplog.text
+    assert "Attention is dense up to 704 tokens, which covers every text of up to 300." in caplog.text
 
 
 def test_a_bundle_holds_what_its_attention_was_made_of(tiny_bundles) -> None:

@@ -108,7 +108,7 @@ def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | 
         return None
     if spec.dense_tokens >= max_len:
         logger.warning(
-            "Texts of up to %d tokens are attended to densely, which is all of up to %d.", spec.dense_tokens, max_len
+            "Attention is dense up to %d tokens, which covers every text of up to %d.", spec.dense_tokens, max_len
         )
     heads = int(model.config.num_attention_heads)
     tables = _tables(request, spec, heads=heads, layers=_layers(model, own), max_len=max_len)

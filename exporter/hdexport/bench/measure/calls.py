@@ -23,7 +23,7 @@ from hdexport.support.gpu_memory import first_gpu
 from hdexport.support.memory import peak_resident_bytes, reset_peak, resident_bytes
 
 STABLE_RUNS = 3
-"""The last so many runs of a warm-up are compared."""
+"""Number of last runs of a warm-up that are compared."""
 
 STABLE_WITHIN = 0.05
 """The latency is stable once the slowest of these took at most this part longer than the fastest."""
@@ -101,7 +101,7 @@ def warm_up(call: Callable[[], object]) -> WarmUp:
 
 
 def time_runs(call: Callable[[], object], *, least_runs: int, least_seconds: float) -> list[float]:
-    """Latencies of calls one after the other, in milliseconds: at least so many, and at least so long together."""
+    """Latencies of consecutive calls, in milliseconds: at least `least_runs`, and for `least_seconds` in total."""
     latencies_ms: list[float] = []
     while len(latencies_ms) < least_runs or sum(latencies_ms) < least_seconds * 1e3:
         latencies_ms.append(timed(call)[1])

@@ -17,7 +17,7 @@ class Subject:
     Attributes:
         bundle: says which task, positions and attention the model has; of several the one that takes the longest texts.
         checkpoint: what the bundle was built from: a directory, or ``organisation/name`` on the Hugging Face hub; None
-            where it is not here, so that there are inputs, and neither PyTorch's answers nor peers.
+            where it is not here: then PyTorch's answers and the peers are left out.
         allow_pickle: also read weights that are stored as a pickle.
     """
 

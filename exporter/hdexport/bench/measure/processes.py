@@ -34,7 +34,7 @@ _LOOK_UP_SECONDS = 0.25
 """Between two looks for processes that were started meanwhile."""
 
 _LOOK_UP_SHARE = 100
-"""Looking takes at most one part in so many of the time: it reads a file of every process of the machine."""
+"""Looking takes at most 1/100 of the time: it reads a file of every process of the machine."""
 
 _KILLED_WITHIN_SECONDS = 30.0
 """A killed process that waits for a device may take a while to end."""

@@ -19,7 +19,7 @@ class Cell(NamedTuple):
     Attributes:
         text: its value.
         kind: ``number``, ``best``, ``wrong``, ``failed`` or ``text``.
-        small: what stands beside it, smaller.
+        small: smaller text beside it.
         span: columns that it takes.
     """
 

@@ -14,7 +14,7 @@ DARK_COLOURS = ("#5ab4f0", "#ff9147", "#5f73f7", "#329574", "#e4f312", "#99fab3"
 """The same on the page's dark background."""
 
 _DASHES = ((1, 0), (7, 3), (2, 2), (9, 3, 2, 3), (13, 4), (4, 2, 1, 2, 1, 2))
-"""Pixels of line and gap, in turn."""
+"""Pixels of line and gap, alternating."""
 
 _SHAPES = ("circle", "square", "triangle-up", "diamond", "cross", "triangle-down")
 """Vega's names."""
@@ -26,7 +26,7 @@ class SeriesStyle:
 
     Attributes:
         colour: number of its colour.
-        dash: pixels of line and gap, in turn.
+        dash: pixels of line and gap, alternating.
         shape: of its points, Vega's name.
     """
 

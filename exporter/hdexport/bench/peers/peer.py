@@ -120,7 +120,7 @@ def runs_in_half(device: str, manifest: Manifest) -> bool:
 
 
 def not_installed(*packages: str, install: str) -> str | None:
-    """Which packages are missing, with the command that installs them; None where all are there.
+    """Which packages are missing, with the command that installs them; None where all are installed.
 
     Args:
         packages: import names; nothing is imported.

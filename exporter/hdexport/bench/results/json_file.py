@@ -16,7 +16,7 @@ JSON_FILE = "bench.json"
 
 
 def write_result(path: Path, result: BenchResult) -> None:
-    """Write a benchmark's result; what is there is replaced whole, or stays.
+    """Write a benchmark's result; an existing one is replaced as a whole, or stays.
 
     Raises:
         ValueError: a figure is NaN or infinite, which JSON cannot hold.
@@ -71,7 +71,7 @@ def _text(path: Path) -> bytes:
     except FileNotFoundError:
         raise InputError(f"There is no {path}.\nGive a {JSON_FILE} or its folder, or {_MEASURE_AGAIN}") from None
     except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.\nCheck who may read it.") from error
+        raise InputError(f"{path} cannot be read: {error.strerror}.\nCheck its permissions.") from error
 
 
 def _no_result(path: Path, reason: str) -> InputError:

@@ -29,7 +29,7 @@ _RESOLUTION = 20
 """If a batch of n fits and one of n + n/20 does not, n is the answer: exact below 40, within 5 % above."""
 
 _FASTEST_GROWTH = 8
-"""A batch that is tried is at most so many times the largest that fitted: a prediction from two texts is a guess."""
+"""A batch that is tried is at most this many times the largest that fitted: a prediction from two texts is a guess."""
 
 _UNITS = {
     "": 1, "B": 1,

@@ -31,7 +31,7 @@ _LEAST_SECONDS = 1.0
 """That they take together."""
 
 _SEARCH_LIMITS = 3
-"""A search for the largest batch begins no process after so many time limits of one."""
+"""A search for the largest batch starts no process after this many time limits of one."""
 
 
 class Bench:

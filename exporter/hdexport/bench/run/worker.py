@@ -16,11 +16,11 @@ from hdexport.support.memory import peak_resident_bytes
 
 
 def measured(spec: CaseSpec) -> CaseFigures:
-    """Measure a case in this process, of which nothing else should have been asked before.
+    """Measure a case in this process, which should have done nothing else before.
 
     `PeakMemory.rss_bytes` is the peak of the process from its start to the end of the timed runs;
     `PeakMemory.growth_bytes` how far that peak rose during all calls, warm-up included, above what was resident once
-    the case was open. So the growth has what a first call takes for good, such as arenas and compiled code. A case
+    the case was open. So the growth has what a first call keeps, such as arenas and compiled code. A case
     whose timed runs need not take any time is a probe of memory, and its first call is timed.
 
     Raises:

@@ -16,13 +16,13 @@ LAYERS_DOMAIN = "hdexport.layers"
 """Of the marks that tracing leaves in a graph; none is left afterwards."""
 
 INPUTS = "Inputs"
-"""What goes into a layer that is traced: as many outputs as inputs."""
+"""Inputs of a layer that is traced: as many outputs as inputs."""
 
 OUTPUTS = "Outputs"
 """What comes out of it, and after that its weights: as many outputs as come out."""
 
 REPEAT = "Repeat"
-"""A layer that is not traced: from what goes in, and after that its weights, to what comes out."""
+"""A layer that is not traced: from its inputs, followed by its weights, to its outputs."""
 
 FIRST = "first"
 """Attribute of all three: the number of the layer that is traced."""

@@ -83,7 +83,7 @@ class Parts:
 
 
 def attention(query: str, keys: str, values: str, bias: str, sums: str, *, axes: int, scaled: bool = False) -> str:
-    """Text of attention over the last two of so many axes.
+    """Text of attention over the last two of that number of axes.
 
     Args:
         query: name of the queries, [..., queries, head_dim].
