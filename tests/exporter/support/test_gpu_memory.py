@@ -128,7 +128,7 @@ def test_a_gpu_that_is_lost_meanwhile_leaves_no_figure(give_nvml: GiveNvml, capl
     nvml = give_nvml([0], [5], fails_at=2)
     with GpuMemoryWatch() as watch:
         wait_until(lambda: watch.peak_bytes is None)
-    assert "no longer tells the GPU's memory: GPU is lost" in caplog.text
+    assert "no longer reports the GPU's memory: GPU is lost" in caplog.text
     assert nvml.opened == 0
 
 
