@@ -86,8 +86,8 @@ def forget_short_texts(model: PreTrainedModel) -> None:
     """Make a model of the library answer every call as a new one would, in place.
 
     A text that is short enough for dense attention makes it a dense model permanently; so does this, and a hook
-    turns it back before each call. Modules that are made on the way back follow the configuration, and with it the positions
-    that there are now; those that were there do not.
+    turns it back before each call. Modules that are made on the way back follow the configuration, and with it the
+    positions that there are now; those that were there do not.
     """
     if block_sparse(model.config) is None:
         return
