@@ -65,7 +65,7 @@ def test_options_may_stand_before_and_between_what_they_belong_to(line: str) -> 
     options = parser(words).parse_args(words)
     assert (options.bundle, options.inputs, options.output) == (
         Path("b"),
-        [Path("1.txt"), Path("2.txt")],
+        ["1.txt", "2.txt"],
         Path("out.jsonl"),
     )
     assert options.ray == ""
