@@ -283,7 +283,7 @@ def rows(path: Path, columns: dict[str, list[Any]]) -> Path:
 def test_a_job_puts_prompts_before_texts(saved: Callable[[str], Path], name: str, tmp_path: Path) -> None:
     directory = saved(name)
     theirs = sentence_transformers.SentenceTransformer(str(directory / "checkpoint"), device="cpu")
-    theirs.max_seq_length, theirs.truncate_dim = 64, None
+    theirs.max_seq_length = 64
     texts = [text for text in TEXTS if len(text) < 100]
     inputs = rows(tmp_path / "in.jsonl", {"text": texts})
     for number, options in enumerate(({}, {"prompt_name": "passage"}, {"prompt": "w40 "}, {"prompt": ""})):
