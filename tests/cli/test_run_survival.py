@@ -132,7 +132,7 @@ def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
     stopped = process.finished(timeout=60)
     errors = stopped.stderr
     assert stopped.returncode == code, errors
-    said = re.fullmatch(r"stopped\n(\d+) rows are kept in (.*): the same command goes on after them\.\n", errors)
+    said = re.fullmatch(r"stopped\n(\d+) rows are kept in (.*): the same command continues after them\.\n", errors)
     assert said, errors
     assert (int(said[1]), said[2]) == (kept_rows(output), str(tmp_path / ".out.jsonl.job"))
     assert not output.exists()
@@ -175,7 +175,7 @@ def test_a_full_disk_stops_the_job_and_what_is_done_is_kept(
     assert re.search(
         rf"^error: {output} could not be written: File too large\.\n"
         rf"Free some space there; then the same command continues\.\n"
-        rf"\d+ rows are kept in {tmp_path}/\.out\.{ending}\.job: the same command goes on after them\.\n",
+        rf"\d+ rows are kept in {tmp_path}/\.out\.{ending}\.job: the same command continues after them\.\n",
         full.stderr,
     ), full.stderr
     kept = kept_rows(output)
@@ -218,8 +218,8 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
     kept = kept_rows(output)
     assert errors.endswith(
         f"error: {copy} has changed: its size was {size} bytes, and is {size - 1}.\n"
-        f"{kept} rows are kept in {tmp_path}/.out.jsonl.job; they belong to the file as it was. Restore it, time of "
-        "change included, and the same command goes on after them, or start over with --restart.\n"
+        f"{kept} rows are kept in {tmp_path}/.out.jsonl.job; they belong to the old content. Restore the file "
+        "with its modification time, and the same command continues after them, or start over with --restart.\n"
     )
     assert '"state": "failed"' in errors
     results = (tmp_path / ".out.jsonl.job" / "results").read_bytes().splitlines(keepends=True)

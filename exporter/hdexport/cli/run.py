@@ -196,7 +196,7 @@ def run(options: argparse.Namespace) -> int:
         bundle = hdruntime.open_bundle(options.bundle)
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
-            done = job.done_already()
+            done = job.done
             if done is None:
                 with _pool(bundle, job, options, threads, report) as (pool, backend):
                     done = run_job(job, pool, on_progress=report.progress)
@@ -313,7 +313,7 @@ def _kept(job: Job) -> str:
     rows = 0 if job.output == STDOUT else kept_rows(job.output)
     if not rows:
         return ""
-    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command goes on after them."
+    return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command continues after them."
 
 
 def _failures(done: JobProgress) -> str | None:

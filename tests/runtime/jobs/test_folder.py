@@ -16,23 +16,18 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.identity import has_receipt
 from hdruntime.jobs.progress import JobProgress
-from hdruntime.jobs.receipt import has_receipt
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.windows import LocalPool
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.tokenization import Overflow
-from support.job_runs import left_in, random_texts, read, run, run_words, write_rows
+from support.job_runs import left_in, random_texts, read, run, run_words, stop_at, write_rows
 
 TESTS = Path(__file__).parents[2]
-
-
-class StoppedError(Exception):
-    """Stands for whatever ends a job in the middle."""
 
 
 @pytest.fixture
@@ -40,17 +35,10 @@ def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
 
 
-def run_until(rows: int, bundle: Path, inputs: list[Path], output: Path, **options: object) -> None:
+def run_until(rows: int, bundle: Path, inputs: Path, output: Path) -> None:
     """Run a job that is stopped when so many rows are done."""
-
-    def stop(progress: JobProgress) -> None:
-        if progress.rows >= rows:
-            raise StoppedError
-
-    opened = open_bundle(bundle)
-    job = plan_job(opened, inputs, output, options=JobOptions(**options))  # type: ignore[arg-type]
-    with hdruntime.load(opened) as session, pytest.raises(StoppedError):
-        run_job(job, LocalPool(session, job.task, options=job.options), on_progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(bundle, inputs, output, on_progress=stop_at(rows))
 
 
 KILLED_AT_EVERY_STEP = """
@@ -155,7 +143,7 @@ def test_rows_that_are_done_are_neither_read_nor_run_again(
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(30), None, *random_texts(14)])
     output = tmp_path / "out.jsonl"
-    run_until(20, bundle_path, [inputs], output)
+    run_until(20, bundle_path, inputs, output)
     assert kept_rows(output) == 20
     seen: list[JobProgress] = []
     tokenized: list[str] = []
@@ -178,7 +166,7 @@ def test_counts_and_errors_of_before_are_part_of_the_sum(
 ) -> None:
     texts = [*["long"] * 9, "nan", *["read"] * 10, None, "nan"]
     inputs = write_rows(tmp_path / "in.jsonl", texts)
-    run_until(20, bundle_path, [inputs], tmp_path / "out.jsonl")
+    run_until(20, bundle_path, inputs, tmp_path / "out.jsonl")
     stopped = run(bundle_path, inputs, tmp_path / "out.jsonl")
     whole = run(bundle_path, inputs, tmp_path / "whole.jsonl")
     for field in ("rows", "tokens", "errors", "first_error", "computed_tokens", "failed_rows", "bytes_read"):
@@ -190,7 +178,7 @@ def test_counts_and_errors_of_before_are_part_of_the_sum(
 def unfinished(bundle_path: Path, tmp_path: Path, small_windows: None) -> Path:
     """The output of a job over in.jsonl that was stopped after 10 of 25 rows."""
     write_rows(tmp_path / "in.jsonl", list(random_texts(25)))
-    run_until(10, bundle_path, [tmp_path / "in.jsonl"], tmp_path / "out.jsonl")
+    run_until(10, bundle_path, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     return tmp_path / "out.jsonl"
 
 
@@ -208,7 +196,7 @@ def test_a_job_of_other_options_is_refused_and_told_what_differs(
     bundle_path: Path, tmp_path: Path, unfinished: Path, options: dict[str, object], what: str
 ) -> None:
     inputs = tmp_path / "in.jsonl"
-    with pytest.raises(InputError, match=rf"10 rows of which are in .*/\.out.jsonl.job; .*: {what}\.\n.* --restart"):
+    with pytest.raises(InputError, match=rf"job with 10 rows in .*/\.out.jsonl.job; .*: {what}\.\n.* --restart"):
         plan_job(open_bundle(bundle_path), [inputs], unfinished, options=JobOptions(**options))  # type: ignore[arg-type]
     assert kept_rows(unfinished) == 10
     done = run(bundle_path, inputs, unfinished, restart=True, **options)
@@ -232,8 +220,9 @@ def test_inputs_in_another_order_or_fewer_are_another_job(
     bundle_path: Path, tmp_path: Path, small_windows: None
 ) -> None:
     files = [write_rows(tmp_path / name, list(random_texts(15))) for name in ("a.jsonl", "b.jsonl")]
-    run_until(20, bundle_path, files, tmp_path / "out.jsonl")
     bundle = open_bundle(bundle_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, files, tmp_path / "out.jsonl", on_progress=stop_at(20))
     with pytest.raises(InputError, match="its inputs were in another order"):
         plan_job(bundle, files[::-1], tmp_path / "out.jsonl")
     with pytest.raises(InputError, match=rf"its input {files[0]} is missing"):

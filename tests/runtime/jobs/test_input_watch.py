@@ -16,7 +16,7 @@ from hdruntime.errors import InputChangedError
 from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job, windows
 from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
-from support.job_runs import WordPool, left_in, run_words, write_rows
+from support.job_runs import WordPool, left_in, run_words, stop_at, write_rows
 
 ROWS = 2000
 """Whose files are far longer than what is read of them at once."""
@@ -112,11 +112,11 @@ CHANGES = {
     "rewritten": (rewrite, r"it was written to at \d{4}-\d\d-\d\d [\d:.]+, though its size is the same\."),
     "set back": (
         rewrite_and_set_back,
-        r"its content is another, though not its size and its time of change\.",
+        r"its content differs, though its size and modification time do not\.",
     ),
     "appended to": (append, r"its size was \d+ bytes, and is \d+\."),
-    "replaced": (replace, r"it was written to at .* \(another file has taken its place\)\."),
-    "removed": (Path.unlink, r"it cannot be found any more \(No such file or directory\)\."),
+    "replaced": (replace, r"it was written to at .* \(another file has replaced it\)\."),
+    "removed": (Path.unlink, r"it can no longer be found \(No such file or directory\)\."),
 }
 
 
@@ -221,7 +221,7 @@ def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
             file.write(content.replace(b"long documents 000340", b"read documents 000340"))
 
     change = once(300, lambda: touch(rows, change_a_row))
-    with pytest.raises(InputChangedError, match=r"its content is another, .*\n2000 rows are kept"):
+    with pytest.raises(InputChangedError, match=r"its content differs, .*\n2000 rows are kept"):
         run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=change)
 
 
@@ -239,20 +239,12 @@ def test_of_several_inputs_each_is_watched_to_the_end(bundle: Bundle, tmp_path: 
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def stop_at(rows: int) -> Callable[[JobProgress], None]:
-    def stop(progress: JobProgress) -> None:
-        if progress.rows >= rows:
-            raise KeyboardInterrupt
-
-    return stop
-
-
 def test_a_job_does_not_go_on_where_what_it_read_has_changed(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run_words(bundle, [rows], output, on_progress=stop_at(300))
     rewrite_and_set_back(rows)
-    with pytest.raises(InputChangedError, match=r"its content is another.*\n300 rows are kept in .*--restart"):
+    with pytest.raises(InputChangedError, match=r"its content differs.*\n300 rows are kept in .*--restart"):
         run_words(bundle, [rows], output)
     assert kept_rows(output) == 300
     assert run_words(bundle, [rows], output, restart=True).resumed_rows == 0

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.errors import InputError
-from hdruntime.jobs import lines
+from hdruntime.jobs import input_files
 from hdruntime.jobs.input_search import find_inputs
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns, Row
@@ -86,14 +86,14 @@ def test_files_follow_each_other_and_numbering_goes_on(tmp_path: Path) -> None:
 
 BAD_LINES = {
     "not JSON": (b'{"text": ', "Line 2 is not valid JSON: "),
-    "a list": (b'["a"]', "Line 2 holds a JSON list; an object with columns is needed."),
+    "a list": (b'["a"]', "Line 2 holds a JSON list; an object with columns is required."),
     "nested too deeply": (b"[" * 100_000, "Line 2 is not valid JSON: "),
     "a number too long": (b'{"text": ' + b"1" * 5000 + b"}", "Line 2 is not valid JSON: "),
     "no column": (b'{"txt": "a", "n": 1}', "The row has no column 'text'; it has 'txt', 'n'."),
     "no columns": (b"{}", "The row has no column 'text'; it has none."),
-    "null": (b'{"text": null}', "Column 'text' is null; a string is needed."),
-    "a number": (b'{"text": 3}', "Column 'text' holds int where a string is needed."),
-    "not UTF-8": (b'{"text": "\xff"}', "Line 2 is not valid UTF-8: byte 11 of it, invalid start byte."),
+    "null": (b'{"text": null}', "Column 'text' is null; a string is required."),
+    "a number": (b'{"text": 3}', "Column 'text' holds int; a string is required."),
+    "not UTF-8": (b'{"text": "\xff"}', "Line 2 is not valid UTF-8: its byte 11, invalid start byte."),
     "half a surrogate pair": (
         b'{"text": "\\ud800"}',
         "The text in column 'text' holds half of a surrogate pair.",
@@ -115,9 +115,9 @@ def test_a_bad_line_is_a_row_with_an_error_and_reading_goes_on(tmp_path: Path, n
 @pytest.mark.parametrize(
     ("value", "error"),
     [
-        ("null", "Column 'key' is null; a string or an integer is needed."),
-        ("1.5", "Column 'key' holds float where a string or an integer is needed."),
-        ("true", "Column 'key' holds bool where a string or an integer is needed."),
+        ("null", "Column 'key' is null; a string or an integer is required."),
+        ("1.5", "Column 'key' holds float; a string or an integer is required."),
+        ("true", "Column 'key' holds bool; a string or an integer is required."),
         ('"\\udfff"', "The id in column 'key' holds half of a surrogate pair."),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_row_without_a_proper_id_is_an_error(tmp_path: Path, value: str, error
 def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
     rows = rows_of(write(tmp_path / "a.txt", b"one\n\xc3\nthree"))
     assert [row.text for row in rows] == ["one", "", "three"]
-    assert rows[1].error == "Line 2 is not valid UTF-8: byte 1 of it, unexpected end of data."
+    assert rows[1].error == "Line 2 is not valid UTF-8: its byte 1, unexpected end of data."
 
 
 def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
@@ -138,8 +138,8 @@ def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
     bad = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"a\xffc")])
     rows = rows_of(write_parquet(tmp_path / "a.parquet", text=pa.chunked_array([bad, pa.array([None, "e"])])))
     assert [row.text for row in rows] == ["a", "", "c", "", "e"]
-    assert rows[1].error == "Column 'text' is not valid UTF-8: byte 1 of it, invalid start byte."
-    assert rows[3].error == "Column 'text' is null; a string is needed."
+    assert rows[1].error == "Column 'text' is not valid UTF-8: its byte 1, invalid start byte."
+    assert rows[3].error == "Column 'text' is null; a string is required."
 
 
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet"])
@@ -185,7 +185,7 @@ def test_a_pipe_in_a_directory_is_left_out_and_named(tmp_path: Path, caplog: pyt
     write(tmp_path / "b.txt", "x")
     with caplog.at_level(logging.WARNING):
         assert [row.text for row in rows_of(tmp_path)] == ["x"]
-    assert "a.jsonl is left out: it is not a file" in caplog.text
+    assert "a.jsonl is skipped: it is not a file" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_a_pipe_that_takes_a_files_place_is_not_waited_for(tmp_path: Path) -> No
 
 
 def test_a_file_that_is_no_parquet_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a.parquet is not a Parquet file that can be read"):
+    with pytest.raises(InputError, match=r"a.parquet is not a readable Parquet file"):
         find_inputs([write(tmp_path / "a.parquet", "hello")], columns=TEXT)
 
 
@@ -218,7 +218,7 @@ def test_a_damaged_parquet_file_stops_the_reading(tmp_path: Path) -> None:
     pa.parquet.write_table(pa.table({"text": [str(i) * 50 for i in range(1000)]}), file, compression="zstd")
     content = bytearray(file.read_bytes())
     content[10:200] = bytes(190)
-    with pytest.raises(InputError, match=r"a.parquet cannot be read on"):
+    with pytest.raises(InputError, match=r"a.parquet cannot be read to its end"):
         rows_of(write(file, bytes(content)))
 
 
@@ -274,7 +274,7 @@ def test_no_row_group_is_read_that_was_read_before(tmp_path: Path) -> None:
     content = bytearray(file.read_bytes())
     content[10:200] = bytes(190)
     file.write_bytes(content)
-    with pytest.raises(InputError, match="cannot be read on"):
+    with pytest.raises(InputError, match="cannot be read to its end"):
         list(read_rows(files, columns=TEXT))
     assert list(read_rows(files, columns=TEXT, start=rows[99].end)) == rows[100:]
 
@@ -284,7 +284,7 @@ def test_no_row_group_is_read_that_was_read_before(tmp_path: Path) -> None:
 def test_a_line_beyond_the_limit_is_a_bad_row_and_one_below_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, shown: str, extra: int
 ) -> None:
-    monkeypatch.setattr(lines, "MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr(input_files, "MAX_LINE_BYTES", 1000)
     before, after = ('{"text": "', '"}') if name == "a.jsonl" else ("", "")
     text = "x" * (1000 - len(before + after) + extra)
     file = write(tmp_path / name, f"{before}{text}{after}\n{shown}")
@@ -295,7 +295,7 @@ def test_a_line_beyond_the_limit_is_a_bad_row_and_one_below_is_read(
     else:
         assert (
             first.error
-            == "Line 1 has more than 1000 bytes, the most that is read of a line.\nCut its text into several rows."
+            == "Line 1 has more than 1000 bytes, the maximum length of a line.\nSplit its text into several rows."
         )
     assert (second.text, second.id, second.end.offset) == ("after", 1, file.stat().st_size)
 
@@ -303,7 +303,7 @@ def test_a_line_beyond_the_limit_is_a_bad_row_and_one_below_is_read(
 @pytest.mark.parametrize("text", ["\x00", " \x01\x1b \n\x7f", "\u200b\u200e", "\x85\x9f", "\t\x00\t"])
 def test_a_text_of_nothing_but_control_characters_is_a_bad_row(tmp_path: Path, text: str) -> None:
     (row,) = rows_of(write(tmp_path / "a.jsonl", json.dumps({"text": text})))
-    assert row.error == "The text in column 'text' holds nothing but control characters."
+    assert row.error == "The text in column 'text' holds only control characters."
 
 
 @pytest.mark.parametrize("text", ["", " ", "\n\t\r\n", "\x00a", "\x00.", "\u200bא", "\U0001f600"])
@@ -322,7 +322,7 @@ def test_lists_of_integers_are_read_as_ids(tmp_path: Path, kind: pa.DataType) ->
     file = write_parquet(tmp_path / "a.parquet", ids=pa.array(values, kind))
     first, second = rows_of(file, columns)
     assert first.input_ids == values[0]
-    assert second.error == "Column 'ids' is null; a list of integers is needed."
+    assert second.error == "Column 'ids' is null; a list of integers is required."
 
 
 @pytest.mark.parametrize(("values", "kind"), [([1], "int64"), ([[1.5]], "list<.*double>"), (["a"], "string")])
