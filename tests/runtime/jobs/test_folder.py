@@ -303,8 +303,9 @@ def test_what_others_put_into_the_folder_stays(bundle_path: Path, tmp_path: Path
     assert left_in(job_folder_path(unfinished)) == ["notes.txt"]
 
 
-def test_an_output_that_is_another_jobs_is_not_taken_for_ones_own(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("removed", [False, True])
+def test_an_output_is_only_taken_for_that_of_the_same_job(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
 ) -> None:
     """The folder of a finished job is left beside its output, as a kill between the two last steps leaves it."""
     inputs = write_rows(tmp_path / "in.jsonl", ["long"])
@@ -315,9 +316,12 @@ def test_an_output_that_is_another_jobs_is_not_taken_for_ones_own(
     assert left_in(tmp_path) == [".out.jsonl.job", "bundle", "in.jsonl", "out.jsonl"]
     with pytest.raises(OutputExistsError, match="Replace it with --force"):
         plan_job(open_bundle(bundle_path), [inputs], output, options=JobOptions(overflow=Overflow.TRUNCATE))
-    assert run(bundle_path, inputs, output).resumed_rows == 1
+    content = output.read_bytes()
+    if removed:
+        output.unlink()
+    assert run(bundle_path, inputs, output).resumed_rows == (0 if removed else 1)
     assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
-    assert len(read(output)) == 1
+    assert output.read_bytes() == content
 
 
 def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,18 +342,6 @@ def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monk
         file.write("{}\n")
     with pytest.raises(OutputExistsError):
         plan_job(bundle, [inputs], output)
-
-
-def test_a_finished_job_whose_output_was_removed_runs_again(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = write_rows(tmp_path / "in.jsonl", ["long"])
-    with monkeypatch.context() as patched:
-        patched.setattr(OpenFolder, "remove_all", lambda *arguments, **options: None)
-        run(bundle_path, inputs, tmp_path / "out.jsonl")
-    (tmp_path / "out.jsonl").unlink()
-    assert run(bundle_path, inputs, tmp_path / "out.jsonl").resumed_rows == 0
-    assert len(read(tmp_path / "out.jsonl")) == 1
 
 
 def test_commits_take_a_bounded_share_of_the_time(
