@@ -41,14 +41,14 @@ class BundleMapper:
     ``hdexport run`` writes. A row that fails has its error there, and the others continue.
 
     Rows of a batch are sorted by length among themselves, so large batches waste less; ``batch_size=1024`` is a good
-    start. An actor uses the GPU that ``num_gpus`` got it, else as many whole cores as ``num_cpus`` says, at least one.
+    start. An actor uses the GPU of ``num_gpus``, else the whole cores of ``num_cpus``, at least one.
 
     Args:
         bundle: its directory, at that path on every node: on a shared file system, or copied there.
         text_column: column of the text.
         text_pair_column: column of the second text, for tasks on pairs; for question answering, the context.
-        input_ids_column: column of lists of token ids, which take the text's place.
-        backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only where ``num_gpus`` is given.
+        input_ids_column: column of lists of token ids, instead of a text.
+        backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only if ``num_gpus`` is given.
         threads: CPU threads of an actor; None for the cores that Ray gave it.
         options: how rows are run, for example ``WindowOptions(overflow=Overflow.TRUNCATE)``.
 
@@ -87,10 +87,10 @@ class BundleMapper:
         """The rows with their results.
 
         Args:
-            batch: what ``batch_format="pyarrow"`` gives.
+            batch: from ``batch_format="pyarrow"``.
 
         Raises:
-            InputError: it is no Arrow table, lacks a column of the texts, or has one with the name of a result.
+            InputError: it is not an Arrow table, lacks a column of texts, or has one with the name of a result.
             BackendError: the backend failed, and not because of a row.
         """
         if not isinstance(batch, pa.Table):

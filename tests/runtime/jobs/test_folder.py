@@ -1,4 +1,4 @@
-"""What a job keeps while it runs: killed between any two steps it goes on, and only the same job does."""
+"""What a job keeps while it runs: after a kill between any two steps, the same job continues, and only that."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ while killed(step := step + 1):
 
 
 @pytest.mark.parametrize(("ending", "dtype"), [(".jsonl", "float32"), (".parquet", "int8")])
-def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
+def test_a_job_killed_at_any_step_continues_and_writes_the_same_bytes(
     bundle_path: Path, tmp_path: Path, small_windows: None, ending: str, dtype: str
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(8), "nan", None, *random_texts(9)])
@@ -138,7 +138,7 @@ def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
     assert [step for step, *found in steps if found != expected] == []
 
 
-def test_rows_that_are_done_are_neither_read_nor_run_again(
+def test_finished_rows_are_neither_read_nor_run_again(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_windows: None
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(30), None, *random_texts(14)])
@@ -161,9 +161,7 @@ def test_rows_that_are_done_are_neither_read_nor_run_again(
     assert [row["id"] for row in read(output)] == list(range(45))
 
 
-def test_counts_and_errors_of_before_are_part_of_the_sum(
-    bundle_path: Path, tmp_path: Path, small_windows: None
-) -> None:
+def test_counts_and_errors_include_earlier_runs(bundle_path: Path, tmp_path: Path, small_windows: None) -> None:
     texts = [*["long"] * 9, "nan", *["read"] * 10, None, "nan"]
     inputs = write_rows(tmp_path / "in.jsonl", texts)
     run_until(20, bundle_path, inputs, tmp_path / "out.jsonl")
@@ -192,7 +190,7 @@ def unfinished(bundle_path: Path, tmp_path: Path, small_windows: None) -> Path:
         ({"overflow": Overflow.TRUNCATE}, "--overflow was error, and is truncate"),
     ],
 )
-def test_a_job_of_other_options_is_refused_and_told_what_differs(
+def test_a_job_with_other_options_is_refused_with_the_difference(
     bundle_path: Path, tmp_path: Path, unfinished: Path, options: dict[str, object], what: str
 ) -> None:
     inputs = tmp_path / "in.jsonl"
@@ -204,7 +202,7 @@ def test_a_job_of_other_options_is_refused_and_told_what_differs(
     assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
 
 
-def test_a_job_of_other_inputs_is_refused_and_told_which(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_a_job_with_other_inputs_is_refused_by_name(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     bundle = open_bundle(bundle_path)
     more = write_rows(tmp_path / "more.jsonl", ["read"])
@@ -240,7 +238,7 @@ def test_a_job_of_another_bundle_is_refused_but_a_verified_one_is_the_same(
         plan_job(open_bundle(other), [tmp_path / "in.jsonl"], unfinished)
 
 
-def test_another_version_does_not_go_on(
+def test_another_version_does_not_continue(
     bundle_path: Path, tmp_path: Path, unfinished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
@@ -248,12 +246,12 @@ def test_another_version_does_not_go_on(
         plan_job(open_bundle(bundle_path), [tmp_path / "in.jsonl"], unfinished)
 
 
-def test_how_fast_a_job_runs_may_change_on_the_way(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_the_batch_size_may_change_between_runs(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     done = run(bundle_path, tmp_path / "in.jsonl", unfinished, batch_tokens=20)
     assert (done.rows, done.resumed_rows) == (25, 10)
 
 
-def test_what_keeps_no_row_stands_in_nobodys_way(bundle_path: Path, tmp_path: Path) -> None:
+def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp_path: Path) -> None:
     # As a job leaves it that was killed before its first row was done.
     folder = job_folder_path(tmp_path / "out.jsonl")
     folder.mkdir()
@@ -278,7 +276,7 @@ def test_what_keeps_no_row_stands_in_nobodys_way(bundle_path: Path, tmp_path: Pa
         ("job.json", "{", "job.json: "),
     ],
 )
-def test_a_damaged_folder_is_refused_until_told_to_start_over(
+def test_a_damaged_folder_is_refused_without_restart(
     bundle_path: Path, tmp_path: Path, unfinished: Path, name: str, content: str, reason: str
 ) -> None:
     (job_folder_path(unfinished) / name).write_text(content)
@@ -287,7 +285,7 @@ def test_a_damaged_folder_is_refused_until_told_to_start_over(
     assert run(bundle_path, tmp_path / "in.jsonl", unfinished, restart=True).rows == 25
 
 
-def test_a_place_in_an_input_that_there_is_not_is_refused(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_a_position_beyond_the_inputs_is_refused(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     path = job_folder_path(unfinished) / "progress.json"
     saved = json.loads(path.read_text())
     saved["position"][0] = 1
@@ -296,7 +294,7 @@ def test_a_place_in_an_input_that_there_is_not_is_refused(bundle_path: Path, tmp
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
 
 
-def test_what_others_put_into_the_folder_stays(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_other_files_in_the_folder_stay(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     (job_folder_path(unfinished) / "notes.txt").write_text("mine")
     run(bundle_path, tmp_path / "in.jsonl", unfinished)
     assert len(read(unfinished)) == 25
@@ -361,7 +359,7 @@ def test_commits_take_a_bounded_share_of_the_time(
     assert len(synced) == 1 + 2 * 2 + 2
 
 
-def test_a_file_where_the_folder_would_be_is_said(bundle_path: Path, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(bundle_path: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.jsonl.job").write_text("")
     with pytest.raises(HdexportError, match=r"\.out\.jsonl\.job is a file, not a folder.*\nRemove it, or choose"):
         run(bundle_path, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.jsonl")

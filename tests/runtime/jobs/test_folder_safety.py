@@ -1,4 +1,4 @@
-"""What others put into a job's folder, or take out of it: links lead nowhere, and what is gone is noticed."""
+"""Other programs change a job's folder: links are not followed, and removed files are detected."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def stopped_job(bundle: Bundle, rows: Path, output: Path) -> None:
 @pytest.mark.parametrize("name", [*FILES, *PARTIAL])
 @pytest.mark.parametrize("unfinished", [False, True], ids=["new", "unfinished"])
 @pytest.mark.parametrize("make_link", [Path.symlink_to, Path.hardlink_to], ids=["link", "hard link"])
-def test_what_a_link_in_the_folder_names_is_left_alone(
+def test_targets_of_links_in_the_folder_are_not_touched(
     bundle: Bundle,
     rows: Path,
     tmp_path: Path,
@@ -176,7 +176,7 @@ def exchange(path: Path) -> None:
         ("lock", r"job/lock was removed while the job ran: another job may be writing there"),
     ],
 )
-def test_what_is_removed_while_a_job_runs_is_noticed(
+def test_a_removal_while_a_job_runs_is_detected(
     bundle: Bundle,
     rows: Path,
     tmp_path: Path,
@@ -201,7 +201,7 @@ def test_what_is_removed_while_a_job_runs_is_noticed(
     assert len(output.read_text().splitlines()) == 50
 
 
-def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_noticed(
+def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_detected(
     bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync = os.fsync
@@ -218,7 +218,7 @@ def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_noticed(
     assert left_in(tmp_path) == ["bundle", "in.jsonl"]
 
 
-def test_results_that_are_gone_when_the_output_is_made_of_them_are_noticed(
+def test_results_removed_before_the_output_is_made_are_detected(
     bundle: Bundle, rows: Path, tmp_path: Path, folder: Path
 ) -> None:
     def at_the_end(progress: JobProgress) -> None:
@@ -245,7 +245,7 @@ def test_an_output_that_is_no_file_is_refused_and_stays(
 
 
 @pytest.mark.parametrize("name", ["/dev/null", "/dev/full"])
-def test_an_output_that_is_a_device_is_refused_by_whatever_name(
+def test_an_output_that_is_a_device_is_refused_also_through_a_link(
     bundle: Bundle, rows: Path, tmp_path: Path, name: str
 ) -> None:
     linked = tmp_path / "out.jsonl"

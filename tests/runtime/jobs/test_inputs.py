@@ -70,7 +70,7 @@ def write(path: Path, texts: list[str] = TEXTS) -> Path:
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_every_format_gives_the_same_rows_and_goes_on_after_any_of_them(tmp_path: Path, ending: str) -> None:
+def test_every_format_gives_the_same_rows_and_continues_after_any_of_them(tmp_path: Path, ending: str) -> None:
     files = find_inputs([write(tmp_path / f"a{ending}")], columns=KEYED)
     rows = list(read_rows(files, columns=KEYED))
     assert rows == [Row(id=f"k{number}", text=text) for number, text in enumerate(TEXTS)]
@@ -106,7 +106,7 @@ def test_a_bad_record_of_csv_is_a_row_with_an_error_and_reading_goes_on(
     assert str(bad.error).startswith(error)
 
 
-def test_an_open_quotation_mark_costs_no_more_than_what_is_read_of_a_line(
+def test_an_unclosed_quotation_mark_affects_only_the_maximum_length_of_a_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hdruntime.jobs.row_reader.MAX_LINE_BYTES", 100)
@@ -126,7 +126,7 @@ def test_an_open_quotation_mark_costs_no_more_than_what_is_read_of_a_line(
         (Columns(keep=("body",)), "--keep-columns"),
     ],
 )
-def test_a_column_that_is_not_there_is_refused_with_those_there_are(
+def test_a_missing_column_is_refused_with_a_list_of_columns(
     tmp_path: Path, name: str, columns: Columns, option: str
 ) -> None:
     message = rf"{name} has no column 'body'; its columns are key, text\.\nName one of them with {option}\."
@@ -144,14 +144,14 @@ def test_csv_has_no_lists_of_ids(tmp_path: Path) -> None:
         find_inputs([write(tmp_path / "a.csv")], columns=Columns(input_ids="text"))
 
 
-def test_a_json_array_is_refused_and_how_to_convert_it_is_said(tmp_path: Path) -> None:
+def test_a_json_array_is_refused_with_the_command_to_convert_it(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text(' [{"text": "one"},\n {"text": "two"}]')
     with pytest.raises(InputError, match=r"a.json holds one JSON array; .*\nConvert it: jq -c '\.\[\]'"):
         find_inputs([tmp_path / "a.json"], columns=Columns())
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])
-def test_compressed_data_that_are_cut_or_none_end_the_reading(tmp_path: Path, ending: str) -> None:
+def test_truncated_or_invalid_compressed_data_end_the_reading(tmp_path: Path, ending: str) -> None:
     file = tmp_path / f"a.txt{ending}"
     compressed = COMPRESSORS[ending]("".join(f"{number}\n" for number in range(10**5)).encode())
     file.write_bytes(compressed[: len(compressed) // 2])
@@ -162,7 +162,7 @@ def test_compressed_data_that_are_cut_or_none_end_the_reading(tmp_path: Path, en
         rows_of(file, columns=Columns())
 
 
-def test_the_format_can_be_said(tmp_path: Path) -> None:
+def test_the_format_can_be_given(tmp_path: Path) -> None:
     (tmp_path / "in").mkdir()
     write(tmp_path / "a.csv").rename(tmp_path / "in" / "a.export")
     assert [row.text for row in rows_of(tmp_path / "in", input_format=RowFormat.CSV)] == TEXTS
@@ -191,7 +191,7 @@ def test_directories_are_read_with_all_below_them_in_order(tmp_path: Path, caplo
         ("?.jsonl", ["a.jsonl", "b.jsonl"]),
     ],
 )
-def test_a_pattern_stands_for_what_fits_it(tmp_path: Path, pattern: str, found: list[str]) -> None:
+def test_a_pattern_stands_for_its_matches(tmp_path: Path, pattern: str, found: list[str]) -> None:
     for name in ("a.jsonl", "b.jsonl", "sub/c.jsonl"):
         write(tmp_path / name, [name])
     assert [row.text for row in rows_of(f"{tmp_path}/{pattern}")] == found
@@ -232,7 +232,7 @@ def memory() -> Iterator[Callable[[str, bytes], str]]:
 
 
 @pytest.mark.parametrize("ending", [".parquet", ".csv", ".jsonl", ".jsonl.zst"])
-def test_a_url_is_read_as_a_file_is(memory: Callable[[str, bytes], str], tmp_path: Path, ending: str) -> None:
+def test_a_url_is_read_like_a_file(memory: Callable[[str, bytes], str], tmp_path: Path, ending: str) -> None:
     content = write(tmp_path / f"a{ending}").read_bytes()
     url = memory(f"bucket/lang=en/a{ending}", content)
     memory("bucket/_SUCCESS", b"")
@@ -249,7 +249,7 @@ def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
     return open_bundle(bundle_path)
 
 
-def test_a_job_over_a_url_goes_on_and_notices_a_change(
+def test_a_job_over_a_url_continues_and_detects_a_change(
     bundle: Bundle, memory: Callable[[str, bytes], str], tmp_path: Path
 ) -> None:
     texts = [f"{number:03}" for number in range(50)]
@@ -289,7 +289,7 @@ def standard_input(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], None]:
     return lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
 
 
-def test_a_job_of_the_standard_input_goes_on_when_the_same_comes_again(
+def test_a_job_of_the_standard_input_continues_when_the_same_comes_again(
     bundle: Bundle, standard_input: Callable[[bytes], None], tmp_path: Path
 ) -> None:
     rows = write_rows(tmp_path / "in.jsonl", [f"{number:03}" for number in range(50)]).read_bytes()

@@ -1,4 +1,4 @@
-"""What the output has beside the task's results, and vectors in fewer bytes, and as matrices."""
+"""Kept columns, metadata, converted vectors, and matrices."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_rows_that_fail_keep_their_columns_and_half_a_character_fails_one(bundle
     assert found[1]["error"] == "Column 'x' holds half of a surrogate pair."
 
 
-def test_a_kept_column_that_is_called_as_a_result_is_refused(bundle_path: Path, tmp_path: Path) -> None:
+def test_a_kept_column_with_the_name_of_a_result_is_refused(bundle_path: Path, tmp_path: Path) -> None:
     rows = write(tmp_path / "in.jsonl", '{"text": "long", "tokens": 1, "error": 2}')
     message = "names of result columns: error, tokens.\nRename them, or list the others: --keep-columns"
     with pytest.raises(InputError, match=message):
@@ -245,7 +245,7 @@ def test_a_matrix_is_one_line_away(bundle_path: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(matrix, expected, atol=1e-6)
 
 
-def test_parquet_says_what_its_vectors_are(bundle_path: Path, tmp_path: Path) -> None:
+def test_parquet_metadata_describes_the_vectors(bundle_path: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "in.jsonl", ["long", "read"])
     options = VectorOptions(normalize=True, output_dtype=EmbeddingPrecision.FLOAT16)
     run(bundle_path, rows, tmp_path / "out.parquet", vectors=options)
@@ -271,7 +271,7 @@ def test_parquet_says_what_its_vectors_are(bundle_path: Path, tmp_path: Path) ->
         ({"pooling": ("mean",)}, VectorOptions(), (b"mean", b"false")),
     ],
 )
-def test_parquet_says_how_the_model_pools(
+def test_parquet_metadata_states_the_pooling(
     new_bundle: BundleMaker,
     tmp_path: Path,
     settings: dict[str, Any] | None,
@@ -306,7 +306,7 @@ def refused(bundle: Path, tmp_path: Path, output: str, **options: Any) -> str:
     return str(raised.value)
 
 
-def test_outputs_that_the_task_or_the_format_lacks_are_refused(new_bundle: BundleMaker, tmp_path: Path) -> None:
+def test_outputs_that_the_task_or_format_does_not_support_are_refused(new_bundle: BundleMaker, tmp_path: Path) -> None:
     embedding = new_bundle()
     classes = gather_bundle(new_bundle("classes"), "text-classification", {"logits": np.zeros((len(VOCABULARY), 2))})
     assert "A .npy file is for embeddings" in refused(classes, tmp_path, "out.npy")

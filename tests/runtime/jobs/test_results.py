@@ -115,4 +115,4 @@ def test_masks_are_filled(new_bundle: BundleMaker, tmp_path: Path, ending: str) 
     bundle = gather_bundle(new_bundle(), "fill-mask", {"logits": logits}, mask_token_id=mask)
     two, none = results(bundle, ["long whole whole", "long"], ending=ending)
     assert [(len(mask), mask[0]["token"]) for mask in two["masks"]] == [(5, "read"), (5, "read")]
-    assert "The text has no mask to fill.\nWrite whole where a word is wanted." in str(none["error"])
+    assert "The text has no mask to fill.\nWrite whole in place of a word." in str(none["error"])

@@ -133,7 +133,7 @@ def test_text_that_is_not_utf8_is_one_bad_row(tmp_path: Path) -> None:
 
 
 def test_bad_cells_of_parquet_are_bad_rows(tmp_path: Path) -> None:
-    # A Parquet file's strings are bytes that nobody checked.
+    # Parquet writers do not check strings.
     offsets = pa.array([0, 1, 2, 3], pa.int32()).buffers()[1]
     bad = pa.Array.from_buffers(pa.string(), 3, [None, offsets, pa.py_buffer(b"a\xffc")])
     rows = rows_of(write_parquet(tmp_path / "a.parquet", text=pa.chunked_array([bad, pa.array([None, "e"])])))
@@ -187,7 +187,7 @@ def test_a_pipe_in_a_directory_is_left_out_and_named(tmp_path: Path, caplog: pyt
     ("target", "message"),
     [("/dev/zero", "is a device; a job reads files"), ("/proc/kmsg", "(is empty|cannot be read)")],
 )
-def test_a_file_without_end_is_refused_by_whatever_name(tmp_path: Path, target: str, message: str) -> None:
+def test_an_endless_file_is_refused_also_through_a_link(tmp_path: Path, target: str, message: str) -> None:
     if not Path(target).exists():
         pytest.skip(f"there is no {target} here")
     (tmp_path / "a.jsonl").symlink_to(target)
