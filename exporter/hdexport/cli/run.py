@@ -1,10 +1,10 @@
 """Run a bundle over files of texts: one row out per row in, in order.
 
 Inputs are JSON Lines, CSV, TSV, Parquet and text files (each line is a text), directories of them, patterns and
-URLs. The output has the columns id, those kept, those of the bundle's task (an embedding, a label, ...), tokens
-and error. A row that cannot be used has its error there; the job goes on, and the exit code is 2. The output
-appears when it is complete, or not at all. A job that was stopped or killed keeps what is done in a folder .OUT.job
-beside the output, and the same command goes on after it. See docs/batch_jobs.md.
+URLs. The output has the columns id, kept columns, those of the bundle's task (an embedding, a label, ...), tokens
+and error. An invalid row has the reason in error; the job continues, and the exit code is 2. The output appears
+when it is complete, or not at all. A job that was stopped or killed keeps its results in a folder .OUT.job beside
+the output, and the same command continues after them. See docs/batch_jobs.md.
 """
 
 from __future__ import annotations

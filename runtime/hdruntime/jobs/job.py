@@ -24,7 +24,7 @@ from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
-from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
+from hdruntime.jobs.results import TaskResults, check_columns, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors
@@ -269,17 +269,7 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
         )
     if options.overflow is Overflow.SPLIT and not results.splits:
         raise InputError(f"The bundle's task is {task}, whose texts are not split.\nCut them: --overflow truncate")
-    if columns.input_ids is not None and columns.text_pair is not None:
-        raise InputError("A row has texts or --input-ids-column, not both.\nLeave out --text-pair-column.")
-    if columns.input_ids is not None:
-        return
-    if results.pairs is Pairs.REQUIRED and columns.text_pair is None:
-        raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
-            f"Name their columns, e.g.: {results.columns}"
-        )
-    if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
-        raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out --text-pair-column.")
+    check_columns(task, results, columns)
 
 
 def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) -> tuple[pa.Field, ...]:

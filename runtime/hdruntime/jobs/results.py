@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Pairs", "TaskResults", "results_of_bundle"]
+__all__ = ["TaskResults", "check_columns", "results_of_bundle"]
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.errors import InputError
-from hdruntime.jobs.rows import Row
+from hdruntime.jobs.rows import Columns, Row
 from hdruntime.text.pooling import mean_over_tokens
 from hdruntime.text.tasks import (
     Activation,
@@ -56,7 +56,7 @@ class TaskResults:
             raises InputError for a row that does not fit the task.
         splits: whether the needed part of all pieces is small enough to combine.
         prompts: whether a text may have a prompt; ids include it already.
-        texts, columns: for tasks on pairs, what a row's texts are, and example options for their columns.
+        texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
     """
 
     outputs: tuple[str, ...]
@@ -67,7 +67,7 @@ class TaskResults:
     splits: bool = True
     prompts: bool = False
     texts: str = "a question and its context"
-    columns: str = "--text-column question --text-pair-column context"
+    columns: tuple[str, str] = ("question", "context")
 
 
 def results_of_bundle(
@@ -98,6 +98,27 @@ def results_of_bundle(
         raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
     results = _RESULTS_OF_TASK[task](bundle)
     return dataclasses.replace(results, prompts=False) if tokenized else results
+
+
+def check_columns(
+    task: str, results: TaskResults, columns: Columns, *, pair_option: str = "--text-pair-column"
+) -> None:
+    """Refuse columns that do not fit the bundle's task.
+
+    Raises:
+        InputError: a pair of texts is missing or superfluous; the message names ``pair_option``.
+    """
+    has_pair = columns.text_pair is not None
+    text_option = pair_option.replace("-pair", "").replace("_pair", "")
+    if has_pair and columns.input_ids is not None:
+        raise InputError(f"A row has texts or ids, not both.\nLeave out {pair_option}.")
+    if results.pairs is Pairs.REQUIRED and not has_pair and columns.input_ids is None:
+        raise InputError(
+            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
+            f"Name the columns of both, e.g.: {text_option} {results.columns[0]} {pair_option} {results.columns[1]}"
+        )
+    if results.pairs is Pairs.REFUSED and has_pair:
+        raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out {pair_option}.")
 
 
 def _feature_extraction(bundle: Bundle) -> TaskResults:
@@ -138,7 +159,7 @@ def _text_classification(bundle: Bundle) -> TaskResults:
         values=values,
         prompts=True,
         texts="which its cross-encoder compares",
-        columns="--text-column query --text-pair-column document",
+        columns=("query", "document"),
     )
 
 

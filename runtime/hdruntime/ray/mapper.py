@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
+from hdruntime.jobs.results import check_columns, results_of_bundle
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.windows import WindowInference, WindowOptions
@@ -75,7 +75,7 @@ class BundleMapper:
         session = session_in_worker(Path(bundle), backend=backend, threads=threads)
         opened = open_bundle(Path(bundle), check_files=False)
         task = results_of_bundle(opened, tokenized=input_ids_column is not None, aggregation=options.aggregation)
-        _check_columns(opened.manifest.task, task, self._columns)
+        check_columns(opened.manifest.task, task, self._columns, pair_option="text_pair_column")
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(
                 "Rows of ids, or of this task, are not split.\nCut them: WindowOptions(overflow=Overflow.TRUNCATE)"
@@ -124,15 +124,3 @@ class BundleMapper:
         return [
             row_from_values(row, self._columns, end=Position(row=number)) for number, row in enumerate(values, start=1)
         ]
-
-
-def _check_columns(task: str, results: TaskResults, columns: Columns) -> None:
-    if columns.input_ids is not None and columns.text_pair is not None:
-        raise InputError("A row has texts or ids, not both.\nLeave out text_pair_column or input_ids_column.")
-    if columns.input_ids is None and results.pairs is Pairs.REQUIRED and columns.text_pair is None:
-        raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
-            "Name their columns: text_column and text_pair_column"
-        )
-    if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
-        raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out text_pair_column.")

@@ -16,7 +16,7 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.folder import kept_rows
@@ -28,11 +28,6 @@ from hdruntime.text.tokenization import Overflow
 from support.job_runs import left_in, random_texts, read, run, run_words, stop_at, write_rows
 
 TESTS = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
 
 
 def run_until(rows: int, bundle: Path, inputs: Path, output: Path) -> None:

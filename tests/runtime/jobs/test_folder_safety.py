@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import HdexportError, InputError
-from hdruntime.jobs import JobOptions, plan_job, windows
+from hdruntime.jobs import JobOptions, plan_job
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
@@ -20,12 +20,6 @@ from support.job_runs import left_in, run_words, stop_at, write_rows
 
 FILES = ("lock", "job.json", "progress.json", "ranges.json", "results", "finished")
 PARTIAL = ("job.json.partial", "progress.json.partial", "finished.partial")
-
-
-@pytest.fixture
-def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
-    return open_bundle(bundle_path)
 
 
 @pytest.fixture

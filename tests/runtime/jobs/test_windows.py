@@ -254,7 +254,7 @@ def test_ids_and_splitting_are_refused_for_tasks_without_them(new_bundle: Bundle
     for bundle, options, message in [
         (entities, JobOptions(columns=columns), "whose results are places in a text"),
         (new_bundle(), JobOptions(columns=columns, overflow=Overflow.SPLIT), "Rows of ids are not split"),
-        (new_bundle(), JobOptions(columns=Columns(input_ids="ids", text_pair="b")), "--input-ids-column, not both"),
+        (new_bundle(), JobOptions(columns=Columns(input_ids="ids", text_pair="b")), "texts or ids, not both"),
         (masks, JobOptions(overflow=Overflow.SPLIT), "is fill-mask, whose texts are not split"),
     ]:
         with pytest.raises(InputError, match=message):
