@@ -156,7 +156,7 @@ class PaddingRule:
 
     Attributes:
         multiple_of: a row may be padded up to the next multiple of so many tokens.
-        free_up_to: rows of up to so many tokens may be padded up to that many; 0 where there is no such exception.
+        free_up_to: rows of up to so many tokens may be padded up to that many; 0 for no such exception.
     """
 
     multiple_of: Length
@@ -327,7 +327,7 @@ class Manifest:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
         operators: operator of ours -> number of nodes, in the portable graph.
         attention: what is known of each kind of attention in the model: JSON objects, the kind's name in ``kind``, the
-            rest for whoever knows the kind. The runtime looks at none of it.
+            rest for users of the kind. The runtime ignores it.
         inputs: of the graphs; a session obeys their roles, defaults and bounds.
         padding: how far rows may be padded; None for any length.
         sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
@@ -368,7 +368,7 @@ class Manifest:
     sentence: SentenceSettings | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
-        """The first input of a role; None where there is none."""
+        """The first input of a role; None if there is none."""
         return next((spec for spec in self.inputs if spec.role is role), None)
 
     @property

@@ -25,9 +25,9 @@ import logging
 import os
 import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -38,26 +38,20 @@ from hdruntime.jobs.progress import Saved, saved_from_json
 
 logger = logging.getLogger(__name__)
 
+Content = TypeVar("Content")
+
 JOB_FILE = "job.json"
 SAVED_FILE = "progress.json"
 RESULTS_FILE = "results"
 RANGES_FILE = "ranges.json"
 FINISHED_FILE = "finished"
 LOCK_FILE = "lock"
-_FILES = (
-    JOB_FILE,
-    SAVED_FILE,
-    f"{JOB_FILE}.partial",
-    f"{SAVED_FILE}.partial",
-    f"{RANGES_FILE}.partial",
-    RANGES_FILE,
-    RESULTS_FILE,
-    f"{FINISHED_FILE}.partial",
-    FINISHED_FILE,
-    LOCK_FILE,
-)
-"""All files of the folder, in the order of removal. Without the first, the others mean nothing; while the last exists,
-no other process begins."""
+_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, LOCK_FILE)
+"""The files of the folder, in the order of removal, each also with `_PARTIAL`. Without the first, the others mean
+nothing; while the last exists, no other process begins."""
+
+_PARTIAL = ".partial"
+"""Ending of a file while it is written."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -138,13 +132,7 @@ class OpenFolder:
         Raises:
             HdexportError: the file is damaged.
         """
-        try:
-            identity = json.loads(self._content(JOB_FILE) or "{}")
-        except ValueError as error:
-            raise damaged(self.path, f"{JOB_FILE}: {error}") from error
-        if not isinstance(identity, dict):
-            raise damaged(self.path, f"{JOB_FILE} holds no object")
-        return identity
+        return self._decoded(JOB_FILE, _identity_from_json, {})
 
     def saved(self) -> Saved:
         """What is done; nothing if no row is kept.
@@ -152,11 +140,7 @@ class OpenFolder:
         Raises:
             HdexportError: the file is damaged.
         """
-        content = self._content(SAVED_FILE)
-        try:
-            return Saved() if content is None else saved_from_json(content)
-        except ValueError as error:
-            raise damaged(self.path, f"{SAVED_FILE}: {error}") from error
+        return self._decoded(SAVED_FILE, saved_from_json, Saved())
 
     def ranges(self) -> npt.NDArray[np.float32] | None:
         """[2, dimensions], minimum and maximum for quantised vectors; None if there are none.
@@ -164,11 +148,7 @@ class OpenFolder:
         Raises:
             HdexportError: the file is damaged.
         """
-        content = self._content(RANGES_FILE)
-        try:
-            return None if content is None else np.array(json.loads(content), np.float32)
-        except ValueError as error:
-            raise damaged(self.path, f"{RANGES_FILE}: {error}") from error
+        return self._decoded(RANGES_FILE, lambda content: np.array(json.loads(content), np.float32), None)
 
     def is_published(self) -> bool:
         """Whether the output of a complete job was moved into place."""
@@ -221,7 +201,7 @@ class OpenFolder:
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[BinaryIO]:
         """Replace a file atomically, even if the machine stops."""
-        partial = f"{name}.partial"
+        partial = name + _PARTIAL
         self.remove(partial)
         with open(self.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             yield file
@@ -250,6 +230,7 @@ class OpenFolder:
     def remove_all(self, *, keep: tuple[str, ...] = ()) -> None:
         """Remove our files, and the folder unless it still holds others."""
         for name in _FILES:
+            self.remove(name + _PARTIAL)
             if name not in keep:
                 self.remove(name)
         if not keep and self.is_in_place():
@@ -267,12 +248,21 @@ class OpenFolder:
         except FileNotFoundError:
             return None
 
-    def _content(self, name: str) -> bytes | None:
+    def _decoded(self, name: str, decode: Callable[[bytes], Content], default: Content) -> Content:
         try:
             with open(self.open(name, os.O_RDONLY), "rb") as file:
-                return file.read()
+                return decode(file.read())
         except FileNotFoundError:
-            return None
+            return default
+        except ValueError as error:
+            raise damaged(self.path, f"{name}: {error}") from error
+
+
+def _identity_from_json(content: bytes) -> Identity:
+    identity = json.loads(content or "{}")
+    if not isinstance(identity, dict):
+        raise ValueError("not an object")
+    return identity
 
 
 def _in_the_way(path: Path, what: str) -> HdexportError:

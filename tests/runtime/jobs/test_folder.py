@@ -267,7 +267,7 @@ def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp
         ("progress.json", '{"counts": {"rows": "3"}}', "progress.json: progress.counts.rows should be `int`"),
         ("progress.json", '{"counts": {"rows": -3}}', "progress.json: progress.counts.rows should be `int` >= 0"),
         ("progress.json", '{"position": [0, 5]}', "progress.json: "),
-        ("job.json", "[]", "job.json holds no object"),
+        ("job.json", "[]", "job.json: not an object"),
         ("job.json", "{", "job.json: "),
     ],
 )

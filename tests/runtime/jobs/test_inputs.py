@@ -95,7 +95,7 @@ def test_every_format_gives_the_same_rows_and_continues_after_any_of_them(tmp_pa
     ],
     ids=["cells", "cell", "UTF-8", "UTF-8 in quotes", "long line", "long field"],
 )
-def test_a_bad_record_of_csv_is_a_row_with_an_error_and_reading_goes_on(
+def test_a_bad_record_of_csv_is_a_row_with_an_error_and_reading_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, record: bytes, error: str
 ) -> None:
     for module in ("input_files", "row_reader"):

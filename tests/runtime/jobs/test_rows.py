@@ -102,7 +102,7 @@ BAD_LINES = {
 
 
 @pytest.mark.parametrize("name", BAD_LINES)
-def test_a_bad_line_is_a_row_with_an_error_and_reading_goes_on(tmp_path: Path, name: str) -> None:
+def test_a_bad_line_is_a_row_with_an_error_and_reading_continues(tmp_path: Path, name: str) -> None:
     line, error = BAD_LINES[name]
     file = write(tmp_path / "a.jsonl", b'{"text": "before"}\n' + line + b'\n{"text": "after"}\n')
     before, bad, after = rows_of(file)
@@ -236,7 +236,7 @@ LINES = (
 
 
 @pytest.mark.parametrize("group_rows", [1, 100, 300, 1000])
-def test_reading_goes_on_after_any_row_with_what_comes_next(tmp_path: Path, group_rows: int) -> None:
+def test_reading_continues_after_any_row_with_what_comes_next(tmp_path: Path, group_rows: int) -> None:
     write(tmp_path / "a.jsonl", LINES)
     table = pa.table({"text": [str(number) for number in range(600)]})
     pa.parquet.write_table(table, tmp_path / "b.parquet", row_group_size=group_rows)
