@@ -71,7 +71,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
 
 
 def read_config(bundle: Bundle) -> dict[str, Any]:
-    """The checkpoint's ``config.json``, which a bundle carries; {} where it does not.
+    """The checkpoint's ``config.json``, if the bundle contains it; else {}.
 
     Raises:
         BundleCorruptError: it is not a JSON object.
