@@ -10,7 +10,6 @@ import json
 import unicodedata
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -114,23 +113,23 @@ def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
         columns: which columns are read.
         end: of the row.
     """
+    row_id = end.row - 1 if not columns.id else None if isinstance(values, str) else values.get(columns.id)
     if isinstance(values, str):
-        row = Row(id=None, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
-        return replace(row, id=None if columns.id else end.row - 1, kept=dict.fromkeys(columns.keep or ()))
-    kept, error = _kept(columns.keep or (), values)
+        kept: dict[str, object] = dict.fromkeys(columns.keep or ())
+        return Row(id=row_id, kept=kept, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
+    kept, error = _kept(columns.keep, values) if columns.keep else ({}, None)
     dropped = tuple(sorted(set(values).difference(columns.wanted))) if columns.keeps_all else ()
-    row = Row(id=values.get(columns.id) if columns.id else end.row - 1, kept=kept, dropped=dropped, end=end)
     if columns.id and (bad_id := _check_id(columns.id, values)):
-        return replace(row, id=None, error=bad_id)
+        return Row(id=None, kept=kept, dropped=dropped, error=bad_id, end=end)
     check = _check_text if columns.input_ids is None else _check_ids
     for name in columns.content:
         error = error or check(name, values)
     if error is not None:
-        return replace(row, error=error)
+        return Row(id=row_id, kept=kept, dropped=dropped, error=error, end=end)
     if columns.input_ids is not None:
-        return replace(row, input_ids=values[columns.input_ids])
+        return Row(id=row_id, input_ids=values[columns.input_ids], kept=kept, dropped=dropped, end=end)
     pair = None if columns.text_pair is None else values[columns.text_pair]
-    return replace(row, text=values[columns.text], text_pair=pair)
+    return Row(id=row_id, text=values[columns.text], text_pair=pair, kept=kept, dropped=dropped, end=end)
 
 
 def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, object], str | None]:
