@@ -1,4 +1,4 @@
-"""A batch job from Python: rows that fail are marked, and a job that was stopped goes on.
+"""A batch job from Python: rows that fail are marked, and a stopped job continues.
 
 python examples/batch_job.py BUNDLE
 """

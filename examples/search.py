@@ -35,12 +35,12 @@ def embed(bundle: Path, texts: Path, vectors: Path) -> None:
     job = plan_job(hdruntime.open_bundle(bundle), [texts], vectors, options=options)
     with hdruntime.load(bundle) as session:
         done = run_job(job, LocalPool(session, job.task, options=job.options), on_progress=show)
-    print(f"\n{done.rows} texts, {done.tokens} tokens, {done.failed_rows} failed")
+    print(f"{done.rows} texts, {done.tokens} tokens, {done.failed_rows} failed")
 
 
 def show(progress: JobProgress) -> None:
     """Show how many texts are done."""
-    print(f"\r{progress.rows} texts", end="", file=sys.stderr, flush=True)
+    print(f"{progress.rows} texts", file=sys.stderr)
 
 
 def search(bundle: Path, vectors: Path, question: str, *, nearest: int = 5) -> list[tuple[str, float]]:

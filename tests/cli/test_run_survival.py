@@ -46,7 +46,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(bundle: Path, rows: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A directory with what undisturbed jobs write."""
+    """A directory with outputs of undisturbed jobs."""
     directory = tmp_path_factory.mktemp("whole")
     for ending in ("jsonl", "parquet"):
         assert finished(bundle, rows, "-o", directory / f"out.{ending}").returncode == 2
@@ -76,7 +76,7 @@ def started(*arguments: object) -> Fork:
 
 @pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
-def test_killed_at_random_moments_it_writes_what_it_would_have(
+def test_killed_at_random_moments_it_writes_the_same_bytes(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path, ending: str, kills: int
 ) -> None:
     seed = random.randrange(10**6)
@@ -122,7 +122,7 @@ def kept_rows(output: Path) -> int:
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_job_that_is_told_to_stop_says_how_it_goes_on(
+def test_a_job_that_is_stopped_says_how_to_continue(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -218,8 +218,8 @@ def test_a_job_whose_input_is_cut_says_so_and_what_is_kept(
     kept = kept_rows(output)
     assert errors.endswith(
         f"error: {copy} has changed: its size was {size} bytes, and is {size - 1}.\n"
-        f"{kept} rows are kept in {tmp_path}/.out.jsonl.job; they belong to the file as it was. Restore it, time of "
-        "change included, and the same command goes on after them, or start over with --restart.\n"
+        f"{kept} rows are kept in {tmp_path}/.out.jsonl.job; they belong to the old content. Restore the file "
+        "with its modification time, and the same command continues after them, or start over with --restart.\n"
     )
     assert '"state": "failed"' in errors
     results = (tmp_path / ".out.jsonl.job" / "results").read_bytes().splitlines(keepends=True)
@@ -240,7 +240,7 @@ def test_a_job_whose_results_are_deleted_does_not_end_well(bundle: Path, rows: P
     assert finished(bundle, rows, "-o", output, "--restart").returncode == 2
 
 
-def test_a_job_with_force_that_was_killed_goes_on_and_keeps_the_old_output_until_its_end(
+def test_a_killed_job_with_force_continues_and_keeps_the_old_output_until_its_end(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -259,7 +259,7 @@ def test_a_job_with_force_that_was_killed_goes_on_and_keeps_the_old_output_until
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads the peak memory from Linux's /proc")
 def test_memory_does_not_grow_with_the_input(bundle: Path, tmp_path: Path) -> None:
     rows = tmp_path / "rows.txt"
-    # Long words, of which each is one token: they fill the memory faster than they take time.
+    # Long words of one token each take much memory and little time.
     rows.write_text(("x" * 1000 + "\n") * 25_000)
     small = tmp_path / "small.txt"
     small.write_text(("x" * 1000 + "\n") * 2500)

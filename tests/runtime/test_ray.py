@@ -260,7 +260,7 @@ def test_map_batches_adds_what_a_job_writes(cluster: Any, bundle_path: Path, job
     table = mapped([*TEXTS, None], bundle_path)
     assert table.column_names == ["number", "text", *COLUMNS]
     assert table.schema.field("embedding").type == pa.list_(pa.float32(), 4)
-    assert table.column("error")[-1].as_py() == "Column 'text' is null; a string is needed."
+    assert table.column("error")[-1].as_py() == "Column 'text' is null; a string is required."
     # To the last bit, of the same batches.
     blocks = [TEXTS[start : start + BLOCK_ROWS] for start in range(0, len(TEXTS), BLOCK_ROWS)]
     windows = [windows_of(block, characters=10**6)[0] for block in blocks]

@@ -8,6 +8,7 @@ import random
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -63,6 +64,7 @@ class WordPool:
                 tokens=sum(len(row.text.split()) for row in window.rows),
                 errors={"input": len(errors)} if errors else {},
                 first_error=str(errors[0]["error"]) if errors else None,
+                dropped_columns=sorted({name for row in window.rows for name in row.dropped}),
             )
             yield window, WindowResult(results=results, counts=counts)
 
@@ -70,7 +72,8 @@ class WordPool:
 def _result(row: Row) -> dict[str, object]:
     error = "a bad text" if row.text == "nan" else row.error
     vector = np.full(4, zlib.crc32(row.text.encode()) % 1000, np.float32)
-    return {"id": row.id, "embedding": None if error else vector, "tokens": len(row.text.split()), "error": error}
+    values = {"embedding": None if error else vector, "tokens": len(row.text.split()), "error": error}
+    return {"id": row.id, **row.kept, **values}
 
 
 def run_words(
@@ -86,16 +89,33 @@ def run_words(
     return run_job(job, WordPool(), on_progress=on_progress)
 
 
-def write_rows(path: Path, texts: list[object]) -> Path:
+def write_rows(path: Path, texts: Sequence[object]) -> Path:
     path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
     return path
 
 
-def read(path: Path) -> list[dict[str, object]]:
+def read(path: Path) -> list[dict[str, Any]]:
     if path.suffix == ".parquet":
-        rows: list[dict[str, object]] = pa.parquet.read_table(path).to_pylist()
+        rows: list[dict[str, Any]] = pa.parquet.read_table(path).to_pylist()
         return rows
     return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def results(bundle: Path, texts: Sequence[Any], *, ending: str = ".jsonl", **options: object) -> list[dict[str, Any]]:
+    """The output of a job over texts."""
+    output = bundle.with_name(f"out{ending}")
+    run(bundle, write_rows(bundle.with_name("in.jsonl"), texts), output, **options)
+    return read(output)
+
+
+def stop_at(rows: int) -> Callable[[JobProgress], None]:
+    """Stops a job when so many rows are done."""
+
+    def stop(progress: JobProgress) -> None:
+        if progress.rows >= rows:
+            raise KeyboardInterrupt
+
+    return stop
 
 
 def random_texts(count: int) -> list[str]:

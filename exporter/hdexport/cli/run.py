@@ -1,10 +1,10 @@
 """Run a bundle over files of texts: one row out per row in, in order.
 
 Inputs are JSON Lines, CSV, TSV, Parquet and text files (each line is a text), directories of them, patterns and
-URLs. The output has the columns id, those kept, those of the bundle's task (an embedding, a label, ...), tokens
-and error. A row that fails has its error there; the job continues, and the exit code is 2. The output
-appears when it is complete, or not at all. A job that was stopped or killed keeps its finished rows in a folder
-.OUT.job beside the output, and the same command continues after them. See docs/batch_jobs.md.
+URLs. The output has the columns id, kept columns, those of the bundle's task (an embedding, a label, ...), tokens
+and error. An invalid row has the reason in error; the job continues, and the exit code is 2. The output appears
+when it is complete, or not at all. A job that was stopped or killed keeps its results in a folder .OUT.job beside
+the output, and the same command continues after them. See docs/batch_jobs.md.
 """
 
 from __future__ import annotations
@@ -203,7 +203,7 @@ def run(options: argparse.Namespace) -> int:
         bundle = hdruntime.open_bundle(options.bundle)
         job = plan_job(bundle, options.inputs, options.output, options=job_options)
         try:
-            done = job.done_already()
+            done = job.done
             if done is None:
                 with _pool(bundle, job, options, report) as (pool, backend):
                     done = run_job(job, pool, on_progress=report.progress)
@@ -225,7 +225,7 @@ def run(options: argparse.Namespace) -> int:
             explained = type(error)(f"{error}{_kept(job)}")
             report.ended("failed", str(explained))
             raise explained from error
-        report.ended("done", _failures(done))
+        report.ended("done", _failures(done, has_column=not options.skip_failed and job.output.suffix != ".npy"))
     padding = f", {done.padding_waste:.0%} padding" if done.padded_tokens else ""
     print(
         f"{done.rows} rows, {done.failed_rows} failed, {done.tokens} tokens in {done.seconds:.1f} s "
@@ -321,11 +321,11 @@ def _kept(job: Job) -> str:
     return f"\n{rows} rows are kept in {job_folder_path(job.output)}: the same command continues after them."
 
 
-def _failures(done: JobProgress) -> str | None:
+def _failures(done: JobProgress, *, has_column: bool) -> str | None:
     if not done.failed_rows:
         return None
     kinds = "; ".join(f"{count} {_FAILED[kind]}" for kind, count in done.errors.items())
     return (
         f"{done.failed_rows} of {done.rows} rows failed: {kinds}.\n"
-        f"The column `error` says why. The first of them is {done.first_error}"
+        f"{'The column `error` says why. ' if has_column else ''}The first of them is {done.first_error}"
     )

@@ -21,7 +21,7 @@ def for_each_file(function: Callable[[str], Result], sizes: Mapping[str, int]) -
 
     Args:
         function: called with the file's name.
-        sizes: name -> bytes. The largest comes first, since it is what is waited for.
+        sizes: name -> bytes. The largest comes first, since it takes longest.
     """
     names = sorted(sizes, key=lambda name: -sizes[name])
     with ThreadPoolExecutor() as pool:

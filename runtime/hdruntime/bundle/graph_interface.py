@@ -12,7 +12,7 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BundleCorruptError
 
 Found = Mapping[str, tuple[str, Sequence[object]]]
-"""Name -> NumPy's name of the type, and axes of an input or output: sizes, or any other object where they vary."""
+"""Name -> NumPy's name of the type, and axes of an input or output: sizes, or any other object for dynamic axes."""
 
 
 def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs: Found) -> None:
@@ -21,7 +21,7 @@ def check_interface(bundle: Bundle, graph: GraphFile, *, inputs: Found, outputs:
     Args:
         bundle: what lists the graph.
         graph: which one.
-        inputs: what was found in it.
+        inputs: of the graph.
         outputs: likewise.
 
     Raises:

@@ -87,14 +87,14 @@ class Role(str, Enum):
     POOLED = "pooled"
     """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for those of its prompt."""
     MEMORY = "memory"
-    """[batch, ...], float32, sizes but for the batch: an output of the call before; see `InputSpec.fed_from`."""
+    """[batch, ...], float32, sizes but for the batch: an output of the previous call; see `InputSpec.fed_from`."""
 
 
 class Fill(str, Enum):
-    """What an input holds where a caller leaves it out; what is about tokens looks at real ones only."""
+    """The default value of an input; rules about tokens consider only real tokens."""
 
     REQUIRED = "required"
-    """A caller has to give it."""
+    """The caller must provide it."""
     ZEROS = "zeros"
     ONES = "ones"
     FIRST_TOKEN = "first_token"
@@ -102,16 +102,16 @@ class Fill(str, Enum):
     UNTIL_TOKEN = "until_token"
     """1 at the tokens before the first of an id, else 0; a row without one is refused."""
     AFTER_TOKEN = "after_token"
-    """0 up to the first token of an id, 1 behind it; of a row without one, 1 from its second token on."""
+    """0 up to the first token of an id, then 1; in a row without one, 1 from its second token on."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Default:
-    """What an input holds where a caller leaves it out.
+    """The default value of an input.
 
     Attributes:
         fill: the rule.
-        token_id: the id that the rule looks for; None for rules that look for none.
+        token_id: the id of the rule; None for rules without an id.
     """
 
     fill: Fill
@@ -137,8 +137,8 @@ class InputSpec(TensorSpec):
     """An input of the graphs.
 
     Attributes:
-        role: what it is for.
-        default: what it holds where a caller leaves it out.
+        role: its purpose.
+        default: its value if a caller omits it.
         bound: of marks, the most that a row may have; None for any number, and for other roles.
         fed_from: of a memory, the output that it was in the call before, whose name is another: names in a graph are
             unique. None for other roles.
@@ -152,11 +152,11 @@ class InputSpec(TensorSpec):
 
 @dataclass(frozen=True, kw_only=True)
 class PaddingRule:
-    """How far a row may be padded before its answer changes, where it does: some attention sees the end of the batch.
+    """How far a row may be padded before its result changes, in models whose attention depends on the padded length.
 
     Attributes:
         multiple_of: a row may be padded up to the next multiple of so many tokens.
-        free_up_to: rows of up to so many tokens may be padded up to that many; 0 where there is no such exception.
+        free_up_to: rows of up to so many tokens may be padded up to that many; 0 for no such exception.
     """
 
     multiple_of: Length
@@ -198,11 +198,11 @@ class HalfRange:
     """The largest activation of a float16 graph, on text that was run in float32.
 
     Attributes:
-        largest: its magnitude; None where it was infinite or NaN.
+        largest: its magnitude; None if it was infinite or NaN.
         limit: float16's largest number.
         operator: what the graph's node does that computes it.
         node: that node's name.
-        module: of PyTorch's model, "encoder.layer.3.output.dense"; empty where it is not known.
+        module: of PyTorch's model, "encoder.layer.3.output.dense"; empty if it is unknown.
         tokens: of each text.
         text: what the texts were, "English text" or "random ids".
     """
@@ -268,7 +268,7 @@ class SentenceSettings:
     Attributes:
         kind: ``encoder`` of texts, or ``cross-encoder`` of pairs of texts.
         max_seq_length: tokens that its texts are cut to, special tokens included; a bundle may serve more.
-        prompts: name -> what is put before a text, or before the first text of a pair.
+        prompts: name -> prompt before a text, or before the first text of a pair.
         default_prompt_name: the prompt of texts that none is named for; None for no prompt.
         include_prompt: whether a sentence's vector is pooled of its prompt's tokens, too.
         pooling: modes, whose vectors are concatenated; ``()`` where the bundle gives token vectors.
@@ -327,12 +327,12 @@ class Manifest:
         dtype: of the portable graph, ``float32``, ``float16`` or ``bfloat16``; outputs are float32 always.
         operators: operator of ours -> number of nodes, in the portable graph.
         attention: what is known of each kind of attention in the model: JSON objects, the kind's name in ``kind``, the
-            rest for whoever knows the kind. The runtime looks at none of it.
+            rest for users of the kind. The runtime ignores it.
         inputs: of the graphs; a session obeys their roles, defaults and bounds.
         padding: how far rows may be padded; None for any length.
         sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
             that were built before it was kept.
-        half_range: of the portable graph; None where it is not float16, or was not verified.
+        half_range: of the portable graph; None if it is not float16, or was not verified.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
             `Verification` names is as it says.
@@ -368,7 +368,7 @@ class Manifest:
     sentence: SentenceSettings | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
-        """The first input of a role; None where there is none."""
+        """The first input of a role; None if there is none."""
         return next((spec for spec in self.inputs if spec.role is role), None)
 
     @property

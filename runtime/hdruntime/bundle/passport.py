@@ -51,7 +51,7 @@ _OLDEST_OF_TENSORRT = 75
 
 @dataclass(frozen=True, kw_only=True)
 class BuiltOn:
-    """The machine that built an engine; ``driver`` and ``gpu`` are None where there was none."""
+    """The machine that built an engine; ``driver`` and ``gpu`` are None if missing."""
 
     platform: str
     driver: str | None
@@ -121,7 +121,7 @@ class ThisMachine:
 
 
 def this_machine(device: int = 0) -> ThisMachine:
-    """Look at the GPU, the driver and the installed packages; where there is a GPU, ONNX Runtime is imported.
+    """Look at the GPU, the driver and the installed packages; with a GPU, ONNX Runtime is imported.
 
     Args:
         device: number of the GPU among those that CUDA offers.

@@ -42,7 +42,7 @@ class Bundle:
 def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
     """Read and check a bundle. Nothing of it is executed or unpickled; files it does not list are ignored.
 
-    Checksums detect damage, not malice: whoever can write into a bundle can write its manifest. No backend reads a file
+    Checksums detect damage, not tampering: write access to a bundle includes its manifest. No backend reads a file
     before all are checked, since a damaged graph or engine may crash its reader.
 
     Args:
@@ -71,7 +71,7 @@ def open_bundle(path: Path, *, check_files: bool = True) -> Bundle:
 
 
 def read_config(bundle: Bundle) -> dict[str, Any]:
-    """The checkpoint's ``config.json``, which a bundle carries; {} where it does not.
+    """The checkpoint's ``config.json``, if the bundle contains it; else {}.
 
     Raises:
         BundleCorruptError: it is not a JSON object.

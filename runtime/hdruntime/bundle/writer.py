@@ -70,7 +70,7 @@ def write_manifest(directory: Path, manifest: Manifest) -> None:
     except OSError as error:
         raise BundleError(
             f"The manifest of {directory} cannot be written: {error.strerror}.\n"
-            "Free some space, or check who may write there."
+            "Free some space, or check the permissions there."
         ) from error
 
 

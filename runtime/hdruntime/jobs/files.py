@@ -1,4 +1,4 @@
-"""The files of a job's folder: where they are, what they say, and how they are replaced and removed."""
+"""The files of a job's folder: how they are opened, locked, read, replaced and removed."""
 
 from __future__ import annotations
 
@@ -11,26 +11,34 @@ __all__ = [
     "SAVED_FILE",
     "OpenFolder",
     "damaged",
+    "disk_errors_explained",
     "job_folder_path",
+    "locked_folder",
     "opened_folder",
 ]
 
 import contextlib
 import errno
+import fcntl
 import json
+import logging
 import os
+import socket
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.errors import HdexportError
-from hdruntime.jobs.disk_errors import disk_errors_explained
+from hdruntime.errors import HdexportError, OutputExistsError
 from hdruntime.jobs.identity import Identity
-from hdruntime.jobs.saved import Saved, saved_from_json
+from hdruntime.jobs.progress import Saved, saved_from_json
+
+logger = logging.getLogger(__name__)
+
+Content = TypeVar("Content")
 
 JOB_FILE = "job.json"
 SAVED_FILE = "progress.json"
@@ -38,43 +46,41 @@ RESULTS_FILE = "results"
 RANGES_FILE = "ranges.json"
 FINISHED_FILE = "finished"
 LOCK_FILE = "lock"
-_FILES = (
-    JOB_FILE,
-    SAVED_FILE,
-    f"{JOB_FILE}.partial",
-    f"{SAVED_FILE}.partial",
-    f"{RANGES_FILE}.partial",
-    RANGES_FILE,
-    RESULTS_FILE,
-    f"{FINISHED_FILE}.partial",
-    FINISHED_FILE,
-    LOCK_FILE,
-)
-"""All that may be in the folder, in the order of its removal. Without the first the others mean nothing; as long as the
-last is there, nobody else begins."""
+_FILES = (JOB_FILE, SAVED_FILE, RANGES_FILE, RESULTS_FILE, FINISHED_FILE, LOCK_FILE)
+"""The files of the folder, in the order of removal, each also with `_PARTIAL`. Without the first, the others mean
+nothing; while the last exists, no other process begins."""
+
+_PARTIAL = ".partial"
+"""Ending of a file while it is written."""
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 _NO_DIRECTORY = (errno.ELOOP, errno.ENOTDIR)
-"""What opening a link or a file as a directory gives."""
+"""Errors of opening a link or a file as a directory."""
+
+_NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_HELD_BY_ANOTHER = (errno.EAGAIN, errno.EACCES)
+
+_ATTEMPTS = 100
+"""Attempts to lock a folder that its owner removes meanwhile; more than one is rare."""
 
 
 def job_folder_path(output: Path) -> Path:
-    """Where the folder of an output is; where the output is a link, beside what that names."""
+    """Where the folder of an output is; for a link, beside its target."""
     target = output.resolve()
     return target.with_name(f".{target.name}.job")
 
 
 @contextlib.contextmanager
 def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | None]:
-    """The folder of an output's job; None where there is none.
+    """The folder of an output's job; None if it does not exist.
 
     Args:
         output: what the job writes.
-        make: make the folder, if there is none.
+        make: create the folder if it does not exist.
 
     Raises:
-        HdexportError: in its place is something else, such as a link, or it is another user's; or it cannot be opened.
+        HdexportError: its place holds something else, such as a link, or another user's folder; or it cannot be opened.
     """
     path = job_folder_path(output)
     with contextlib.ExitStack() as exits:
@@ -94,7 +100,7 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
                     raise _in_the_way(path, f"a {'link' if path.is_symlink() else 'file'}, not a folder") from None
                 raise
         if descriptor is not None:
-            # Whoever owns the directory may do with the output as he likes: with a mounted one, that is its only owner.
+            # The owner of the directory controls the output anyway; a mounted directory may have only that one owner.
             owner = os.fstat(descriptor).st_uid
             if owner not in (os.geteuid(), os.fstat(parent).st_uid):
                 raise _in_the_way(path, f"a folder of another user (number {owner})")
@@ -102,12 +108,12 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
 
 
 def damaged(folder: Path, reason: str) -> HdexportError:
-    """What to raise where the folder does not hold what a job leaves."""
+    """The error for a folder that does not hold what a job leaves."""
     return HdexportError(f"The unfinished job in {folder} is damaged: {reason}.\nStart over with --restart.")
 
 
 class OpenFolder:
-    """The folder of a job, by its descriptor: whatever is put in its place or into it meanwhile, no link is followed.
+    """The folder of a job, by its descriptor: no link is followed, even if one replaces the folder or a file in it.
 
     Args:
         path: where it is, for messages.
@@ -121,58 +127,44 @@ class OpenFolder:
         self._parent = parent
 
     def identity(self) -> Identity:
-        """Which job the folder is of; an empty one where it is of none.
+        """The job of the folder; empty if it has none.
 
         Raises:
             HdexportError: the file is damaged.
         """
-        try:
-            identity = json.loads(self._content(JOB_FILE) or "{}")
-        except ValueError as error:
-            raise damaged(self.path, f"{JOB_FILE}: {error}") from error
-        if not isinstance(identity, dict):
-            raise damaged(self.path, f"{JOB_FILE} holds no object")
-        return identity
+        return self._decoded(JOB_FILE, _identity_from_json, {})
 
     def saved(self) -> Saved:
-        """What is done; nothing where no row is kept.
+        """What is done; nothing if no row is kept.
 
         Raises:
             HdexportError: the file is damaged.
         """
-        content = self._content(SAVED_FILE)
-        try:
-            return Saved() if content is None else saved_from_json(content)
-        except ValueError as error:
-            raise damaged(self.path, f"{SAVED_FILE}: {error}") from error
+        return self._decoded(SAVED_FILE, saved_from_json, Saved())
 
     def ranges(self) -> npt.NDArray[np.float32] | None:
-        """[2, dimensions], what int8 vectors are counted from; None where there are none.
+        """[2, dimensions], minimum and maximum for quantised vectors; None if there are none.
 
         Raises:
             HdexportError: the file is damaged.
         """
-        content = self._content(RANGES_FILE)
-        try:
-            return None if content is None else np.array(json.loads(content), np.float32)
-        except ValueError as error:
-            raise damaged(self.path, f"{RANGES_FILE}: {error}") from error
+        return self._decoded(RANGES_FILE, lambda content: np.array(json.loads(content), np.float32), None)
 
     def is_published(self) -> bool:
         """Whether the output of a complete job was moved into place."""
         return self.saved().complete and not (self.has(RESULTS_FILE) or self.has(FINISHED_FILE))
 
     def has(self, name: str) -> bool:
-        """Whether there is something of that name."""
+        """Whether the name exists."""
         return self._status(name) is not None
 
     def size_bytes(self, name: str) -> int:
-        """Of a file; 0 where there is none."""
+        """Size of a file; 0 if it does not exist."""
         status = self._status(name)
         return 0 if status is None else status.st_size
 
     def holds(self, name: str, descriptor: int) -> bool:
-        """Whether an open file is the one of that name."""
+        """Whether an open file is the one with that name."""
         status = self._status(name)
         return status is not None and os.path.samestat(status, os.fstat(descriptor))
 
@@ -188,11 +180,11 @@ class OpenFolder:
         """The descriptor of a file.
 
         Raises:
-            HdexportError: what has that name is a link, or no file that is in this folder alone.
+            HdexportError: it is a link, not a regular file, or has another hard link.
             OSError: it cannot be opened.
         """
         try:
-            # Of a pipe, neither reader nor writer is waited for.
+            # O_NONBLOCK: do not wait for the other end of a pipe.
             flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
             descriptor = os.open(name, flags, 0o666, dir_fd=self._descriptor)
         except OSError as error:
@@ -200,16 +192,16 @@ class OpenFolder:
                 raise self._unfit(name, "a link") from None
             raise
         status = os.fstat(descriptor)
-        # A file that has another name as well is somebody else's, too; one that has none was removed this moment.
+        # A second hard link may be another program's file; a file without any was just removed.
         if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:
             os.close(descriptor)
-            raise self._unfit(name, "no file, or one that is elsewhere as well")
+            raise self._unfit(name, "not a regular file, or has another hard link")
         return descriptor
 
     @contextlib.contextmanager
     def replacing(self, name: str) -> Iterator[BinaryIO]:
-        """Write a file that is the old one or the new one, whenever the machine stops."""
-        partial = f"{name}.partial"
+        """Replace a file atomically, even if the machine stops."""
+        partial = name + _PARTIAL
         self.remove(partial)
         with open(self.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
             yield file
@@ -218,26 +210,27 @@ class OpenFolder:
         self.rename(partial, name)
 
     def rename(self, old: str, new: str) -> None:
-        """Give a file another name, whatever had that."""
+        """Rename a file, replacing any of that name."""
         os.replace(old, new, src_dir_fd=self._descriptor, dst_dir_fd=self._descriptor)
 
     def move_out(self, name: str, target: Path) -> None:
-        """Move a file to a place beside the folder, for good."""
+        """Move a file to a place beside the folder, durably."""
         os.replace(name, target.name, src_dir_fd=self._descriptor, dst_dir_fd=self._parent)
         os.fsync(self._parent)
 
     def sync(self) -> None:
-        """Bring what was renamed or removed to the disk."""
+        """Make renames and removals durable."""
         os.fsync(self._descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
+        """Remove a file if it exists."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=self._descriptor)
 
     def remove_all(self, *, keep: tuple[str, ...] = ()) -> None:
-        """Remove our files, and the folder unless something is kept or somebody put something there."""
+        """Remove our files, and the folder unless it still holds others."""
         for name in _FILES:
+            self.remove(name + _PARTIAL)
             if name not in keep:
                 self.remove(name)
         if not keep and self.is_in_place():
@@ -245,9 +238,9 @@ class OpenFolder:
                 os.rmdir(self.path.name, dir_fd=self._parent)
 
     def _unfit(self, name: str, what: str) -> HdexportError:
-        # What is locked is not removed even to start over.
+        # --restart does not remove the lock.
         advice = "Remove it." if name == LOCK_FILE else "Start over with --restart."
-        return HdexportError(f"{self.path / name} is {what}; a job does not touch what is elsewhere.\n{advice}")
+        return HdexportError(f"{self.path / name} is {what}; a job does not touch files outside its folder.\n{advice}")
 
     def _status(self, name: str) -> os.stat_result | None:
         try:
@@ -255,15 +248,96 @@ class OpenFolder:
         except FileNotFoundError:
             return None
 
-    def _content(self, name: str) -> bytes | None:
+    def _decoded(self, name: str, decode: Callable[[bytes], Content], default: Content) -> Content:
         try:
             with open(self.open(name, os.O_RDONLY), "rb") as file:
-                return file.read()
+                return decode(file.read())
         except FileNotFoundError:
-            return None
+            return default
+        except ValueError as error:
+            raise damaged(self.path, f"{name}: {error}") from error
+
+
+def _identity_from_json(content: bytes) -> Identity:
+    identity = json.loads(content or "{}")
+    if not isinstance(identity, dict):
+        raise ValueError("not an object")
+    return identity
 
 
 def _in_the_way(path: Path, what: str) -> HdexportError:
     return HdexportError(
-        f"{path} is {what}. A job keeps there what is done.\nRemove it, or choose another place with -o."
+        f"{path} is {what}. A job keeps its results there.\nRemove it, or choose another place with -o."
+    )
+
+
+@contextlib.contextmanager
+def disk_errors_explained(output: Path) -> Iterator[None]:
+    """Say what a disk error means for the output, and what to do.
+
+    Raises:
+        HdexportError: in place of an OSError.
+    """
+    try:
+        yield
+    except OSError as error:
+        advice = (
+            "Free some space there; then the same command continues."
+            if error.errno in _NO_SPACE
+            else "Check the permissions there, or choose another place with -o."
+        )
+        raise HdexportError(f"{output} could not be written: {error.strerror or error}.\n{advice}") from error
+
+
+@contextlib.contextmanager
+def locked_folder(output: Path) -> Iterator[tuple[OpenFolder, int]]:
+    """The folder of an output's job, created if it does not exist, and the descriptor of its lock, which is held.
+
+    The kernel releases the lock when this process ends, even by a kill.
+
+    Raises:
+        OutputExistsError: another process is writing this output.
+        HdexportError: as `opened_folder`.
+    """
+    for _ in range(_ATTEMPTS):
+        with opened_folder(output, make=True) as folder:
+            lock = None if folder is None else _acquired(folder, output)
+            if folder is None or lock is None:
+                continue
+            try:
+                yield folder, lock
+            finally:
+                os.close(lock)
+            return
+    raise _held(output, "one that begins and ends repeatedly")
+
+
+def _acquired(folder: OpenFolder, output: Path) -> int | None:
+    """The descriptor of a lock that is held; None if its owner removed it meanwhile."""
+    with disk_errors_explained(output):
+        try:
+            descriptor = folder.open(LOCK_FILE, os.O_RDWR | os.O_CREAT)
+        except FileNotFoundError:
+            return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _HELD_BY_ANOTHER:
+            holder = os.read(descriptor, 1000).decode(errors="replace")
+            os.close(descriptor)
+            raise _held(output, holder or "of a process that has just begun") from None
+        logger.warning("no lock on %s (%s): make sure that no other job writes %s", folder.path, error, output)
+    if not folder.holds(LOCK_FILE, descriptor):
+        os.close(descriptor)
+        return None
+    # For the message to others; a full disk does not matter here.
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+    return descriptor
+
+
+def _held(output: Path, holder: str) -> OutputExistsError:
+    return OutputExistsError(
+        f"Another job is writing {output}: {holder}.\nWait for its end, or choose another place with -o."
     )

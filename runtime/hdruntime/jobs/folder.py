@@ -1,27 +1,19 @@
-"""The folder beside a job's output that keeps what is done, so that a job that was killed can go on."""
+"""The folder beside a job's output that keeps what is done, so that a killed job can continue; the standard output."""
 
 from __future__ import annotations
 
-__all__ = [
-    "JobFolder",
-    "check_job_folder",
-    "has_job_folder",
-    "kept_rows",
-    "opened_job_folder",
-    "tidy_job_folder",
-    "was_published",
-]
+__all__ = ["JobFolder", "StandardOutput", "check_job", "check_place", "kept_rows", "opened_job_folder"]
 
 import contextlib
 import dataclasses
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from hdruntime.errors import HdexportError, InputError
-from hdruntime.jobs.disk_errors import disk_errors_explained
 from hdruntime.jobs.files import (
     FINISHED_FILE,
     JOB_FILE,
@@ -31,40 +23,27 @@ from hdruntime.jobs.files import (
     SAVED_FILE,
     OpenFolder,
     damaged,
+    disk_errors_explained,
+    locked_folder,
     opened_folder,
 )
-from hdruntime.jobs.identity import Identity, difference
-from hdruntime.jobs.input_watch import Stamp
-from hdruntime.jobs.lock import locked_folder
-from hdruntime.jobs.progress import RowCounts
-from hdruntime.jobs.receipt import leave_receipt
-from hdruntime.jobs.rows import Position
-from hdruntime.jobs.saved import Saved, json_from_saved
+from hdruntime.jobs.identity import Identity, difference, has_receipt, leave_receipt, receipt_of
+from hdruntime.jobs.progress import Saved, json_from_saved
 from hdruntime.jobs.vectors import Ranges
-from hdruntime.jobs.writers import ResultEncoding, check_output
+from hdruntime.jobs.writers import STDOUT, ResultEncoding, check_output
 
 _COMMIT_SECONDS = 0.5
-"""Least time between two commits: what a killed job has to do again, and a window."""
+"""Minimum time between two commits. A killed job repeats this much, and a window."""
 
 _COMMIT_SHARE = 50
-"""A commit is followed by this many times its own duration without one: on a slow disk they cost 2%, too."""
-
-
-def has_job_folder(output: Path) -> bool:
-    """Whether there is one, of whatever job.
-
-    Raises:
-        HdexportError: in its place is something else, or it is another user's.
-    """
-    with opened_folder(output) as folder:
-        return folder is not None
+"""The pause after a commit is at least this many times its duration: even on a slow disk, commits cost at most 2%."""
 
 
 def kept_rows(output: Path) -> int:
     """Rows of an unfinished job that are safe.
 
     Raises:
-        HdexportError: as `has_job_folder`, or the folder is damaged.
+        HdexportError: as `opened_folder`, or the folder is damaged.
     """
     with opened_folder(output) as folder:
         if folder is None:
@@ -74,55 +53,67 @@ def kept_rows(output: Path) -> int:
         return saved.counts.rows if length >= saved.result_bytes else 0
 
 
-def was_published(output: Path, identity: Identity) -> bool:
-    """Whether the file at `output` is the result of this very job, which was killed before it could tidy up."""
-    with opened_folder(output) as folder:
-        if folder is None or not (folder.is_published() and output.exists()):
-            return False
-        return difference(folder.identity(), identity) is None
-
-
-def tidy_job_folder(output: Path) -> None:
-    """Remove the folder of a job that was killed while it did that itself.
+def check_place(output: Path, *, force: bool) -> None:
+    """Refuse an output that no job may write; remove the folder of a job that was killed while it removed that itself.
 
     Raises:
-        OutputExistsError: another process is at work on this output.
-        HdexportError: in the folder's place is something else, or it is another user's.
+        InputError, OutputExistsError: as `check_output`; another process is writing this output.
+        HdexportError: as `opened_folder`.
     """
     with opened_folder(output) as folder:
-        if folder is None or folder.has(JOB_FILE):
-            return
-    with locked_folder(output) as (folder, _), disk_errors_explained(output):
-        if not folder.has(JOB_FILE):
-            folder.remove_all()
+        is_tidy = folder is None or folder.has(JOB_FILE)
+    if not is_tidy:
+        with locked_folder(output) as (folder, _), disk_errors_explained(output):
+            if not folder.has(JOB_FILE):
+                folder.remove_all()
+    # `check_job`, which knows the job's identity, checks what this job itself may have put there.
+    with opened_folder(output) as folder:
+        check_output(output, force=force or folder is not None or has_receipt(output))
 
 
-def check_job_folder(output: Path, identity: Identity) -> None:
-    """Refuse what `opened_job_folder` would, without making or changing anything.
+def check_job(output: Path, identity: Identity, *, force: bool, restart: bool) -> Saved | None:
+    """Refuse what `opened_job_folder` would refuse, without making or changing anything.
+
+    Returns:
+        what the job did, if it is done already and its output is there.
 
     Raises:
-        OutputExistsError: another process is at work on this output.
         InputError: an unfinished job of other inputs or options is kept there.
+        OutputExistsError: the output is another job's and may not be replaced, or another process is writing it.
+        HdexportError: as `opened_folder`, or the folder is damaged.
     """
-    if has_job_folder(output):
+    with opened_folder(output) as folder:
+        done = receipt_of(output, identity) if folder is None and not (force or restart) else None
+        # A job that was killed before it could remove its folder published its output, too.
+        is_own = done is not None or (
+            folder is not None
+            and not restart
+            and folder.is_published()
+            and output.exists()
+            and difference(folder.identity(), identity) is None
+        )
+    if not is_own:
+        check_output(output, force=force)
+    if folder is not None and not restart:
         with locked_folder(output) as (folder, _):
             _require_same_job(folder, output, identity)
+    return done
 
 
 @contextlib.contextmanager
 def opened_job_folder(output: Path, identity: Identity, *, restart: bool) -> Iterator[JobFolder]:
-    """The folder of a job, this process's alone; made if there is none.
+    """The folder of a job, for this process alone; created if it does not exist.
 
     If the block raises, what was appended is committed, and the folder stays for the same job to continue; a folder
-    without any row goes.
+    without any row is removed.
 
     Args:
-        output: what the job shall write.
+        output: what the job writes.
         identity: of the job.
-        restart: throw away what is there.
+        restart: discard what is there.
 
     Raises:
-        OutputExistsError: another process is at work on this output.
+        OutputExistsError: another process is writing this output.
         InputError: an unfinished job of other inputs or options is kept there.
         HdexportError: the folder cannot be written.
     """
@@ -140,13 +131,13 @@ def opened_job_folder(output: Path, identity: Identity, *, restart: bool) -> Ite
 class JobFolder:
     """What `opened_job_folder` opens.
 
-    The results are one file that only grows. A commit brings it to the disk and then replaces, in one step, the note
-    of how long it is and where in the inputs reading goes on. So the note never tells of results that are not there.
+    The results are one file that only grows. A commit brings it to the disk and then atomically replaces the record of
+    its length and of where reading continues. So the record never describes results that are not on the disk.
 
     Attributes:
         path: where it is, for messages.
-        saved: what is done; not all of it need be committed.
-        ranges: that vectors are quantised with; None where they need none, or no vector is done.
+        saved: what is done, committed or not.
+        ranges: for quantised vectors; None if these need no ranges, or no vector is done.
     """
 
     def __init__(self, files: OpenFolder, lock: int, output: Path) -> None:
@@ -163,10 +154,10 @@ class JobFolder:
         self.ranges: Ranges | None = None
 
     def begin(self, identity: Identity, *, fresh: bool) -> None:
-        """Open the results: those that are committed, or none.
+        """Open the committed results, or start without any.
 
         Raises:
-            HdexportError: the folder cannot be written, or has lost results.
+            HdexportError: the folder cannot be written, or results are missing.
         """
         with disk_errors_explained(self._output):
             if fresh:
@@ -182,15 +173,8 @@ class JobFolder:
                 raise damaged(self.path, "results are missing")
             self._cut_results(self._results)
 
-    def append(self, data: bytes, *, position: Position, stamp: Stamp, counts: RowCounts, seconds: float) -> None:
-        """Add the results of rows.
-
-        Args:
-            data: encoded.
-            position: where reading goes on after them.
-            stamp: of the file there.
-            counts: of all rows before that.
-            seconds: that these took.
+    def append(self, data: bytes, saved: Saved) -> None:
+        """Add the encoded results of rows; what is done with them.
 
         Raises:
             HdexportError: the disk does not take them.
@@ -200,12 +184,11 @@ class JobFolder:
         with disk_errors_explained(self._output):
             while view:
                 view = view[os.write(self._results, view) :]
-        # One assignment: an interrupt is before it, and what was written does not count, or after it.
-        length = self.saved.result_bytes + len(data)
-        self.saved = Saved(position=position, stamp=stamp, counts=counts, seconds=seconds, result_bytes=length)
+        # One assignment: if an interrupt comes before it, what was written does not count.
+        self.saved = saved
 
     def keep_ranges(self, ranges: Ranges) -> None:
-        """Keep what vectors are quantised with, before the first of them is appended.
+        """Keep the ranges of quantised vectors, before the first vector is appended.
 
         Raises:
             HdexportError: the disk does not take it.
@@ -215,10 +198,10 @@ class JobFolder:
         self.ranges = ranges
 
     def commit_if_due(self) -> None:
-        """Commit, if the last time is long enough ago for what it cost.
+        """Commit if enough time has passed since the last commit.
 
         Raises:
-            HdexportError: the disk does not take it, or somebody has removed what is kept.
+            HdexportError: the disk does not take it, or what is kept was removed.
         """
         pause = max(_COMMIT_SECONDS, _COMMIT_SHARE * self._commit_seconds)
         if time.monotonic() - self._committed_at >= pause:
@@ -226,7 +209,7 @@ class JobFolder:
                 self._commit()
 
     def complete(self) -> None:
-        """Commit that there are no more rows.
+        """Commit that all rows are done.
 
         Raises:
             HdexportError: as `commit_if_due`.
@@ -236,20 +219,20 @@ class JobFolder:
             self._commit()
 
     def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None:
-        """Make the output of the results of a complete job, move it into place and remove the folder.
+        """Make the output of a complete job, move it into place and remove the folder.
 
-        After a kill at any step, the same again does the steps that are left.
+        After a kill at any step, the same call does the remaining steps.
 
         Raises:
-            OutputExistsError: somebody has put something at the output meanwhile, and it may not be replaced.
-            HdexportError: the disk does not take it, or somebody has removed what is kept.
+            OutputExistsError: the output has appeared meanwhile and may not be replaced.
+            HdexportError: the disk does not take it, or what is kept was removed.
         """
         with disk_errors_explained(self._output):
             if not self._published:
                 if not self._files.has(FINISHED_FILE):
                     self._require_in_place()
                     encoding.finish(self._files, RESULTS_FILE, FINISHED_FILE, metadata=metadata)
-                # Without either, the job counts as published: the one is on the disk before the other goes.
+                # Without either file, the job counts as published, so one is on the disk before the other is removed.
                 self._files.sync()
                 self._files.remove(RESULTS_FILE)
                 self._leave_receipt()
@@ -258,7 +241,7 @@ class JobFolder:
             self._files.remove_all()
 
     def close(self) -> None:
-        """Commit what was appended, if the disk takes it; remove a folder that keeps nothing."""
+        """Commit what was appended, if the disk takes it; remove a folder without rows."""
         if self._results is None:
             return
         if self.saved != self._committed:
@@ -278,14 +261,14 @@ class JobFolder:
         try:
             self._replace(SAVED_FILE, json_from_saved(self.saved))
         except FileNotFoundError:
-            self._require_in_place()  # it may have been removed this moment
+            self._require_in_place()  # it may just have been removed
             raise
         self._committed = self.saved
         self._committed_at = time.monotonic()
         self._commit_seconds = self._committed_at - began
 
     def _cut_results(self, results: int) -> None:
-        """Drop what was written after the last rows that count."""
+        """Drop what was written after the last row that counts."""
         os.ftruncate(results, self.saved.result_bytes)
         os.lseek(results, self.saved.result_bytes, os.SEEK_SET)
 
@@ -301,7 +284,7 @@ class JobFolder:
             os.close(finished)
 
     def _require_in_place(self) -> None:
-        """Refuse to count on what somebody has removed, or put something else in its place, since it was opened."""
+        """Refuse to rely on files that were removed or replaced since they were opened."""
         if not self._files.is_in_place():
             raise HdexportError(
                 f"{self.path}, where the job keeps what is done, was removed or replaced while it ran.\n"
@@ -314,8 +297,8 @@ class JobFolder:
             )
         if not self._files.holds(LOCK_FILE, self._lock):
             raise HdexportError(
-                f"{self.path / LOCK_FILE} was removed while the job ran: another one may be at work there.\n"
-                "See that none is, and run the same command again."
+                f"{self.path / LOCK_FILE} was removed while the job ran: another job may be writing there.\n"
+                "Make sure that no other job is, and run the same command again."
             )
 
 
@@ -324,13 +307,51 @@ def _require_same_job(folder: OpenFolder, output: Path, identity: Identity) -> N
     what = difference(folder.identity(), identity)
     if rows and what is not None and not folder.is_published():
         raise InputError(
-            f"{output} has an unfinished job, {rows} rows of which are in {folder.path}; this is another job: {what}.\n"
-            "Continue that one by its own command, or start this one over it with --restart."
+            f"{output} has an unfinished job with {rows} rows in {folder.path}; this is another job: {what}.\n"
+            "Continue that job by its own command, or discard it and start this one with --restart."
         )
 
 
 def _is_stale(folder: OpenFolder, output: Path, identity: Identity) -> bool:
-    """Whether there is nothing in the folder to go on with."""
+    """Whether the folder has nothing to continue from."""
     if difference(folder.identity(), identity) is not None:
         return True
     return folder.is_published() and not output.exists()
+
+
+class StandardOutput:
+    """The standard output in place of a `JobFolder`: nothing is kept, so a job that is stopped starts over.
+
+    Attributes:
+        path: for messages.
+        saved: what is done.
+        ranges: for quantised vectors.
+    """
+
+    def __init__(self) -> None:
+        self.path = STDOUT
+        self.saved = Saved()
+        self.ranges: Ranges | None = None
+
+    def append(self, data: bytes, saved: Saved) -> None:
+        """Write the results of rows.
+
+        Raises:
+            BrokenPipeError: the reader is gone.
+        """
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        self.saved = saved
+
+    def keep_ranges(self, ranges: Ranges) -> None:
+        """Remember them."""
+        self.ranges = ranges
+
+    def commit_if_due(self) -> None:
+        """Nothing is kept."""
+
+    def complete(self) -> None:
+        """Nothing is kept."""
+
+    def publish(self, encoding: ResultEncoding, *, force: bool, metadata: Mapping[str, str]) -> None:
+        """Nothing is left to do."""

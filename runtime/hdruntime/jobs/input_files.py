@@ -1,19 +1,21 @@
-"""A file of rows: its format, its columns, its compression, and how far into it a row is."""
+"""A file of rows: its format, columns and compression, and its lines, in bounded memory."""
 
 from __future__ import annotations
 
-__all__ = ["InputFile", "RowFormat", "compression_of", "format_of"]
+__all__ = ["MAX_LINE_BYTES", "InputFile", "Line", "RowFormat", "format_of", "read_lines"]
 
+import codecs
 import io
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import PurePosixPath
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
-from hdruntime.jobs.places import Place, Version
+from hdruntime.jobs.places import Place, Version, read_errors_explained
 
 
 class RowFormat(str, Enum):
@@ -37,10 +39,16 @@ _ENDINGS = {
 }
 
 _COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
-"""Ending -> Arrow's name of it."""
+"""Ending -> Arrow's name."""
 
 _BUFFER_BYTES = 2**18
 """Decompressed at a time."""
+
+MAX_LINE_BYTES = 16 * 2**20
+"""A longer line is not read: a file without line ends would fill the memory. To tokenise so much takes 3 GB already."""
+
+_SKIPPED_BYTES = 2**20
+"""Read at a time of a line that is too long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,11 +59,11 @@ class InputFile:
         place: where it is.
         format: how it holds rows.
         version: of the file that was found.
-        rows: how many it has; None where only reading it would tell.
+        rows: number of rows; None if this is unknown before it is read.
         columns: names, those of the partitions last; for JSON Lines, those of the first rows.
-        types: column -> Arrow type, where all values have one.
+        types: column -> Arrow type, if all values have the same.
         partitions: column -> value, from directories such as ``lang=en``.
-        has_ids: whether the column ``id`` has strings or integers; of JSON Lines, in all of the first rows.
+        has_ids: whether the column ``id`` has strings or integers; for JSON Lines, in all of the first rows.
     """
 
     place: Place
@@ -73,13 +81,10 @@ class InputFile:
         return self.place.name
 
     def bytes_before(self, offset: int) -> int:
-        """Bytes of the file that come before an offset, which counts rows where `rows` is known.
-
-        Where it is compressed, how many is not known before its end: 0.
-        """
+        """Bytes of the file before an offset, which counts rows if `rows` is known; 0 in a compressed file."""
         if self.rows is not None:
             return round(self.version.size_bytes * offset / self.rows)
-        return 0 if compression_of(self.place.path) else offset
+        return 0 if self._compression else offset
 
     def opened(self, offset: int = 0) -> BinaryIO:
         """The file, decompressed, to be read from an offset in bytes.
@@ -88,18 +93,21 @@ class InputFile:
             InputError, OSError: as `Place.opened`; the compressed data are damaged.
         """
         stream = self.place.opened()
-        compression = compression_of(self.place.path)
-        if compression is None:
+        if self._compression is None:
             stream.seek(offset)
             return stream
-        decompressed = io.BufferedReader(pa.CompressedInputStream(stream, compression), _BUFFER_BYTES)
+        decompressed = io.BufferedReader(pa.CompressedInputStream(stream, self._compression), _BUFFER_BYTES)
         while offset and (block := decompressed.read(min(offset, _BUFFER_BYTES))):
             offset -= len(block)
         return decompressed
 
+    @property
+    def _compression(self) -> str | None:
+        return _COMPRESSIONS.get(PurePosixPath(self.place.path.lower()).suffix)
+
 
 def format_of(path: str) -> RowFormat | None:
-    """What the ending of a name tells, of ``a.jsonl.gz`` that before the compression's; None where it is unknown."""
+    """The format by the ending of a name, for ``a.jsonl.gz`` the one before the compression's; None if unknown."""
     name = PurePosixPath(path.lower())
     if name.suffix in _COMPRESSIONS:
         inner = _ENDINGS.get(PurePosixPath(name.stem).suffix)
@@ -107,6 +115,56 @@ def format_of(path: str) -> RowFormat | None:
     return _ENDINGS.get(name.suffix)
 
 
-def compression_of(path: str) -> str | None:
-    """Arrow's name of the compression that the ending of a name tells; None for none."""
-    return _COMPRESSIONS.get(PurePosixPath(path.lower()).suffix)
+class Line(NamedTuple):
+    """A line of a file. A tuple, because these are made the fastest.
+
+    Attributes:
+        number: counted from 1.
+        end: bytes of the file, decompressed, up to the line's end, the line end included.
+        checksum: CRC-32 of those bytes.
+        text: without its line feed; with replacement characters, or empty, if there is an error.
+        error: why it cannot be read, else None.
+    """
+
+    number: int
+    end: int
+    checksum: int
+    text: str
+    error: str | None = None
+
+
+def read_lines(file: InputFile, *, offset: int = 0, number: int = 0, checksum: int = 0) -> Iterator[Line]:
+    """The lines of a file, from the beginning or after a given line.
+
+    Args:
+        file: UTF-8, with or without a byte order mark; lines end with a line feed.
+        offset: ``end`` of the line before; 0 for the whole file.
+        number: ``number`` of the line before.
+        checksum: ``checksum`` of the line before.
+
+    Raises:
+        InputError: the file cannot be read to its end, or is a pipe or a device.
+    """
+    with read_errors_explained(file.name), file.opened(offset) as stream:
+        while content := stream.readline(MAX_LINE_BYTES + 1):
+            number += 1
+            offset += len(content)
+            checksum = zlib.crc32(content, checksum)
+            if len(content) > MAX_LINE_BYTES and not content.endswith(b"\n"):
+                while not content.endswith(b"\n") and (content := stream.readline(_SKIPPED_BYTES)):
+                    offset += len(content)
+                    checksum = zlib.crc32(content, checksum)
+                reason = (
+                    f"Line {number} has more than {MAX_LINE_BYTES} bytes, the maximum length of a line.\n"
+                    "Split its text into several rows."
+                )
+                yield Line(number, offset, checksum, "", reason)
+                continue
+            if number == 1:
+                content = content.removeprefix(codecs.BOM_UTF8)
+            content = content.removesuffix(b"\n")
+            try:
+                yield Line(number, offset, checksum, content.decode())
+            except UnicodeDecodeError as error:
+                reason = f"Line {number} is not valid UTF-8: its byte {error.start + 1}, {error.reason}."
+                yield Line(number, offset, checksum, content.decode(errors="replace"), reason)

@@ -1,8 +1,8 @@
-"""The inputs of a job: found, checked before any work, and what their columns are."""
+"""Finds the inputs of a job, checks them before any work, and reads their columns."""
 
 from __future__ import annotations
 
-__all__ = ["fields_of_columns", "find_inputs", "resolved_columns"]
+__all__ = ["FIRST_ROWS", "fields_of_columns", "find_inputs", "resolved_columns"]
 
 import contextlib
 import itertools
@@ -13,44 +13,44 @@ from pathlib import Path, PurePath
 import pyarrow as pa
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.arrow_results import OPEN_TYPE
 from hdruntime.jobs.input_files import InputFile, RowFormat, format_of
 from hdruntime.jobs.parquet_rows import opened_parquet
 from hdruntime.jobs.places import Place, places_at, read_errors_explained
 from hdruntime.jobs.row_reader import csv_records, read_values
 from hdruntime.jobs.rows import Columns, Position
+from hdruntime.jobs.writers import OPEN_TYPE
 
-_FIRST_ROWS = 100
-"""Rows of JSON Lines that tell which columns a file has."""
+FIRST_ROWS = 100
+"""Rows of a JSON Lines file that define its columns."""
 
 _ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst) or .parquet"
 
 _ID = "id"
-"""Column of ids where none is named."""
+"""Default column of ids."""
 
 
 def find_inputs(
     names: Sequence[str | Path], *, columns: Columns, input_format: RowFormat | None = None, spool: Path | None = None
 ) -> list[InputFile]:
-    """The files to read: directories, with all below them, and patterns are replaced by what is in them, in order.
+    """The files to read, in order: those named, all below directories, and matches of patterns.
 
-    What can be known without reading all rows is checked here, before any work: that the files are there, can be
-    opened, are not empty, and have the columns.
+    Checks everything that is known without reading all rows: the files exist, can be opened, are not empty, and have
+    the columns.
 
     Args:
         names: paths, URLs, patterns, and ``-`` for the standard input.
         columns: which columns are read.
-        input_format: of all files; None: what the endings of their names tell, for the standard input JSON Lines.
-        spool: directory for a copy of the standard input; None for that of temporary files.
+        input_format: of all files; None: by the endings of their names, for the standard input JSON Lines.
+        spool: directory for a copy of the standard input; None for the default of temporary files.
 
     Raises:
-        InputError: a file does not fit, or there is none.
+        InputError: a file does not fit, or there is no file.
         MissingDependencyError: the package of a URL's protocol is not installed.
     """
     if not names:
         raise InputError("No input was given. Name at least one file or directory.")
     if list(map(str, names)).count("-") > 1:
-        raise InputError("The input - is named twice, and the standard input comes once.")
+        raise InputError("The input - is named twice, but the standard input can be read only once.")
     places: list[Place] = []
     for name in names:
         found = places_at(name, known=lambda path: bool(input_format or format_of(path)), spool=spool)
@@ -64,20 +64,19 @@ def find_inputs(
 
 
 def resolved_columns(columns: Columns, files: Sequence[InputFile]) -> Columns:
-    """The columns with the id's and the kept ones named; the id's is "" where rows are numbered."""
+    """The columns with names of the id and of kept columns; the id is "" if rows are numbered."""
     row_id = columns.id
     if row_id is None:
         row_id = _ID if all(file.has_ids for file in files) else ""
-    keep = columns.keep
-    if keep is None:
-        keep = tuple(dict.fromkeys(name for file in files for name in file.columns))
-    return replace(columns, id=row_id, keep=tuple(name for name in keep if name != row_id))
+    found = dict.fromkeys(name for file in files for name in file.columns)
+    keep = tuple(name for name in (found if columns.keep is None else columns.keep) if name != row_id)
+    return replace(columns, id=row_id, keep=keep, keeps_all=columns.keep is None)
 
 
 def fields_of_columns(names: Sequence[str], files: Sequence[InputFile]) -> list[pa.Field]:
     """Columns of the inputs as columns of the output.
 
-    Where the inputs do not tell one type, the field has the metadata `OPEN_TYPE`.
+    A field whose type the inputs do not define has the metadata `OPEN_TYPE`.
     """
     return [_field(name, [file.types.get(name) for file in files if name in file.columns]) for name in names]
 
@@ -85,17 +84,17 @@ def fields_of_columns(names: Sequence[str], files: Sequence[InputFile]) -> list[
 def _field(name: str, kinds: Sequence[pa.DataType | None]) -> pa.Field:
     plain = [kind.value_type if pa.types.is_dictionary(kind) else kind for kind in kinds if kind is not None]
     if len(plain) == len(kinds):
-        with contextlib.suppress(pa.ArrowException):  # types that have nothing in common
+        with contextlib.suppress(pa.ArrowException):  # types without a common type
             schemas = [pa.schema([(name, kind)]) for kind in plain]
             field = pa.unify_schemas(schemas, promote_options="permissive").field(0)
-            # Record batches are kept one by one, and a dictionary is no part of them.
+            # Record batches are kept one by one, without dictionaries.
             if "dictionary" not in str(field.type):
                 return field
     return pa.field(name, pa.string(), metadata=OPEN_TYPE)
 
 
 def _partitions(paths: Sequence[str]) -> list[tuple[dict[str, object], dict[str, pa.DataType]]]:
-    """Of each path, the values of partition columns, from directories such as ``lang=en``, and their types."""
+    """The values and types of partition columns of each path, from directories such as ``lang=en``."""
     if not any("=" in path for path in paths):
         return [({}, {})] * len(paths)
     import pyarrow.dataset as ds  # takes longer to import than all the rest of pyarrow
@@ -133,7 +132,7 @@ def _checked_file(
     file = InputFile(place=place, format=kind, version=version, partitions=partitions, types=types)
     file = _FIND_COLUMNS[kind](file, columns)
     own = set(file.columns)
-    # Where a file has the column itself, its values count.
+    # A column of the file itself takes precedence.
     partitions = {name: value for name, value in partitions.items() if name not in own}
     file = replace(file, columns=(*file.columns, *partitions), types={**types, **file.types}, partitions=partitions)
     _check_columns(file, columns)
@@ -149,13 +148,15 @@ def _check_columns(file: InputFile, columns: Columns) -> None:
         **({columns.id: "--id-column"} if columns.id else {}),
     }
     for name, option in options.items():
-        if file.columns.count(name) != 1 and (file.columns or file.format is not RowFormat.JSONL):
+        count = file.columns.count(name)
+        if count != 1 and (file.columns or file.format is not RowFormat.JSONL):
             raise InputError(
-                f"{file.name} has no column {name!r}, or more than one; its columns are {', '.join(file.columns)}.\n"
+                f"{file.name} has {count or 'no'} column{'s' if count else ''} {name!r}; "
+                f"its columns are {', '.join(file.columns)}.\n"
                 f"Name one of them with {option}."
             )
         kind = file.types.get(name)
-        # A column of nothing but nulls has a type of its own; its rows fail one by one.
+        # A column of nulls has its own type; its rows fail one by one.
         if kind is None or pa.types.is_null(kind) or _fits(kind, option):
             continue
         wanted = "lists of integers" if option == "--input-ids-column" else "strings"
@@ -179,7 +180,7 @@ def _parquet_columns(file: InputFile, columns: Columns) -> InputFile:
         with read_errors_explained(file.name), opened_parquet(file.place) as opened:
             rows, schema = opened.metadata.num_rows, opened.schema_arrow
     except pa.ArrowException as error:
-        raise InputError(f"{file.name} is not a Parquet file that can be read: {error}.") from error
+        raise InputError(f"{file.name} is not a readable Parquet file: {error}.") from error
     if rows == 0:
         raise InputError(f"{file.name} holds no rows.\nLeave it out, or check what wrote it.")
     return replace(file, rows=rows, columns=tuple(schema.names), types={field.name: field.type for field in schema})
@@ -204,7 +205,7 @@ def _json_columns(file: InputFile, columns: Columns) -> InputFile:
                 "Convert it: jq -c '.[]' FILE.json > FILE.jsonl"
             )
     own = replace(file, partitions={})
-    first = [values for values, *_ in itertools.islice(read_values(own, columns, Position()), _FIRST_ROWS)]
+    first = [values for values, *_ in itertools.islice(read_values(own, columns, Position()), FIRST_ROWS)]
     rows = [values for values in first if isinstance(values, dict)]
     names = dict.fromkeys(name for values in rows for name in values)
     has_ids = bool(rows) and all(type(values.get(_ID)) in (str, int) for values in rows)

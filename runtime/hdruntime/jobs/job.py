@@ -1,4 +1,4 @@
-"""A batch job: planned, so that what can fail early fails before it starts, and run."""
+"""A batch job: planned, with all checks that are possible before it starts, and run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ __all__ = ["Job", "JobOptions", "plan_job", "run_job"]
 import contextlib
 import importlib.metadata
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -17,29 +18,21 @@ from hdruntime.bundle.manifest import SentenceSettings
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputChangedError, InputError
 from hdruntime.jobs.files import damaged
-from hdruntime.jobs.folder import (
-    JobFolder,
-    check_job_folder,
-    has_job_folder,
-    opened_job_folder,
-    tidy_job_folder,
-    was_published,
-)
+from hdruntime.jobs.folder import JobFolder, StandardOutput, check_job, check_place, opened_job_folder
 from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
 from hdruntime.jobs.input_files import InputFile, RowFormat
-from hdruntime.jobs.input_search import fields_of_columns, find_inputs, resolved_columns
+from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
-from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
-from hdruntime.jobs.receipt import has_receipt, receipt_of
-from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
+from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
+from hdruntime.jobs.results import TaskResults, check_columns, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.saved import Saved
-from hdruntime.jobs.standard_output import StandardOutput
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
-from hdruntime.jobs.writers import STDOUT, ResultEncoding, check_output, encoding_of_output, result_format
+from hdruntime.jobs.writers import STDOUT, ResultEncoding, encoding_of_output, result_format
 from hdruntime.text.tokenization import Overflow
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +40,12 @@ class JobOptions(WindowOptions):
     """How a job reads, batches and writes.
 
     Attributes:
-        columns: where the rows' parts are.
-        input_format: of all inputs; None: what the endings of their names tell.
+        columns: of the inputs.
+        input_format: of all inputs; None: by the endings of their names.
         vectors: how vectors are written.
         skip_failed: leave failed rows out of the output.
         force: replace the output if it exists.
-        restart: throw away what an unfinished job has kept, instead of continuing it.
+        restart: discard what an unfinished job has kept, instead of continuing it.
     """
 
     columns: Columns = field(default_factory=Columns)
@@ -70,11 +63,11 @@ class Job:
     Attributes:
         files: its inputs, in order.
         output: the file it writes; `STDOUT` for the standard output.
-        options: how, with the columns that the inputs have, and the dimensions that the model keeps.
+        options: with the columns of the inputs and the model's number of dimensions resolved.
         task: what it writes for a row.
-        fields: the output's columns: id, those kept, the task's, tokens, error.
-        metadata: what the output says about itself, where its format can.
-        identity: what another run must have in common with it to continue it.
+        fields: the output's columns: id, kept columns, the task's, tokens, error.
+        metadata: of the output, for formats that can hold it.
+        identity: another run must have the same to continue it.
         done: what it did, if it is done already and its output is there.
     """
 
@@ -85,46 +78,33 @@ class Job:
     fields: tuple[pa.Field, ...]
     metadata: Mapping[str, str]
     identity: Identity
-    done: Saved | None
-
-    def done_already(self) -> JobProgress | None:
-        """What the job did, if it is done already."""
-        if self.done is None:
-            return None
-        meter = ProgressMeter(
-            self.files, counts=self.done.counts, position=self.done.position, seconds=self.done.seconds
-        )
-        return meter.progress(JobState.FINISHING, self.done.counts, self.done.position)
+    done: JobProgress | None
 
 
 def plan_job(
     bundle: Bundle, inputs: Sequence[str | Path], output: str | Path, *, options: JobOptions | None = None
 ) -> Job:
-    """Check all that can be checked before a session is loaded or a row is run.
+    """Do all checks that are possible before a session is loaded or a row is run.
 
     Args:
         bundle: what will run.
         inputs: files, directories, patterns and URLs, see `find_inputs`; ``-`` is the standard input, which is read
             here.
         output: a .jsonl, .parquet, .npy or .npz file; ``-`` is the standard output.
-        options: how; default `JobOptions()`.
+        options: default `JobOptions()`.
 
     Raises:
         InputError: an input, a column or an option does not fit the bundle's task, or an unfinished job of other
             inputs or options is kept for this output.
-        OutputExistsError: the output is there and may not be replaced, or another process is writing it.
-        HdexportError: what an unfinished job keeps is damaged, or not in a folder of this user's.
+        OutputExistsError: the output exists and may not be replaced, or another process is writing it.
+        HdexportError: the folder of an unfinished job is damaged, or another user's.
     """
     options = options or JobOptions()
     options.check()
     output = Path(output)
     is_file = output != STDOUT
     if is_file:
-        tidy_job_folder(output)
-    # What this very job may have put there is checked below, when its identity is known.
-    has_folder = is_file and has_job_folder(output)
-    if is_file:
-        check_output(output, force=options.force or has_folder or has_receipt(output))
+        check_place(output, force=options.force)
     tokenized = options.columns.input_ids is not None
     task = results_of_bundle(bundle, tokenized=tokenized, aggregation=options.aggregation)
     _check_options(bundle.manifest.task, task, options)
@@ -145,13 +125,7 @@ def plan_job(
     fields = _fields(task, files, options)
     _check_output_options(output, fields, options)
     identity = _identity(bundle, files, fields, options, prompt)
-    done = None
-    if is_file:
-        done = None if options.force or options.restart or has_folder else receipt_of(output, identity)
-        if options.restart or not (done or was_published(output, identity)):
-            check_output(output, force=options.force)
-        if not options.restart:
-            check_job_folder(output, identity)
+    done = check_job(output, identity, force=options.force, restart=options.restart) if is_file else None
     return Job(
         files=tuple(files),
         output=output,
@@ -160,65 +134,68 @@ def plan_job(
         fields=fields,
         metadata=_metadata(bundle, [field.name for field in fields], options, identity),
         identity=identity,
-        done=done,
+        done=ProgressMeter(files, done).progress(JobState.FINISHING, done) if done else None,
     )
 
 
 def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
     """Run a job, or continue it: one row out per row in, in order.
 
-    The columns are ``id``, those kept, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or
-    run has the reason in ``error`` and no values, and the job goes on.
+    The columns are ``id``, kept columns, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or
+    run has the reason in ``error`` and no values, and the job continues.
 
-    Where an error is raised, the output is absent, or as it was before; the rows that are done are kept, and the same
-    job goes on after them.
+    If an error is raised, the output is absent or unchanged; finished rows are kept, and the same job continues after
+    them.
 
     Args:
-        job: what `plan_job` made.
+        job: from `plan_job`.
         pool: sessions of the bundle that the job was planned for.
-        on_progress: called when the job begins or goes on, after every window, and when all rows are done.
+        on_progress: called when the job begins or continues, after every window, and when all rows are done.
 
     Returns:
-        what the job did, rows of earlier runs included; also where it was done already.
+        what the job did, including rows of earlier runs, also if it was done already.
 
     Raises:
-        InputError: a file cannot be read on, or has no rows; or as `plan_job`.
+        InputError: a file cannot be read to its end, or has no rows; or as `plan_job`.
         InputChangedError: an input has changed since the job was planned, or since an earlier process read it.
-        OutputExistsError: the output appeared meanwhile, or another process is writing it.
+        OutputExistsError: the output has appeared meanwhile, or another process is writing it.
         BackendError: the backend fails on rows that it has run before, so the rows are not the cause.
-        HdexportError: the output cannot be written, or somebody has removed what is kept of it.
-        BrokenPipeError: nobody reads the standard output any more, to which results were to go.
+        HdexportError: the output cannot be written, or its kept results were removed.
+        BrokenPipeError: the reader of the standard output is gone.
     """
-    done = job.done_already()
-    if done is not None:
-        return done
+    if job.done is not None:
+        return job.done
     encoding = encoding_of_output(job.output, job.fields)
-    report = on_progress or _ignore
+    report = on_progress or (lambda progress: None)
     with _opened_output(job) as folder:
         saved = folder.saved
         if saved.position.file >= len(job.files):
             raise damaged(folder.path, f"it continues in input {saved.position.file + 1} of {len(job.files)}")
-        meter = ProgressMeter(job.files, counts=saved.counts, position=saved.position, seconds=saved.seconds)
+        meter = ProgressMeter(job.files, saved)
         if not saved.complete:
-            report(meter.progress(JobState.RUNNING, saved.counts, saved.position))
+            report(meter.progress(JobState.RUNNING, saved))
             _run_windows(job, pool, folder, encoding, meter, report)
             folder.complete()
-        saved = folder.saved
-        report(meter.progress(JobState.FINISHING, saved.counts, saved.position))
+        done = folder.saved
+        report(meter.progress(JobState.FINISHING, done))
         metadata = dict(job.metadata)
         if folder.ranges is not None:
             metadata["hdexport.ranges"] = json.dumps(folder.ranges.tolist())
         folder.publish(encoding, force=job.options.force, metadata=metadata)
-    return meter.progress(JobState.FINISHING, saved.counts, saved.position)
+    if done.counts.dropped_columns:
+        logger.warning(
+            "the output lacks columns that no JSON object among the first %d rows of its file has: %s; "
+            "to keep them, add them to one of those rows, for example as null",
+            FIRST_ROWS,
+            ", ".join(done.counts.dropped_columns),
+        )
+    return meter.progress(JobState.FINISHING, done)
 
 
-@contextlib.contextmanager
-def _opened_output(job: Job) -> Iterator[JobFolder | StandardOutput]:
+def _opened_output(job: Job) -> contextlib.AbstractContextManager[JobFolder | StandardOutput]:
     if job.output == STDOUT:
-        yield StandardOutput()
-        return
-    with opened_job_folder(job.output, job.identity, restart=job.options.restart) as folder:
-        yield folder
+        return contextlib.nullcontext(StandardOutput())
+    return opened_job_folder(job.output, job.identity, restart=job.options.restart)
 
 
 def _run_windows(
@@ -237,22 +214,24 @@ def _run_windows(
         result = vectors.finish(computed)
         if vectors.ranges is not folder.ranges and vectors.ranges is not None:
             folder.keep_ranges(vectors.ranges)
-        results = result.results
-        if job.options.skip_failed:
-            results = [row for row in results if row["error"] is None]
-        data = encoding.encode(results)
+        data = encoding.encode([row for row in result.results if not (job.options.skip_failed and row["error"])])
         if not folder.saved.result_bytes:
             data = encoding.begin() + data
-        counts = folder.saved.counts + result.counts
-        stamp = watch.stamp(window.end.file)
-        folder.append(data, position=window.end, stamp=stamp, counts=counts, seconds=meter.seconds)
+        saved = Saved(
+            position=window.end,
+            stamp=watch.stamp(window.end.file),
+            counts=folder.saved.counts + result.counts,
+            seconds=meter.seconds,
+            result_bytes=folder.saved.result_bytes + len(data),
+        )
+        folder.append(data, saved)
         folder.commit_if_due()
-        report(meter.progress(JobState.RUNNING, counts, window.end))
+        report(meter.progress(JobState.RUNNING, saved))
     _require_unchanged(watch.final_change(folder.saved.position), folder)
 
 
 def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder | StandardOutput) -> Iterator[Window]:
-    """The windows that are left, from inputs that do not change while they are read."""
+    """The remaining windows, from inputs that do not change while they are read."""
     start = folder.saved.position
     rows = read_rows(job.files, columns=job.options.columns, start=start)
     try:
@@ -263,7 +242,7 @@ def _windows_of(job: Job, characters: int, watch: InputWatch, folder: JobFolder 
     except InputChangedError:
         raise
     except InputError:
-        # A change may be the reason why it cannot be read on.
+        # A change may be the cause.
         _require_unchanged(watch.change_of_files(), folder)
         raise
 
@@ -272,11 +251,11 @@ def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -
     if change is None:
         return
     rows = folder.saved.counts.rows
-    kept = "No row is kept. Run the same command again when nothing writes to its inputs, or on copies of them."
+    kept = "No row is kept. Run the same command again when no program writes to its inputs, or on copies of them."
     if rows and folder.path != STDOUT:
         kept = (
-            f"{rows} rows are kept in {folder.path}; they belong to the file as it was. Restore it, time of change "
-            "included, and the same command goes on after them, or start over with --restart."
+            f"{rows} rows are kept in {folder.path}; they belong to the old content. Restore the file with its "
+            "modification time, and the same command continues after them, or start over with --restart."
         )
     raise InputChangedError(f"{change}.\n{kept}")
 
@@ -290,17 +269,7 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
         )
     if options.overflow is Overflow.SPLIT and not results.splits:
         raise InputError(f"The bundle's task is {task}, whose texts are not split.\nCut them: --overflow truncate")
-    if columns.input_ids is not None and columns.text_pair is not None:
-        raise InputError("A row has texts or --input-ids-column, not both.\nLeave out --text-pair-column.")
-    if columns.input_ids is not None:
-        return
-    if results.pairs is Pairs.REQUIRED and columns.text_pair is None:
-        raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
-            f"Name their columns, e.g.: {results.columns}"
-        )
-    if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
-        raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out --text-pair-column.")
+    check_columns(task, results, columns)
 
 
 def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) -> tuple[pa.Field, ...]:
@@ -316,14 +285,14 @@ def _fields(task: TaskResults, files: Sequence[InputFile], options: JobOptions) 
     taken = {"id", *(field.name for field in results)}.intersection(columns.keep or ())
     if taken:
         raise InputError(
-            f"The inputs have columns {', '.join(sorted(taken))}, as results are called.\n"
+            f"The inputs have columns with names of result columns: {', '.join(sorted(taken))}.\n"
             "Rename them, or list the others: --keep-columns a,b"
         )
     return (row_id, *fields_of_columns(columns.keep or (), files), *results)
 
 
 def _vectors_of_model(vectors: VectorOptions, own: SentenceSettings | None) -> VectorOptions:
-    """With the model's own number of dimensions where none is asked for, as sentence-transformers has it."""
+    """With the model's number of dimensions by default, as in sentence-transformers."""
     return replace(vectors, truncate_dim=own.truncate_dim) if own and vectors.truncate_dim is None else vectors
 
 
@@ -336,7 +305,7 @@ def _check_output_options(output: Path, fields: Sequence[pa.Field], options: Job
     if not kind.is_matrix:
         return
     if vectors is None or not pa.types.is_fixed_size_list(vectors):
-        raise InputError("The bundle does not tell how wide its vectors are, so they are no matrix.\nWrite .parquet.")
+        raise InputError("The bundle does not state the width of its vectors; a matrix needs it.\nWrite .parquet.")
     if options.columns.keep:
         raise InputError(f"A {kind.value} file has no place for --keep-columns.\nWrite .parquet, or leave it out.")
     if not (options.skip_failed or pa.types.is_floating(vectors.value_type)):
@@ -393,7 +362,3 @@ def _identity(
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }
-
-
-def _ignore(progress: JobProgress) -> None:
-    del progress

@@ -16,8 +16,7 @@ from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.places import LocalFile, Place, read_errors_explained
 
 _BATCH_ROWS = 256
-"""Rows decoded at a time; when each is a long document, that is a few tens of megabytes."""
-
+"""Rows decoded at a time: of long documents, a few tens of megabytes."""
 
 _PLAIN = (
     pa.types.is_null,
@@ -32,7 +31,7 @@ _PLAIN = (
 
 @dataclass(frozen=True)
 class Undecodable:
-    """Stands for a string that is not UTF-8; Parquet files are not checked when they are written."""
+    """In place of a string that is not UTF-8; Parquet writers do not check strings."""
 
     reason: str
 
@@ -40,26 +39,26 @@ class Undecodable:
 def parquet_values(file: InputFile, names: Sequence[str], *, start: int = 0) -> Iterator[dict[str, Any]]:
     """The named columns of every row; `Undecodable` in place of a string that is not UTF-8.
 
-    Values of text, numbers and lists of numbers are Python's; others are Arrow scalars, which lose nothing.
+    Texts, numbers and lists of numbers are Python values; others are Arrow scalars, which are lossless.
 
     Args:
-        file: what is read.
-        names: its columns that are wanted.
-        start: rows that are left out; of what comes before their row group nothing is read.
+        file: to read.
+        names: of the columns.
+        start: number of rows to skip; earlier row groups are not read.
 
     Raises:
-        InputError: the file cannot be read on.
+        InputError: the file cannot be read to its end.
     """
     with read_errors_explained(file.name):
         try:
             with opened_parquet(file.place) as opened:
                 yield from _rows(opened, names, start)
         except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{file.name} cannot be read on: {error}.\nWrite the file again.") from error
+            raise InputError(f"{file.name} cannot be read to its end: {error}.\nWrite the file again.") from error
 
 
 def opened_parquet(place: Place) -> Any:
-    """The file, as Arrow opens it.
+    """The file, opened by Arrow.
 
     Raises:
         ArrowException, OSError: it cannot be read.
@@ -68,24 +67,24 @@ def opened_parquet(place: Place) -> Any:
 
 
 def is_plain(kind: pa.DataType) -> bool:
-    """Whether Python has the values of a type, too."""
+    """Whether values of a type convert to Python without loss."""
     return any(is_one(kind) for is_one in _PLAIN)
 
 
 def python_from_scalar(cell: pa.Scalar) -> object:
-    """An Arrow value as Python has it; as text where Python has no such value, such as a time in nanoseconds."""
+    """An Arrow value in Python; as text if Python has no such value, such as a time in nanoseconds."""
     try:
         return cell.as_py()
     except UnicodeDecodeError as error:
-        return Undecodable(f"byte {error.start + 1} of it, {error.reason}")
+        return Undecodable(f"its byte {error.start + 1}, {error.reason}")
     except ValueError:
         return str(cell)
 
 
 def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, Any]]:
     group, left_out = _group_of_row(opened.metadata, start)
-    # One thread, unbuffered: only the pages in use are held, however large a row group is. A scan of pyarrow.dataset
-    # reads ahead, and begins at no row group.
+    # One thread, unbuffered: memory holds only the pages in use, however large a row group is. A scan of
+    # pyarrow.dataset reads ahead and cannot begin at a row group.
     batches = opened.iter_batches(
         batch_size=_BATCH_ROWS,
         row_groups=list(range(group, opened.metadata.num_row_groups)),
@@ -101,7 +100,7 @@ def _rows(opened: Any, names: Sequence[str], start: int) -> Iterator[dict[str, A
 
 
 def _group_of_row(metadata: Any, row: int) -> tuple[int, int]:
-    """The row group that holds a row, and how many of its rows come before."""
+    """The row group that holds a row, and the row's index in it."""
     for group in range(metadata.num_row_groups):
         rows = metadata.row_group(group).num_rows
         if row < rows:

@@ -1,4 +1,4 @@
-"""Where inputs are: files of this machine, what a URL names, and the standard input."""
+"""Places of inputs: local files, URLs and the standard input."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from hdruntime.errors import HdexportError, InputError, MissingDependencyError
 logger = logging.getLogger(__name__)
 
 _HIDDEN = (".", "_")
-"""First letters of names that a directory's listing leaves out, such as Spark's _SUCCESS."""
+"""First characters of names that directory listings skip, such as Spark's _SUCCESS."""
 
 _SPECIAL = (
     (stat.S_ISFIFO, "a named pipe"),
@@ -42,13 +42,13 @@ _BUFFER_BYTES = 2**20
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """What tells whether a file has changed.
+    """Shows whether a file has changed.
 
     Attributes:
         size_bytes: length.
-        modified: time of the last change in nanoseconds; a digest of what a store says, or of the content, as text.
-        stamp: inode, and the time in nanoseconds when that changed, which nobody can set back; (0, 0) where there is
-            no inode. Where only this differs, the file may also have been copied, or its owner changed.
+        modified: modification time in nanoseconds; or, as text, a digest of a store's metadata or of the content.
+        stamp: inode and its change time in nanoseconds, which programs cannot set; (0, 0) without an inode. If only
+            this differs, the file may just have been copied, or its owner changed.
     """
 
     size_bytes: int
@@ -56,7 +56,7 @@ class Version:
     stamp: tuple[int, int] = (0, 0)
 
     def change(self, now: Version) -> str | None:
-        """In words, what size and time say has changed; None where nothing has."""
+        """The change of size or modification time, in words; None if there is none."""
         if now.size_bytes != self.size_bytes:
             return f"its size was {self.size_bytes} bytes, and is {now.size_bytes}"
         if now.modified == self.modified:
@@ -69,12 +69,11 @@ class Version:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file of this machine, as it was named.
+    """A local file.
 
-    As of all places: ``name`` is for messages, ``identity`` tells it from others, ``path`` tells its format and its
-    partitions, and ``is_local`` that asking for its version costs next to nothing. `opened` raises InputError where it
-    is no file, and as `version` does OSError where it is out of reach; a store's client may raise errors of its own,
-    see `read_errors_explained`.
+    As for all places, ``name`` is for messages, ``identity`` is unique, ``path`` shows its format and its partitions,
+    and ``is_local`` means that `version` is cheap. `opened` raises InputError if it is not a file; `opened` and
+    `version` raise OSError if it is unreachable, or errors of a store's client, see `read_errors_explained`.
     """
 
     file: Path
@@ -91,9 +90,9 @@ class LocalFile:
         return str(self.file.resolve())
 
     def opened(self) -> BinaryIO:
-        """The file, to be read from its start; it can seek."""
+        """The file, seekable, at its start."""
         _require_file(self.file, self.file.stat())
-        # Should a pipe take the file's place this very moment, it does not wait for a writer.
+        # O_NONBLOCK: if a pipe has just replaced the file, do not wait for a writer.
         descriptor = os.open(self.file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             _require_file(self.file, os.fstat(descriptor))
@@ -103,7 +102,7 @@ class LocalFile:
             raise
 
     def version(self) -> Version:
-        """What it is now."""
+        """Its current version."""
         status = self.file.stat()
         stamp = (status.st_ino, status.st_ctime_ns)
         return Version(size_bytes=status.st_size, modified=status.st_mtime_ns, stamp=stamp)
@@ -111,7 +110,7 @@ class LocalFile:
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """A file that a URL names, through the fsspec file system of its protocol."""
+    """A URL, through the fsspec file system of its protocol."""
 
     filesystem: Any
     key: str
@@ -125,32 +124,32 @@ class RemoteFile:
 
     @property
     def path(self) -> str:
-        # Of a web address, what is asked of the server comes behind the path.
+        # A web address may have a query after the path.
         return urlsplit(self.key).path if "http" in self.filesystem.protocol else self.key
 
     def opened(self) -> BinaryIO:
-        # fsspec's own readline looks for line ends in Python.
+        # fsspec's readline is slow Python.
         return io.BufferedReader(self.filesystem.open(self.key, "rb"), _BUFFER_BYTES)
 
     def version(self) -> Version:
         self.filesystem.invalidate_cache()
         info = self.filesystem.info(self.key)
         if info.get("size") is None:
-            raise InputError(f"The server of {self.name} does not tell its size.\nDownload it, and give the file.")
+            raise InputError(f"The server of {self.name} does not report its size.\nDownload it, and name the file.")
         facts = repr(sorted((key, str(value)) for key, value in info.items()))
         return Version(size_bytes=info["size"], modified=hashlib.sha256(facts.encode()).hexdigest())
 
 
 class StandardInput:
-    """The standard input, copied to a file without a name, which ends with this process: it can be read again.
+    """The standard input, copied to an unnamed file of this process, so that it can be read again.
 
-    The same command with the same content goes on with an unfinished job, as with a file that nobody has changed.
+    The same command with the same content continues an unfinished job, as with an unchanged file.
 
     Args:
-        directory: where the copy takes its room.
+        directory: for the copy.
 
     Raises:
-        InputError: it is closed, or a terminal.
+        InputError: the standard input is closed, or a terminal.
         OSError: the disk is full.
     """
 
@@ -181,15 +180,15 @@ Place = LocalFile | RemoteFile | StandardInput
 
 
 def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | None) -> Sequence[Place]:
-    """The files that an input names: itself, those below a directory, or those that fit a pattern, in order.
+    """The files of an input, in order: itself, all below a directory, or the matches of a pattern.
 
     Args:
         name: a path, a URL, or ``-`` for the standard input; ``*``, ``?``, ``[`` and ``**`` make it a pattern.
-        known: path -> whether files like that are read; others, found below a directory, are left out with a warning.
+        known: path -> whether its format is known; other files below a directory are skipped with a warning.
         spool: directory for the copy of the standard input.
 
     Raises:
-        InputError: there is nothing there.
+        InputError: nothing exists there.
         MissingDependencyError: the package of the URL's protocol is not installed.
     """
     text = str(name)
@@ -202,9 +201,9 @@ def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | N
     taken = []
     for place in found:
         if not known(place.path):
-            logger.warning("%s is left out: it has no known format", place.name)
+            logger.warning("%s is skipped: its format is unknown", place.name)
         elif isinstance(place, LocalFile) and not place.file.is_file():
-            logger.warning("%s is left out: it is not a file", place.name)
+            logger.warning("%s is skipped: it is not a file", place.name)
         else:
             taken.append(place)
     return taken
@@ -212,10 +211,10 @@ def places_at(name: str | Path, *, known: Callable[[str], bool], spool: Path | N
 
 @contextlib.contextmanager
 def read_errors_explained(name: str) -> Iterator[None]:
-    """Say which input it is that cannot be read.
+    """Name the input that cannot be read.
 
     Raises:
-        InputError: in place of an OSError, or of an error of a store's client.
+        InputError: in place of an OSError or an error of a store's client.
     """
     try:
         yield
@@ -226,12 +225,12 @@ def read_errors_explained(name: str) -> Iterator[None]:
     except Exception as error:
         if "://" not in name:
             raise
-        # Clients of stores have exceptions of their own, without a base that they share.
+        # Clients of stores have their own exceptions, without a common base.
         raise InputError(f"{name} cannot be read: {type(error).__name__}: {error}") from error
 
 
 def special_kind(status: os.stat_result) -> str | None:
-    """What a person calls it, where it is neither a file nor a directory."""
+    """The kind of a special file, in words; None for files and directories."""
     return next((name for is_one, name in _SPECIAL if is_one(status.st_mode)), None)
 
 
@@ -239,19 +238,19 @@ def _require_file(path: Path, status: os.stat_result) -> None:
     kind = special_kind(status)
     if kind is not None:
         raise InputError(
-            f"{path} is {kind}; a job reads files, which it can read again when it goes on.\n"
-            "Write the rows to a file first, and give that."
+            f"{path} is {kind}; a job reads files, which it can read again when it continues.\n"
+            "Write the rows to a file first, and name that."
         )
 
 
 def _local_files(text: str) -> tuple[Sequence[Place], bool]:
-    """What was found, and whether it is the one file that was named."""
+    """The files, and whether the name is that of one file."""
     path = Path(text)
     if path.is_dir():
         below = sorted(file for file in path.rglob("*") if not _is_hidden(file.relative_to(path)))
         for file in below:
             if file.is_symlink() and file.is_dir():
-                logger.warning("%s is left out: it is a link to a directory", file)
+                logger.warning("%s is skipped: it is a link to a directory", file)
         return [LocalFile(file) for file in below if not file.is_dir()], False
     if path.exists():
         return [LocalFile(path)], True
@@ -263,7 +262,7 @@ def _local_files(text: str) -> tuple[Sequence[Place], bool]:
 
 def _remote_files(url: str) -> tuple[Sequence[Place], bool]:
     filesystem, key = _filesystem(url)
-    # Of a web page, "?" is no pattern.
+    # In a web address, "?" is not a pattern.
     if glob.has_magic(key) and "http" not in filesystem.protocol:
         keys = filesystem.glob(key)
     elif filesystem.isfile(key):
@@ -276,7 +275,7 @@ def _remote_files(url: str) -> tuple[Sequence[Place], bool]:
 
 
 def _filesystem(url: str) -> tuple[Any, str]:
-    """The file system of a URL's protocol, and what the URL is called there."""
+    """The file system of a URL's protocol, and the URL's key there."""
     try:
         return importlib.import_module("fsspec.core").url_to_fs(url)
     except ImportError as error:

@@ -1,17 +1,24 @@
-"""How far a batch job is, and what happened so far."""
+"""How far a batch job is and what happened so far, as it is reported, saved and read back."""
 
 from __future__ import annotations
 
-__all__ = ["JobProgress", "JobState", "ProgressMeter", "RowCounts"]
+__all__ = ["JobProgress", "JobState", "ProgressMeter", "RowCounts", "Saved", "json_from_saved", "saved_from_json"]
 
+import dataclasses
+import json
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from hdruntime.bundle.checked_json import from_json
 from hdruntime.bundle.manifest import LargeCount
 from hdruntime.jobs.input_files import InputFile
 from hdruntime.jobs.rows import Position
+
+_MOST_NAMES = 20
+"""Names of dropped columns that are kept: every row may have others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +28,11 @@ class RowCounts:
     Attributes:
         rows: how many, failed ones included.
         tokens: of the rows that did not fail.
-        computed_tokens: tokens that were run; more than `tokens` where a batch was repeated or a row failed.
-        padded_tokens: padding that was run beside them.
-        errors: how many rows failed, by kind; see `hdruntime.jobs.rows.ErrorKind`.
+        computed_tokens: tokens that were run; more than `tokens` if a batch was repeated or a row failed.
+        padded_tokens: padding that was run with them.
+        errors: number of failed rows, by kind; see `hdruntime.jobs.rows.ErrorKind`.
         first_error: id and error of the first row that failed.
+        dropped_columns: the first names of columns that the output lacks although all were to be kept; see `Row`.
     """
 
     rows: LargeCount = 0
@@ -33,27 +41,28 @@ class RowCounts:
     padded_tokens: LargeCount = 0
     errors: Mapping[str, LargeCount] = field(default_factory=dict)
     first_error: str | None = None
+    dropped_columns: Sequence[str] = ()
 
     @property
     def failed_rows(self) -> int:
-        """How many rows failed."""
+        """Number of failed rows."""
         return sum(self.errors.values())
 
     @property
     def padding_waste(self) -> float:
-        """Share of what was computed that was padding, 0 to 1."""
+        """Padding as a share of all computed tokens, 0 to 1."""
         return self.padded_tokens / max(1, self.computed_tokens + self.padded_tokens)
 
     def __add__(self, later: RowCounts) -> RowCounts:
-        """The counts of these rows and of ones that come after them."""
-        kinds = [*self.errors, *(kind for kind in later.errors if kind not in self.errors)]
+        """The counts of these rows and later ones."""
         return RowCounts(
             rows=self.rows + later.rows,
             tokens=self.tokens + later.tokens,
             computed_tokens=self.computed_tokens + later.computed_tokens,
             padded_tokens=self.padded_tokens + later.padded_tokens,
-            errors={kind: self.errors.get(kind, 0) + later.errors.get(kind, 0) for kind in kinds},
+            errors=dict(Counter(self.errors) + Counter(later.errors)),
             first_error=self.first_error or later.first_error,
+            dropped_columns=[*dict.fromkeys([*self.dropped_columns, *later.dropped_columns])][:_MOST_NAMES],
         )
 
 
@@ -63,22 +72,22 @@ class JobState(str, Enum):
     RUNNING = "running"
     """Rows are read and run."""
     FINISHING = "finishing"
-    """All rows are done; the output is made of them."""
+    """All rows are done; the output is made from them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobProgress(RowCounts):
-    """How far a job is; at its end, what it did. Rows that were done before it was stopped count, too.
+    """How far a job is; at its end, what it did. Rows of earlier runs of the job count, too.
 
     Attributes:
         state: what it is doing.
-        resumed_rows: of all rows, those that were done before this process began.
-        seconds: time that the job took, in this process and those before.
+        resumed_rows: rows that were done before this process began.
+        seconds: time that the job took, in this process and earlier ones.
         tokens_per_second: in this process.
-        rows_total: rows of all inputs; None where only reading them would tell.
-        bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows; of a compressed one, when
-            it is read to its end.
-        eta_seconds: time to go, judged by bytes; None before any are read.
+        rows_total: rows of all inputs; None if this is unknown before they are read.
+        bytes_read, bytes_total: of the inputs; of Parquet files, in proportion to their rows; of a compressed file,
+            when its end is reached.
+        eta_seconds: time to go, estimated from bytes; None before any are read.
     """
 
     state: JobState
@@ -91,38 +100,74 @@ class JobProgress(RowCounts):
     eta_seconds: float | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a job has done.
+
+    Attributes:
+        position: where reading continues.
+        stamp: of the file at the position; see `hdruntime.jobs.input_watch`.
+        counts: of the rows before the position.
+        seconds: time that they took.
+        result_bytes: length of their results; bytes after that in the file do not count.
+        complete: whether all rows are done.
+    """
+
+    position: Position = field(default_factory=Position)
+    stamp: tuple[int, int] | None = None
+    counts: RowCounts = field(default_factory=RowCounts)
+    seconds: float = 0.0
+    result_bytes: LargeCount = 0
+    complete: bool = False
+
+
+def json_from_saved(saved: Saved) -> str:
+    """A JSON object."""
+    return json.dumps(dataclasses.asdict(saved))
+
+
+def saved_from_json(text: str | bytes) -> Saved:
+    """What `json_from_saved` wrote.
+
+    Raises:
+        ValueError: the text is something else.
+    """
+    saved = from_json(text, Saved, name="progress")
+    if json.loads(json_from_saved(saved)) != json.loads(text):
+        raise ValueError("not what a job saves: something is missing, or there is more")
+    return saved
+
+
 class ProgressMeter:
-    """Computes progress from counts and the time that passes.
+    """Computes progress from what is done and the time that passes.
 
     Args:
         files: the job's inputs.
-        counts, position, seconds: where it began, when this process began.
+        saved: what was done when this process began.
     """
 
-    def __init__(self, files: Sequence[InputFile], *, counts: RowCounts, position: Position, seconds: float) -> None:
+    def __init__(self, files: Sequence[InputFile], saved: Saved) -> None:
         self._files = files
-        self._resumed = counts
-        self._resumed_bytes = self._bytes_before(position)
-        self._resumed_seconds = seconds
+        self._resumed = saved
         self._began = time.monotonic()
 
     @property
     def seconds(self) -> float:
-        """Time that the job took so far, in this process and those before."""
-        return self._resumed_seconds + time.monotonic() - self._began
+        """Time that the job took so far, in this process and earlier ones."""
+        return self._resumed.seconds + time.monotonic() - self._began
 
-    def progress(self, state: JobState, counts: RowCounts, position: Position) -> JobProgress:
-        """How far the job is when it has counted so much up to a position."""
+    def progress(self, state: JobState, saved: Saved) -> JobProgress:
+        """How far the job is with this much done."""
         seconds = time.monotonic() - self._began
-        bytes_read, bytes_total = self._bytes_before(position), sum(file.version.size_bytes for file in self._files)
+        bytes_read, bytes_total = self._bytes_before(saved.position), sum(f.version.size_bytes for f in self._files)
         rows = [file.rows for file in self._files]
-        read_here = bytes_read - self._resumed_bytes
+        read_here = bytes_read - self._bytes_before(self._resumed.position)
         return JobProgress(
-            **vars(counts),
+            **vars(saved.counts),
             state=state,
-            resumed_rows=self._resumed.rows,
-            seconds=self._resumed_seconds + seconds,
-            tokens_per_second=(counts.tokens - self._resumed.tokens) / seconds if seconds else 0.0,
+            resumed_rows=self._resumed.counts.rows,
+            seconds=self._resumed.seconds + seconds,
+            tokens_per_second=(saved.counts.tokens - self._resumed.counts.tokens) / seconds if seconds else 0.0,
             rows_total=None if None in rows else sum(filter(None, rows)),
             bytes_read=bytes_read,
             bytes_total=bytes_total,

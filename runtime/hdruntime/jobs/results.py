@@ -1,8 +1,8 @@
-"""The columns that a batch job writes for a task, and their values for a row."""
+"""A task's result columns in a batch job, and their values for a row."""
 
 from __future__ import annotations
 
-__all__ = ["Pairs", "TaskResults", "results_of_bundle"]
+__all__ = ["TaskResults", "check_columns", "results_of_bundle"]
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.errors import InputError
-from hdruntime.jobs.rows import Row
+from hdruntime.jobs.rows import Columns, Row
 from hdruntime.text.pooling import mean_over_tokens
 from hdruntime.text.tasks import (
     Activation,
@@ -31,6 +31,9 @@ from hdruntime.text.tokenization import Encoding, read_tokenizer
 Outputs = Mapping[str, npt.NDArray[np.float32]]
 Values = dict[str, object]
 
+_SPAN = {"start": pa.int32(), "end": pa.int32()}
+"""Columns of a place in a text, in characters."""
+
 
 class Pairs(str, Enum):
     """Whether a task reads a second text."""
@@ -42,19 +45,18 @@ class Pairs(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskResults:
-    """What a job needs to know of a task.
+    """A task as a job needs it.
 
     Attributes:
         outputs: names of the outputs that are read.
         pairs: whether a row has a second text.
         fields: result columns, Arrow fields.
-        of_piece: outputs of a row, or of a piece of one that was split, without their batch axis -> what is needed of
-            them, which is kept until all pieces have run.
-        values: (what was kept, combined from all pieces; the encoding of the row; the row) -> a value for each field;
-            raises InputError for a row that the task cannot be done on.
-        splits: whether what is kept of a row's pieces is small enough to combine.
-        prompts: whether a prompt may go before a text; ids have it already.
-        texts, columns: of a task on pairs, what a row's texts are, and options that name columns of them.
+        of_piece: outputs of a row or piece, without batch axis -> the needed part, kept until all pieces have run.
+        values: (that part, combined from all pieces; the encoding of the row; the row) -> a value for each field;
+            raises InputError for a row that does not fit the task.
+        splits: whether the needed part of all pieces is small enough to combine.
+        prompts: whether a text may have a prompt; ids include it already.
+        texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
     """
 
     outputs: tuple[str, ...]
@@ -65,7 +67,7 @@ class TaskResults:
     splits: bool = True
     prompts: bool = False
     texts: str = "a question and its context"
-    columns: str = "--text-column question --text-pair-column context"
+    columns: tuple[str, str] = ("question", "context")
 
 
 def results_of_bundle(
@@ -76,11 +78,11 @@ def results_of_bundle(
     Args:
         bundle: what will run.
         tokenized: rows are ids, without a text.
-        aggregation: what an entity is, for token-classification; None for a token.
+        aggregation: see `WindowOptions`.
 
     Raises:
-        InputError: the bundle has no tokenizer or no mask token where the task needs one, the task needs a text, or has
-            no aggregation.
+        InputError: the bundle lacks a tokenizer or mask token that the task needs, the task needs a text, or has no
+            aggregation.
     """
     task = bundle.manifest.task
     if tokenized and task in _TASKS_ON_TEXT:
@@ -96,6 +98,27 @@ def results_of_bundle(
         raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
     results = _RESULTS_OF_TASK[task](bundle)
     return dataclasses.replace(results, prompts=False) if tokenized else results
+
+
+def check_columns(
+    task: str, results: TaskResults, columns: Columns, *, pair_option: str = "--text-pair-column"
+) -> None:
+    """Refuse columns that do not fit the bundle's task.
+
+    Raises:
+        InputError: a pair of texts is missing or superfluous; the message names ``pair_option``.
+    """
+    has_pair = columns.text_pair is not None
+    text_option = pair_option.replace("-pair", "").replace("_pair", "")
+    if has_pair and columns.input_ids is not None:
+        raise InputError(f"A row has texts or ids, not both.\nLeave out {pair_option}.")
+    if results.pairs is Pairs.REQUIRED and not has_pair and columns.input_ids is None:
+        raise InputError(
+            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
+            f"Name the columns of both, e.g.: {text_option} {results.columns[0]} {pair_option} {results.columns[1]}"
+        )
+    if results.pairs is Pairs.REFUSED and has_pair:
+        raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out {pair_option}.")
 
 
 def _feature_extraction(bundle: Bundle) -> TaskResults:
@@ -128,11 +151,7 @@ def _text_classification(bundle: Bundle) -> TaskResults:
         return vars(classification(outputs["logits"], labels, activation=activation))
 
     scores = pa.struct([(label, pa.float32()) for label in labels])
-    fields = (
-        pa.field("label", pa.string()),
-        pa.field("score", pa.float32()),
-        pa.field("scores", scores),
-    )
+    fields = tuple(pa.schema({"label": pa.string(), "score": pa.float32(), "scores": scores}))
     return TaskResults(
         outputs=("logits",),
         pairs=Pairs.ALLOWED if bundle.manifest.sentence is None else Pairs.REQUIRED,
@@ -140,7 +159,7 @@ def _text_classification(bundle: Bundle) -> TaskResults:
         values=values,
         prompts=True,
         texts="which its cross-encoder compares",
-        columns="--text-column query --text-pair-column document",
+        columns=("query", "document"),
     )
 
 
@@ -160,15 +179,7 @@ def _token_classification(bundle: Bundle, aggregation: Aggregation) -> TaskResul
         )
         return {"entities": [dataclasses.asdict(entity) for entity in found]}
 
-    entity = pa.struct(
-        [
-            ("start", pa.int32()),
-            ("end", pa.int32()),
-            ("text", pa.string()),
-            ("label", pa.string()),
-            ("score", pa.float32()),
-        ]
-    )
+    entity = pa.struct({**_SPAN, "text": pa.string(), "label": pa.string(), "score": pa.float32()})
     fields = (pa.field("entities", pa.list_(entity)),)
     return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values)
 
@@ -178,12 +189,7 @@ def _question_answering(bundle: Bundle) -> TaskResults:
         assert row.text_pair is not None, "the job was planned without a context"
         return vars(answer(outputs["start_logits"], outputs["end_logits"], context=row.text_pair, encoding=encoding))
 
-    fields = (
-        pa.field("answer", pa.string()),
-        pa.field("start", pa.int32()),
-        pa.field("end", pa.int32()),
-        pa.field("score", pa.float32()),
-    )
+    fields = tuple(pa.schema({"answer": pa.string(), **_SPAN, "score": pa.float32()}))
     outputs = ("start_logits", "end_logits")
     return TaskResults(outputs=outputs, pairs=Pairs.REQUIRED, fields=fields, values=values)
 
@@ -192,7 +198,11 @@ def _fill_mask(bundle: Bundle) -> TaskResults:
     info = bundle.manifest.tokenizer
     if info is None or info.mask_token_id is None:
         raise InputError(f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.")
-    mask_token_id, spelling = info.mask_token_id, _spelling(bundle, info.file)
+    mask_token_id, tokenizer = info.mask_token_id, read_tokenizer(bundle.file(info.file))
+
+    def spelling(token_id: int) -> str:
+        # "Paris" instead of the vocabulary's "\u0120Paris".
+        return str(tokenizer.decode([token_id], skip_special_tokens=False))
 
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
         masks = fillings(outputs["logits"], mask_token_id=mask_token_id, spelling=spelling, encoding=encoding)
@@ -213,11 +223,11 @@ _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
 }
 
 _TASKS_ON_TEXT = ("token-classification", "question-answering")
-"""Their results are places in a text, which ids do not tell."""
+"""Their results are places in a text, which ids do not show."""
 
 
 def _last_axis(bundle: Bundle, output: str) -> int | None:
-    """Size of an output's last axis; None where the manifest gives it a name."""
+    """Size of an output's last axis; None if it is dynamic."""
     size = next(spec.shape[-1] for spec in bundle.manifest.outputs if spec.name == output)
     return size if isinstance(size, int) else None
 
@@ -228,7 +238,7 @@ def _labels(bundle: Bundle) -> Sequence[str]:
 
 
 def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
-    """That of the cross-encoder, or as Hugging Face's pipeline decides it, from the checkpoint's configuration."""
+    """The cross-encoder's, or Hugging Face's pipeline's choice by the checkpoint's configuration."""
     if bundle.manifest.sentence is not None and bundle.manifest.sentence.activation is not None:
         return Activation(bundle.manifest.sentence.activation)
     config = read_config(bundle)
@@ -237,13 +247,3 @@ def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
     if config.get("problem_type") == "multi_label_classification" or len(labels) == 1:
         return Activation.SIGMOID
     return Activation.SOFTMAX
-
-
-def _spelling(bundle: Bundle, file: str) -> Callable[[int], str]:
-    tokenizer = read_tokenizer(bundle.file(file))
-
-    def spelling(token_id: int) -> str:
-        # "Paris", where the vocabulary writes "\u0120Paris".
-        return str(tokenizer.decode([token_id], skip_special_tokens=False))
-
-    return spelling

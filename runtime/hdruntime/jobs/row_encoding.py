@@ -1,4 +1,4 @@
-"""Rows to ids: tokenised or checked, many at a time, each with its own error where it does not fit."""
+"""Rows to ids, tokenised or checked in chunks, with an error for each row that does not fit."""
 
 from __future__ import annotations
 
@@ -16,30 +16,29 @@ from hdruntime.text.splitting import SplitEncoding
 from hdruntime.text.tokenization import Encoding, Overflow
 
 _CHARACTERS_PER_TOKEN = 4
-"""Of English; only how many rows are taken together depends on it."""
+"""For English; affects only the size of windows."""
 
 _CHUNK_ROWS = 64
 """Rows tokenised together."""
 
 _CHUNK_CHARACTERS = 2**20
-"""A chunk ends here, too."""
+"""Upper bound on characters of a chunk of several rows."""
 
 
 def size_of_row(row: Row) -> int:
-    """Characters of a row's texts; ids count for about as many as they may stand for."""
+    """Characters of a row's texts; an id counts as four."""
     if row.input_ids is not None:
         return _CHARACTERS_PER_TOKEN * len(row.input_ids)
     return len(row.text) + len(row.text_pair or "")
 
 
 class RowEncoder:
-    """Encodes rows as a session takes them.
+    """Encodes rows for a session.
 
     Args:
-        session: its tokenizer and its limits.
-        overflow: what happens to a row of too many tokens. A row of ids loses its last; it is not split.
-        stride: tokens that each piece of a split text repeats from the piece before.
-        prompt: what goes before every text; a row of ids has it already.
+        session: with the tokenizer and the limits.
+        overflow, stride: see `WindowOptions`.
+        prompt: before every text; rows of ids include it already.
     """
 
     def __init__(self, session: Session, *, overflow: Overflow, stride: int, prompt: str = "") -> None:
@@ -49,7 +48,7 @@ class RowEncoder:
         self._prompt = prompt
 
     def encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
-        """For each row, in order: its pieces (one, unless it was split), or why it does not fit."""
+        """For each row, in order: its pieces (one unless it was split), or its error."""
         return [encoded for chunk in _chunks(rows) for encoded in self._encode(chunk)]
 
     def _encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
@@ -58,7 +57,7 @@ class RowEncoder:
         except InputError as error:
             if len(rows) == 1:
                 return [error]
-        # One of them does not fit: each is tried alone.
+        # A row does not fit: try each alone.
         return [self._encode([row])[0] for row in rows]
 
     def _encoded(self, rows: Sequence[Row]) -> list[SplitEncoding]:
@@ -83,7 +82,7 @@ class RowEncoder:
         return Encoding(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
 
     def _check(self, ids: Sequence[int]) -> None:
-        """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where that is marked."""
+        """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
         manifest = self._session.manifest
         if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
             checked_inputs({manifest.ids: [ids]}, manifest)
@@ -98,7 +97,7 @@ def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:
     chunk: list[Row] = []
     size = 0
     for row in rows:
-        # A very long text goes alone: if it is too long, no other is encoded twice.
+        # A very long text is encoded alone: if it is too long, no other is encoded twice.
         if chunk and (len(chunk) == _CHUNK_ROWS or size + size_of_row(row) > _CHUNK_CHARACTERS):
             yield chunk
             chunk, size = [], 0

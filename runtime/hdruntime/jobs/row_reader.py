@@ -1,4 +1,4 @@
-"""Rows read one by one from files, from any row on; bad ones come with their error."""
+"""Rows read one by one from files, starting at any row; invalid rows come with their error."""
 
 from __future__ import annotations
 
@@ -15,43 +15,42 @@ from typing import Any
 import pyarrow as pa
 
 from hdruntime.errors import InputError
-from hdruntime.jobs.input_files import InputFile, RowFormat
-from hdruntime.jobs.lines import MAX_LINE_BYTES, Line, read_lines
+from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, Line, RowFormat, read_lines
 from hdruntime.jobs.parquet_rows import Undecodable, parquet_values, python_from_scalar
 from hdruntime.jobs.places import read_errors_explained
 from hdruntime.jobs.rows import Columns, ErrorKind, Position, Row
 
 _BLANKS = " \t\r\n\v\f"
-"""Control characters that a text may well consist of."""
+"""Control characters that a valid text may consist of."""
 
 _INVISIBLE = ("Cc", "Cf")
-"""Unicode's categories of control and format characters."""
+"""Unicode categories of control and format characters."""
 
 _BLOCK_BYTES = 2**20
-"""Read at a time where nothing but a checksum is wanted."""
+"""Read at a time for a checksum."""
 
 _SURROGATES = "holds half of a surrogate pair"
 """JSON can write "\\ud800", which is no character: neither a tokenizer nor a UTF-8 file takes it."""
 
 Values = dict[str, Any] | str
-"""A row's columns; a string, which says why, where they could not be read."""
+"""A row's columns, or the reason why they could not be read."""
 
 _Read = tuple[Values, int, int, int]
-"""Of a row; the offset, the line and the checksum of where it ends, as `Position` has them."""
+"""A row's values, and the offset, line and checksum of its end; see `Position`."""
 
 
 def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position | None = None) -> Iterator[Row]:
-    """Every row of the files, in order. A row that cannot be read comes with its `error`; reading goes on.
+    """Every row of the files, in order. A row that cannot be read comes with its `error`; reading continues.
 
-    Blank lines of a JSON Lines or CSV file are no rows; a blank line of a text file is an empty text.
+    Blank lines of JSON Lines and CSV files are skipped; a blank line of a text file is an empty text.
 
     Args:
-        files: what `find_inputs` found.
-        columns: which of their columns are read.
-        start: `end` of the row before; what comes before that is not read again. None: the beginning.
+        files: from `find_inputs`.
+        columns: which columns are read.
+        start: `end` of the previous row; what comes before is not read again. None: the beginning.
 
     Raises:
-        InputError: a file cannot be read on, or held no row.
+        InputError: a file cannot be read to its end, or has no rows.
     """
     position = start or Position()
     for index in range(position.file, len(files)):
@@ -61,21 +60,21 @@ def read_rows(files: Sequence[InputFile], *, columns: Columns, start: Position |
         for values, offset, line, checksum in read_values(files[index], columns, position):
             position = Position(index, offset, line, position.row + 1, checksum)
             yield row_from_values(values, columns, end=position)
-        # Before a position that is not the file's beginning there was a row.
+        # At another offset, rows were read before.
         if position == before and position.offset == 0:
             raise InputError(f"{files[index].name} holds no rows.\nLeave it out, or check what wrote it.")
 
 
 def read_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
-    """What the rows of a file hold, and where each ends.
+    """The values of a file's rows, and where each row ends.
 
     Args:
-        file: what is read.
-        columns: which of its columns; of JSON Lines, all come.
-        start: `end` of the row before.
+        file: to read.
+        columns: which of its columns; JSON Lines give all.
+        start: `end` of the previous row.
 
     Raises:
-        InputError: it cannot be read on.
+        InputError: the file cannot be read to its end.
     """
     rows = _READERS[file.format](file, columns, start)
     if not file.partitions:
@@ -92,7 +91,7 @@ def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
     """What `Position.checksum` would be at an offset of the file as it is now.
 
     Raises:
-        InputError: the file cannot be read so far.
+        InputError: the file cannot be read up to there.
     """
     checksum = 0
     if file.format is RowFormat.PARQUET:
@@ -107,34 +106,34 @@ def checksum_before(file: InputFile, columns: Columns, offset: int) -> int:
 
 
 def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
-    """The row that a reader's values make, or its error.
+    """The row of a reader's values; with its error if these are invalid.
 
     Args:
-        values: the row's columns; a string, which says why, where they could not be read.
-        columns: which of them are wanted.
+        values: the row's columns, or the reason why they could not be read.
+        columns: which columns are read.
         end: of the row.
     """
+    row_id = end.row - 1 if not columns.id else None if isinstance(values, str) else values.get(columns.id)
     if isinstance(values, str):
-        row_id = None if columns.id else end.row - 1
-        kept: Mapping[str, object] | None = dict.fromkeys(columns.keep) if columns.keep else None
+        kept: dict[str, object] = dict.fromkeys(columns.keep or ())
         return Row(id=row_id, kept=kept, error=values, error_kind=ErrorKind.UNREADABLE, end=end)
-    kept, error = _kept(columns.keep, values) if columns.keep else (None, None)
-    row_id = values.get(columns.id) if columns.id else end.row - 1
+    kept, error = _kept(columns.keep, values) if columns.keep else ({}, None)
+    dropped = tuple(sorted(set(values).difference(columns.wanted))) if columns.keeps_all else ()
     if columns.id and (bad_id := _check_id(columns.id, values)):
-        return Row(id=None, kept=kept, error=bad_id, end=end)
+        return Row(id=None, kept=kept, dropped=dropped, error=bad_id, end=end)
     check = _check_text if columns.input_ids is None else _check_ids
     for name in columns.content:
         error = error or check(name, values)
     if error is not None:
-        return Row(id=row_id, kept=kept, error=error, end=end)
+        return Row(id=row_id, kept=kept, dropped=dropped, error=error, end=end)
     if columns.input_ids is not None:
-        return Row(id=row_id, input_ids=values[columns.input_ids], kept=kept, end=end)
+        return Row(id=row_id, input_ids=values[columns.input_ids], kept=kept, dropped=dropped, end=end)
     pair = None if columns.text_pair is None else values[columns.text_pair]
-    return Row(id=row_id, text=values[columns.text], text_pair=pair, kept=kept, end=end)
+    return Row(id=row_id, text=values[columns.text], text_pair=pair, kept=kept, dropped=dropped, end=end)
 
 
 def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, object], str | None]:
-    """The values of columns that the output has as well, and why they do not fit one."""
+    """The values of kept columns, and the reason if one is invalid."""
     kept: dict[str, object] = {}
     error = None
     for name in names:
@@ -155,7 +154,7 @@ def _text_values(file: InputFile, columns: Columns, start: Position) -> Iterator
 
 
 def _json_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
-    # Not pyarrow's reader, for which one bad line, or one value of another type than those before, ends the file.
+    # pyarrow's reader fails on the whole file at one invalid line or value of another type.
     del columns
     for line in _lines(file, start):
         if line.error is not None:
@@ -170,12 +169,12 @@ def _json_object(number: int, text: str) -> Values:
     except (ValueError, RecursionError) as error:
         return f"Line {number} is not valid JSON: {error}."
     if not isinstance(values, dict):
-        return f"Line {number} holds a JSON {type(values).__name__}; an object with columns is needed."
+        return f"Line {number} holds a JSON {type(values).__name__}; an object with columns is required."
     return values
 
 
 def _csv_values(file: InputFile, columns: Columns, start: Position) -> Iterator[_Read]:
-    # Not pyarrow's reader, which an open quotation mark ends, and which cannot begin in the middle of a file.
+    # pyarrow's reader fails at an unclosed quotation mark and cannot begin in the middle of a file.
     del columns
     names = [name for name in file.columns if name not in file.partitions]
     is_header = start.offset == 0
@@ -192,16 +191,16 @@ def _csv_values(file: InputFile, columns: Columns, start: Position) -> Iterator[
 
 
 def csv_records(file: InputFile, start: Position) -> Iterator[tuple[list[str], str | None, Line]]:
-    """The records of a CSV or TSV file, its header among them: cells, why there are none, and the last line.
+    """The records of a CSV or TSV file, including its header: cells, the reason if there are none, and the last line.
 
     Args:
-        file: what is read.
+        file: to read.
         start: where a record begins.
 
     Raises:
-        InputError: it cannot be read on.
+        InputError: the file cannot be read to its end.
     """
-    # For the whole process: Python has no other place for it. Its own limit, 128 KiB, is too short for documents.
+    # For the whole process: Python has no other way. The default limit, 128 KiB, is too short for documents.
     csv.field_size_limit(MAX_LINE_BYTES)
     record: list[Line] = []
 
@@ -262,7 +261,7 @@ def _check_text(name: str, values: dict[str, Any]) -> str | None:
     if not _encodable(text):
         return f"The text in column {name!r} {_SURROGATES}."
     if _is_invisible(text):
-        return f"The text in column {name!r} holds nothing but control characters."
+        return f"The text in column {name!r} holds only control characters."
     return None
 
 
@@ -273,7 +272,7 @@ def _check_ids(name: str, values: dict[str, Any]) -> str | None:
     for index, number in enumerate(ids):
         # `type() is`, not isinstance: True is an int in Python.
         if type(number) is not int:
-            return f"Column {name!r} holds {type(number).__name__} at index {index}; a list of integers is needed."
+            return f"Column {name!r} holds {type(number).__name__} at index {index}; a list of integers is required."
     return None
 
 
@@ -283,8 +282,8 @@ def _misfit(name: str, values: dict[str, Any], wanted: str) -> str:
     if isinstance(values[name], Undecodable):
         return f"Column {name!r} is not valid UTF-8: {values[name].reason}."
     if values[name] is None:
-        return f"Column {name!r} is null; {wanted} is needed."
-    return f"Column {name!r} holds {type(values[name]).__name__} where {wanted} is needed."
+        return f"Column {name!r} is null; {wanted} is required."
+    return f"Column {name!r} holds {type(values[name]).__name__}; {wanted} is required."
 
 
 def _encodable(text: str) -> bool:
@@ -296,8 +295,8 @@ def _encodable(text: str) -> bool:
 
 
 def _is_invisible(text: str) -> bool:
-    """Whether a text that is not blank has no character that stands for anything."""
+    """Whether a text that is not blank has only control and format characters."""
     if text[:1].isalnum():
-        return False  # at once, as for nearly every text
+        return False  # the fast path, for nearly every text
     marks = text.strip(_BLANKS)
     return bool(marks) and all(mark in _BLANKS or unicodedata.category(mark) in _INVISIBLE for mark in marks)

@@ -1,4 +1,4 @@
-"""What a row of a batch job is: where its parts are, where it ends in its file, and why it may have failed."""
+"""A row of a batch job: its columns, where it ends in its file, and why it may have failed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from hdruntime.bundle.manifest import LargeCount
 
 
 class ErrorKind(str, Enum):
-    """Why rows fail, for counting; the row's own error says it in full."""
+    """Why rows fail, for counting; the row's own error has the details."""
 
     UNREADABLE = "unreadable"
-    """The row is no JSON object, no CSV record of the header's length or no UTF-8, or longer than is read of a line."""
+    """The row is not a JSON object, not a CSV record of the header's length, not UTF-8, or has too long a line."""
     COLUMN = "column"
-    """A column is missing, or holds nothing usable."""
+    """A column is missing or has an invalid value."""
     INPUT = "input"
-    """The text or its ids do not fit the bundle, mostly because there are too many tokens."""
+    """The text or its ids do not fit the bundle, mostly because they have too many tokens."""
     NOT_FINITE = "not_finite"
     """The model's output holds NaN or infinity."""
     BACKEND = "backend"
@@ -29,15 +29,16 @@ class ErrorKind(str, Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """Where a row's parts are. A line of plain text has one column: the text.
+    """The columns of a row. A line of plain text has one column: the text.
 
     Attributes:
         text: column of the text.
         text_pair: column of the second text, for tasks on pairs.
         id: column of the row's id, a string or an integer; "" numbers rows from 0. None: the column ``id`` if every
             input has one, else numbers.
-        input_ids: column of a list of token ids, special tokens included, which then takes the text's place.
-        keep: columns that the output has as well; None for all.
+        input_ids: column of a list of token ids, special tokens included, instead of a text.
+        keep: columns that are copied to the output; None for all.
+        keeps_all: whether `keep` is all columns that were found, set by `resolved_columns`; rows report others.
     """
 
     text: str = "text"
@@ -45,29 +46,30 @@ class Columns:
     id: str | None = None
     input_ids: str | None = None
     keep: tuple[str, ...] | None = ()
+    keeps_all: bool = False
 
     @property
     def content(self) -> tuple[str, ...]:
-        """The columns of what the model reads."""
+        """The columns that the model reads."""
         if self.input_ids is not None:
             return (self.input_ids,)
         return (self.text,) if self.text_pair is None else (self.text, self.text_pair)
 
     @property
     def wanted(self) -> tuple[str, ...]:
-        """All that are read."""
+        """All columns that are read."""
         return tuple(dict.fromkeys(filter(None, (self.id, *self.content, *(self.keep or ())))))
 
 
 class Position(NamedTuple):
-    """Between two rows: reading can begin there. A tuple, because every row has one, and these are made the fastest.
+    """A place between two rows, where reading can begin. A tuple, which is fast to make, as every row has one.
 
     Attributes:
         file: index of the file.
-        offset: bytes of that file, decompressed, that come before; for Parquet, rows.
-        line: lines of that file that come before; for Parquet, 0.
-        row: rows of all files that come before.
-        checksum: CRC-32 of what comes before in that file: of its bytes; for Parquet, of the values that were read.
+        offset: bytes of that file before it, decompressed; for Parquet, rows.
+        line: lines of that file before it; for Parquet, 0.
+        row: rows of all files before it.
+        checksum: CRC-32 of that file's bytes before it; for Parquet, of the values that were read.
     """
 
     file: LargeCount = 0
@@ -83,11 +85,11 @@ class Row:
 
     Attributes:
         id: None where it could not be read.
-        text, text_pair: what the model reads,
-        input_ids: unless it reads these.
-        kept: values of the columns that the output has as well, None for those that could not be read; None for no
-            columns.
-        error: why there is nothing to read, else None; of kind `error_kind`.
+        text, text_pair: what the model reads, unless it reads
+        input_ids: instead.
+        kept: values of kept columns; None for values that could not be read.
+        dropped: if all columns are kept, those of this row that the output lacks.
+        error: why the row cannot be read, else None; of kind `error_kind`.
         end: where the next row begins.
     """
 
@@ -95,7 +97,8 @@ class Row:
     text: str = ""
     text_pair: str | None = None
     input_ids: list[int] | None = None
-    kept: Mapping[str, object] | None = None
+    kept: Mapping[str, object] = field(default_factory=dict)
+    dropped: tuple[str, ...] = ()
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.COLUMN
     end: Position = field(default=Position(), compare=False, repr=False)

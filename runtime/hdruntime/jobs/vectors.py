@@ -1,4 +1,4 @@
-"""What becomes of a job's vectors before they are written: truncated, normalised, in fewer bytes."""
+"""A job's vectors before they are written: truncated, normalised, converted."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class VectorOptions:
     """How vectors are written.
 
     Attributes:
-        truncate_dim: how many of the first dimensions are kept; None for the model's own number, which mostly is all.
-        normalize: bring them to length 1, after that.
-        output_dtype: type of their values, last.
+        truncate_dim: number of leading dimensions that are kept; None for the model's default, mostly all.
+        normalize: scale them to length 1, after truncation.
+        output_dtype: type of their values, converted last.
     """
 
     truncate_dim: int | None = None
@@ -38,16 +38,16 @@ class VectorOptions:
 
     @property
     def is_default(self) -> bool:
-        """Whether vectors are written as they are."""
+        """Whether vectors are written unchanged."""
         return self == VectorOptions()
 
     def field(self, field: pa.Field) -> pa.Field:
-        """The column of vectors that become of those of a field.
+        """The output column for a column of vectors.
 
         Raises:
             InputError: it has fewer dimensions.
         """
-        # Where the graph has no fixed width, only rows tell whether it is enough.
+        # Without a fixed width in the graph, only rows show whether it is large enough.
         width = field.type.list_size if pa.types.is_fixed_size_list(field.type) else -1
         if width > 0:
             sample = truncated(np.zeros((2, width), np.float32), self.truncate_dim)
@@ -60,9 +60,9 @@ class Vectors:
     """Finishes the vectors of windows, in order.
 
     Args:
-        options: how.
-        ranges: [2, dimensions], each dimension's least and greatest value, of the rows that were done before; None
-            takes them, where the type needs some, from the first window that has vectors.
+        options: for vectors.
+        ranges: [2, dimensions], minimum and maximum per dimension, if rows were done before; None computes them, if the
+            type needs ranges, from the first window with vectors.
     """
 
     def __init__(self, options: VectorOptions, ranges: Ranges | None) -> None:
@@ -70,10 +70,10 @@ class Vectors:
         self._options = options
 
     def finish(self, result: WindowResult) -> WindowResult:
-        """A window's results with their vectors as they are written.
+        """A window's results with vectors in their final form.
 
         Raises:
-            InputError: the first window has too few rows to take ranges from.
+            InputError: the first window has too few rows for ranges.
         """
         if self._options.is_default:
             return result
@@ -100,14 +100,14 @@ class Vectors:
             if len(matrix) < 2:
                 raise InputError(
                     f"--output-dtype {self._options.output_dtype.value} takes each dimension's range from the job's "
-                    "first window of rows, and that has a single vector.\nUse --output-dtype float16 or binary."
+                    "first window of rows, which has a single vector.\nUse --output-dtype float16 or binary."
                 )
             self.ranges = np.stack([matrix.min(axis=0), matrix.max(axis=0)]).astype(np.float32)
         return self.ranges
 
 
 def _refused(rows: list[dict[str, Any]]) -> RowCounts:
-    """Mark rows whose vectors float16 cannot hold as failed; what that changes of the counts."""
+    """Mark rows as failed whose vectors float16 cannot hold; the change of the counts."""
     for row in rows:
         row |= {
             COLUMN: None,

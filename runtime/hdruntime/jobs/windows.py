@@ -1,4 +1,4 @@
-"""Rows of a job, one window at a time: a piece of work for any process that has a session."""
+"""Windows: groups of a job's rows that any process with a session can run."""
 
 from __future__ import annotations
 
@@ -36,41 +36,40 @@ from hdruntime.text.tasks import Aggregation
 from hdruntime.text.tokenization import Encoding, Overflow
 
 WINDOW_CHARACTERS = 2**17
-"""A window ends at this many characters, where nothing says how large a batch is: about 32768 tokens. Within a window,
-rows are sorted by length; and a window is what is lost when a job is killed."""
+"""Default size of a window, about 32768 tokens. Rows are sorted by length within a window, and a killed job repeats at
+most a window."""
 
 _CHARACTERS_PER_TOKEN = 4
 """Of English; only the size of windows depends on it."""
 
 _WINDOW_BATCHES = 8
-"""Batches of a window: enough for full ones of rows of about one length."""
+"""Batches per window: enough for full batches of rows of similar length."""
 
 _MOST_CHARACTERS = 2**22
-"""Of a window, however large batches are: while it is done, a token takes about 200 bytes."""
+"""Upper bound on window size; each token uses about 200 bytes."""
 
 _WINDOW_ROWS = 4096
-"""Most rows of a window, however short they are."""
+"""Upper bound on rows per window."""
 
 _OUTPUT_BYTES = 128 * 2**20
-"""Outputs held at a time. For fill-mask that is few tokens: each has a logit for the whole vocabulary."""
+"""Outputs held at a time. For fill-mask these are few tokens: each has logits for the whole vocabulary."""
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOptions:
-    """How windows are done.
+    """How windows are run.
 
     Attributes:
-        batch_tokens: most tokens of a batch, padding included; a longer row goes alone. None: what suits the
-            backend.
-        batch_size: most rows of a batch; None: any number.
-        overflow: what happens to a row of too many tokens. A row of ids loses its last; it cannot be split.
-        stride: tokens that each piece of a split text repeats from the piece before.
-        split_pooling: how the pieces' vectors are combined, or their logits where a text has one row of them.
-        prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
+        batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None: the backend's default.
+        batch_size: maximum rows per batch; None: any number.
+        overflow: what happens to a row with too many tokens. A row of ids is truncated at its end; it cannot be split.
+        stride: tokens that each piece of a split text repeats from the previous piece.
+        split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits.
+        prompt_name: name of the model's prompt before every text; None for the model's default, if it has one.
         prompt: the prompt itself.
-        aggregation: what an entity is, for token-classification; None for a token.
+        aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.
     """
 
     batch_tokens: int | None = None
@@ -83,15 +82,15 @@ class WindowOptions:
     aggregation: Aggregation | None = None
 
     def check(self) -> None:
-        """Refuse what no session can do.
+        """Refuse invalid options.
 
         Raises:
-            InputError: an option's value does not fit.
+            InputError: an option is out of range, or does not fit another.
         """
         if self.batch_tokens is not None and self.batch_tokens < 1:
             raise InputError(
                 f"--batch-tokens {self.batch_tokens} is too small.\n"
-                "Use 1 or more, or leave it out for what suits the backend."
+                "Use 1 or more, or leave it out for the backend's default."
             )
         if self.batch_size is not None and self.batch_size < 1:
             raise InputError(f"--batch-size {self.batch_size} is too small.\nUse 1 or more texts, or leave it out.")
@@ -100,22 +99,24 @@ class WindowOptions:
         if self.stride and self.overflow is not Overflow.SPLIT:
             raise InputError("--stride is for texts that are split.\nAdd --overflow split, or leave it out.")
         if self.prompt is not None and self.prompt_name is not None:
-            raise InputError("--prompt and --prompt-name both say what goes before a text.\nLeave one of them out.")
+            raise InputError("--prompt and --prompt-name both define the prompt.\nLeave one of them out.")
 
     def chosen_prompt(self, manifest: Manifest, task: TaskResults) -> str:
-        """What goes before every text.
+        """The prompt before every text.
 
         Raises:
-            InputError: the bundle has no prompt of that name, or the task takes none.
+            InputError: the bundle has no prompt with that name, or the task has no prompts.
         """
         if (self.prompt or self.prompt_name) and not task.prompts:
-            raise InputError("A prompt goes before texts that are embedded or classified; these rows are not.")
+            raise InputError(
+                "Prompts are for texts that are embedded or classified; these rows are not.\nLeave it out."
+            )
         return chosen_prompt(*prompts_of(manifest), name=self.prompt_name, prompt=self.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """Rows that follow each other; where a window ends depends on nothing but the rows."""
+    """Consecutive rows; where a window ends depends only on the rows."""
 
     rows: list[Row]
 
@@ -130,8 +131,8 @@ class WindowResult:
     """The results of a window; it can be pickled.
 
     Attributes:
-        results: one dict per row, in order: ``id``, the task's columns, ``tokens`` and ``error``.
-        counts: their sum.
+        results: one dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``.
+        counts: of these rows.
     """
 
     results: list[dict[str, object]]
@@ -139,16 +140,16 @@ class WindowResult:
 
 
 class WindowPool(Protocol):
-    """One process or many that do windows.
+    """One or more processes that run windows.
 
     Attributes:
-        window_characters: about how long the texts of a window should be.
+        window_characters: about how many characters a window should have.
     """
 
     window_characters: int
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
-        """Do each window once; results come in the order of the windows.
+        """Run each window once; results are in the order of the windows.
 
         Raises:
             BackendError: the rows are not the cause.
@@ -156,11 +157,11 @@ class WindowPool(Protocol):
 
 
 def cut_windows(rows: Iterable[Row], *, characters: int = WINDOW_CHARACTERS) -> Iterator[Window]:
-    """Rows in groups that bound the memory and are large enough to be sorted by length.
+    """Cut rows into groups that bound memory and are large enough for sorting by length.
 
     Args:
         rows: in order.
-        characters: of a window's texts; the row that reaches them is its last. A token id counts as four.
+        characters: of a window's texts; the row that reaches this number is the last. A token id counts as four.
     """
     window: list[Row] = []
     size = 0
@@ -175,12 +176,12 @@ def cut_windows(rows: Iterable[Row], *, characters: int = WINDOW_CHARACTERS) -> 
 
 
 class LocalPool:
-    """Does windows in this process, one after the other.
+    """Runs windows in this process, one after another.
 
     Args:
-        session: what runs them.
-        task: what is read from the session's outputs.
-        options: how; default `WindowOptions()`.
+        session: that runs them.
+        task: whose results are computed.
+        options: default `WindowOptions()`.
     """
 
     def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
@@ -190,14 +191,14 @@ class LocalPool:
         self._infer = WindowInference(session, task, options=options)
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
-        """Do every window; see `WindowPool`."""
+        """Run every window; see `WindowPool`."""
         for window in windows:
             yield window, self._infer(window.rows)
 
 
 @dataclass(kw_only=True)
 class _Item:
-    """A row in progress: it gets an encoding, the outputs of its pieces, and values; or, at any step, an error."""
+    """A row in progress: it gets an encoding, its pieces' outputs, and values, or an error at any step."""
 
     row: Row
     encoding: SplitEncoding | None = None
@@ -207,7 +208,7 @@ class _Item:
     error_kind: ErrorKind = ErrorKind.INPUT
 
     def fail(self, error: HdexportError) -> None:
-        """Note why the row has no values."""
+        """Record why the row has no values."""
         self.error = str(error)
         self.error_kind = ErrorKind.INPUT
         if isinstance(error, NonFiniteOutputError):
@@ -224,12 +225,12 @@ class _Piece:
 
 
 class WindowInference:
-    """Does windows with a session, and remembers whether the session has ever worked.
+    """Runs windows with a session, and remembers whether the session has ever worked.
 
     Args:
-        session: what runs them.
-        task: what is read from the session's outputs.
-        options: how; default `WindowOptions()`. Batches are smaller where their outputs would fill the memory.
+        session: that runs them.
+        task: whose results are computed.
+        options: default `WindowOptions()`. Batches are smaller if their outputs would fill the memory.
     """
 
     def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
@@ -250,7 +251,7 @@ class WindowInference:
         self._known_good: Encoding | None = None
 
     def __call__(self, rows: Sequence[Row]) -> WindowResult:
-        """Tokenise rows, run them, and make the task's values of what comes out.
+        """Tokenise rows, run them, and compute the task's values.
 
         Raises:
             BackendError: every row failed, and so does one that ran before: the session is broken.
@@ -299,14 +300,14 @@ class WindowInference:
         )
 
     def _outputs_of_row(self, batch: BatchResult, index: int, tokens: int) -> Outputs:
-        """A row's outputs without their batch axis and without padding."""
+        """A row's outputs without batch axis and padding."""
         return {
             name: values[index, :tokens] if name in self._with_tokens else values[index]
             for name, values in batch.outputs.items()
         }
 
     def _take(self, piece: _Piece, outputs: Outputs) -> None:
-        """Keep what is needed of a piece's outputs; with the last piece the row gets its values."""
+        """Keep the needed part of a piece's outputs; the last piece completes the row's values."""
         item = piece.item
         assert item.encoding is not None, "what has pieces has an encoding"
         item.outputs[piece.number] = self._task.of_piece(outputs)
@@ -321,14 +322,14 @@ class WindowInference:
             item.fail(error)
 
     def _require_working_session(self, failure: BackendError) -> None:
-        """Raise the failure if the session does not run what it ran before, or never ran anything."""
+        """Raise the failure if the session fails on rows that it ran before, or never ran any."""
         if self._known_good is None or any(batch.errors for batch in self._run([self._known_good])):
             raise failure
 
     def _result(self, item: _Item) -> dict[str, object]:
         values = item.values or dict.fromkeys(column.name for column in self._task.fields)
         tokens = None if item.encoding is None else len(item.encoding.whole)
-        return {"id": item.row.id, **(item.row.kept or {}), **values, "tokens": tokens, "error": item.error}
+        return {"id": item.row.id, **item.row.kept, **values, "tokens": tokens, "error": item.error}
 
 
 def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -> RowCounts:
@@ -340,11 +341,12 @@ def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -
         padded_tokens=after.padded_tokens - before.padded_tokens,
         errors=dict(Counter(item.error_kind.value for item in failed)),
         first_error=f"row {failed[0].row.id}: {failed[0].error}" if failed else None,
+        dropped_columns=sorted({name for item in items for name in item.row.dropped}),
     )
 
 
 def _tokens_that_fit(manifest: Manifest, task: TaskResults) -> int:
-    """Tokens whose outputs take `_OUTPUT_BYTES`."""
+    """Number of tokens whose outputs take `_OUTPUT_BYTES`."""
     bytes_per_token = 0
     for spec in manifest.outputs:
         if spec.name in task.outputs and "tokens" in spec.shape:

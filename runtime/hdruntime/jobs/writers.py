@@ -2,29 +2,56 @@
 
 from __future__ import annotations
 
-__all__ = ["STDOUT", "ResultEncoding", "check_output", "encoding_of_output", "result_format"]
+__all__ = ["OPEN_TYPE", "STDOUT", "ResultEncoding", "check_output", "encoding_of_output", "result_format"]
 
+import base64
 import json
 import os
-from collections.abc import Mapping, Sequence
+import zipfile
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
-from typing import Protocol
+from typing import Any, BinaryIO
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet
 
 from hdruntime.errors import InputError, OutputExistsError
-from hdruntime.jobs.arrow_results import ParquetResults, Results, json_from_value
 from hdruntime.jobs.files import OpenFolder
-from hdruntime.jobs.matrix_files import NpyResults, NpzResults
+from hdruntime.jobs.parquet_rows import is_plain, python_from_scalar
 from hdruntime.jobs.places import special_kind
 
 STDOUT = Path("-")
 """Stands for the standard output, on which results are JSON Lines."""
 
+OPEN_TYPE = {b"hdexport": b"open type"}
+"""Metadata of a string field whose values are JSON; its type is known when all rows are done."""
+
+_GROUP_ROWS = 4096
+"""Rows of a Parquet row group. Readers prefer large groups; a writer holds one in memory."""
+
+_GROUP_BYTES = 64 * 2**20
+"""A row group with this many bytes is written, however few rows it has."""
+
+_TYPES = {
+    frozenset({bool}): pa.bool_(),
+    frozenset({int}): pa.int64(),
+    frozenset({int, float}): pa.float64(),
+    frozenset({float}): pa.float64(),
+}
+"""Python types of all values -> type of the column. Other columns are strings, with JSON for values that are not."""
+
+Results = Sequence[Mapping[str, object]]
+Array = npt.NDArray[Any]
+Batches = Callable[[], Iterator[pa.RecordBatch]]
+"""Reads all record batches; can be called several times."""
+
 
 class ResultFormat(str, Enum):
-    """How a file holds results; told by the ending of its name, which is the value."""
+    """How a file holds results; the value is the ending of its name."""
 
     JSONL = ".jsonl"
     PARQUET = ".parquet"
@@ -33,41 +60,21 @@ class ResultFormat(str, Enum):
 
     @property
     def is_matrix(self) -> bool:
-        """Whether it holds nothing but vectors and what there is one number of per row."""
+        """Whether it holds only vectors and arrays of one number per row."""
         return self in (ResultFormat.NPY, ResultFormat.NPZ)
 
 
 _ENDINGS = ".jsonl, .parquet, .npy or .npz"
 
 
-class ResultEncoding(Protocol):
-    """How results are kept while the job runs: bytes to which more can be appended after any call of `encode`."""
-
-    def begin(self) -> bytes:
-        """What comes before all rows."""
-
-    def encode(self, rows: Results) -> bytes:
-        """Some rows, each a value for every column, None for no value."""
-
-    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
-        """Make the output of all that was encoded: it appears whole, and stays. `encoded` may be gone then.
-
-        Args:
-            folder: where both are.
-            encoded: on the disk.
-            finished: what it shall be.
-            metadata: about the results, where the format has a place for it.
-        """
-
-
 def check_output(output: Path, *, force: bool) -> None:
     """Refuse a place that results cannot be written to.
 
     Raises:
-        InputError: the name's ending is no format's, or there is no such directory, or it is a device or a pipe.
-        OutputExistsError: something is there, and it may not be replaced.
+        InputError: the ending is unknown, the directory does not exist, or the output is a device or a pipe.
+        OutputExistsError: the output exists and may not be replaced.
     """
-    # Through links: a job moves its output to where they end, into the place of a device, too.
+    # Links are followed: a job moves its output to where they end, even over a device.
     kind = special_kind(output.stat()) if output.exists() else None
     if kind is not None:
         raise InputError(
@@ -84,10 +91,10 @@ def check_output(output: Path, *, force: bool) -> None:
 
 
 def result_format(output: Path) -> ResultFormat:
-    """What the output's ending tells.
+    """The format of an output, by its ending.
 
     Raises:
-        InputError: it is no format's.
+        InputError: the ending is unknown.
     """
     if output == STDOUT:
         return ResultFormat.JSONL
@@ -101,44 +108,245 @@ def result_format(output: Path) -> ResultFormat:
 
 
 def encoding_of_output(output: Path, fields: Sequence[pa.Field]) -> ResultEncoding:
-    """What suits the output's ending.
-
-    Args:
-        output: the file.
-        fields: its columns.
+    """The encoding of an output, by its ending.
 
     Raises:
-        InputError: the ending is no format's.
+        InputError: the ending is unknown.
     """
-    schema = pa.schema(list(fields))
-    match result_format(output):
-        case ResultFormat.PARQUET:
-            return ParquetResults(schema)
-        case ResultFormat.NPY:
-            return NpyResults(schema)
-        case ResultFormat.NPZ:
-            return NpzResults(schema)
-    return _JsonLines(schema.names)
+    return _ENCODINGS[result_format(output)](pa.schema(list(fields)))
 
 
-class _JsonLines:
-    """Lines are kept as they will be.
+class ResultEncoding(ABC):
+    """How results are kept while the job runs: bytes to which more can be appended after any call of `encode`.
 
     Args:
-        names: of the columns.
+        schema: of the output; fields with the metadata `OPEN_TYPE` get their type at the end.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self._members = [(name, f"{json.dumps(name)}: ") for name in names]
+    def __init__(self, schema: pa.Schema) -> None:
+        self._schema = schema
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """The bytes before the first row."""
+
+    @abstractmethod
+    def encode(self, rows: Results) -> bytes:
+        """Rows, each with a value for every column; None for no value."""
+
+    @abstractmethod
+    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
+        """Make the output from everything that was encoded. It appears whole and on the disk.
+
+        Args:
+            folder: that holds both files.
+            encoded: name of the encoded results, on the disk; the file may be gone after the call.
+            finished: name of the output.
+            metadata: about the results, for formats that can hold it.
+        """
+
+
+class _JsonLines(ResultEncoding):
+    """Lines are kept in their final form."""
 
     def begin(self) -> bytes:
         return b""
 
     def encode(self, rows: Results) -> bytes:
-        return "".join(map(self._line, rows)).encode()
+        members = [(name, f"{json.dumps(name)}: ") for name in self._schema.names]
+        lines = (", ".join([key + _json_from_value(row[name]) for name, key in members]) for row in rows)
+        return "".join([f"{{{line}}}\n" for line in lines]).encode()
 
     def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
         folder.rename(encoded, finished)
 
-    def _line(self, row: Mapping[str, object]) -> str:
-        return f"{{{', '.join([key + json_from_value(row[name]) for name, key in self._members])}}}\n"
+
+class _ArrowResults(ResultEncoding):
+    """A stream of record batches, from which the file is made at the end."""
+
+    def begin(self) -> bytes:
+        return bytes(self._schema.serialize())
+
+    def encode(self, rows: Results) -> bytes:
+        columns = [_array([row[field.name] for row in rows], field) for field in self._schema]
+        return bytes(pa.RecordBatch.from_arrays(columns, schema=self._schema).serialize())
+
+    def finish(self, folder: OpenFolder, encoded: str, finished: str, *, metadata: Mapping[str, str]) -> None:
+        with open(folder.open(encoded, os.O_RDONLY), "rb") as source, folder.replacing(finished) as file:
+
+            def batches() -> Iterator[pa.RecordBatch]:
+                source.seek(0)
+                with pa.ipc.open_stream(source) as stream:
+                    yield from stream
+
+            self._write(batches, file, metadata)
+
+    @abstractmethod
+    def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
+        """Write the output."""
+
+    def _closed_schema(self, batches: Iterator[pa.RecordBatch]) -> pa.Schema:
+        """The schema with types for the open fields."""
+        kinds: dict[str, set[type]] = {field.name: set() for field in self._schema if field.metadata == OPEN_TYPE}
+        for batch in batches if kinds else ():
+            for name, found in kinds.items():
+                found.update(_kind(value) for value in _values(batch.column(name)) if value is not None)
+        types = {name: _TYPES.get(frozenset(found), pa.string()) for name, found in kinds.items()}
+        return pa.schema([(field.name, types.get(field.name, field.type)) for field in self._schema])
+
+    def _closed(self, batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+        """The batch with values of those types."""
+        columns = [
+            _closed_array(column, field.type) if own.metadata == OPEN_TYPE else column
+            for column, own, field in zip(batch.columns, self._schema, schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+class _ParquetResults(_ArrowResults):
+    def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
+        schema = self._closed_schema(batches()).with_metadata(dict(metadata))
+        with pa.parquet.ParquetWriter(file, schema) as writer:
+            held: list[pa.RecordBatch] = []
+            for batch in batches():
+                held.append(self._closed(batch, schema))
+                if sum(len(part) for part in held) >= _GROUP_ROWS or sum(part.nbytes for part in held) >= _GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(held))
+                    held = []
+            if held:
+                writer.write_table(pa.Table.from_batches(held))
+
+
+class _NpyResults(_ArrowResults):
+    """One array: the vectors, NaN in failed rows."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        super().__init__(schema)
+        vectors = schema.field("embedding").type
+        self._width, self._dtype = vectors.list_size, np.dtype(vectors.value_type.to_pandas_dtype())
+
+    def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
+        rows = sum(len(batch) for batch in batches())
+        _write_array(file, (rows, self._width), self._dtype, map(self._matrix, batches()))
+
+    def _matrix(self, batch: pa.RecordBatch) -> Array:
+        column = batch.column("embedding")
+        # Integers have no NaN, and their jobs leave out failed rows.
+        missing = np.nan if self._dtype.kind == "f" else 0
+        matrix = np.full((len(batch), self._width), missing, self._dtype)
+        values = column.flatten().to_numpy(zero_copy_only=False)
+        matrix[column.is_valid().to_numpy(zero_copy_only=False)] = values.reshape(-1, self._width)
+        return matrix
+
+
+class _NpzResults(_NpyResults):
+    """Arrays ``embedding``, ``id``, ``tokens`` (0 in rows that were not tokenised), ``failed``, and ``metadata``, JSON.
+
+    Ids are int64, or strings if any is a string or missing (then "").
+    """
+
+    def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
+        schema = self._closed_schema(batches())
+        rows, missing, longest = 0, 0, 1
+        for batch in batches():
+            ids = self._closed(batch, schema).column("id")
+            rows, missing = rows + len(ids), missing + ids.null_count
+            longest = max(longest, *(len(str(value)) for value in ids.to_pylist()), 1)
+        whole = pa.types.is_integer(schema.field("id").type) and not missing
+        dtype = np.dtype(np.int64 if whole else f"U{longest}")
+
+        def ids_of(batch: pa.RecordBatch) -> Array:
+            values = self._closed(batch, schema).column("id").to_pylist()
+            return np.array(values if whole else ["" if value is None else str(value) for value in values], dtype)
+
+        def tokens(batch: pa.RecordBatch) -> Array:
+            return batch.column("tokens").fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
+
+        def failed(batch: pa.RecordBatch) -> Array:
+            return batch.column("error").is_valid().to_numpy(zero_copy_only=False)
+
+        arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], Callable[[pa.RecordBatch], Array]]] = {
+            "embedding": ((rows, self._width), self._dtype, self._matrix),
+            "id": ((rows,), dtype, ids_of),
+            "tokens": ((rows,), np.dtype(np.int32), tokens),
+            "failed": ((rows,), np.dtype(bool), failed),
+        }
+        with zipfile.ZipFile(file, "w") as archive:
+            # ZipInfo has a fixed date: the same job writes the same bytes.
+            for name, (shape, kind, part) in arrays.items():
+                with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
+                    _write_array(member, shape, kind, map(part, batches()))
+            with archive.open(zipfile.ZipInfo("metadata.npy"), "w") as member:
+                np.lib.format.write_array(member, np.array(json.dumps(metadata)))
+
+
+_ENCODINGS: Mapping[ResultFormat, Callable[[pa.Schema], ResultEncoding]] = {
+    ResultFormat.JSONL: _JsonLines,
+    ResultFormat.PARQUET: _ParquetResults,
+    ResultFormat.NPY: _NpyResults,
+    ResultFormat.NPZ: _NpzResults,
+}
+
+
+def _write_array(file: Any, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Iterable[Array]) -> None:
+    header = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    for part in parts:
+        file.write(np.ascontiguousarray(part).tobytes())
+
+
+def _array(cells: list[Any], field: pa.Field) -> pa.Array:
+    if field.metadata == OPEN_TYPE:
+        cells = [None if cell is None else _json_from_value(cell) for cell in cells]
+    elif pa.types.is_fixed_size_list(field.type) and any(isinstance(cell, np.ndarray) for cell in cells):
+        return _vectors(cells, field.type)
+    elif not is_plain(field.type):
+        cells = [cell.cast(field.type) if isinstance(cell, pa.Scalar) else cell for cell in cells]
+    return pa.array(cells, type=field.type)
+
+
+def _vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
+    zeros = np.zeros(kind.list_size, kind.value_type.to_pandas_dtype())
+    flat = np.concatenate([zeros if cell is None else cell for cell in cells])
+    mask = pa.array([cell is None for cell in cells])
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat, kind.value_type), type=kind, mask=mask)
+
+
+def _closed_array(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    values = _values(column)
+    if pa.types.is_string(kind):
+        values = [value if value is None or isinstance(value, str) else _json_from_value(value) for value in values]
+    return pa.array(values, type=kind)
+
+
+def _values(column: pa.Array) -> list[Any]:
+    return [None if text is None else json.loads(text) for text in column.to_pylist()]
+
+
+def _kind(value: object) -> type:
+    # Beyond 64 bits, an integer is text.
+    return str if isinstance(value, int) and not -(2**63) <= value < 2**63 else type(value)
+
+
+def _json_default(value: object) -> str:
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+_ENCODE = json.JSONEncoder(ensure_ascii=False, allow_nan=False, default=_json_default).encode
+"""As `json.dumps`, which makes an encoder for every value."""
+
+
+def _json_from_value(value: object) -> str:
+    """A value as JSON, on one line; null for NaN and infinity, which JSON lacks."""
+    if value is None:
+        return "null"
+    if isinstance(value, np.ndarray):
+        # Nine digits read back as the same float32 or float16; json would write up to seventeen.
+        return f"[{', '.join([f'{number:.9g}' for number in value.tolist()])}]"
+    if isinstance(value, pa.Scalar):
+        value = python_from_scalar(value)
+    try:
+        return _ENCODE(value)
+    except ValueError:
+        finite = json.loads(json.dumps(value, default=_json_default), parse_constant=lambda name: None)
+        return json.dumps(finite, ensure_ascii=False)

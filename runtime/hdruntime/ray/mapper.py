@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
-from hdruntime.jobs.results import Pairs, TaskResults, results_of_bundle
+from hdruntime.jobs.results import check_columns, results_of_bundle
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.windows import WindowInference, WindowOptions
@@ -41,14 +41,14 @@ class BundleMapper:
     ``hdexport run`` writes. A row that fails has its error there, and the others continue.
 
     Rows of a batch are sorted by length among themselves, so large batches waste less; ``batch_size=1024`` is a good
-    start. An actor uses the GPU that ``num_gpus`` got it, else as many whole cores as ``num_cpus`` says, at least one.
+    start. An actor uses the GPU of ``num_gpus``, else the whole cores of ``num_cpus``, at least one.
 
     Args:
         bundle: its directory, at that path on every node: on a shared file system, or copied there.
         text_column: column of the text.
         text_pair_column: column of the second text, for tasks on pairs; for question answering, the context.
-        input_ids_column: column of lists of token ids, which take the text's place.
-        backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only where ``num_gpus`` is given.
+        input_ids_column: column of lists of token ids, instead of a text.
+        backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only if ``num_gpus`` is given.
         threads: CPU threads of an actor; None for the cores that Ray gave it.
         options: how rows are run, for example ``WindowOptions(overflow=Overflow.TRUNCATE)``.
 
@@ -75,7 +75,7 @@ class BundleMapper:
         session = session_in_worker(Path(bundle), backend=backend, threads=threads)
         opened = open_bundle(Path(bundle), check_files=False)
         task = results_of_bundle(opened, tokenized=input_ids_column is not None, aggregation=options.aggregation)
-        _check_columns(opened.manifest.task, task, self._columns)
+        check_columns(opened.manifest.task, task, self._columns, pair_option="text_pair_column")
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(
                 "Rows of ids, or of this task, are not split.\nCut them: WindowOptions(overflow=Overflow.TRUNCATE)"
@@ -87,10 +87,10 @@ class BundleMapper:
         """The rows with their results.
 
         Args:
-            batch: what ``batch_format="pyarrow"`` gives.
+            batch: from ``batch_format="pyarrow"``.
 
         Raises:
-            InputError: it is no Arrow table, lacks a column of the texts, or has one with the name of a result.
+            InputError: it is not an Arrow table, lacks a column of texts, or has one with the name of a result.
             BackendError: the backend failed, and not because of a row.
         """
         if not isinstance(batch, pa.Table):
@@ -124,15 +124,3 @@ class BundleMapper:
         return [
             row_from_values(row, self._columns, end=Position(row=number)) for number, row in enumerate(values, start=1)
         ]
-
-
-def _check_columns(task: str, results: TaskResults, columns: Columns) -> None:
-    if columns.input_ids is not None and columns.text_pair is not None:
-        raise InputError("A row has texts or ids, not both.\nLeave out text_pair_column or input_ids_column.")
-    if columns.input_ids is None and results.pairs is Pairs.REQUIRED and columns.text_pair is None:
-        raise InputError(
-            f"The bundle's task is {task}: a row needs two texts, {results.texts}.\n"
-            "Name their columns: text_column and text_pair_column"
-        )
-    if results.pairs is Pairs.REFUSED and columns.text_pair is not None:
-        raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out text_pair_column.")

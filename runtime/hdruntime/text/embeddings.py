@@ -1,4 +1,4 @@
-"""Embeddings made shorter, of length 1, or of fewer bytes, with the numbers of sentence-transformers."""
+"""Embeddings truncated, normalised or quantised, equal to sentence-transformers."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from hdruntime.errors import InputError
 from hdruntime.text.checks import checked_choice
 
 _SMALLEST_NORM = np.float32(1e-12)
-"""A shorter vector is not brought to length 1; PyTorch's ``normalize`` has the same bound."""
+"""A shorter vector is not scaled to length 1; PyTorch's ``normalize`` has the same bound."""
 
 _STEPS = 255
-"""Steps of equal width from a dimension's least value to its greatest, in int8 and uint8."""
+"""Steps of equal width from a dimension's minimum to its maximum, in int8 and uint8."""
 
 FloatArray = npt.NDArray[np.floating[Any]]
 
 
 class EmbeddingPrecision(str, Enum):
-    """The type of an embedding's values; the names are those of sentence-transformers, which has no float16."""
+    """The type of an embedding's values; names as in sentence-transformers, which does not have float16."""
 
     FLOAT32 = "float32"
     FLOAT16 = "float16"
     INT8 = "int8"
     UINT8 = "uint8"
     BINARY = "binary"
-    """One bit per dimension, 1 where the value is positive; eight of them in an int8, 128 less than in a uint8."""
+    """One bit per dimension, 1 if the value is positive; eight bits in an int8, 128 less than in a uint8."""
     UBINARY = "ubinary"
-    """One bit per dimension, eight of them in a uint8, the first dimension in the highest bit."""
+    """One bit per dimension; eight bits in a uint8, the first dimension in the highest bit."""
 
     @property
     def needs_ranges(self) -> bool:
-        """Whether values are counted from each dimension's least to its greatest."""
+        """Whether values are steps between each dimension's minimum and maximum."""
         return self in (EmbeddingPrecision.INT8, EmbeddingPrecision.UINT8)
 
 
 def truncated(embeddings: FloatArray, dimensions: int | None) -> FloatArray:
-    """The first dimensions of embeddings, which models with Matryoshka training are made for.
+    """The first dimensions of embeddings, for models with Matryoshka training.
 
     Args:
         embeddings: float [..., dimensions].
@@ -51,7 +51,7 @@ def truncated(embeddings: FloatArray, dimensions: int | None) -> FloatArray:
         A view of ``embeddings``: [..., dimensions].
 
     Raises:
-        InputError: embeddings do not have so many dimensions, or it is less than 1.
+        InputError: ``dimensions`` is less than 1, or more than the embeddings have.
     """
     if dimensions is None:
         return embeddings
@@ -64,7 +64,7 @@ def truncated(embeddings: FloatArray, dimensions: int | None) -> FloatArray:
 
 
 def normalized(embeddings: FloatArray) -> FloatArray:
-    """Embeddings brought to length 1; zeros stay zeros.
+    """Embeddings scaled to length 1; zeros stay zeros.
 
     Args:
         embeddings: float [..., dimensions].
@@ -84,15 +84,15 @@ def quantized(
     Args:
         embeddings: float [..., dimensions].
         precision: the type of the result.
-        ranges: [2, dimensions], each dimension's least and greatest value, for int8 and uint8; None takes them from
-            ``embeddings``. Values outside of their range get its nearest end.
+        ranges: [2, dimensions], each dimension's minimum and maximum, for int8 and uint8; None computes them from
+            ``embeddings``. Values outside of the range are clipped.
 
     Returns:
-        [..., dimensions]; of ``binary`` and ``ubinary`` [..., (dimensions + 7) // 8], the last byte filled with zero
+        [..., dimensions]; for ``binary`` and ``ubinary`` [..., (dimensions + 7) // 8], the last byte padded with zero
         bits.
 
     Raises:
-        InputError: there is no such precision, ranges are missing for a single embedding or of another shape, or a
+        InputError: the precision is unknown, ranges are missing for a single embedding or of another shape, or a
             value is greater than float16 can hold.
     """
     precision = checked_choice(EmbeddingPrecision, precision, option="precision")
@@ -137,9 +137,9 @@ def _ranges(embeddings: FloatArray, precision: EmbeddingPrecision, ranges: Float
 
 
 def _steps(embeddings: FloatArray, ranges: FloatArray) -> FloatArray:
-    """[..., dimensions]: whole steps above each dimension's least value, 0 to 255."""
+    """[..., dimensions]: whole steps above each dimension's minimum, 0 to 255."""
     least, greatest = ranges
     width = (greatest - least) / _STEPS
-    # A dimension of one value has no width; its step is 0.
+    # A dimension with a single value has no width; its step is 0.
     width = np.where(width == 0, 1, width)
     return np.clip(np.floor((embeddings - least) / width), 0, _STEPS)

@@ -18,7 +18,7 @@ Mask = npt.NDArray[np.int64]
 
 
 class Pooling(str, Enum):
-    """How one vector is made of a text's token vectors; names as in sentence-transformers."""
+    """How a text's token vectors are combined to one vector; names as in sentence-transformers."""
 
     MEAN = "mean"
     CLS = "cls"
@@ -26,10 +26,10 @@ class Pooling(str, Enum):
 
 
 def embedding_output(manifest: Manifest) -> TensorSpec:
-    """The output that gives a text's vector: ``sentence_embedding``, else ``last_hidden_state``, which is pooled.
+    """The output with a text's vector: ``sentence_embedding``, else ``last_hidden_state``, which is pooled.
 
     Raises:
-        InputError: the bundle's task gives no embeddings.
+        InputError: the bundle's task has no embeddings.
     """
     outputs = {spec.name: spec for spec in manifest.outputs}
     for name in ("sentence_embedding", "last_hidden_state"):
@@ -45,14 +45,14 @@ def embedding_size(manifest: Manifest) -> int:
     """Dimensions of a text's vector.
 
     Raises:
-        InputError: the bundle's task gives no embeddings.
+        InputError: the bundle's task has no embeddings.
     """
     size = embedding_output(manifest).shape[-1]
     return size if isinstance(size, int) else manifest.hidden_size
 
 
 def pooled(hidden_states: FloatArray, attention_mask: Mask, pooling: Pooling) -> FloatArray:
-    """One vector per row; what padded positions hold does not matter, wherever they are.
+    """One vector per row; padded positions are ignored, wherever they are.
 
     Args:
         hidden_states: float32 [batch, tokens, hidden_size].
@@ -75,14 +75,14 @@ def mean_over_tokens(hidden_states: FloatArray, attention_mask: Mask) -> FloatAr
 
 
 def _max_over_tokens(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
-    """The largest value that each dimension has in a row's real tokens; shapes as in :func:`pooled`."""
+    """The maximum of each dimension over a row's real tokens; shapes as in :func:`pooled`."""
     real = attention_mask.astype(bool)[:, :, np.newaxis]
     largest = np.max(hidden_states, axis=1, where=real, initial=-np.inf)
     return np.where(real.any(axis=1), largest, np.float32(0))
 
 
 def _first_token(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
-    """Each row's first real token, which is not the first position where padding is on the left.
+    """Each row's first real token, which follows padding on the left.
 
     Shapes as in :func:`pooled`.
     """

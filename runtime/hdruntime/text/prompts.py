@@ -1,4 +1,4 @@
-"""The prompts that a model was trained with, and which of them goes before a text."""
+"""The prompts that a model was trained with, and the choice of one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from hdruntime.errors import InputError
 
 
 def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
-    """A bundle's prompts by their names, and the name of the default one, None for no prompt.
+    """A bundle's prompts by name, and the name of the default prompt; None for no prompt.
 
-    ``query`` and ``document`` are empty where the model has none of that name.
+    ``query`` and ``document`` are empty if the model does not define them.
     """
     settings = manifest.sentence
     return {"query": "", "document": ""} | (settings.prompts if settings else {}), (
@@ -22,15 +22,15 @@ def prompts_of(manifest: Manifest) -> tuple[dict[str, str], str | None]:
 
 
 def chosen_prompt(prompts: Mapping[str, str], default_name: str | None, *, name: str | None, prompt: str | None) -> str:
-    """What goes before every text.
+    """The prompt before every text.
 
     Args:
-        prompts, default_name: as `prompts_of` gives them.
+        prompts, default_name: from `prompts_of`.
         name: of a prompt; None for the default.
-        prompt: the prompt itself, which may be empty; ``name`` is then not looked at.
+        prompt: the prompt itself, which may be empty; ``name`` is then ignored.
 
     Raises:
-        InputError: there is no prompt of that name.
+        InputError: no prompt has that name.
     """
     name = default_name if name is None else name
     if prompt is not None or name is None:

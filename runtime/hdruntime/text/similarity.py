@@ -1,4 +1,4 @@
-"""How alike embeddings are, by the four functions of sentence-transformers."""
+"""Similarity of embeddings, by the four functions of sentence-transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def similarities(function: str, first: object, second: object) -> Any:
-    """The similarity of each embedding with each.
+    """The similarity of every pair of embeddings.
 
     Args:
         function: ``cosine``, ``dot``, or ``euclidean`` or ``manhattan``, whose distances are negated.
@@ -26,17 +26,17 @@ def similarities(function: str, first: object, second: object) -> Any:
         second: [m, dimensions], or one embedding: [dimensions].
 
     Returns:
-        float32 [n, m]; a tensor where one of the embeddings is one, on its device.
+        float32 [n, m]; a tensor on the same device if an input is a tensor.
 
     Raises:
-        InputError: there is no such function.
+        InputError: the function is unknown.
     """
     of_each, _ = _functions(function)
     return _like(first, second, of_each(np.atleast_2d(_array(first)), np.atleast_2d(_array(second))))
 
 
 def similarities_of_pairs(function: str, first: object, second: object) -> Any:
-    """The similarity of each embedding with that at the same place.
+    """The similarity of embeddings with the same index.
 
     Args:
         function: as above.
@@ -46,7 +46,7 @@ def similarities_of_pairs(function: str, first: object, second: object) -> Any:
         float32 [n], or of single embeddings []; a tensor as above.
 
     Raises:
-        InputError: there is no such function.
+        InputError: the function is unknown.
     """
     _, of_pair = _functions(function)
     return _like(first, second, np.asarray(of_pair(_array(first), _array(second))))
@@ -64,7 +64,7 @@ def _functions(name: str) -> tuple[Similarity, Similarity]:
 
 
 def _rows(of_pair: Similarity) -> Similarity:
-    """A function of each embedding with each: row by row, as the differences of all would fill the memory."""
+    """The function for every pair, row by row: all differences at once would fill the memory."""
 
     def of_each(first: FloatArray, second: FloatArray) -> FloatArray:
         return np.array([of_pair(row, second) for row in first], np.float32).reshape(len(first), len(second))
@@ -86,7 +86,7 @@ _FUNCTIONS: dict[str, tuple[Similarity, Similarity]] = {
     "euclidean": (_rows(_euclidean), _euclidean),
     "manhattan": (_rows(_manhattan), _manhattan),
 }
-"""Name -> its functions of each embedding with each, and of pairs."""
+"""Name -> its functions for every pair, and for embeddings with the same index."""
 
 
 def _tensor(value: object) -> Any:

@@ -35,7 +35,7 @@ FloatArray = npt.NDArray[np.float32]
 
 
 class SplitPooling(str, Enum):
-    """What is made of the pieces' vectors, or of their logits where a text has one row of them."""
+    """How the pieces' vectors are combined, or their logits if a text has one row of logits."""
 
     MEAN = "mean"
     """Their mean, each piece weighted by its number of tokens."""
@@ -154,7 +154,7 @@ def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool)
     # A piece starts wherever the one before it does not reach the end.
     starts = range(start, end - stride, step)
     pieces = [_piece(whole, start, first, min(first + room, end), end) for first in starts]
-    # In the middle of what two pieces share: before it, tokens see more in the first of them, after it in the second.
+    # In the middle of the overlap: tokens before it have more context in the first piece, later ones in the second.
     cuts = [0, *(first + stride // 2 for first in starts[1:]), len(whole)]
     return SplitEncoding(whole=whole, pieces=pieces, step=step, cuts=cuts)
 
@@ -190,7 +190,7 @@ def _room_error(name: str, max_len: int, stride: int, room: int) -> InputError:
         )
     return InputError(
         f"{name} cannot be split with a stride of {stride}: it must be 0 to {room - 1}, the tokens that a piece shares "
-        f"with the one before it.\nA piece has {max_len} tokens, of which every one repeats {max_len - room}."
+        f"with the previous one.\nA piece has {max_len} tokens, and all pieces repeat {max_len - room} of them."
     )
 
 

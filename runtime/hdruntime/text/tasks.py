@@ -1,4 +1,4 @@
-"""What a task's raw outputs mean: the arrays of one row become a class, entities, an answer or tokens for masks."""
+"""Converts a task's raw outputs for one row to a class, entities, an answer or tokens for masks."""
 
 from __future__ import annotations
 
@@ -30,37 +30,37 @@ from hdruntime.errors import InputError
 from hdruntime.text.tokenization import Encoding
 
 FILL_MASK_CHOICES = 5
-"""Tokens suggested for each mask, as many as Hugging Face's fill-mask pipeline gives."""
+"""Tokens suggested for each mask, as in Hugging Face's fill-mask pipeline."""
 
 MAX_ANSWER_TOKENS = 30
 """The longest answer; a longer span mostly is the start of one answer and the end of another."""
 
 OUTSIDE_LABEL = "O"
-"""The label of tokens that belong to no entity, in the IOB schemes; such tokens are not listed."""
+"""The label of tokens outside of entities, in the IOB schemes; such tokens are not listed."""
 
 
 class Activation(str, Enum):
     """How class scores come from logits."""
 
     SOFTMAX = "softmax"
-    """Exactly one class is right."""
+    """Exactly one class applies."""
     SIGMOID = "sigmoid"
-    """Each class is right or wrong by itself."""
+    """Each class applies or not, independently."""
     IDENTITY = "identity"
-    """The logits are numbers that were regressed."""
+    """The logits are regression values."""
 
 
 class Aggregation(str, Enum):
-    """What an entity is, by the names that transformers gives its strategies of aggregation."""
+    """How tokens are grouped to entities; names as transformers' aggregation strategies."""
 
     NONE = "none"
-    """A token, with the label that it has."""
+    """Every token is an entity."""
     SIMPLE = "simple"
-    """Neighbouring tokens of one kind; ``B-`` begins another."""
+    """Adjacent tokens of one kind; ``B-`` begins a new entity."""
     FIRST = "first"
-    """Neighbouring words of one kind; a word has the label of its first token."""
+    """Adjacent words of one kind; a word has the label of its first token."""
     MAX = "max"
-    """Neighbouring words of one kind; a word has the label of its token with the highest score."""
+    """Adjacent words of one kind; a word has the label of its token with the highest score."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Filling:
-    """A token that may stand for a mask."""
+    """A candidate token for a mask."""
 
     token: str
     token_id: int
@@ -132,15 +132,15 @@ def entities(
 ) -> list[Entity]:
     """The parts of a text that have a label other than `OUTSIDE_LABEL`, in order; special tokens have none.
 
-    They are those of transformers' pipeline; the score of a group is the mean of its words', or of its tokens'.
+    Equal to transformers' pipeline; the score of a group is the mean of its words' or tokens'.
 
     Args:
         logits: [tokens, labels], float32.
-        labels: [labels], names; ``B-PER`` begins a PER, ``I-PER`` goes on with it.
+        labels: [labels], names; ``B-PER`` begins a PER, ``I-PER`` continues it.
         text: what was tokenised.
         encoding: its tokens.
-        aggregation: what an entity is.
-        continues: [tokens], whether a token goes on with the word before it; only words are made of it.
+        aggregation: how tokens are grouped.
+        continues: [tokens], whether a token continues the previous word; used only to find words.
     """
     scores = softmax(logits)
     words: list[list[int]] = []
@@ -171,11 +171,11 @@ def entities(
 
 
 def continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]:
-    """[tokens], whether each goes on with the word before it, as transformers' pipeline sees it.
+    """[tokens], whether each continues the previous word, as in transformers' pipeline.
 
     Args:
-        tokenizer: a ``tokenizers.Tokenizer``. One that marks what goes on with a word (``##ing``) is believed; others
-            are asked whether a space is before the token.
+        tokenizer: a ``tokenizers.Tokenizer``. If it marks continuations (``##ing``), these count; otherwise a space
+            before the token does.
         encoding: the text's tokens.
         text: what was tokenised.
     """
@@ -236,13 +236,13 @@ def fillings(
     """
     masks = np.flatnonzero(np.asarray(encoding.input_ids) == mask_token_id)
     if not len(masks):
-        raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} where a word is wanted.")
+        raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} in place of a word.")
     return [_best_tokens(softmax(logits[mask]), spelling) for mask in masks]
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    """Softmax over the last axis, in float32: no logit is too large, since the largest is taken off first."""
-    # What is so far below the largest that the difference overflows has a share of zero, as it should.
+    """Softmax over the last axis, in float32: no logit is too large, since the largest is subtracted first."""
+    # A logit so far below the largest that the difference overflows has a share of zero, as it should.
     with np.errstate(over="ignore"):
         shifted = logits.astype(np.float32) - logits.max(axis=-1, keepdims=True).astype(np.float32)
     exponentials = np.exp(shifted)

@@ -143,7 +143,7 @@ def read_tokenizer(path: Path) -> Any:
     from tokenizers import Tokenizer
 
     try:
-        # Not by its path, of which only Python knows how to write every one.
+        # Only Python can open every path.
         return Tokenizer.from_str(path.read_text(encoding="utf-8"))
     except Exception as error:  # tokenizers raises nothing more specific
         raise BundleCorruptError(
@@ -153,7 +153,7 @@ def read_tokenizer(path: Path) -> Any:
 
 
 def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
-    """Tokens of a prompt alone but for a special one at its end, which is how sentence-transformers counts them."""
+    """Tokens of a prompt alone, without a special token at its end, as sentence-transformers counts them."""
     if not prompt:
         return 0
     encoded = tokenizer.encode(prompt)
@@ -161,7 +161,7 @@ def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
 
 
 def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:
-    """The error of a batch, which says nothing of where it was, with the first text that has it alone."""
+    """The error of a batch, which names no text, with the first text that causes it."""
     what = "The batch"
     for index, item in enumerate(batch):
         try:

@@ -1,4 +1,4 @@
-"""What a job keeps while it runs: killed between any two steps it goes on, and only the same job does."""
+"""What a job keeps while it runs: after a kill between any two steps, the same job continues, and only that."""
 
 from __future__ import annotations
 
@@ -16,41 +16,24 @@ import hdruntime
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
 from hdruntime.errors import HdexportError, InputError, OutputExistsError
-from hdruntime.jobs import JobOptions, VectorOptions, plan_job, run_job, windows
+from hdruntime.jobs import JobOptions, VectorOptions, plan_job
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.files import OpenFolder, job_folder_path
 from hdruntime.jobs.folder import kept_rows
+from hdruntime.jobs.identity import has_receipt
 from hdruntime.jobs.progress import JobProgress
-from hdruntime.jobs.receipt import has_receipt
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.windows import LocalPool
 from hdruntime.text.embeddings import EmbeddingPrecision
 from hdruntime.text.tokenization import Overflow
-from support.job_runs import left_in, random_texts, read, run, run_words, write_rows
+from support.job_runs import left_in, random_texts, read, run, run_words, stop_at, write_rows
 
 TESTS = Path(__file__).parents[2]
 
 
-class StoppedError(Exception):
-    """Stands for whatever ends a job in the middle."""
-
-
-@pytest.fixture
-def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
-
-
-def run_until(rows: int, bundle: Path, inputs: list[Path], output: Path, **options: object) -> None:
+def run_until(rows: int, bundle: Path, inputs: Path, output: Path) -> None:
     """Run a job that is stopped when so many rows are done."""
-
-    def stop(progress: JobProgress) -> None:
-        if progress.rows >= rows:
-            raise StoppedError
-
-    opened = open_bundle(bundle)
-    job = plan_job(opened, inputs, output, options=JobOptions(**options))  # type: ignore[arg-type]
-    with hdruntime.load(opened) as session, pytest.raises(StoppedError):
-        run_job(job, LocalPool(session, job.task, options=job.options), on_progress=stop)
+    with pytest.raises(KeyboardInterrupt):
+        run(bundle, inputs, output, on_progress=stop_at(rows))
 
 
 KILLED_AT_EVERY_STEP = """
@@ -130,7 +113,7 @@ while killed(step := step + 1):
 
 
 @pytest.mark.parametrize(("ending", "dtype"), [(".jsonl", "float32"), (".parquet", "int8")])
-def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
+def test_a_job_killed_at_any_step_continues_and_writes_the_same_bytes(
     bundle_path: Path, tmp_path: Path, small_windows: None, ending: str, dtype: str
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(8), "nan", None, *random_texts(9)])
@@ -150,12 +133,12 @@ def test_a_job_killed_at_any_step_goes_on_and_writes_what_it_would_have(
     assert [step for step, *found in steps if found != expected] == []
 
 
-def test_rows_that_are_done_are_neither_read_nor_run_again(
+def test_finished_rows_are_neither_read_nor_run_again(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_windows: None
 ) -> None:
     inputs = write_rows(tmp_path / "in.jsonl", [*random_texts(30), None, *random_texts(14)])
     output = tmp_path / "out.jsonl"
-    run_until(20, bundle_path, [inputs], output)
+    run_until(20, bundle_path, inputs, output)
     assert kept_rows(output) == 20
     seen: list[JobProgress] = []
     tokenized: list[str] = []
@@ -173,12 +156,10 @@ def test_rows_that_are_done_are_neither_read_nor_run_again(
     assert [row["id"] for row in read(output)] == list(range(45))
 
 
-def test_counts_and_errors_of_before_are_part_of_the_sum(
-    bundle_path: Path, tmp_path: Path, small_windows: None
-) -> None:
+def test_counts_and_errors_include_earlier_runs(bundle_path: Path, tmp_path: Path, small_windows: None) -> None:
     texts = [*["long"] * 9, "nan", *["read"] * 10, None, "nan"]
     inputs = write_rows(tmp_path / "in.jsonl", texts)
-    run_until(20, bundle_path, [inputs], tmp_path / "out.jsonl")
+    run_until(20, bundle_path, inputs, tmp_path / "out.jsonl")
     stopped = run(bundle_path, inputs, tmp_path / "out.jsonl")
     whole = run(bundle_path, inputs, tmp_path / "whole.jsonl")
     for field in ("rows", "tokens", "errors", "first_error", "computed_tokens", "failed_rows", "bytes_read"):
@@ -190,7 +171,7 @@ def test_counts_and_errors_of_before_are_part_of_the_sum(
 def unfinished(bundle_path: Path, tmp_path: Path, small_windows: None) -> Path:
     """The output of a job over in.jsonl that was stopped after 10 of 25 rows."""
     write_rows(tmp_path / "in.jsonl", list(random_texts(25)))
-    run_until(10, bundle_path, [tmp_path / "in.jsonl"], tmp_path / "out.jsonl")
+    run_until(10, bundle_path, tmp_path / "in.jsonl", tmp_path / "out.jsonl")
     return tmp_path / "out.jsonl"
 
 
@@ -204,11 +185,11 @@ def unfinished(bundle_path: Path, tmp_path: Path, small_windows: None) -> Path:
         ({"overflow": Overflow.TRUNCATE}, "--overflow was error, and is truncate"),
     ],
 )
-def test_a_job_of_other_options_is_refused_and_told_what_differs(
+def test_a_job_with_other_options_is_refused_with_the_difference(
     bundle_path: Path, tmp_path: Path, unfinished: Path, options: dict[str, object], what: str
 ) -> None:
     inputs = tmp_path / "in.jsonl"
-    with pytest.raises(InputError, match=rf"10 rows of which are in .*/\.out.jsonl.job; .*: {what}\.\n.* --restart"):
+    with pytest.raises(InputError, match=rf"job with 10 rows in .*/\.out.jsonl.job; .*: {what}\.\n.* --restart"):
         plan_job(open_bundle(bundle_path), [inputs], unfinished, options=JobOptions(**options))  # type: ignore[arg-type]
     assert kept_rows(unfinished) == 10
     done = run(bundle_path, inputs, unfinished, restart=True, **options)
@@ -216,7 +197,7 @@ def test_a_job_of_other_options_is_refused_and_told_what_differs(
     assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
 
 
-def test_a_job_of_other_inputs_is_refused_and_told_which(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_a_job_with_other_inputs_is_refused_by_name(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     inputs = tmp_path / "in.jsonl"
     bundle = open_bundle(bundle_path)
     more = write_rows(tmp_path / "more.jsonl", ["read"])
@@ -232,8 +213,9 @@ def test_inputs_in_another_order_or_fewer_are_another_job(
     bundle_path: Path, tmp_path: Path, small_windows: None
 ) -> None:
     files = [write_rows(tmp_path / name, list(random_texts(15))) for name in ("a.jsonl", "b.jsonl")]
-    run_until(20, bundle_path, files, tmp_path / "out.jsonl")
     bundle = open_bundle(bundle_path)
+    with pytest.raises(KeyboardInterrupt):
+        run_words(bundle, files, tmp_path / "out.jsonl", on_progress=stop_at(20))
     with pytest.raises(InputError, match="its inputs were in another order"):
         plan_job(bundle, files[::-1], tmp_path / "out.jsonl")
     with pytest.raises(InputError, match=rf"its input {files[0]} is missing"):
@@ -251,7 +233,7 @@ def test_a_job_of_another_bundle_is_refused_but_a_verified_one_is_the_same(
         plan_job(open_bundle(other), [tmp_path / "in.jsonl"], unfinished)
 
 
-def test_another_version_does_not_go_on(
+def test_another_version_does_not_continue(
     bundle_path: Path, tmp_path: Path, unfinished: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("importlib.metadata.version", lambda name: "99.0")
@@ -259,12 +241,12 @@ def test_another_version_does_not_go_on(
         plan_job(open_bundle(bundle_path), [tmp_path / "in.jsonl"], unfinished)
 
 
-def test_how_fast_a_job_runs_may_change_on_the_way(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_the_batch_size_may_change_between_runs(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     done = run(bundle_path, tmp_path / "in.jsonl", unfinished, batch_tokens=20)
     assert (done.rows, done.resumed_rows) == (25, 10)
 
 
-def test_what_keeps_no_row_stands_in_nobodys_way(bundle_path: Path, tmp_path: Path) -> None:
+def test_a_folder_without_rows_does_not_block_another_job(bundle_path: Path, tmp_path: Path) -> None:
     # As a job leaves it that was killed before its first row was done.
     folder = job_folder_path(tmp_path / "out.jsonl")
     folder.mkdir()
@@ -285,11 +267,11 @@ def test_what_keeps_no_row_stands_in_nobodys_way(bundle_path: Path, tmp_path: Pa
         ("progress.json", '{"counts": {"rows": "3"}}', "progress.json: progress.counts.rows should be `int`"),
         ("progress.json", '{"counts": {"rows": -3}}', "progress.json: progress.counts.rows should be `int` >= 0"),
         ("progress.json", '{"position": [0, 5]}', "progress.json: "),
-        ("job.json", "[]", "job.json holds no object"),
+        ("job.json", "[]", "job.json: not an object"),
         ("job.json", "{", "job.json: "),
     ],
 )
-def test_a_damaged_folder_is_refused_until_told_to_start_over(
+def test_a_damaged_folder_is_refused_without_restart(
     bundle_path: Path, tmp_path: Path, unfinished: Path, name: str, content: str, reason: str
 ) -> None:
     (job_folder_path(unfinished) / name).write_text(content)
@@ -298,7 +280,7 @@ def test_a_damaged_folder_is_refused_until_told_to_start_over(
     assert run(bundle_path, tmp_path / "in.jsonl", unfinished, restart=True).rows == 25
 
 
-def test_a_place_in_an_input_that_there_is_not_is_refused(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_a_position_beyond_the_inputs_is_refused(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     path = job_folder_path(unfinished) / "progress.json"
     saved = json.loads(path.read_text())
     saved["position"][0] = 1
@@ -307,15 +289,16 @@ def test_a_place_in_an_input_that_there_is_not_is_refused(bundle_path: Path, tmp
         run(bundle_path, tmp_path / "in.jsonl", unfinished)
 
 
-def test_what_others_put_into_the_folder_stays(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
+def test_other_files_in_the_folder_stay(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     (job_folder_path(unfinished) / "notes.txt").write_text("mine")
     run(bundle_path, tmp_path / "in.jsonl", unfinished)
     assert len(read(unfinished)) == 25
     assert left_in(job_folder_path(unfinished)) == ["notes.txt"]
 
 
-def test_an_output_that_is_another_jobs_is_not_taken_for_ones_own(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("removed", [False, True])
+def test_an_output_is_only_taken_for_that_of_the_same_job(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
 ) -> None:
     """The folder of a finished job is left beside its output, as a kill between the two last steps leaves it."""
     inputs = write_rows(tmp_path / "in.jsonl", ["long"])
@@ -326,9 +309,12 @@ def test_an_output_that_is_another_jobs_is_not_taken_for_ones_own(
     assert left_in(tmp_path) == [".out.jsonl.job", "bundle", "in.jsonl", "out.jsonl"]
     with pytest.raises(OutputExistsError, match="Replace it with --force"):
         plan_job(open_bundle(bundle_path), [inputs], output, options=JobOptions(overflow=Overflow.TRUNCATE))
-    assert run(bundle_path, inputs, output).resumed_rows == 1
+    content = output.read_bytes()
+    if removed:
+        output.unlink()
+    assert run(bundle_path, inputs, output).resumed_rows == (0 if removed else 1)
     assert left_in(tmp_path) == ["bundle", "in.jsonl", "out.jsonl"]
-    assert len(read(output)) == 1
+    assert output.read_bytes() == content
 
 
 def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,18 +337,6 @@ def test_a_finished_job_is_not_run_again(bundle_path: Path, tmp_path: Path, monk
         plan_job(bundle, [inputs], output)
 
 
-def test_a_finished_job_whose_output_was_removed_runs_again(
-    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    inputs = write_rows(tmp_path / "in.jsonl", ["long"])
-    with monkeypatch.context() as patched:
-        patched.setattr(OpenFolder, "remove_all", lambda *arguments, **options: None)
-        run(bundle_path, inputs, tmp_path / "out.jsonl")
-    (tmp_path / "out.jsonl").unlink()
-    assert run(bundle_path, inputs, tmp_path / "out.jsonl").resumed_rows == 0
-    assert len(read(tmp_path / "out.jsonl")) == 1
-
-
 def test_commits_take_a_bounded_share_of_the_time(
     bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_windows: None
 ) -> None:
@@ -380,7 +354,7 @@ def test_commits_take_a_bounded_share_of_the_time(
     assert len(synced) == 1 + 2 * 2 + 2
 
 
-def test_a_file_where_the_folder_would_be_is_said(bundle_path: Path, tmp_path: Path) -> None:
+def test_a_file_in_place_of_the_folder_is_refused(bundle_path: Path, tmp_path: Path) -> None:
     (tmp_path / ".out.jsonl.job").write_text("")
     with pytest.raises(HdexportError, match=r"\.out\.jsonl\.job is a file, not a folder.*\nRemove it, or choose"):
         run(bundle_path, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.jsonl")

@@ -1,31 +1,25 @@
-"""What others put into a job's folder, or take out of it: links lead nowhere, and what is gone is noticed."""
+"""Other programs change a job's folder: links are not followed, and removed files are detected."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import HdexportError, InputError
-from hdruntime.jobs import JobOptions, plan_job, windows
+from hdruntime.jobs import JobOptions, plan_job
 from hdruntime.jobs import folder as job_folder
 from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
-from support.job_runs import left_in, run_words, write_rows
+from support.job_runs import left_in, run_words, stop_at, write_rows
 
 FILES = ("lock", "job.json", "progress.json", "ranges.json", "results", "finished")
 PARTIAL = ("job.json.partial", "progress.json.partial", "finished.partial")
-
-
-@pytest.fixture
-def bundle(bundle_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bundle:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 10)
-    return open_bundle(bundle_path)
 
 
 @pytest.fixture
@@ -54,20 +48,16 @@ def at_rows(rows: int, act: Callable[[], object]) -> Callable[[JobProgress], Non
     return on_progress
 
 
-def stop() -> None:
-    raise KeyboardInterrupt
-
-
 def stopped_job(bundle: Bundle, rows: Path, output: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        run_words(bundle, [rows], output, on_progress=at_rows(20, stop))
+        run_words(bundle, [rows], output, on_progress=stop_at(20))
 
 
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 @pytest.mark.parametrize("name", [*FILES, *PARTIAL])
 @pytest.mark.parametrize("unfinished", [False, True], ids=["new", "unfinished"])
 @pytest.mark.parametrize("make_link", [Path.symlink_to, Path.hardlink_to], ids=["link", "hard link"])
-def test_what_a_link_in_the_folder_names_is_left_alone(
+def test_targets_of_links_in_the_folder_are_not_touched(
     bundle: Bundle,
     rows: Path,
     tmp_path: Path,
@@ -98,27 +88,29 @@ def test_what_a_link_in_the_folder_names_is_left_alone(
     assert left_in(tmp_path) == ["bundle", "in.jsonl", f"out.{ending}", "precious"]
 
 
+@pytest.fixture
+def theirs(tmp_path: Path) -> Iterator[Path]:
+    """Another folder with files of the same names, which stay."""
+    path = tmp_path / "theirs"
+    path.mkdir()
+    for name in FILES:
+        (path / name).write_text("precious")
+    yield path
+    assert {file.name: file.read_text() for file in path.iterdir()} == dict.fromkeys(FILES, "precious")
+
+
 @pytest.mark.parametrize("restart", [False, True])
 def test_a_link_in_the_place_of_the_folder_is_refused(
-    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, restart: bool
+    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, theirs: Path, restart: bool
 ) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    for name in FILES:
-        (theirs / name).write_text("precious")
     folder.symlink_to(theirs)
     with pytest.raises(HdexportError, match=rf"{folder} is a link, not a folder\. .*\nRemove it, or choose another"):
         run_words(bundle, [rows], tmp_path / "out.jsonl", restart=restart)
-    assert {path.name: path.read_text() for path in theirs.iterdir()} == dict.fromkeys(FILES, "precious")
 
 
 def test_a_link_that_takes_the_folders_place_while_a_job_runs_is_not_followed(
-    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path
+    bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, theirs: Path
 ) -> None:
-    theirs = tmp_path / "theirs"
-    theirs.mkdir()
-    for name in FILES:
-        (theirs / name).write_text("precious")
 
     def swap() -> None:
         folder.rename(tmp_path / "moved")
@@ -126,7 +118,6 @@ def test_a_link_that_takes_the_folders_place_while_a_job_runs_is_not_followed(
 
     with pytest.raises(HdexportError, match="was removed or replaced while it ran"):
         run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=at_rows(20, swap))
-    assert {path.name: path.read_text() for path in theirs.iterdir()} == dict.fromkeys(FILES, "precious")
     assert folder.is_symlink()
 
 
@@ -149,7 +140,7 @@ def test_a_pipe_in_the_folder_is_not_waited_for(
     stopped_job(bundle, rows, tmp_path / "out.jsonl")
     (folder / name).unlink(missing_ok=True)
     os.mkfifo(folder / name)
-    with pytest.raises(HdexportError, match=f"{folder}/{name} is no file, or one that is elsewhere as well|is damaged"):
+    with pytest.raises(HdexportError, match=f"{folder}/{name} is not a regular file, .*hard link|is damaged"):
         run_words(bundle, [rows], tmp_path / "out.jsonl")
 
 
@@ -176,10 +167,10 @@ def exchange(path: Path) -> None:
     [
         ("", r"\.out\.jsonl\.job, where the job keeps what is done, was removed or replaced while it ran"),
         ("results", r"job/results, which the job writes, was removed or replaced while it ran"),
-        ("lock", r"job/lock was removed while the job ran: another one may be at work there"),
+        ("lock", r"job/lock was removed while the job ran: another job may be writing there"),
     ],
 )
-def test_what_is_removed_while_a_job_runs_is_noticed(
+def test_a_removal_while_a_job_runs_is_detected(
     bundle: Bundle,
     rows: Path,
     tmp_path: Path,
@@ -204,7 +195,7 @@ def test_what_is_removed_while_a_job_runs_is_noticed(
     assert len(output.read_text().splitlines()) == 50
 
 
-def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_noticed(
+def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_detected(
     bundle: Bundle, rows: Path, tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sync = os.fsync
@@ -221,7 +212,7 @@ def test_a_folder_that_is_removed_in_the_middle_of_a_commit_is_noticed(
     assert left_in(tmp_path) == ["bundle", "in.jsonl"]
 
 
-def test_results_that_are_gone_when_the_output_is_made_of_them_are_noticed(
+def test_results_removed_before_the_output_is_made_are_detected(
     bundle: Bundle, rows: Path, tmp_path: Path, folder: Path
 ) -> None:
     def at_the_end(progress: JobProgress) -> None:
@@ -234,27 +225,22 @@ def test_results_that_are_gone_when_the_output_is_made_of_them_are_noticed(
 
 
 @pytest.mark.parametrize("force", [False, True])
-@pytest.mark.parametrize(("kind", "make"), [("a named pipe", os.mkfifo), ("a socket", None)])
-def test_an_output_that_is_no_file_is_refused_and_stays(
-    bundle: Bundle, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, make: object, force: bool
+@pytest.mark.parametrize(
+    ("kind", "target"),
+    [("a named pipe", None), ("a socket", None), ("a device", "/dev/null"), ("a device", "/dev/full")],
+)
+def test_an_output_that_is_not_a_file_is_refused_and_stays(
+    bundle: Bundle, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, target: str, force: bool
 ) -> None:
     output = tmp_path / "out.jsonl"
     monkeypatch.chdir(tmp_path)  # a socket's path may not be long
-    os.mkfifo(output) if make else socket.socket(socket.AF_UNIX).bind(output.name)
+    if target:
+        output.symlink_to(target)
+    else:
+        os.mkfifo(output) if "pipe" in kind else socket.socket(socket.AF_UNIX).bind(output.name)
     mode = output.stat().st_mode
-    with pytest.raises(InputError, match=rf"{output} is {kind}; an output is a file, .*\nName a file that ends in"):
-        plan_job(bundle, [rows], output, options=JobOptions(force=force))
+    for name in filter(None, (output, target)):
+        with pytest.raises(InputError, match=rf"{name} is {kind}; an output is a file, .*\nName a file that ends in"):
+            plan_job(bundle, [rows], name, options=JobOptions(force=force))
     assert output.stat().st_mode == mode
-
-
-@pytest.mark.parametrize("name", ["/dev/null", "/dev/full"])
-def test_an_output_that_is_a_device_is_refused_by_whatever_name(
-    bundle: Bundle, rows: Path, tmp_path: Path, name: str
-) -> None:
-    linked = tmp_path / "out.jsonl"
-    linked.symlink_to(name)
-    for output in (Path(name), linked):
-        with pytest.raises(InputError, match=rf"{output} is a device; an output is a file"):
-            plan_job(bundle, [rows], output, options=JobOptions(force=True))
-    assert not Path(name).is_file()
-    assert not Path(f"/dev/.{Path(name).name}.job").exists()
+    assert not list(Path("/dev").glob(".*.job"))

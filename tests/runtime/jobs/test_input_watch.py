@@ -1,4 +1,4 @@
-"""An input that changes while a job reads it, or between two runs of it, ends the job; what was kept stays right."""
+"""An input that changes during a job or between two runs ends the job; kept rows stay correct."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hdruntime.errors import InputChangedError
 from hdruntime.jobs import JobOptions, input_watch, plan_job, run_job, windows
 from hdruntime.jobs.folder import kept_rows
 from hdruntime.jobs.progress import JobProgress
-from support.job_runs import WordPool, left_in, run_words, write_rows
+from support.job_runs import WordPool, left_in, run_words, stop_at, write_rows
 
 ROWS = 2000
 """Whose files are far longer than what is read of them at once."""
@@ -41,7 +41,7 @@ def write_input(path: Path, words: str = "long documents", rows: int = ROWS) -> 
         # Not compressed, so that its size does not depend on the words.
         table = pa.table({"text": texts})
         pa.parquet.write_table(table, path, row_group_size=200, compression="none", use_dictionary=False)
-    # Long ago: whatever is written now has another time.
+    # Long ago: later writes have another time.
     os.utime(path, ns=(10**18, 10**18))
     return path
 
@@ -112,16 +112,16 @@ CHANGES = {
     "rewritten": (rewrite, r"it was written to at \d{4}-\d\d-\d\d [\d:.]+, though its size is the same\."),
     "set back": (
         rewrite_and_set_back,
-        r"its content is another, though not its size and its time of change\.",
+        r"its content differs, though its size and modification time do not\.",
     ),
     "appended to": (append, r"its size was \d+ bytes, and is \d+\."),
-    "replaced": (replace, r"it was written to at .* \(another file has taken its place\)\."),
-    "removed": (Path.unlink, r"it cannot be found any more \(No such file or directory\)\."),
+    "replaced": (replace, r"it was written to at .* \(another file has replaced it\)\."),
+    "removed": (Path.unlink, r"it can no longer be found \(No such file or directory\)\."),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_an_input_that_changes_ends_the_job_and_what_is_kept_is_of_what_it_was(
+def test_an_input_that_changes_ends_the_job_and_kept_rows_are_of_the_old_content(
     bundle: Bundle, rows: Path, tmp_path: Path, name: str
 ) -> None:
     change, message = CHANGES[name]
@@ -134,7 +134,7 @@ def test_an_input_that_changes_ends_the_job_and_what_is_kept_is_of_what_it_was(
     assert kept_rows(output) == 300
     results = (tmp_path / ".out.jsonl.job" / "results").read_bytes()
     assert results == b"".join(whole.read_bytes().splitlines(keepends=True)[:300])
-    # What it was, with its time, is another file by its inode: what is kept is compared, and the job goes on.
+    # The old content with its time has another inode: kept rows are compared, and the job continues.
     shutil.copy2(original, tmp_path / "copy")
     (tmp_path / "copy").replace(rows)
     assert run_words(bundle, [rows], output).resumed_rows == 300
@@ -158,7 +158,7 @@ def test_rows_that_are_read_after_a_change_are_not_run(bundle: Bundle, tmp_path:
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_change_after_the_last_row_was_read_is_noticed_too(
+def test_a_change_after_the_last_row_was_read_is_detected(
     bundle: Bundle, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = write_input(tmp_path / "in.jsonl", rows=ROWS)
@@ -184,7 +184,7 @@ def test_rows_that_were_read_before_a_change_and_done_after_it_are_not_kept(bund
     assert left_in(tmp_path) == ["bundle", "in.jsonl"]
 
 
-def test_a_change_before_the_first_row_is_read_is_noticed(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
+def test_a_change_before_the_first_row_is_read_is_detected(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
     job = plan_job(bundle, [rows], tmp_path / "out.jsonl")
     rewrite(rows)
     with pytest.raises(InputChangedError, match="it was written to at"):
@@ -221,7 +221,7 @@ def test_a_file_that_was_touched_is_compared_once_more_at_its_end(
             file.write(content.replace(b"long documents 000340", b"read documents 000340"))
 
     change = once(300, lambda: touch(rows, change_a_row))
-    with pytest.raises(InputChangedError, match=r"its content is another, .*\n2000 rows are kept"):
+    with pytest.raises(InputChangedError, match=r"its content differs, .*\n2000 rows are kept"):
         run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=change)
 
 
@@ -239,26 +239,18 @@ def test_of_several_inputs_each_is_watched_to_the_end(bundle: Bundle, tmp_path: 
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def stop_at(rows: int) -> Callable[[JobProgress], None]:
-    def stop(progress: JobProgress) -> None:
-        if progress.rows >= rows:
-            raise KeyboardInterrupt
-
-    return stop
-
-
-def test_a_job_does_not_go_on_where_what_it_read_has_changed(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
+def test_a_job_does_not_continue_if_what_it_read_has_changed(bundle: Bundle, rows: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.jsonl"
     with pytest.raises(KeyboardInterrupt):
         run_words(bundle, [rows], output, on_progress=stop_at(300))
     rewrite_and_set_back(rows)
-    with pytest.raises(InputChangedError, match=r"its content is another.*\n300 rows are kept in .*--restart"):
+    with pytest.raises(InputChangedError, match=r"its content differs.*\n300 rows are kept in .*--restart"):
         run_words(bundle, [rows], output)
     assert kept_rows(output) == 300
     assert run_words(bundle, [rows], output, restart=True).resumed_rows == 0
 
 
-def test_a_job_goes_on_without_reading_again_what_nobody_touched(
+def test_a_job_continues_without_reading_untouched_files_again(
     bundle: Bundle, rows: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "out.jsonl"
@@ -268,7 +260,7 @@ def test_a_job_goes_on_without_reading_again_what_nobody_touched(
     assert run_words(bundle, [rows], output).resumed_rows == 300
 
 
-def test_a_change_between_two_runs_says_from_what_to_what(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_change_between_two_runs_is_refused_with_both_sizes(bundle: Bundle, tmp_path: Path) -> None:
     rows = write_input(tmp_path / "in.jsonl")
     with pytest.raises(KeyboardInterrupt):
         run_words(bundle, [rows], tmp_path / "out.jsonl", on_progress=stop_at(300))

@@ -1,4 +1,4 @@
-"""What the output has beside the task's results, and vectors in fewer bytes, and as matrices."""
+"""Kept columns, metadata, converted vectors, and matrices."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from hdruntime.bundle.writer import seal
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
 from hdruntime.jobs.identity import identity_of_bundle
+from hdruntime.jobs.progress import JobProgress
 from hdruntime.jobs.rows import Columns
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized
 from support.job_runs import VOCABULARY, embeddings, gather_bundle, random_texts, read, run, run_words, write_rows
@@ -106,11 +107,35 @@ def test_rows_that_fail_keep_their_columns_and_half_a_character_fails_one(bundle
     assert found[1]["error"] == "Column 'x' holds half of a surrogate pair."
 
 
-def test_a_kept_column_that_is_called_as_a_result_is_refused(bundle_path: Path, tmp_path: Path) -> None:
+def test_a_kept_column_with_the_name_of_a_result_is_refused(bundle_path: Path, tmp_path: Path) -> None:
     rows = write(tmp_path / "in.jsonl", '{"text": "long", "tokens": 1, "error": 2}')
-    message = "have columns error, tokens, as results are called.\nRename them, or list the others: --keep-columns"
+    message = "names of result columns: error, tokens.\nRename them, or list the others: --keep-columns"
     with pytest.raises(InputError, match=message):
         run(bundle_path, rows, tmp_path / "out.jsonl", columns=Columns(keep=None))
+
+
+def test_columns_that_appear_after_the_first_rows_are_named_at_the_end(
+    bundle_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 60)
+    late = '{"text": "read", "x": 1, "late": 2, "later": 3}'
+    rows = write(tmp_path / "in.jsonl", *['{"text": "long", "x": 0}'] * 100, *[late] * 30)
+    bundle = open_bundle(bundle_path)
+
+    def stop(progress: JobProgress) -> None:
+        if progress.rows == 120:
+            raise KeyboardInterrupt
+
+    for keep, dropped in (None, ["late", "later"]), (("x",), []):
+        output = tmp_path / f"{len(dropped)}.jsonl"
+        with pytest.raises(KeyboardInterrupt):
+            run_words(bundle, [rows], output, columns=Columns(keep=keep), on_progress=stop)
+        caplog.clear()
+        # Rows of the first run count, too.
+        done = run_words(bundle, [rows], output, columns=Columns(keep=keep))
+        assert (done.resumed_rows, done.dropped_columns) == (120, dropped)
+        assert ("the output lacks columns" in caplog.text) == bool(dropped)
+        assert not dropped or "first 100 rows of its file has: late, later; to keep them, add them" in caplog.text
 
 
 def matrix_of(path: Path) -> np.ndarray:
@@ -220,7 +245,7 @@ def test_a_matrix_is_one_line_away(bundle_path: Path, tmp_path: Path) -> None:
         np.testing.assert_allclose(matrix, expected, atol=1e-6)
 
 
-def test_parquet_says_what_its_vectors_are(bundle_path: Path, tmp_path: Path) -> None:
+def test_parquet_metadata_describes_the_vectors(bundle_path: Path, tmp_path: Path) -> None:
     rows = write_rows(tmp_path / "in.jsonl", ["long", "read"])
     options = VectorOptions(normalize=True, output_dtype=EmbeddingPrecision.FLOAT16)
     run(bundle_path, rows, tmp_path / "out.parquet", vectors=options)
@@ -246,7 +271,7 @@ def test_parquet_says_what_its_vectors_are(bundle_path: Path, tmp_path: Path) ->
         ({"pooling": ("mean",)}, VectorOptions(), (b"mean", b"false")),
     ],
 )
-def test_parquet_says_how_the_model_pools(
+def test_parquet_metadata_states_the_pooling(
     new_bundle: BundleMaker,
     tmp_path: Path,
     settings: dict[str, Any] | None,
@@ -281,7 +306,7 @@ def refused(bundle: Path, tmp_path: Path, output: str, **options: Any) -> str:
     return str(raised.value)
 
 
-def test_outputs_that_the_task_or_the_format_lacks_are_refused(new_bundle: BundleMaker, tmp_path: Path) -> None:
+def test_outputs_that_the_task_or_format_does_not_support_are_refused(new_bundle: BundleMaker, tmp_path: Path) -> None:
     embedding = new_bundle()
     classes = gather_bundle(new_bundle("classes"), "text-classification", {"logits": np.zeros((len(VOCABULARY), 2))})
     assert "A .npy file is for embeddings" in refused(classes, tmp_path, "out.npy")

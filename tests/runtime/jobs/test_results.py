@@ -12,16 +12,14 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.jobs.rows import Columns
-from support.job_runs import VOCABULARY, embeddings, gather_bundle, read, run, write_rows
+from support.job_runs import VOCABULARY, embeddings, gather_bundle, read, results, run, write_rows
 
 BundleMaker = Callable[..., Path]
 
 
 def test_jsonl_embeddings_read_back_as_the_same_float32(new_bundle: BundleMaker, tmp_path: Path) -> None:
     bundle = new_bundle(task="sentence-similarity")
-    inputs = write_rows(tmp_path / "in.jsonl", ["long documents"])
-    run(bundle, inputs, tmp_path / "out.jsonl")
-    (row,) = read(tmp_path / "out.jsonl")
+    (row,) = results(bundle, ["long documents"])
     assert np.array(row["embedding"], np.float32).tobytes() == embeddings(bundle, ["long documents"]).tobytes()
 
 
@@ -49,8 +47,7 @@ def test_a_class_has_its_label_and_every_score(new_bundle: BundleMaker, tmp_path
     logits = np.zeros((len(VOCABULARY), 2))
     logits[VOCABULARY.index("long")] = [0, np.log(3)]
     bundle = gather_bundle(new_bundle(), "text-classification", {"logits": logits}, labels=("no", "yes"))
-    run(bundle, write_rows(tmp_path / "in.jsonl", ["long", None]), tmp_path / f"out{ending}")
-    row, failed = read(tmp_path / f"out{ending}")
+    row, failed = results(bundle, ["long", None], ending=ending)
     assert list(row) == ["id", "label", "score", "scores", "tokens", "error"]
     assert row["label"] == "yes"
     assert row["score"] == pytest.approx(0.75, rel=1e-6)
@@ -72,8 +69,7 @@ def test_scores_follow_the_problem_type_of_the_checkpoint(
 ) -> None:
     logits = np.tile([0, np.log(3)], (len(VOCABULARY), 1))[:, :classes]
     bundle = gather_bundle(new_bundle(), "text-classification", {"logits": logits}, config=config)
-    run(bundle, write_rows(tmp_path / "in.jsonl", ["long"]), tmp_path / "out.jsonl")
-    (row,) = read(tmp_path / "out.jsonl")
+    (row,) = results(bundle, ["long"])
     # Classes without a name have the one that transformers gives them.
     expected = {f"LABEL_{index}": score for index, score in enumerate(scores)}
     assert row["scores"] == pytest.approx(expected, rel=1e-6)
@@ -84,16 +80,10 @@ def test_entities_are_listed_with_their_characters(new_bundle: BundleMaker, tmp_
     logits = np.tile([9.0, 0.0], (len(VOCABULARY), 1))
     logits[VOCABULARY.index("documents")] = [0, np.log(3)]
     bundle = gather_bundle(new_bundle(), "token-classification", {"logits": logits}, labels=("O", "THING"))
-    run(bundle, write_rows(tmp_path / "in.jsonl", ["Long Documents", "", None]), tmp_path / f"out{ending}")
-    one, none, failed = read(tmp_path / f"out{ending}")
-    (entity,) = one["entities"]  # type: ignore[misc]
-    assert {**entity, "score": pytest.approx(entity["score"])} == {
-        "start": 5,
-        "end": 14,
-        "text": "Documents",
-        "label": "THING",
-        "score": 0.75,
-    }
+    one, none, failed = results(bundle, ["Long Documents", "", None], ending=ending)
+    (entity,) = one["entities"]
+    assert entity.pop("score") == pytest.approx(0.75)
+    assert entity == {"start": 5, "end": 14, "text": "Documents", "label": "THING"}
     assert none["entities"] == []
     assert failed["entities"] is None
 
@@ -123,9 +113,6 @@ def test_masks_are_filled(new_bundle: BundleMaker, tmp_path: Path, ending: str) 
     logits = np.zeros((len(VOCABULARY), len(VOCABULARY)))
     logits[mask, VOCABULARY.index("read")] = 9
     bundle = gather_bundle(new_bundle(), "fill-mask", {"logits": logits}, mask_token_id=mask)
-    run(bundle, write_rows(tmp_path / "in.jsonl", ["long whole whole", "long"]), tmp_path / f"out{ending}")
-    two, none = read(tmp_path / f"out{ending}")
-    masks: list[list[dict[str, object]]] = two["masks"]  # type: ignore[assignment]
-    assert [len(mask) for mask in masks] == [5, 5]
-    assert [mask[0]["token"] for mask in masks] == ["read", "read"]
-    assert "The text has no mask to fill.\nWrite whole where a word is wanted." in str(none["error"])
+    two, none = results(bundle, ["long whole whole", "long"], ending=ending)
+    assert [(len(mask), mask[0]["token"]) for mask in two["masks"]] == [(5, "read"), (5, "read")]
+    assert "The text has no mask to fill.\nWrite whole in place of a word." in str(none["error"])

@@ -20,7 +20,7 @@ from hdruntime.jobs.rows import Columns, Position, Row
 from hdruntime.jobs.windows import LocalPool, Window, WindowInference, WindowOptions, cut_windows
 from hdruntime.text.splitting import SplitPooling
 from hdruntime.text.tokenization import Overflow
-from support.job_runs import VOCABULARY, embeddings, gather_bundle, left_in, read, run, write_rows
+from support.job_runs import VOCABULARY, embeddings, gather_bundle, left_in, read, results, run, write_rows
 
 BundleMaker = Callable[..., Path]
 
@@ -52,6 +52,7 @@ def rows_of(*texts: str) -> list[Row]:
         ([3, 3, 3], [3]),
         ([3, 3, 4, 1], [3, 1]),
         ([1, 99, 1], [2, 1]),
+        ([0] * 5000, [4096, 904]),
     ],
 )
 def test_a_window_ends_with_the_row_that_fills_it(sizes: list[int], windows_of: list[int]) -> None:
@@ -60,10 +61,6 @@ def test_a_window_ends_with_the_row_that_fills_it(sizes: list[int], windows_of: 
     assert [len(window.rows) for window in found] == windows_of
     assert [row for window in found for row in window.rows] == rows
     assert [window.end.row for window in found] == list(itertools.accumulate(windows_of))
-
-
-def test_a_window_of_short_rows_is_bounded_too() -> None:
-    assert [len(window.rows) for window in cut_windows(rows_of(*[""] * 5000))] == [4096, 904]
 
 
 def test_windows_from_where_one_ended_are_the_same_ones() -> None:
@@ -84,27 +81,31 @@ def test_a_window_and_its_result_can_be_sent_to_another_process(bundle_path: Pat
     np.testing.assert_array_equal(again.results[0]["embedding"], result.results[0]["embedding"])
 
 
+def batches_of(
+    bundle: Path, rows: int, monkeypatch: pytest.MonkeyPatch, options: WindowOptions | None = None
+) -> list[tuple[int, int]]:
+    """The shapes of the batches of so many rows of 3 tokens."""
+    opened = open_bundle(bundle)
+    inputs = write_rows(bundle.with_name("in.jsonl"), ["long"] * rows)
+    job = plan_job(opened, [inputs], bundle.with_name("out.jsonl"))
+    with hdruntime.load(opened) as session:
+        started = spy_on_batches(session, monkeypatch)
+        run_job(job, LocalPool(session, job.task, options=options))
+    return started
+
+
 @pytest.mark.parametrize(("rows_that_fit", "batches"), [(1, [1, 1, 1, 1]), (2, [2, 2]), (3, [3, 1]), (4, [4])])
-def test_batches_are_smaller_where_outputs_would_fill_the_memory(
-    new_bundle: BundleMaker,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    rows_that_fit: int,
-    batches: list[int],
+def test_batches_are_smaller_if_outputs_would_fill_the_memory(
+    new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, rows_that_fit: int, batches: list[int]
 ) -> None:
     # A token has 100 outputs of 4 bytes, a row 3 tokens.
     monkeypatch.setattr(windows, "_OUTPUT_BYTES", 400 * 3 * rows_that_fit)
-    wide = {"logits": np.zeros((len(VOCABULARY), 100))}
-    opened = open_bundle(gather_bundle(new_bundle(), "token-classification", wide))
-    job = plan_job(opened, [write_rows(tmp_path / "in.jsonl", ["long"] * 4)], tmp_path / "out.jsonl")
-    with hdruntime.load(opened) as session:
-        started = spy_on_batches(session, monkeypatch)
-        run_job(job, LocalPool(session, job.task))
-    assert [rows for rows, _ in started] == batches
+    bundle = gather_bundle(new_bundle(), "token-classification", {"logits": np.zeros((len(VOCABULARY), 100))})
+    assert [rows for rows, _ in batches_of(bundle, 4, monkeypatch)] == batches
 
 
 @pytest.mark.parametrize(
-    ("asked", "batches"),
+    ("options", "batches"),
     [
         (WindowOptions(), [(8, 3), (2, 3)]),
         (WindowOptions(batch_tokens=7), [(2, 3)] * 5),
@@ -112,46 +113,34 @@ def test_batches_are_smaller_where_outputs_would_fill_the_memory(
         (WindowOptions(batch_size=4, batch_tokens=7), [(2, 3)] * 5),
     ],
 )
-def test_batches_are_of_what_suits_the_backend_unless_asked_for(
-    bundle_path: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    asked: WindowOptions,
-    batches: list[tuple[int, int]],
+def test_batch_sizes_are_the_backends_default_or_an_option(
+    bundle_path: Path, monkeypatch: pytest.MonkeyPatch, options: WindowOptions, batches: list[tuple[int, int]]
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeRunner, "batch_tokens", 24)
-    opened = open_bundle(bundle_path)
-    job = plan_job(opened, [write_rows(tmp_path / "in.jsonl", ["long"] * 10)], tmp_path / "out.jsonl")
-    with hdruntime.load(opened) as session:
-        started = spy_on_batches(session, monkeypatch)
-        run_job(job, LocalPool(session, job.task, options=asked))
-    assert started == batches
+    assert batches_of(bundle_path, 10, monkeypatch, options) == batches
 
 
-def test_a_row_that_the_backend_fails_on_is_only_that_rows_error(new_bundle: BundleMaker, tmp_path: Path) -> None:
-    # The last word has an id that the manifest allows and the graph's table does not have.
-    table = np.zeros((len(VOCABULARY) - 1, 4))
-    bundle = gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": table})
-    run(bundle, write_rows(tmp_path / "in.jsonl", ["long", ".", "read"]), tmp_path / "out.jsonl")
-    errors = [row["error"] for row in read(tmp_path / "out.jsonl")]
-    assert [error is None for error in errors] == [True, False, True]
-    assert "ONNX Runtime failed" in str(errors[1])
+def bundle_with_ids(new_bundle: BundleMaker, ids: int) -> Path:
+    """A bundle whose graph fails on ids from a number on, which the manifest allows."""
+    return gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": np.zeros((ids, 4))})
 
 
-def test_a_last_window_of_rows_that_the_backend_fails_on_does_not_stop_the_job(
-    new_bundle: BundleMaker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("window_rows", [1, 4096])
+def test_a_row_that_the_backend_fails_on_is_only_that_rows_error(
+    new_bundle: BundleMaker, monkeypatch: pytest.MonkeyPatch, window_rows: int
 ) -> None:
-    monkeypatch.setattr(windows, "_WINDOW_ROWS", 1)
-    table = np.zeros((len(VOCABULARY) - 1, 4))
-    bundle = gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": table})
-    assert run(bundle, write_rows(tmp_path / "in.jsonl", ["long", "."]), tmp_path / "out.jsonl").failed_rows == 1
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", window_rows)
+    bundle = bundle_with_ids(new_bundle, len(VOCABULARY) - 1)
+    # "." has the last id; with one row per window, it is also alone in the last window.
+    for texts in (["long", ".", "read"], ["long", "."]):
+        errors = [row["error"] for row in results(bundle, texts, force=True)]
+        assert [error is None for error in errors] == [text != "." for text in texts]
+        assert "ONNX Runtime failed" in errors[1]
 
 
 def test_a_session_that_never_worked_stops_the_job(new_bundle: BundleMaker, tmp_path: Path) -> None:
-    table = np.zeros((2, 4))
-    bundle = gather_bundle(new_bundle(), "feature-extraction", {"last_hidden_state": table})
     with pytest.raises(BackendError, match="ONNX Runtime failed"):
-        run(bundle, write_rows(tmp_path / "in.jsonl", ["long", "read"]), tmp_path / "out.jsonl")
+        results(bundle_with_ids(new_bundle, 2), ["long", "read"])
     assert left_in(tmp_path) == ["bundle", "in.jsonl"]
 
 
@@ -172,6 +161,7 @@ def test_padding_is_counted_where_a_backend_computes_it(
 
 def test_a_long_text_is_run_in_pieces(bundle_path: Path, tmp_path: Path) -> None:
     texts = ["read whole", "long documents are read whole . " * 5, "", "nan " * 40]
+    vectors = []
     for pooling in SplitPooling:
         output = tmp_path / f"{pooling.value}.jsonl"
         options = {"overflow": Overflow.SPLIT, "stride": 3, "split_pooling": pooling}
@@ -183,13 +173,8 @@ def test_a_long_text_is_run_in_pieces(bundle_path: Path, tmp_path: Path) -> None
         np.testing.assert_allclose(np.array([row["embedding"] for row in rows[:3]], np.float32), expected, atol=1e-6)
         assert "NaN" in str(rows[3]["error"])
         assert (done.failed_rows, done.errors) == (1, {"not_finite": 1})
-
-
-def test_what_a_split_text_is_made_of_depends_on_the_pooling(bundle_path: Path, tmp_path: Path) -> None:
-    rows = write_rows(tmp_path / "in.jsonl", ["long documents are read whole . " * 5])
-    for pooling in SplitPooling:
-        run(bundle_path, rows, tmp_path / f"{pooling.value}.jsonl", overflow=Overflow.SPLIT, split_pooling=pooling)
-    assert read(tmp_path / "mean.jsonl")[0]["embedding"] != read(tmp_path / "max.jsonl")[0]["embedding"]
+        vectors.append(rows[1]["embedding"])
+    assert vectors[0] != vectors[1]
 
 
 def test_entities_of_a_long_text_are_found_in_every_piece(new_bundle: BundleMaker, tmp_path: Path) -> None:
@@ -197,9 +182,8 @@ def test_entities_of_a_long_text_are_found_in_every_piece(new_bundle: BundleMake
     logits[VOCABULARY.index("documents")] = [0, 9]
     bundle = gather_bundle(new_bundle(), "token-classification", {"logits": logits}, labels=("O", "THING"))
     text = "documents " + "long " * 30 + "documents"
-    run(bundle, write_rows(tmp_path / "in.jsonl", [text]), tmp_path / "out.jsonl", overflow=Overflow.SPLIT, stride=4)
-    (row,) = read(tmp_path / "out.jsonl")
-    found = [(entity["start"], entity["end"]) for entity in row["entities"]]  # type: ignore[attr-defined]
+    (row,) = results(bundle, [text], overflow=Overflow.SPLIT, stride=4)
+    found = [(entity["start"], entity["end"]) for entity in row["entities"]]
     assert found == [(0, 9), (len(text) - 9, len(text))]
 
 
@@ -223,18 +207,11 @@ def run_ids(bundle: Path, tmp_path: Path, rows: list[object], **options: object)
     return read(tmp_path / "out.jsonl")
 
 
-def test_ids_give_what_their_text_gives(new_bundle: BundleMaker, tmp_path: Path) -> None:
-    bundle = new_bundle()
-    (row,) = run_ids(bundle, tmp_path, [[2, 4, 5, 3]])
-    np.testing.assert_allclose(
-        np.array(row["embedding"], np.float32), embeddings(bundle, ["long documents"])[0], atol=1e-6
-    )
+def test_ids_give_what_their_text_gives_and_need_no_tokenizer(new_bundle: BundleMaker, tmp_path: Path) -> None:
+    (expected,) = embeddings(new_bundle("with_tokenizer"), ["long documents"])
+    (row,) = run_ids(new_bundle(tokenizer=False), tmp_path, [[2, 4, 5, 3]])
+    np.testing.assert_allclose(np.array(row["embedding"], np.float32), expected, atol=1e-6)
     assert row["tokens"] == 4
-
-
-def test_ids_need_no_tokenizer(new_bundle: BundleMaker, tmp_path: Path) -> None:
-    (row,) = run_ids(new_bundle(tokenizer=False), tmp_path, [[2, 4, 3]])
-    assert row["error"] is None
 
 
 @pytest.mark.parametrize(
@@ -245,11 +222,11 @@ def test_ids_need_no_tokenizer(new_bundle: BundleMaker, tmp_path: Path) -> None:
         ("[2, 11]", "input_ids[0, 1] is 11; the vocabulary has 11 ids, 0 to 10."),
         ("[2, -1]", "input_ids[0, 1] is -1; the vocabulary has 11 ids, 0 to 10."),
         ("[2, 99999999999999999999999]", "input_ids"),
-        ("[2, 1.0]", "Column 'ids' holds float at index 1; a list of integers is needed."),
-        ("[true]", "Column 'ids' holds bool at index 0; a list of integers is needed."),
-        ("[2, null]", "Column 'ids' holds NoneType at index 1; a list of integers is needed."),
-        ('"2"', "Column 'ids' holds str where a list of integers is needed."),
-        ("null", "Column 'ids' is null; a list of integers is needed."),
+        ("[2, 1.0]", "Column 'ids' holds float at index 1; a list of integers is required."),
+        ("[true]", "Column 'ids' holds bool at index 0; a list of integers is required."),
+        ("[2, null]", "Column 'ids' holds NoneType at index 1; a list of integers is required."),
+        ('"2"', "Column 'ids' holds str; a list of integers is required."),
+        ("null", "Column 'ids' is null; a list of integers is required."),
     ],
 )
 def test_ids_that_do_not_fit_are_their_rows_error(
@@ -266,23 +243,18 @@ def test_too_many_ids_are_cut_at_their_end_when_asked(new_bundle: BundleMaker, t
     assert long["embedding"] == cut["embedding"]
 
 
-def test_ids_are_refused_where_they_make_no_sense(new_bundle: BundleMaker, tmp_path: Path) -> None:
+def test_ids_and_splitting_are_refused_for_tasks_without_them(new_bundle: BundleMaker, tmp_path: Path) -> None:
     columns = Columns(input_ids="ids")
-    logits = np.zeros((len(VOCABULARY), 2))
-    entities = gather_bundle(new_bundle("ner"), "token-classification", {"logits": logits})
+    logits = {"logits": np.zeros((len(VOCABULARY), len(VOCABULARY)))}
+    entities = gather_bundle(new_bundle("ner"), "token-classification", logits)
+    masks = gather_bundle(new_bundle("mlm"), "fill-mask", logits, mask_token_id=4)
     for bundle, options, message in [
         (entities, JobOptions(columns=columns), "whose results are places in a text"),
         (new_bundle(), JobOptions(columns=columns, overflow=Overflow.SPLIT), "Rows of ids are not split"),
-        (new_bundle(), JobOptions(columns=Columns(input_ids="ids", text_pair="b")), "--input-ids-column, not both"),
+        (new_bundle(), JobOptions(columns=Columns(input_ids="ids", text_pair="b")), "texts or ids, not both"),
+        (masks, JobOptions(overflow=Overflow.SPLIT), "is fill-mask, whose texts are not split"),
     ]:
         with pytest.raises(InputError, match=message):
             plan_job(
                 open_bundle(bundle), [write_rows(tmp_path / "in.jsonl", ["x"])], tmp_path / "o.jsonl", options=options
             )
-
-
-def test_fill_mask_does_not_split(new_bundle: BundleMaker, tmp_path: Path) -> None:
-    logits = {"logits": np.zeros((len(VOCABULARY), len(VOCABULARY)))}
-    bundle = gather_bundle(new_bundle(), "fill-mask", logits, mask_token_id=4)
-    with pytest.raises(InputError, match="is fill-mask, whose texts are not split"):
-        run(bundle, write_rows(tmp_path / "in.jsonl", ["x"]), tmp_path / "out.jsonl", overflow=Overflow.SPLIT)

@@ -44,7 +44,7 @@ TEXTS = [
 
 
 def tokenizer(kind: str) -> Tokenizer:
-    """One that marks what goes on with a word, or one that only splits."""
+    """With marks for continuations of words, or only with splits."""
     vocabulary = {word: index for index, word in enumerate(WORDS)}
     if kind == "word pieces":
         made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##"))

@@ -1,4 +1,4 @@
-"""Pooling sees real tokens only, wherever the padding is and whatever it holds."""
+"""Pooling ignores padding, whatever its position and content."""
 
 from __future__ import annotations
 

@@ -151,10 +151,10 @@ def test_a_token_from_another_piece_is_seen_to_have_less_around_it() -> None:
     ("words", "question", "stride", "message"),
     [
         (20, None, -1, r"^The text cannot be split with a stride of -1: it must be 0 to 7, the tokens that a piece "
-         r"shares with the one before it\.\nA piece has 10 tokens, of which every one repeats 2\.$"),
+         r"shares with the previous one\.\nA piece has 10 tokens, and all pieces repeat 2 of them\.$"),
         (20, None, 8, "with a stride of 8: it must be 0 to 7"),
         (2, None, 8, "with a stride of 8: it must be 0 to 7"),
-        (20, 3, 4, r"with a stride of 4: it must be 0 to 3, .*\nA piece has 10 tokens, of which every one repeats 6"),
+        (20, 3, 4, r"with a stride of 4: it must be 0 to 3, .*\nA piece has 10 tokens, and all pieces repeat 6"),
         (2, 3, -1, "with a stride of -1"),
         (20, 7, 0, r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the special "
          r"tokens, the prompt and, of a pair, the first text\) has as many or more\.\nShorten the prompt or"),

@@ -183,7 +183,7 @@ def test_a_small_vocabulary_gives_fewer_tokens() -> None:
 
 
 def test_a_text_without_a_mask_is_refused_with_how_to_write_one() -> None:
-    with pytest.raises(InputError, match=r"no mask to fill.\nWrite \[MASK\] where a word is wanted"):
+    with pytest.raises(InputError, match=r"no mask to fill.\nWrite \[MASK\] in place of a word"):
         fillings(
             np.zeros((1, 3), np.float32),
             mask_token_id=7,
