@@ -154,6 +154,7 @@ def test_what_is_read_and_written_is_named_by_options(run: Command, bundle: Path
     vectors = ["--skip-failed", "--normalize", "--truncate-dim", 2]
     done = run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.parquet", *options, *vectors)
     assert done.returncode == 2, done.stderr
+    assert "\nThe first of them is row 1: " in done.stderr
     table = pyarrow.parquet.read_table(tmp_path / "out.parquet")
     assert table.select(["id", "lang", "error"]).to_pylist() == [
         {"id": 0, "lang": "en", "error": None},
@@ -162,7 +163,9 @@ def test_what_is_read_and_written_is_named_by_options(run: Command, bundle: Path
     assert [sum(x * x for x in vector) for vector in table["embedding"].to_pylist()] == pytest.approx([1, 1])
     assert table.schema.field("embedding").type.list_size == 2
     kept = [*options[:2], "--keep-columns", "all", "--output-dtype", "binary"]
-    assert run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.jsonl", *kept).returncode == 2
+    done = run(bundle, tmp_path / "rows.data", "-o", tmp_path / "out.jsonl", *kept)
+    assert done.returncode == 2
+    assert "\nThe column `error` says why. The first of them is row y: " in done.stderr
     assert list(lines_of(tmp_path / "out.jsonl")[0]) == ["id", "text", "lang", "embedding", "tokens", "error"]
     assert [len(row["embedding"]) for row in lines_of(tmp_path / "out.jsonl")[::2]] == [1, 1]  # type: ignore[arg-type]
 
