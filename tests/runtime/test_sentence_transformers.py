@@ -292,7 +292,7 @@ def test_a_job_puts_prompts_before_texts(saved: Callable[[str], Path], name: str
         assert_close(found, theirs.encode(texts, **options), atol=ATOL)
     with pytest.raises(InputError, match="no prompt 'title'; this bundle has query, document, passage"):
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="title")
-    with pytest.raises(InputError, match="--prompt and --prompt-name both say"):
+    with pytest.raises(InputError, match="--prompt and --prompt-name both define"):
         run(directory / "bundle", inputs, tmp_path / "other.jsonl", prompt_name="query", prompt="")
 
 

@@ -142,7 +142,7 @@ BAD_TABLES = {
     "of floats": (a_table(4, 6, 3) * 1.0, r"the table is of type float64; .*\nWrite it as integers: array\.astype"),
     "of truths": (a_table(4, 6, 3) > 0, r"of type bool"),
     "with a block too many": (with_entry(8), r"lists block 8 at \[2, 5, 1\]; the longest text has the blocks 0 to 7\."),
-    "with a negative block": (with_entry(-1), r"lists block -1 at \[2, 5, 1\].*\nCount blocks from 0, .* with block="),
+    "with a negative block": (with_entry(-1), r"lists block -1 at \[2, 5, 1\].*\nCount blocks from 0, .* by block="),
 }
 
 
