@@ -169,9 +169,10 @@ def _attend_by(node: Callable[..., Any]) -> None:
     hdexport.families.longformer.sliding_window_node = node  # type: ignore[attr-defined]
 
 
-def _our_kernel(*tensors: Any, **attributes: Any) -> Any:
+def _our_kernel(*tensors: Any, dilation: tuple[int, ...] = (1,), **others: Any) -> Any:
     """[batch, heads, tokens, head_dim], by the Triton kernel, whose tensors are contiguous."""
     contiguous = [tensor.contiguous() for tensor in tensors]
+    attributes = {"dilation": dilation, **others}
     return attention_call(OPERATORS["SlidingWindowAttention"], contiguous, attributes, is_filled=False)()
 
 
