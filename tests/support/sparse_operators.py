@@ -279,7 +279,7 @@ class Description:
     wide: SparseLayer  # a node with four heads of 64 whose memory is measured
     built: Sequence[tuple[SparseLayer, bool]]  # nodes that TensorRT-RTX builds, and whether nightly only
     span: Callable[[Any], int]  # of a built node, the keys of one query that its parallel body holds scores of at most
-    # nodes of a CPU graph -> the longest text whose queries attend to each key exactly once; None if there is none
+    # nodes of a CPU graph -> the longest text whose queries attend to each key exactly once, or None
     lowered: Mapping[SparseLayer, int | None]
     lowered_atol: float  # of these, as measured
     lowered_chain: Sequence[SparseLayer]  # nodes that share a CPU graph

@@ -368,7 +368,7 @@ class Manifest:
     sentence: SentenceSettings | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
-        """The first input of a role; None if there is none."""
+        """The first input of a role, or None."""
         return next((spec for spec in self.inputs if spec.role is role), None)
 
     @property

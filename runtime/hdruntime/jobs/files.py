@@ -25,6 +25,7 @@ import logging
 import os
 import socket
 import stat
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -142,13 +143,22 @@ class OpenFolder:
         """
         return self._decoded(SAVED_FILE, saved_from_json, Saved())
 
-    def ranges(self) -> npt.NDArray[np.float32] | None:
-        """[2, dimensions], minimum and maximum for quantised vectors; None if there are none.
+    def ranges(self, checksum: int | None) -> npt.NDArray[np.float32] | None:
+        """[2, dimensions], minimum and maximum for quantised vectors; None if no kept row needs them.
+
+        Args:
+            checksum: CRC-32 of the file; None if no kept row needs it. Other ranges would give the remaining rows
+                another scale than the kept ones.
 
         Raises:
-            HdexportError: the file is damaged.
+            HdexportError: the file is missing or has changed.
         """
-        return self._decoded(RANGES_FILE, lambda content: np.array(json.loads(content), np.float32), None)
+        content = self._decoded(RANGES_FILE, bytes, b"")
+        if checksum is None:
+            return None
+        if zlib.crc32(content) != checksum:
+            raise damaged(self.path, f"{RANGES_FILE} is missing or has changed")
+        return np.array(json.loads(content), np.float32)
 
     def is_published(self) -> bool:
         """Whether the output of a complete job was moved into place."""

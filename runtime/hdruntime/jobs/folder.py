@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import time
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -165,7 +166,7 @@ class JobFolder:
                 self._replace(JOB_FILE, json.dumps(identity))
             self.saved = self._committed = self._files.saved()
             self._published = self._files.is_published()
-            self.ranges = self._files.ranges()
+            self.ranges = self._files.ranges(self.saved.ranges_checksum)
             if self.saved.complete:
                 return
             self._results = self._files.open(RESULTS_FILE, os.O_RDWR | os.O_CREAT)
@@ -194,8 +195,10 @@ class JobFolder:
             HdexportError: the disk does not take it.
         """
         with disk_errors_explained(self._output):
-            self._replace(RANGES_FILE, json.dumps(ranges.tolist()))
+            content = json.dumps(ranges.tolist())
+            self._replace(RANGES_FILE, content)
         self.ranges = ranges
+        self.saved = dataclasses.replace(self.saved, ranges_checksum=zlib.crc32(content.encode()))
 
     def commit_if_due(self) -> None:
         """Commit if enough time has passed since the last commit.

@@ -23,7 +23,7 @@ from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_in
 from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
-from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter, Saved
+from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
 from hdruntime.jobs.results import TaskResults, check_columns, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
@@ -217,7 +217,8 @@ def _run_windows(
         data = encoding.encode([row for row in result.results if not (job.options.skip_failed and row["error"])])
         if not folder.saved.result_bytes:
             data = encoding.begin() + data
-        saved = Saved(
+        saved = replace(
+            folder.saved,
             position=window.end,
             stamp=watch.stamp(window.end.file),
             counts=folder.saved.counts + result.counts,

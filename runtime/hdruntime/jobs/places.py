@@ -56,7 +56,7 @@ class Version:
     stamp: tuple[int, int] = (0, 0)
 
     def change(self, now: Version) -> str | None:
-        """The change of size or modification time, in words; None if there is none."""
+        """How size or modification time changed, in words; None if neither did."""
         if now.size_bytes != self.size_bytes:
             return f"its size was {self.size_bytes} bytes, and is {now.size_bytes}"
         if now.modified == self.modified:

@@ -111,6 +111,7 @@ class Saved:
         seconds: time that they took.
         result_bytes: length of their results; bytes after that in the file do not count.
         complete: whether all rows are done.
+        ranges_checksum: CRC-32 of the file with the ranges of quantised vectors; None without ranges.
     """
 
     position: Position = field(default_factory=Position)
@@ -119,6 +120,7 @@ class Saved:
     seconds: float = 0.0
     result_bytes: LargeCount = 0
     complete: bool = False
+    ranges_checksum: LargeCount | None = None
 
 
 def json_from_saved(saved: Saved) -> str:

@@ -38,7 +38,7 @@ from support.sparse_operators import (
 
 LENGTHS = {1, 7, 8, 9, 15, 16, 17, 18, 32, 33, 97, 211}
 LAYERS = {layer: longest for described in DESCRIPTIONS.values() for layer, longest in described.lowered.items()}
-"""Layer -> the longest text whose queries attend to each key exactly once; None if there is none."""
+"""Layer -> the longest text whose queries attend to each key exactly once, or None."""
 
 CHAINS: dict[str, Sequence[Dense | SparseLayer]] = {
     "DenseAttention": (Dense(),),

@@ -280,6 +280,28 @@ def test_a_damaged_folder_is_refused_without_restart(
     assert run(bundle_path, tmp_path / "in.jsonl", unfinished, restart=True).rows == 25
 
 
+@pytest.mark.parametrize("content", [None, "x", "[[0, 0], [1, 1]]", "another digit"])
+def test_ranges_that_are_not_those_of_the_kept_rows_are_refused(
+    bundle_path: Path, tmp_path: Path, small_windows: None, content: str | None
+) -> None:
+    """Else the remaining rows would get another scale than the kept ones."""
+    rows, output = write_rows(tmp_path / "in.jsonl", list(random_texts(25))), tmp_path / "out.jsonl"
+    vectors = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
+    with pytest.raises(KeyboardInterrupt):
+        run(bundle_path, rows, output, vectors=vectors, on_progress=stop_at(10))
+    file = job_folder_path(output) / "ranges.json"
+    right = file.read_text()
+    if content is None:
+        file.unlink()
+    else:
+        digit = max(right.index("1"), right.index("2"))
+        file.write_text(f"{right[:digit]}9{right[digit + 1 :]}" if content == "another digit" else content)
+    with pytest.raises(HdexportError, match=r"is damaged: ranges\.json is missing or has changed.*\nStart over with"):
+        run(bundle_path, rows, output, vectors=vectors)
+    file.write_text(right)
+    assert run(bundle_path, rows, output, vectors=vectors).rows == 25
+
+
 def test_a_position_beyond_the_inputs_is_refused(bundle_path: Path, tmp_path: Path, unfinished: Path) -> None:
     path = job_folder_path(unfinished) / "progress.json"
     saved = json.loads(path.read_text())
