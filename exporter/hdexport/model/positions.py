@@ -63,6 +63,12 @@ class Scheme(str, Enum):
     """Hierarchical decomposition: n rows give n * n different ones."""
     TILE = "tile"
     """The checkpoint's rows over and over, as Longformer's initialisation did; any number of positions."""
+    INTERPOLATE = "interpolate"
+    """Between the checkpoint's rows, which each text longer than the table spreads over its own length."""
+    INTERPOLATE_STATIC = "interpolate:static"
+    """Between the checkpoint's rows, which are spread over the longest input whatever a text's length."""
+    GROUP = "group"
+    """The checkpoint's rows, each for a group of neighbouring tokens; how many is by a text's own length."""
     NONE = "none"
     """Nowhere: at most the checkpoint's own rows."""
 
@@ -74,6 +80,8 @@ class Form(str, Enum):
     """One table with a row per position."""
     FACTORED = "factored"
     """Two small tables that are looked up and added: see `FactoredTable`."""
+    BY_LENGTH = "by_length"
+    """The checkpoint's table, looked up by each text's own length."""
     COMPUTED = "computed"
     """No table: positions are computed in the graph, as rotary ones are."""
 

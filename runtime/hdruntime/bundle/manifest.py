@@ -41,8 +41,9 @@ Task = Literal[
 ]
 Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
-Scheme = Literal["hierarchical", "tile", "none"]
-Form = Literal["folded", "factored", "computed"]
+Scheme = Literal["hierarchical", "tile", "interpolate", "interpolate:static", "group", "none"]
+Form = Literal["folded", "factored", "by_length", "computed"]
+AttentionScale = Literal["logn", "none"]
 Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
@@ -168,12 +169,16 @@ class Positions:
     """How the position table was extended.
 
     Attributes:
-        scheme: ``hierarchical``, ``tile`` or ``none``.
+        scheme: of `hdexport build --positions`.
         alpha: the hierarchical scheme's alpha, else None.
         base: rows of the checkpoint's table that were usable.
         rows: positions served, equal to ``max_len``.
         first_row: row of the checkpoint's table that holds the first position (``padding_idx + 1``, or 0).
-        form: ``folded`` into one table, ``factored`` into two lookups and an add, or ``computed``: there is no table.
+        form: ``folded`` into one table, ``factored`` into two lookups and an add, ``by_length``: looked up in the
+            checkpoint's rows by each text's own length, or ``computed``: there is no table.
+        attention_scale: ``logn`` where queries are multiplied by max(1, ln n / ln base), n being the tokens of a text
+            that they attend to; else ``none``.
+        reason: why scheme, alpha and scale are these, as half a sentence; empty in bundles that do not say.
     """
 
     scheme: Scheme
@@ -182,6 +187,8 @@ class Positions:
     rows: Length
     first_row: TokenCount
     form: Form
+    attention_scale: AttentionScale = "none"
+    reason: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
