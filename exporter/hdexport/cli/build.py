@@ -80,8 +80,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--attention-scale",
         choices=["auto", "logn", "none"],
         default="auto",
-        help="logn multiplies queries by max(1, ln n / ln L) in a text of n tokens, L being the positions that the model "
-        "was trained with; auto (default) is logn for embeddings past those positions, else none",
+        help="logn multiplies queries by max(1, ln n / ln L) in a text of n tokens, L being the positions that the "
+        "model was trained with; auto (default) is logn for embeddings past those positions, else none",
     )
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
@@ -198,8 +198,8 @@ def _warn_of_untrained_positions(output: Path, manifest: Manifest) -> None:
     gives_vectors = manifest.task in ("feature-extraction", "sentence-similarity")
     measure = f"hdexport quality {output} --texts FILE" if gives_vectors else "compare answers on your labelled texts"
     logger.warning(
-        "The model was trained with %d positions, and this bundle takes up to %d tokens. Measure what that does to long "
-        "texts: %s",
+        "The model was trained with %d positions, and this bundle takes up to %d tokens. Measure what that does to "
+        "long texts: %s",
         positions.trained or positions.base,
         positions.rows,
         measure,

@@ -17,8 +17,8 @@ which is what this module computes: it is a table of n rows (by j) plus a table 
 i = 1 is exactly zero, and so the first n rows need no arithmetic and keep every bit.
 
 Interpolation and grouping (Zhu et al., LongEmbed, arXiv 2404.12096) reuse the checkpoint's rows by the length of each
-text, which no table can do: `hdexport.model.surgery` computes them in the graph. Only interpolation with a fixed stretch
-is a table.
+text, which no table can do: `hdexport.model.surgery` computes them in the graph. Only interpolation with a fixed
+stretch is a table.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def extend_table(
     result[:first_row] = _cast(table[:first_row], result.dtype, "kept row", 0)
     if max_len > base and scheme not in TABLES:
         raise InputError(
-            f"--positions {scheme.value} chooses rows by the length of each text, which no table of a checkpoint can do.\n"
+            f"--positions {scheme.value} chooses rows by the length of each text, which no table can do.\n"
             "Use --positions interpolate:static, tile or hierarchical; hdexport build takes all of them."
         )
     # One run of `base` positions at a time: the float64 copy stays as small as the checkpoint's table.
