@@ -30,6 +30,7 @@ from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
 from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import (
+    AttentionScale,
     Dtype,
     GraphFile,
     Manifest,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     import onnx_ir
     from transformers import PreTrainedModel
 
+    from hdexport.attention.query_scale import LogScale
     from hdexport.model.graph_module import GraphModule
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,8 @@ class BuildOptions:
         task: None infers it from the checkpoint.
         scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme.
+        attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
+            they see; ``none`` leaves them.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
         engines: engines beside the ONNX graphs.
@@ -88,6 +92,7 @@ class BuildOptions:
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
+    attention_scale: AttentionScale = "none"
     attention: Mapping[str, Any] = field(default_factory=dict)
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
@@ -146,12 +151,14 @@ def _write_graphs(
     sentence = sentence_settings(checkpoint, task)
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, options, progress)
-    setups = _attention(model, checkpoint, task, options, progress)
+    positions = dataclasses.replace(positions, attention_scale=options.attention_scale)
+    query_scale = _query_scale(positions)
+    setups = _attention(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
         setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
     pools_prompts = sentence is None or sentence.include_prompt
-    module = _graph_module(model, checkpoint, task, setups, options, pools_prompts=pools_prompts)
+    module = _graph_module(model, checkpoint, task, setups, options, query_scale, pools_prompts=pools_prompts)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
@@ -165,8 +172,21 @@ def _write_graphs(
     )
 
 
+def _query_scale(positions: Positions) -> LogScale | None:
+    """The factor of the queries; None where no text is long enough for another than 1."""
+    from hdexport.attention.query_scale import LogScale
+
+    query_scale = LogScale.of_positions(positions)
+    return None if query_scale is None or not query_scale.changes(positions.rows) else query_scale
+
+
 def _attention(
-    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions, progress: Progress
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    options: BuildOptions,
+    query_scale: LogScale | None,
+    progress: Progress,
 ) -> dict[str, Setup]:
     """The model's attention, its own or the requested one; reports what the latter does to the answers."""
     subject = Subject(
@@ -174,6 +194,7 @@ def _attention(
         family=checkpoint.family,
         task=task,
         max_len=options.max_len,
+        query_scale=query_scale,
         first_special_id=lambda: first_special_id(checkpoint),
         convertible=convertible_model_types,
     )
@@ -212,6 +233,7 @@ def _graph_module(
     task: Task,
     setups: Mapping[str, Setup],
     options: BuildOptions,
+    query_scale: LogScale | None,
     *,
     pools_prompts: bool,
 ) -> GraphModule:
@@ -233,7 +255,7 @@ def _graph_module(
         family.adapt(model)
     for setup in setups.values():
         setup.adapt(model, family)
-    use_operators(model)
+    use_operators(model, query_scale)
     return GraphModule(
         model,
         task,

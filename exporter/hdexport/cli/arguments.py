@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BACKENDS",
+    "add_attention_scale_argument",
     "add_pickle_argument",
     "add_position_arguments",
     "add_revision_argument",
@@ -71,6 +72,18 @@ def add_position_arguments(parser: argparse._ActionsContainer) -> None:
         default=0.4,
         metavar="A",
         help="weight of the coarse position, between 0 and 1 but not 0.5; hierarchical only (default: 0.4)",
+    )
+
+
+def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--attention-scale``."""
+    parser.add_argument(
+        "--attention-scale",
+        choices=["none", "logn"],
+        default="none",
+        help="logn: multiply queries by max(1, ln n / ln L), for n tokens that they see and L positions of the "
+        "checkpoint, so that attention over longer texts stays as sharp; texts of up to L tokens keep every bit "
+        "(default: none)",
     )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.cli.arguments import (
+    add_attention_scale_argument,
     add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
@@ -72,6 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
     )
     add_position_arguments(positions)
+    add_attention_scale_argument(positions)
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(
@@ -146,6 +148,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         task=None if options.task == "auto" else Task(options.task),
         scheme=scheme,
         alpha=options.alpha,
+        attention_scale=options.attention_scale,
         attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
