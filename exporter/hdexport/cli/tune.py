@@ -147,10 +147,10 @@ def run(options: argparse.Namespace) -> int:
         )
     outcome, extension = tuned.outcome, tuned.extension
     first, last = (sum(part) / len(part) for part in (outcome.losses[:10], outcome.losses[-10:]))
+    print(f"{options.output}: {options.max_len} positions from {extension.base}, {tuned.trained_values} values trained")
     print(
-        f"{options.output}: {options.max_len} positions from {extension.base}; {tuned.trained_values} values "
-        f"trained on {outcome.documents} texts in {outcome.steps} steps, {outcome.seconds / 60:.1f} minutes; loss {first:.4g} to "
-        f"{last:.4g}"
+        f"{outcome.documents} texts in {outcome.steps} steps, {outcome.seconds / 60:.1f} minutes; "
+        f"loss {first:.4g} to {last:.4g}"
     )
     attention = "" if extension.attention is None else f" --attention {extension.attention}"
     print(f"Next: hdexport build {options.output}{attention}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Contrast"]
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -100,6 +101,10 @@ class Contrast(Objective):
         has_query = torch.arange(QUERIES) < self._numbers[seen, None]  # [seen, queries]
         right = torch.arange(len(seen))[:, None].expand_as(has_query)[has_query]
         scores = all_queries[seen][has_query] @ all_texts[seen].T / TEMPERATURE  # [all queries, seen]
+        # Texts that were seen stand for those that were not, so that losses of all steps can be compared.
+        stand_for = math.log((len(self._all) - 1) / max(1, len(seen) - 1))
+        is_right = torch.nn.functional.one_hot(right, len(seen)).bool()
+        scores = scores + torch.where(is_right, 0.0, stand_for)
         losses = torch.nn.functional.cross_entropy(scores, right, reduction="none")
         # Each text counts the same, however many sentences it has.
         losses = losses / self._numbers[seen][right]

@@ -14,14 +14,13 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from hdexport.attention.kind import Subject
 from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
-from hdexport.attention.model_parts import layer_stack
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.query_scale_reference import use_query_scale
 from hdexport.checkpoint import Checkpoint
 from hdexport.checkpoint.position_choice import PositionChoice
 from hdexport.checkpoint.sentence_pooling import SentencePooling, sentence_pooling
 from hdexport.checkpoint.tokenizer_files import first_special_id
-from hdexport.families import convertible_model_types
+from hdexport.families import Family, convertible_model_types
 from hdexport.model.positions import extend_table
 from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
@@ -38,10 +37,12 @@ if TYPE_CHECKING:
 class Encoder:
     """A model that gives token states and vectors of token ids, on a device.
 
-    Linear layers compute in bfloat16 where the hardware has it.
+    Linear layers compute in bfloat16 where the hardware has it, but for families whose attention is the library's own
+    code, which mixes types.
 
     Args:
         model: in evaluation mode.
+        family: of the model.
         device: where it runs.
         pad_token_id: fills shorter rows of a batch.
         pooling: to vectors; None for the mean.
@@ -51,6 +52,7 @@ class Encoder:
     def __init__(
         self,
         model: PreTrainedModel,
+        family: Family,
         device: torch.device,
         *,
         pad_token_id: int,
@@ -63,7 +65,7 @@ class Encoder:
         self._marks = [
             spec.name for spec in inputs if spec.role is Role.MARKS and spec.default.fill is Fill.FIRST_TOKEN
         ]
-        self._half = _has_bfloat16(device)
+        self._half = family.own is None and _has_bfloat16(device)
         if self._half:
             _cast_frozen_layers(model)
 
@@ -103,7 +105,6 @@ class Student(Encoder):
 
     rows: TunedRows
     positions: Positions
-    _first_token_table: str
 
     def trained(self) -> dict[str, torch.nn.Parameter]:
         """Name -> weight, of those that are trained."""
@@ -167,6 +168,7 @@ def make_student(
         _checkpoint_layers(model)
     student = Student(
         model,
+        family,
         device,
         pad_token_id=int(checkpoint.config.get("pad_token_id") or 0),
         pooling=_pooling(checkpoint, task),
@@ -181,7 +183,7 @@ def make_teacher(checkpoint: Checkpoint, task: Task, options: TuneOptions, devic
     model = checkpoint.load(task, allow_pickle=options.allow_pickle).requires_grad_(False)
     checkpoint.family.as_trained(model)
     pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
-    return Encoder(model, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task))
+    return Encoder(model, checkpoint.family, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task))
 
 
 def _pooling(checkpoint: Checkpoint, task: Task) -> SentencePooling | None:
@@ -224,9 +226,11 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def _cast_frozen_layers(model: PreTrainedModel) -> None:
-    """Keep the layers' frozen matrices in bfloat16, so that autocast need not convert them at every call."""
-    for module in layer_stack(model).modules():
-        if isinstance(module, torch.nn.Linear) and not module.weight.requires_grad:
+    """Keep frozen matrices in bfloat16, so that autocast need not convert them at every call."""
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    for module in model.modules():
+        frozen = isinstance(module, torch.nn.Linear) and not module.weight.requires_grad
+        if frozen and id(module.weight) not in looked_up:
             module.to(torch.bfloat16)
 
 
