@@ -17,12 +17,9 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args
 
-from hdruntime.bundle.manifest import Backend
-
-if TYPE_CHECKING:
-    from hdexport.model.positions import Scheme
+from hdruntime.bundle.manifest import Backend, Scheme
 
 BACKENDS = tuple(backend.value for backend in Backend)
 """Their names, as options take them."""
@@ -62,16 +59,15 @@ def add_pickle_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
 
 
-def add_position_arguments(parser: argparse._ActionsContainer, *, schemes: Sequence[Scheme], alpha: str) -> None:
+def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) -> None:
     """Declare ``--positions`` and ``--alpha``.
 
     Args:
-        schemes: values of ``--positions``.
         alpha: what ``auto`` means, for the help.
     """
     parser.add_argument(
         "--positions",
-        choices=[scheme.value for scheme in schemes],
+        choices=get_args(Scheme),
         default="hierarchical",
         help="where positions past the checkpoint's come from (default: hierarchical); see docs/positions.md",
     )

@@ -35,7 +35,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     from hdexport.attention.kinds import kinds
     from hdexport.engines.targets import TARGETS
-    from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
 
     tasks = [task.value for task in Task]
@@ -76,7 +75,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     positions.add_argument(
         "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
     )
-    add_position_arguments(positions, schemes=list(Scheme), alpha="0.05 for embeddings and 0.4 for other tasks")
+    add_position_arguments(positions, alpha="0.05 for embeddings and 0.4 for other tasks")
     add_attention_scale_argument(positions)
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
