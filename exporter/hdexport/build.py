@@ -76,6 +76,7 @@ class BuildOptions:
         alpha: weight of the coarse position in the hierarchical scheme.
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
             they see; ``none`` leaves them.
+        rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
         engines: engines beside the ONNX graphs.
@@ -93,6 +94,7 @@ class BuildOptions:
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float = DEFAULT_ALPHA
     attention_scale: AttentionScale = "none"
+    rope_factor: float | None = None
     attention: Mapping[str, Any] = field(default_factory=dict)
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
@@ -151,7 +153,8 @@ def _write_graphs(
     sentence = sentence_settings(checkpoint, task)
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, options, progress)
-    positions = dataclasses.replace(positions, attention_scale=options.attention_scale)
+    _stretch(model, checkpoint, positions, options)
+    positions = dataclasses.replace(positions, attention_scale=options.attention_scale, rope_factor=options.rope_factor)
     query_scale = _query_scale(positions)
     setups = _attention(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
@@ -170,6 +173,16 @@ def _write_graphs(
         engines=engines,
         sentence=sentence,
     )
+
+
+def _stretch(model: PreTrainedModel, checkpoint: Checkpoint, positions: Positions, options: BuildOptions) -> None:
+    from hdexport.model.rotary import check_rope_factor, stretch_rotary
+
+    if options.rope_factor is not None:
+        model_type = checkpoint.config["model_type"]
+        lengths = {"max_len": positions.rows, "base": positions.base}
+        check_rope_factor(options.rope_factor, checkpoint.family, model_type=model_type, **lengths)
+        stretch_rotary(model, options.rope_factor)
 
 
 def _query_scale(positions: Positions) -> LogScale | None:
@@ -213,9 +226,10 @@ def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOption
         progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
     elif options.max_len > checkpoint.base_positions:
         logger.warning(
-            "Positions are computed, not learned: %d to %d are served, but the model never saw them.",
+            "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
             checkpoint.base_positions,
             options.max_len - 1,
+            "" if options.rope_factor is not None else " --rope ntk:FACTOR stretches those of training.",
         )
     return extend_positions(
         model,

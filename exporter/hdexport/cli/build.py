@@ -14,6 +14,7 @@ from hdexport.cli.arguments import (
     add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
+    rope_factor,
     whole_number,
 )
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
@@ -74,6 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_position_arguments(positions)
     add_attention_scale_argument(positions)
+    positions.add_argument(
+        "--rope",
+        metavar="ntk:FACTOR",
+        type=rope_factor,
+        help="ModernBERT with --max-len above the trained length: multiply the base of its rotary positions by FACTOR, "
+        "above 1, in the layers that attend to the whole text; those with windows see no further than in training. It "
+        "changes answers on short texts as well",
+    )
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(
@@ -149,6 +158,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         scheme=scheme,
         alpha=options.alpha,
         attention_scale=options.attention_scale,
+        rope_factor=options.rope,
         attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None

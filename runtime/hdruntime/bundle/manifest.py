@@ -178,6 +178,8 @@ class Positions:
             checkpoint's rows by each text's own length, or ``computed``: there is no table.
         attention_scale: ``logn`` where queries are multiplied by max(1, ln n / ln base), n being the tokens of a text
             that they attend to; else ``none``.
+        rope_factor: of the base of rotary positions in layers that attend to the whole text; None where it is the
+            checkpoint's.
         reason: why scheme, alpha and scale are these, as half a sentence; empty in bundles that do not say.
     """
 
@@ -188,6 +190,7 @@ class Positions:
     first_row: TokenCount
     form: Form
     attention_scale: AttentionScale = "none"
+    rope_factor: Annotated[float, Meta(gt=1)] | None = None
     reason: str = ""
 
 
