@@ -78,7 +78,7 @@ class BlockMask:
 
 def block_query_factors(
     spec: BlockSparse, query_scale: LogScale, attention_mask: torch.Tensor, ordinary_keys: int
-) -> torch.Tensor | None:
+) -> torch.Tensor:
     """The factors of the queries of texts, by the keys that most of a text's queries see.
 
     One factor serves all queries of a text. Those of global blocks see more keys than it is made for. The global tokens
@@ -91,10 +91,8 @@ def block_query_factors(
         ordinary_keys: that a query of an ordinary block sees at most, in a text that is not attended to densely.
 
     Returns:
-        [batch, 1, 1, 1], float32; None where all are 1, however long the texts.
+        [batch, 1, 1, 1], float32.
     """
-    if not query_scale.changes(max(ordinary_keys, spec.dense_tokens)):
-        return None
     if not query_scale.changes(spec.dense_tokens):
         return query_scale.for_mask(attention_mask, ordinary_keys)
     tokens = torch.ones_like(attention_mask)

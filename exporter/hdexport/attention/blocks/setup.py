@@ -69,6 +69,11 @@ class BlockSetup(Setup):
             blocks += self.spec.random_blocks if self.spec.mode is Mode.TABLE else 0
         return blocks * self.spec.block_size
 
+    @property
+    def most_keys(self) -> int:
+        """The most tokens of a text that a query of an ordinary block sees."""
+        return max(self.ordinary_keys, self.spec.dense_tokens)
+
     def tables(self, layers: int) -> list[torch.Tensor | None]:
         """The table of each layer, as a tensor.
 
@@ -134,7 +139,10 @@ def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | 
                 f"Ask for {max_len} or fewer, or build with a larger --max-len."
             )
         embeddings = _global_embeddings(request, model, subject.first_special_id)
-    return dataclasses.replace(_setup(spec, tables, embeddings), query_scale=subject.query_scale)
+    setup = dataclasses.replace(_setup(spec, tables, embeddings), query_scale=subject.query_scale)
+    if spec.converted:
+        subject.warn_if_unscaled(setup.most_keys)
+    return setup
 
 
 def _setup(
@@ -227,8 +235,7 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
     if setup.listed_blocks is not None:
         for module, table in zip(attention_modules(model), setup.listed_blocks, strict=True):
             module.register_buffer(LISTED_BLOCKS, torch.from_numpy(table), persistent=False)
-    spec, query_scale, ordinary_keys = setup.spec, setup.query_scale, setup.ordinary_keys
-    global_embeddings = None
+    spec, query_scale, global_embeddings = setup.spec, setup.query_scale, None
     if setup.global_embeddings is not None:
         # A parameter of the model, so that it is a weight of the graph.
         global_embeddings = torch.nn.Parameter(torch.from_numpy(setup.global_embeddings).to(model.dtype))
@@ -236,8 +243,8 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
 
     def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
         factors = None
-        if query_scale is not None:
-            factors = block_query_factors(spec, query_scale, attention_mask, ordinary_keys)
+        if query_scale is not None and query_scale.changes(setup.most_keys):
+            factors = block_query_factors(spec, query_scale, attention_mask, setup.ordinary_keys)
 
         def masked(states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
             return layers(states, BlockMask(spec, token_mask, factors))
