@@ -47,10 +47,10 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     built: subprocess.CompletedProcess[str], bundle: Path
 ) -> None:
     assert built.stderr == (
-        "hdexport.cli.build: The model was trained with 64 positions, and this bundle takes up to 100 tokens. Measure what "
-        f"that does to long texts: hdexport quality {bundle} --texts FILE\n"
+        "hdexport.build: The model was trained with 64 positions, and this bundle takes up to 100 tokens: measure its "
+        "answers to long texts before you rely on them.\n"
     )
-    left_out, positions, model, for_cpu, for_gpu, summary, own_length, look, run = built.stdout.splitlines()
+    left_out, positions, model, for_cpu, for_gpu, summary, own_length, look, run, measure = built.stdout.splitlines()
     assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
     assert positions == (
         "Positions: hierarchical, alpha 0.05, queries scaled by log n: best for embeddings without fine-tuning. Or: "
@@ -70,6 +70,7 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
         f"hdexport inspect {bundle}",
         f"hdexport run {bundle} INPUT -o OUTPUT",
     )
+    assert measure == f"Measure it:  hdexport quality {bundle} --texts FILE"
 
 
 def test_a_bundle_does_not_say_where_it_was_built(bundle: Path, checkpoint: Path) -> None:

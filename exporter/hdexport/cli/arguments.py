@@ -9,10 +9,12 @@ __all__ = [
     "add_position_arguments",
     "add_revision_argument",
     "command_line",
+    "rope_factor",
     "whole_number",
 ]
 
 import argparse
+import math
 import re
 import shlex
 from collections.abc import Sequence
@@ -97,6 +99,18 @@ def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
         "model was trained with, so that attention over longer texts stays as sharp; auto (default) is logn for "
         "embeddings of texts past L, else none",
     )
+
+
+def rope_factor(text: str) -> float:
+    """The factor of a value ``ntk:FACTOR``, finite and above 1; for argparse's ``type``."""
+    method, _, number = text.partition(":")
+    try:
+        factor = float(number) if method == "ntk" else math.nan
+    except ValueError:
+        factor = math.nan
+    if not 1 < factor < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not ntk:FACTOR with a FACTOR above 1, such as ntk:4")
+    return factor
 
 
 def whole_number(text: str, *, least: int = 1) -> int:

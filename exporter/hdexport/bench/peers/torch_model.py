@@ -17,7 +17,6 @@ from hdruntime.bundle.manifest import Manifest
 
 if TYPE_CHECKING:
     import torch
-
     from transformers import PreTrainedModel
 
     from hdexport.model.family import Family
