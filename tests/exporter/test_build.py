@@ -126,6 +126,7 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
         "form": "folded",
         "attention_scale": "logn",
         "trained": 64,
+        "rope_factor": None,
         "reason": "best for embeddings without fine-tuning",
     }
     assert manifest.operators == {"hdexport::DenseAttention": 2}
