@@ -24,8 +24,10 @@ from pathlib import Path
 
 from benchmarks.quality.debian import cache_folder, training_pages
 
-_PACKAGES = ("asyncio", "collections", "concurrent", "ctypes", "email", "html", "http", "importlib", "json", "logging")
-_PACKAGES += ("multiprocessing", "sqlite3", "unittest", "urllib", "wsgiref", "xml")
+_PACKAGES = (
+    *("asyncio", "collections", "concurrent", "ctypes", "email", "html", "http", "importlib", "json", "logging"),
+    *("multiprocessing", "sqlite3", "unittest", "urllib", "wsgiref", "xml"),
+)
 """Packages of the standard library whose modules have pages, too."""
 
 _NOT_IMPORTED = ("antigravity", "idlelib", "pydoc_data", "test", "this", "turtledemo")
@@ -64,7 +66,7 @@ def module_pages() -> Iterator[tuple[str, str]]:
         names += [found.name for found in pkgutil.iter_modules(path, f"{package}.") if "._" not in found.name]
     for name in names:
         try:
-            page = pydoc.render_doc(importlib.import_module(name), renderer=pydoc.plaintext)
+            page = pydoc.render_doc(importlib.import_module(name), renderer=pydoc.plaintext)  # type: ignore[attr-defined]
         except ImportError:
             continue  # of another operating system
         if len(page) > _SHORTEST_CHARACTERS:

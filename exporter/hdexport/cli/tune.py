@@ -26,7 +26,6 @@ SUMMARY = "learn longer positions from long texts without labels"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     from hdexport.attention.kinds import kinds
-    from hdexport.model.positions import TABLES
 
     parser.add_argument(
         "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
@@ -92,7 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default): a GPU where there is one"
     )
     positions = parser.add_argument_group("positions and attention")
-    add_position_arguments(positions, schemes=TABLES, alpha="0.05 for embeddings, else 0.4, before training")
+    add_position_arguments(positions, alpha="0.05 for embeddings, else 0.4, before training")
     add_attention_scale_argument(positions)
     forms = [form for kind in kinds() for form in kind.forms.values()]
     positions.add_argument(

@@ -72,8 +72,8 @@ class Contrast(Objective):
         ]
         with contextlib.nullcontext() if self._learns_short else torch.no_grad():
             queries = student.vectors(sentences).cpu()
-            vectors = [student.vectors(texts[len(indices) :]).cpu()] if short else []
-        vectors = torch.cat([student.vectors(texts[: len(indices)]).cpu(), *vectors])
+            of_short = [student.vectors(texts[len(indices) :]).cpu()] if short else []
+        vectors = torch.cat([student.vectors(texts[: len(indices)]).cpu(), *of_short])
         return self._cross_entropy(live, len(indices), vectors, queries, numbers)
 
     def _cross_entropy(

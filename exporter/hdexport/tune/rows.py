@@ -22,6 +22,9 @@ class TunedRows(torch.nn.Module):
         all_rows: whether the rows before `first` are trained, too.
     """
 
+    before: torch.Tensor
+    share: torch.Tensor
+
     def __init__(self, table: torch.Tensor, *, first: int, base: int, all_rows: bool = False) -> None:
         super().__init__()
         count, width = len(table) - first, table.shape[1]

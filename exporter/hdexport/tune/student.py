@@ -6,7 +6,7 @@ __all__ = ["Encoder", "Student", "make_student", "make_teacher", "training_devic
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -69,7 +69,7 @@ class Encoder:
         if self._half:
             _cast_frozen_layers(model)
 
-    def outputs(self, texts: Sequence[torch.Tensor]) -> tuple[object, torch.Tensor]:
+    def outputs(self, texts: Sequence[torch.Tensor]) -> tuple[Any, torch.Tensor]:
         """The model's outputs, and the mask [batch, tokens], 1 for real tokens.
 
         Args:
@@ -87,7 +87,7 @@ class Encoder:
     def states(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
         """[batch, tokens, width], float32, and the mask [batch, tokens]."""
         outputs, mask = self.outputs(texts)
-        return outputs.last_hidden_state.float(), mask  # type: ignore[attr-defined]
+        return outputs.last_hidden_state.float(), mask
 
     def vectors(self, texts: Sequence[torch.Tensor]) -> torch.Tensor:
         """[batch, width], float32, of length 1."""

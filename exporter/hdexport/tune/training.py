@@ -170,7 +170,8 @@ class _Training:
 
     def _documents_of_step(self) -> list[int]:
         """Indices of the next documents, in a new order each time that all were seen."""
-        documents, tokens = [], 0
+        documents: list[int] = []
+        tokens = 0
         all_documents = self._objective.documents
         order: np.ndarray | None = None
         while not documents or tokens < self._options.batch_tokens:
@@ -183,7 +184,8 @@ class _Training:
 
     def _micro_batches(self, documents: list[int]) -> Iterator[list[int]]:
         """Documents of similar lengths, of at most as many tokens as the longest, padding included."""
-        all_documents, batch = self._objective.documents, []
+        all_documents = self._objective.documents
+        batch: list[int] = []
         for index in sorted(documents, key=lambda index: all_documents[index].tokens):
             if batch and all_documents[index].tokens * (len(batch) + 1) > self._options.max_len:
                 yield batch
