@@ -44,7 +44,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="TOKENS",
         type=whole_number,
         required=True,
-        help="positions of the new checkpoint; longer texts are cut into pieces",
+        help="positions of the new checkpoint",
+    )
+    parser.add_argument(
+        "--piece-tokens",
+        metavar="TOKENS",
+        type=whole_number,
+        help="longer texts are cut into pieces (default: three times the checkpoint's positions); time grows faster "
+        "than this, and rows past it learn only what all new rows share",
     )
     parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
@@ -121,6 +128,7 @@ def run(options: argparse.Namespace) -> int:
                 texts=options.texts,
                 output=options.output,
                 max_len=options.max_len,
+                piece_tokens=options.piece_tokens,
                 column=options.text_column,
                 loss=None if options.loss == "auto" else Loss(options.loss),
                 train=Trained(options.train),

@@ -31,7 +31,7 @@ _LEAST_PROSE = 0.8
 
 @dataclass(frozen=True)
 class Document:
-    """A text, or a piece of one, of at most `max_len` tokens.
+    """A text, or a piece of one, of at most so many tokens as was asked for.
 
     Attributes:
         name: of the text.
@@ -73,7 +73,7 @@ class Corpus:
     digest: str
 
 
-def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, max_len: int) -> Corpus:
+def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, most: int) -> Corpus:
     """Read and cut the texts.
 
     Args:
@@ -81,7 +81,7 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
         tokenizer: the checkpoint's, in transformers.
         column: of the texts; None for the default.
         base: positions that the checkpoint was trained with.
-        max_len: tokens of the longest piece.
+        most: tokens of the longest piece.
 
     Raises:
         InputError: the texts cannot be read, or too few are long.
@@ -92,7 +92,7 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
     for text in read_texts(source, column=column):
         digest.update(f"{len(text.name)} {len(text.text)} {text.name}{text.text}".encode(errors="replace"))
         count += 1
-        for piece in _pieces(text, tokenizer, max_len):
+        for piece in _pieces(text, tokenizer, most):
             (long if piece.tokens > base else short).append(piece)
     if len(long) < FEWEST_LONG:
         raise InputError(
@@ -103,11 +103,11 @@ def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, 
     return Corpus(long=tuple(long), short=tuple(short), texts=count, digest=digest.hexdigest())
 
 
-def _pieces(text: Text, tokenizer: Any, max_len: int) -> Iterator[Document]:
+def _pieces(text: Text, tokenizer: Any, most: int) -> Iterator[Document]:
     specials = tokenizer.num_special_tokens_to_add()
     tokens = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
     offsets = tokens["offset_mapping"]
-    size = max_len - specials
+    size = most - specials
     for first in range(0, len(offsets), size):
         last = min(first + size, len(offsets)) - 1
         piece = text.text[offsets[first][0] : offsets[last][1]]

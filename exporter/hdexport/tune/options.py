@@ -49,7 +49,9 @@ class TuneOptions:
             follow.
         texts: a file or a folder, see `hdexport.support.texts.read_texts`.
         output: the directory to write.
-        max_len: positions of the new checkpoint; longer texts are cut into pieces.
+        max_len: positions of the new checkpoint.
+        piece_tokens: longer texts are cut into pieces; None for three times the checkpoint's positions. Time grows
+            faster than this; rows past it learn only what all new rows share.
         column: of the texts; None for ``text``.
         loss: what is learnt; None chooses by the checkpoint's task.
         train: which weights.
@@ -76,6 +78,7 @@ class TuneOptions:
     texts: Path
     output: Path
     max_len: int
+    piece_tokens: int | None = None
     column: str | None = None
     loss: Loss | None = None
     train: Trained = Trained.POSITIONS
@@ -108,6 +111,20 @@ class TuneOptions:
         if self.minutes is not None:
             return 60 * self.minutes
         return 60 * DEFAULT_MINUTES if self.steps is None else None
+
+    def longest_piece(self, base: int) -> int:
+        """Tokens of the longest text that is run.
+
+        Args:
+            base: positions of the checkpoint.
+
+        Raises:
+            InputError: no new position would be learnt, or texts would be longer than the positions.
+        """
+        most = min(self.max_len, 3 * base) if self.piece_tokens is None else self.piece_tokens
+        if not base < most <= self.max_len:
+            raise InputError(f"--piece-tokens {most} is not from {base + 1} to --max-len {self.max_len}.")
+        return most
 
     def check(self) -> None:
         """Refuse numbers that nothing can be trained with.

@@ -144,7 +144,7 @@ def _corpus(checkpoint: Checkpoint, options: TuneOptions) -> Corpus:
         checkpoint.tokenizer,
         column=options.column,
         base=checkpoint.base_positions,
-        max_len=options.max_len,
+        most=options.longest_piece(checkpoint.base_positions),
     )
 
 
@@ -194,6 +194,7 @@ def _identity(
         "MODEL": str(checkpoint.path),
         "the size of its weights": sum(file.stat().st_size for file in weights),
         "--max-len": options.max_len,
+        "--piece-tokens": options.longest_piece(checkpoint.base_positions),
         "--loss": loss.value,
         "--train": options.train.value,
         "--positions": choice.describe(),
@@ -221,6 +222,7 @@ def _record(
         "loss": loss.value,
         "train": options.train.value,
         "max_len": options.max_len,
+        "piece_tokens": options.longest_piece(checkpoint.base_positions),
         "positions": choice.describe(),
         "attention": options.attention,
         "learning_rate": options.learning_rate,

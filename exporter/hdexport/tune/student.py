@@ -206,7 +206,7 @@ def _tuned_rows(
         extend_table(before.numpy(), rows, scheme=choice.scheme, alpha=choice.alpha, first_row=positions.first_row)
     )
     table[: len(before)] = before
-    tuned = TunedRows(table, first=len(before), base=positions.base, all_rows=options.train is Trained.ALL)
+    tuned = TunedRows(table, first=len(before), all_rows=options.train is Trained.ALL)
     embeddings.position_embeddings = tuned
     return Positions(
         scheme=positions.scheme,

@@ -27,6 +27,9 @@ _WARMUP_STEPS = 10
 _LEAST_RATE = 0.05
 """Of the highest, at the end of the schedule."""
 
+OWN_RATE = 0.05
+"""Of the learning rate, for the differences of single rows, whose gradients are mostly noise."""
+
 _BETAS = (0.9, 0.98)
 _MOST_NORM = 1.0
 """Of the gradient; steeper ones are scaled down."""
@@ -81,7 +84,10 @@ class _Training:
     def __init__(self, student: Student, objective: Objective, options: TuneOptions, folder: TuneFolder) -> None:
         self._student, self._objective, self._options, self._folder = student, objective, options, folder
         self._weights = student.trained()
-        self._optimizer = torch.optim.AdamW(self._weights.values(), betas=_BETAS, weight_decay=0.0)
+        own = [weight for weight in self._weights.values() if weight is student.rows.own]
+        others = [weight for weight in self._weights.values() if weight is not student.rows.own]
+        groups = [{"params": others, "share": 1.0}, {"params": own, "share": OWN_RATE}]
+        self._optimizer = torch.optim.AdamW(groups, betas=_BETAS, weight_decay=0.0)
         self.outcome = Outcome()
         self.micro, self._loss = 0, 0.0
         """Micro-batches of the current step that are done, and the sum of their losses."""
@@ -114,7 +120,7 @@ class _Training:
             if self._folder.is_due:
                 self.save()
         for group in self._optimizer.param_groups:
-            group["lr"] = self._options.learning_rate * self._factor()
+            group["lr"] = self._options.learning_rate * self._factor() * group["share"]
         norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
         self._require_finite("gradient", float(norm))
         self._optimizer.step()
@@ -185,9 +191,10 @@ class _Training:
     def _micro_batches(self, documents: list[int]) -> Iterator[list[int]]:
         """Documents of similar lengths, of at most as many tokens as the longest, padding included."""
         all_documents = self._objective.documents
+        most = max(all_documents[index].tokens for index in documents)
         batch: list[int] = []
         for index in sorted(documents, key=lambda index: all_documents[index].tokens):
-            if batch and all_documents[index].tokens * (len(batch) + 1) > self._options.max_len:
+            if batch and all_documents[index].tokens * (len(batch) + 1) > most:
                 yield batch
                 batch = []
             batch.append(index)

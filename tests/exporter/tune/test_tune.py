@@ -255,7 +255,7 @@ def test_too_few_long_texts_are_refused(run: Run, texts: Path, tmp_path: Path) -
 def test_long_texts_are_cut_into_pieces(texts: Path, model: Path) -> None:
     texts_of_topics(texts, documents=4, sentences=40)
     tokenizer = AutoTokenizer.from_pretrained(model)
-    corpus = read_corpus(texts, tokenizer, column=None, base=BASE, max_len=MAX_LEN)
+    corpus = read_corpus(texts, tokenizer, column=None, base=BASE, most=MAX_LEN)
     assert corpus.texts == 4
     # 40 sentences of 13 tokens each.
     assert [document.tokens for document in corpus.long[:3]] == [MAX_LEN, MAX_LEN, 520 - 2 * (MAX_LEN - 2) + 2]
