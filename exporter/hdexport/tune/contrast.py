@@ -27,8 +27,8 @@ class Contrast(Objective):
     """Cross entropy of the right text among all that were seen, for each sentence that was taken out of one.
 
     The vectors of texts and sentences are kept: the softmax is over all of them, and a text that is run is also moved
-    away from the sentences of all others. Where only new positions are trained, sentences and short texts never change.
-    With each long text a short one is run, so that long ones do not attract the sentences of short ones.
+    away from the sentences of all others. With each long text a short one is run, so that long ones do not attract the
+    sentences of short ones; each once where only new positions are trained, which short texts do not use.
 
     Args:
         corpus: the texts; those with fewer than two sentences are left out.
@@ -58,7 +58,10 @@ class Contrast(Objective):
     def loss(self, student: Student, indices: Sequence[int], seed: int) -> torch.Tensor:
         """See :class:`Objective`."""
         random = np.random.default_rng(seed)
-        short = random.permutation(np.arange(len(self.documents), len(self._all)))[: len(indices)].tolist()
+        short = np.arange(len(self.documents), len(self._all))
+        if not self._learns_short:
+            short = short[(self._numbers[len(self.documents) :] == 0).numpy()]
+        short = random.permutation(short)[: len(indices)].tolist()
         live = [*indices, *short]
         drawn = [self._all[index].drawn_sentences(QUERIES, random) for index in live]
         numbers = torch.tensor([len(spans) for spans in drawn])
