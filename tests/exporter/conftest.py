@@ -18,7 +18,7 @@ import hdruntime
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import AttentionScale, Manifest
 from hdruntime.bundle.reader import open_bundle
 from support.hugging_face import HuggingFace
 from support.made_once import made_once
@@ -74,8 +74,8 @@ TinyBundles = Callable[..., TinyBundle]
 def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     """Build ``(model_type, task, precision, max_len, attention, max_global, last_block, **changes)``, unverified.
 
-    All but the first have defaults; ``attention`` and ``last_block`` are what ``--attention`` and
-    ``--bigbird-last-block`` take, ``changes`` are of the configuration.
+    All but the first have defaults; ``attention``, ``last_block`` and ``attention_scale`` are what ``--attention``,
+    ``--bigbird-last-block`` and ``--attention-scale`` take, ``changes`` are of the configuration.
 
     What was requested before, by whichever worker, is not built again.
     """
@@ -90,6 +90,8 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         attention: str | None = None,
         max_global: int | None = None,
         last_block: str | None = None,
+        attention_scale: AttentionScale = "none",
+        rope_factor: float | None = None,
         **changes: Any,
     ) -> TinyBundle:
         def save_and_build(directory: Path) -> None:
@@ -102,12 +104,15 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 output=directory / "bundle",
                 max_len=max_len,
                 precision=precision,
+                attention_scale=attention_scale,
+                rope_factor=rope_factor,
                 attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
                 verify=None,
             )
             build(options)
 
-        others = repr((max_len, attention, max_global, last_block, sorted(changes.items())))
+        positions = (max_len, attention_scale, rope_factor)
+        others = repr((positions, attention, max_global, last_block, sorted(changes.items())))
         name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
         if name not in bundles:
             directory = made_once(tmp_path_factory, name, save_and_build)
