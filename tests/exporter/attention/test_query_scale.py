@@ -336,8 +336,8 @@ def test_an_engine_is_built_from_it_and_rebuilt(tiny_bundles, tmp_path: Path, pr
 @pytest.mark.parametrize(
     ("model_type", "changes", "said"),
     [
-        ("longformer", {}, "those of this longformer never do, however long the text"),
-        ("big_bird", {}, "those of this big_bird never do, however long the text"),
+        ("longformer", {}, "blocks of this longformer show them no more, however long the text.\n"),
+        ("big_bird", {}, "blocks of this big_bird show them no more, however long the text.\n"),
         (
             "big_bird",
             {"attention_type": "original_full"},
