@@ -9,6 +9,7 @@ __all__ = [
     "RANGES_FILE",
     "RESULTS_FILE",
     "SAVED_FILE",
+    "DamagedJobError",
     "OpenFolder",
     "damaged",
     "disk_errors_explained",
@@ -108,9 +109,13 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
         yield None if descriptor is None else OpenFolder(path, descriptor, parent)
 
 
-def damaged(folder: Path, reason: str) -> HdexportError:
+class DamagedJobError(HdexportError):
+    """What is kept of a job cannot be continued."""
+
+
+def damaged(folder: Path, reason: str) -> DamagedJobError:
     """The error for a folder that does not hold what a job leaves."""
-    return HdexportError(f"The unfinished job in {folder} is damaged: {reason}.\nStart over with --restart.")
+    return DamagedJobError(f"The unfinished job in {folder} is damaged: {reason}.\nStart over with --restart.")
 
 
 class OpenFolder:
@@ -248,9 +253,13 @@ class OpenFolder:
                 os.rmdir(self.path.name, dir_fd=self._parent)
 
     def _unfit(self, name: str, what: str) -> HdexportError:
+        said = f"{self.path / name} is {what}; a job does not touch files outside its folder.\n"
         # --restart does not remove the lock.
-        advice = "Remove it." if name == LOCK_FILE else "Start over with --restart."
-        return HdexportError(f"{self.path / name} is {what}; a job does not touch files outside its folder.\n{advice}")
+        return (
+            HdexportError(f"{said}Remove it.")
+            if name == LOCK_FILE
+            else DamagedJobError(f"{said}Start over with --restart.")
+        )
 
     def _status(self, name: str) -> os.stat_result | None:
         try:
