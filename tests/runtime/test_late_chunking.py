@@ -125,16 +125,17 @@ def spans_of(chunks: TextChunks) -> list[tuple[int, int]]:
     return list(zip(chunks.starts.tolist(), chunks.ends.tolist(), strict=True))
 
 
-@pytest.mark.parametrize("overlap", [None, 101])
-def test_chunks_of_tokens_are_those_by_hand(session: Session, by_hand: ByHand, overlap: int | None) -> None:
+@pytest.mark.parametrize(("number", "overlap"), [(16, None), (600, 101)])
+def test_chunks_of_tokens_are_those_by_hand(
+    session: Session, by_hand: ByHand, number: int, overlap: int | None
+) -> None:
     shared = SAMPLE_MAX_LEN // 4 if overlap is None else overlap
     texts = list(TEXTS.values())
-    for number in (16, 600):
-        found = session.embed_chunks(texts, chunks=f"tokens:{number}", overlap=overlap, batch_tokens=2000)
-        for text, chunks in zip(texts, found, strict=True):
-            spans = by_hand.spans_of_tokens(text, number)
-            assert spans_of(chunks) == spans
-            assert_close(chunks.vectors, by_hand.vectors(text, spans, shared), atol=ATOL)
+    found = session.embed_chunks(texts, chunks=f"tokens:{number}", overlap=overlap, batch_tokens=2000)
+    for text, chunks in zip(texts, found, strict=True):
+        spans = by_hand.spans_of_tokens(text, number)
+        assert spans_of(chunks) == spans
+        assert_close(chunks.vectors, by_hand.vectors(text, spans, shared), atol=ATOL)
     lengths = [len(by_hand.tokens(text)[0]) - 2 for text in texts]
     assert lengths[:5] == [1, 15, 16, 17, 33]
     assert SAMPLE_MAX_LEN < lengths[-2] < 2 * SAMPLE_MAX_LEN < lengths[-1]

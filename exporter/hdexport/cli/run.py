@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from hdexport.cli.arguments import BACKENDS, whole_number
 from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
-from hdruntime.errors import HdexportError, InputChangedError, InputError
+from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
@@ -207,7 +207,6 @@ def run(options: argparse.Namespace) -> int:
     import hdruntime
     from hdexport.cli.job_report import job_report
     from hdruntime.jobs import plan_job, run_job
-    from hdruntime.jobs.files import DamagedJobError
     from hdruntime.jobs.writers import STDOUT
 
     if str(options.output) != "-":  # rows that are printed are the result

@@ -9,7 +9,6 @@ __all__ = [
     "RANGES_FILE",
     "RESULTS_FILE",
     "SAVED_FILE",
-    "DamagedJobError",
     "OpenFolder",
     "damaged",
     "disk_errors_explained",
@@ -34,7 +33,7 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.errors import HdexportError, OutputExistsError
+from hdruntime.errors import DamagedJobError, HdexportError, OutputExistsError
 from hdruntime.jobs.identity import Identity
 from hdruntime.jobs.progress import Saved, saved_from_json
 
@@ -107,10 +106,6 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
             if owner not in (os.geteuid(), os.fstat(parent).st_uid):
                 raise _in_the_way(path, f"a folder of another user (number {owner})")
         yield None if descriptor is None else OpenFolder(path, descriptor, parent)
-
-
-class DamagedJobError(HdexportError):
-    """What is kept of a job cannot be continued."""
 
 
 def damaged(folder: Path, reason: str) -> DamagedJobError:
