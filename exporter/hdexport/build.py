@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, cast
 from hdexport.attention.kind import OperatorNode, Setup, Subject
 from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
-from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+from hdexport.model.positions import Form, Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
@@ -73,9 +74,9 @@ class BuildOptions:
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
         task: None infers it from the checkpoint.
         scheme: source of the positions after the checkpoint's.
-        alpha: weight of the coarse position in the hierarchical scheme.
+        alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
-            they see; ``none`` leaves them.
+            they see; ``none`` leaves them; None chooses.
         rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
@@ -92,8 +93,8 @@ class BuildOptions:
     precision: Dtype = "float32"
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
-    alpha: float = DEFAULT_ALPHA
-    attention_scale: AttentionScale = "none"
+    alpha: float | None = None
+    attention_scale: AttentionScale | None = None
     rope_factor: float | None = None
     attention: Mapping[str, Any] = field(default_factory=dict)
     engines: EngineOptions = field(default_factory=EngineOptions)
@@ -130,6 +131,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             progress.step("Verifying against PyTorch")
             manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
         progress.step("Writing the bundle")
+    _warn_of_untrained_positions(manifest.positions)
     return manifest
 
 
@@ -151,10 +153,18 @@ def _write_graphs(
     task = options.task or checkpoint.task()
     # Before the weights are read: what cannot be honoured is said at once.
     sentence = sentence_settings(checkpoint, task)
+    choice = choose_positions(
+        checkpoint,
+        task=task,
+        max_len=options.max_len,
+        scheme=options.scheme,
+        alpha=options.alpha,
+        attention_scale=options.attention_scale,
+    )
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
-    positions = _extend(model, checkpoint, options, progress)
+    positions = _extend(model, checkpoint, choice, options, progress)
     _stretch(model, checkpoint, positions, options)
-    positions = dataclasses.replace(positions, attention_scale=options.attention_scale, rope_factor=options.rope_factor)
+    positions = dataclasses.replace(positions, rope_factor=options.rope_factor)
     query_scale = _query_scale(positions)
     setups = _attention(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
@@ -218,26 +228,45 @@ def _attention(
     return setups
 
 
-def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> Positions:
+def _extend(
+    model: PreTrainedModel, checkpoint: Checkpoint, choice: PositionChoice, options: BuildOptions, progress: Progress
+) -> Positions:
     from hdexport.model.precision import Precision
     from hdexport.model.surgery import extend_positions
 
     if checkpoint.family.learned_positions:
-        progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
-    elif options.max_len > checkpoint.base_positions:
-        logger.warning(
-            "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
-            checkpoint.base_positions,
-            options.max_len - 1,
-            "" if options.rope_factor is not None else " --rope ntk:FACTOR stretches those of training.",
-        )
-    return extend_positions(
+        progress.step(f"Extending positions to {options.max_len} ({choice.describe()})")
+    if choice.force:
+        progress.result(f"Positions: {choice.describe()}: {choice.reason}. Or: {choice.force}.")
+    positions = extend_positions(
         model,
         checkpoint.family,
         max_len=options.max_len,
-        scheme=options.scheme,
-        alpha=options.alpha,
+        scheme=choice.scheme,
+        alpha=choice.alpha,
         itemsize=Precision(options.precision).bytes_per_value,
+    )
+    return dataclasses.replace(
+        positions, attention_scale=choice.attention_scale, trained=choice.trained, reason=choice.reason
+    )
+
+
+def _warn_of_untrained_positions(positions: Positions) -> None:
+    if positions.rows <= positions.base:
+        return
+    if positions.form == Form.COMPUTED.value:
+        logger.warning(
+            "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
+            positions.base,
+            positions.rows - 1,
+            "" if positions.rope_factor is not None else " --rope ntk:FACTOR stretches those of training.",
+        )
+        return
+    logger.warning(
+        "The model was trained with %d positions, and this bundle takes up to %d tokens: measure its answers to long "
+        "texts before you rely on them.",
+        positions.trained,
+        positions.rows,
     )
 
 

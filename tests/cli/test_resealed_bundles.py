@@ -200,7 +200,7 @@ WRONG = [
     (
         "positions/scheme",
         "spline",
-        r"manifest\.positions\.scheme should be one of 'hierarchical'.*\n.*\n.*pip install -U",
+        r"manifest\.positions\.scheme should be one of .*'hierarchical'.*\n.*\n.*pip install -U",
     ),
     ("positions/attention_scale", "log", r"manifest\.positions\.attention_scale should be one of 'logn', 'none'"),
     ("positions/rope_factor", 1.0, r"manifest\.positions\.rope_factor should be"),

@@ -40,7 +40,7 @@ class LogScale:
     @classmethod
     def of_positions(cls, positions: Positions) -> LogScale | None:
         """The factor that a manifest records; None where queries are not scaled."""
-        return cls(positions.base) if positions.attention_scale == "logn" else None
+        return cls(positions.trained or positions.base) if positions.attention_scale == "logn" else None
 
     def changes(self, most: int) -> bool:
         """Whether queries that see at most so many keys are ever multiplied by another number than 1."""

@@ -19,8 +19,9 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import get_args
 
-from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.manifest import Backend, Scheme
 
 BACKENDS = tuple(backend.value for backend in Backend)
 """Their names, as options take them."""
@@ -60,32 +61,43 @@ def add_pickle_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
 
 
-def add_position_arguments(parser: argparse._ActionsContainer) -> None:
-    """Declare ``--positions`` and ``--alpha``."""
+def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) -> None:
+    """Declare ``--positions`` and ``--alpha``.
+
+    Args:
+        alpha: what ``auto`` means, for the help.
+    """
     parser.add_argument(
         "--positions",
-        choices=["hierarchical", "tile", "none"],
+        choices=get_args(Scheme),
         default="hierarchical",
-        help="where positions past the checkpoint's come from (default: hierarchical)",
+        help="where positions past the checkpoint's come from (default: hierarchical); see docs/positions.md",
     )
     parser.add_argument(
         "--alpha",
-        type=float,
-        default=0.4,
+        type=_alpha,
         metavar="A",
-        help="weight of the coarse position, between 0 and 1 but not 0.5; hierarchical only (default: 0.4)",
+        help="weight of the coarse position, between 0 and 1 but not 0.5, or auto; hierarchical only (default: auto, "
+        f"{alpha})",
     )
+
+
+def _alpha(text: str) -> float | None:
+    try:
+        return None if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is neither a number nor auto") from None
 
 
 def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
     """Declare ``--attention-scale``."""
     parser.add_argument(
         "--attention-scale",
-        choices=["none", "logn"],
-        default="none",
-        help="logn: multiply queries by max(1, ln n / ln L), for n tokens that they see and L positions of the "
-        "checkpoint, so that attention over longer texts stays as sharp; texts of up to L tokens keep every bit "
-        "(default: none)",
+        choices=["auto", "logn", "none"],
+        default="auto",
+        help="logn multiplies queries by max(1, ln n / ln L), for n tokens that they see and the L positions that the "
+        "model was trained with, so that attention over longer texts stays as sharp; auto (default) is logn for "
+        "embeddings of texts past L, else none",
     )
 
 

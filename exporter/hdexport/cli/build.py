@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hdexport.cli.arguments import (
     add_attention_scale_argument,
@@ -73,7 +73,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     positions.add_argument(
         "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
     )
-    add_position_arguments(positions)
+    add_position_arguments(positions, alpha="0.05 for embeddings and 0.4 for other tasks")
     add_attention_scale_argument(positions)
     positions.add_argument(
         "--rope",
@@ -128,8 +128,9 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
+    from hdexport.checkpoint.position_choice import choose_positions
     from hdexport.engines.targets import flavours_of_targets
-    from hdexport.model.positions import Scheme, check_options
+    from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
     from hdexport.verify.grid import Grid
 
@@ -141,10 +142,14 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     base = checkpoint.base_positions
     max_len = options.max_len or base
-    scheme = Scheme(options.positions)
-    # Before PyTorch is loaded. Computed positions have no table to extend: they take any length, as tiling does.
-    needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
-    check_options(scheme=needed, alpha=options.alpha, max_len=max_len, base=base)
+    task = None if options.task == "auto" else Task(options.task)
+    positions: dict[str, Any] = {
+        "scheme": Scheme(options.positions),
+        "alpha": options.alpha,
+        "attention_scale": None if options.attention_scale == "auto" else options.attention_scale,
+    }
+    # Before PyTorch is loaded, for its refusals.
+    choose_positions(checkpoint, task=task or checkpoint.task(), max_len=max_len, **positions)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
@@ -154,10 +159,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
         max_len=max_len,
         precision=precision,
-        task=None if options.task == "auto" else Task(options.task),
-        scheme=scheme,
-        alpha=options.alpha,
-        attention_scale=options.attention_scale,
+        task=task,
+        **positions,
         rope_factor=options.rope,
         attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
@@ -185,3 +188,7 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")
+    positions = manifest.positions
+    # Only vectors can be judged without labels.
+    if positions.rows > positions.base and manifest.task in ("feature-extraction", "sentence-similarity"):
+        print(f"Measure it:  hdexport quality {output} --texts FILE")

@@ -144,6 +144,8 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         f"{manifest.vocab_size:,} ids",
     )
     yield "positions", _positions(manifest)
+    if manifest.positions.reason:
+        yield "", manifest.positions.reason
     yield "attention", _counts(manifest.operators) or "standard operators"
     yield from _attention(manifest)
     if manifest.labels:
@@ -163,7 +165,11 @@ def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
     if settings.activation is not None:
         yield "cross-encoder", f"reads pairs of texts, scores by {settings.activation}"
     else:
-        steps = [*settings.pooling, *(["normalised"] if settings.normalize else [])]
+        steps = [
+            *settings.pooling,
+            *(["dense"] if settings.dense else []),
+            *(["normalised"] if settings.normalize else []),
+        ]
         if settings.truncate_dim is not None:
             steps.append(f"{settings.truncate_dim} dimensions kept")
         yield "vectors", f"{', '.join(steps) or 'of tokens'}; similarity {settings.similarity}"

@@ -176,8 +176,10 @@ class Positions:
         first_row: row of the checkpoint's table that holds the first position (``padding_idx + 1``, or 0).
         form: ``folded`` into one table, ``factored`` into two lookups and an add, ``by_length``: looked up in the
             checkpoint's rows by each text's own length, or ``computed``: there is no table.
-        attention_scale: ``logn`` where queries are multiplied by max(1, ln n / ln base), n being the tokens of a text
-            that they attend to; else ``none``.
+        attention_scale: ``logn`` where queries are multiplied by max(1, ln n / ln trained), n being the tokens of a
+            text that they attend to; else ``none``.
+        trained: positions that the model was trained with before it was extended, which may be fewer than `base`; None
+            in bundles that do not say.
         rope_factor: of the base of rotary positions in layers that attend to the whole text; None where it is the
             checkpoint's.
         reason: why scheme, alpha and scale are these, as half a sentence; empty in bundles that do not say.
@@ -190,6 +192,7 @@ class Positions:
     first_row: TokenCount
     form: Form
     attention_scale: AttentionScale = "none"
+    trained: Length | None = None
     rope_factor: Annotated[float, Meta(gt=1)] | None = None
     reason: str = ""
 
@@ -282,6 +285,7 @@ class SentenceSettings:
         default_prompt_name: the prompt of texts that none is named for; None for no prompt.
         include_prompt: whether a sentence's vector is pooled of its prompt's tokens, too.
         pooling: modes, whose vectors are concatenated; ``()`` where the bundle gives token vectors.
+        dense: whether the pooled vector goes through a Dense layer.
         normalize: whether the bundle's vectors have length 1.
         truncate_dim: dimensions of a vector that are kept; None for all.
         similarity: of two vectors.
@@ -294,6 +298,7 @@ class SentenceSettings:
     default_prompt_name: str | None = None
     include_prompt: bool = True
     pooling: tuple[Name, ...] = ()
+    dense: bool = False
     normalize: bool = False
     truncate_dim: Size | None = None
     similarity: Similarity = "cosine"
