@@ -19,17 +19,19 @@ from typing import TYPE_CHECKING, Any, cast
 from hdexport.attention.kind import OperatorNode, Setup, Subject
 from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
-from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
 from hdplugins import ONNX_DOMAIN
 from hdruntime.bundle.manifest import (
+    AttentionScale,
     Dtype,
     GraphFile,
     Manifest,
@@ -71,7 +73,8 @@ class BuildOptions:
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
         task: None infers it from the checkpoint.
         scheme: source of the positions after the checkpoint's.
-        alpha: weight of the coarse position in the hierarchical scheme.
+        alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
+        attention_scale: factor of the queries, ``logn`` or ``none``; None chooses.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
         engines: engines beside the ONNX graphs.
@@ -87,7 +90,8 @@ class BuildOptions:
     precision: Dtype = "float32"
     task: Task | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
-    alpha: float = DEFAULT_ALPHA
+    alpha: float | None = None
+    attention_scale: AttentionScale | None = None
     attention: Mapping[str, Any] = field(default_factory=dict)
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
@@ -144,8 +148,16 @@ def _write_graphs(
     task = options.task or checkpoint.task()
     # Before the weights are read: what cannot be honoured is said at once.
     sentence = sentence_settings(checkpoint, task)
+    choice = choose_positions(
+        checkpoint,
+        task=task,
+        max_len=options.max_len,
+        scheme=options.scheme,
+        alpha=options.alpha,
+        attention_scale=options.attention_scale,
+    )
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
-    positions = _extend(model, checkpoint, options, progress)
+    positions = _extend(model, checkpoint, choice, options, progress)
     setups = _attention(model, checkpoint, task, options, progress)
     for setup in setups.values():
         setup.write(directory)
@@ -184,25 +196,26 @@ def _attention(
     return setups
 
 
-def _extend(model: PreTrainedModel, checkpoint: Checkpoint, options: BuildOptions, progress: Progress) -> Positions:
+def _extend(
+    model: PreTrainedModel, checkpoint: Checkpoint, choice: PositionChoice, options: BuildOptions, progress: Progress
+) -> Positions:
     from hdexport.model.precision import Precision
     from hdexport.model.surgery import extend_positions
 
     if checkpoint.family.learned_positions:
-        progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
-    elif options.max_len > checkpoint.base_positions:
-        logger.warning(
-            "Positions are computed, not learned: %d to %d are served, but the model never saw them.",
-            checkpoint.base_positions,
-            options.max_len - 1,
-        )
-    return extend_positions(
+        progress.step(f"Extending positions to {options.max_len} ({choice.describe()})")
+    if choice.force:
+        progress.result(f"Positions: {choice.describe()}: {choice.reason}. Or: {choice.force}.")
+    positions = extend_positions(
         model,
         checkpoint.family,
         max_len=options.max_len,
-        scheme=options.scheme,
-        alpha=options.alpha,
+        scheme=choice.scheme,
+        alpha=choice.alpha,
         itemsize=Precision(options.precision).bytes_per_value,
+    )
+    return dataclasses.replace(
+        positions, attention_scale=choice.attention_scale, trained=choice.trained, reason=choice.reason
     )
 
 

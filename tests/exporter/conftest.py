@@ -17,10 +17,11 @@ import pytest
 import hdruntime
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
+from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
-from support.hugging_face import HuggingFace
+from support.hugging_face import ALPHA, HuggingFace
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators, quiet_pytorch  # noqa: F401 fixtures
 from support.tiny_models import save_sentence_modules, save_tiny_model
@@ -72,10 +73,11 @@ TinyBundles = Callable[..., TinyBundle]
 
 @pytest.fixture(scope="session")
 def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
-    """Build ``(model_type, task, precision, max_len, attention, max_global, last_block, **changes)``, unverified.
+    """Build ``(model_type, task, precision, max_len, attention, ..., **changes)``, unverified.
 
-    All but the first have defaults; ``attention`` and ``last_block`` are what ``--attention`` and
-    ``--bigbird-last-block`` take, ``changes`` are of the configuration.
+    All but the first have defaults: the positions are hierarchical with alpha 0.4, and queries are not scaled.
+    ``attention`` and ``last_block`` are what ``--attention`` and ``--bigbird-last-block`` take, ``changes`` are of the
+    configuration.
 
     What was requested before, by whichever worker, is not built again.
     """
@@ -90,6 +92,8 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         attention: str | None = None,
         max_global: int | None = None,
         last_block: str | None = None,
+        scheme: str = "hierarchical",
+        attention_scale: str = "none",
         **changes: Any,
     ) -> TinyBundle:
         def save_and_build(directory: Path) -> None:
@@ -102,12 +106,15 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 output=directory / "bundle",
                 max_len=max_len,
                 precision=precision,
+                scheme=Scheme(scheme),
+                alpha=ALPHA,
+                attention_scale=attention_scale,
                 attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
                 verify=None,
             )
             build(options)
 
-        others = repr((max_len, attention, max_global, last_block, sorted(changes.items())))
+        others = repr((max_len, attention, max_global, last_block, scheme, attention_scale, sorted(changes.items())))
         name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
         if name not in bundles:
             directory = made_once(tmp_path_factory, name, save_and_build)

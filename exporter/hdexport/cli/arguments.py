@@ -16,8 +16,12 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hdruntime.bundle.manifest import Backend
+
+if TYPE_CHECKING:
+    from hdexport.model.positions import Scheme
 
 BACKENDS = tuple(backend.value for backend in Backend)
 """Their names, as options take them."""
@@ -57,21 +61,33 @@ def add_pickle_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
 
 
-def add_position_arguments(parser: argparse._ActionsContainer) -> None:
-    """Declare ``--positions`` and ``--alpha``."""
+def add_position_arguments(parser: argparse._ActionsContainer, *, schemes: Sequence[Scheme], alpha: str) -> None:
+    """Declare ``--positions`` and ``--alpha``.
+
+    Args:
+        schemes: values of ``--positions``.
+        alpha: what ``auto`` means, for the help.
+    """
     parser.add_argument(
         "--positions",
-        choices=["hierarchical", "tile", "none"],
+        choices=[scheme.value for scheme in schemes],
         default="hierarchical",
-        help="where positions past the checkpoint's come from (default: hierarchical)",
+        help="where positions past the checkpoint's come from (default: hierarchical); see docs/positions.md",
     )
     parser.add_argument(
         "--alpha",
-        type=float,
-        default=0.4,
+        type=_alpha,
         metavar="A",
-        help="weight of the coarse position, between 0 and 1 but not 0.5; hierarchical only (default: 0.4)",
+        help="weight of the coarse position, between 0 and 1 but not 0.5, or auto; hierarchical only (default: auto, "
+        f"{alpha})",
     )
+
+
+def _alpha(text: str) -> float | None:
+    try:
+        return None if text == "auto" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text} is neither a number nor auto") from None
 
 
 def whole_number(text: str, *, least: int = 1) -> int:

@@ -6,8 +6,9 @@ The bundle appears when it is complete, or not at all.
 from __future__ import annotations
 
 import argparse
+import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hdexport.cli.arguments import (
     add_pickle_argument,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from hdexport.cli.progress import TerminalProgress
     from hdruntime.bundle.manifest import Dtype, Manifest
 
+logger = logging.getLogger(__name__)
+
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
 
@@ -31,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     from hdexport.attention.kinds import kinds
     from hdexport.engines.targets import TARGETS
+    from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
 
     tasks = [task.value for task in Task]
@@ -71,7 +75,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     positions.add_argument(
         "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
     )
-    add_position_arguments(positions)
+    add_position_arguments(positions, schemes=list(Scheme), alpha="0.05 for embeddings and 0.4 for other tasks")
+    positions.add_argument(
+        "--attention-scale",
+        choices=["auto", "logn", "none"],
+        default="auto",
+        help="logn multiplies queries by max(1, ln n / ln L) in a text of n tokens, L being the positions that the "
+        "model was trained with; auto (default) is logn for embeddings past those positions, else none",
+    )
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(
@@ -110,6 +121,7 @@ def run(options: argparse.Namespace) -> int:
         with whole_or_nothing(build_options.output):
             manifest = build(build_options, progress)
     _print_summary(build_options.output, manifest)
+    _warn_of_untrained_positions(build_options.output, manifest)
     return 0
 
 
@@ -117,8 +129,9 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
+    from hdexport.checkpoint.position_choice import choose_positions
     from hdexport.engines.targets import flavours_of_targets
-    from hdexport.model.positions import Scheme, check_options
+    from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
     from hdexport.verify.grid import Grid
 
@@ -130,10 +143,14 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
     base = checkpoint.base_positions
     max_len = options.max_len or base
-    scheme = Scheme(options.positions)
-    # Before PyTorch is loaded. Computed positions have no table to extend: they take any length, as tiling does.
-    needed = scheme if checkpoint.family.learned_positions else Scheme.TILE
-    check_options(scheme=needed, alpha=options.alpha, max_len=max_len, base=base)
+    task = None if options.task == "auto" else Task(options.task)
+    positions: dict[str, Any] = {
+        "scheme": Scheme(options.positions),
+        "alpha": options.alpha,
+        "attention_scale": None if options.attention_scale == "auto" else options.attention_scale,
+    }
+    # Before PyTorch is loaded, for its refusals.
+    choose_positions(checkpoint, task=task or checkpoint.task(), max_len=max_len, **positions)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
@@ -143,9 +160,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         output=Path(options.output or f"{checkpoint.name}-{max_len}-{precision}"),
         max_len=max_len,
         precision=precision,
-        task=None if options.task == "auto" else Task(options.task),
-        scheme=scheme,
-        alpha=options.alpha,
+        task=task,
+        **positions,
         attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
@@ -172,3 +188,19 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")
+
+
+def _warn_of_untrained_positions(output: Path, manifest: Manifest) -> None:
+    positions = manifest.positions
+    if positions.rows <= positions.base:
+        return
+    # Only vectors can be judged without labels.
+    gives_vectors = manifest.task in ("feature-extraction", "sentence-similarity")
+    measure = f"hdexport quality {output} --texts FILE" if gives_vectors else "compare answers on your labelled texts"
+    logger.warning(
+        "The model was trained with %d positions, and this bundle takes up to %d tokens. Measure what that does to "
+        "long texts: %s",
+        positions.trained or positions.base,
+        positions.rows,
+        measure,
+    )

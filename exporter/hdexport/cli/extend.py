@@ -33,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
     add_revision_argument(parser)
     add_pickle_argument(parser)
-    add_position_arguments(parser.add_argument_group("positions"))
+    from hdexport.model.positions import TABLES
+
+    add_position_arguments(parser.add_argument_group("positions"), schemes=TABLES, alpha="0.4, which suits training")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -44,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     with whole_or_nothing(options.output), TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.extend import ExtendOptions, extend
-        from hdexport.model.positions import Scheme
+        from hdexport.model.positions import DEFAULT_ALPHA, Scheme
 
         positions = extend(
             ExtendOptions(
@@ -52,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
                 output=options.output,
                 max_len=options.max_len,
                 scheme=Scheme(options.positions),
-                alpha=options.alpha,
+                alpha=DEFAULT_ALPHA if options.alpha is None else options.alpha,
                 revision=options.revision,
                 force=options.force,
                 allow_pickle=options.allow_pickle,

@@ -144,6 +144,8 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         f"{manifest.vocab_size:,} ids",
     )
     yield "positions", _positions(manifest)
+    if manifest.positions.reason:
+        yield "", manifest.positions.reason
     yield "attention", _counts(manifest.operators) or "standard operators"
     yield from _attention(manifest)
     if manifest.labels:

@@ -1,4 +1,4 @@
-"""Position tables longer than the checkpoint's: hierarchical decomposition, tiling, cutting.
+"""Position tables longer than the checkpoint's: hierarchical decomposition, tiling, stretching, cutting.
 
 For the checkpoint's rows p_1 .. p_n and 0 < a < 1, hierarchical decomposition (Su Jianlin) defines
 
@@ -15,6 +15,10 @@ and thereby n * n positions of which the first n are the checkpoint's own. Putti
 
 which is what this module computes: it is a table of n rows (by j) plus a table of shifts (by i), the shift of
 i = 1 is exactly zero, and so the first n rows need no arithmetic and keep every bit.
+
+Interpolation and grouping (Zhu et al., LongEmbed, arXiv 2404.12096) reuse the checkpoint's rows by the length of each
+text, which no table can do: `hdexport.model.surgery` computes them in the graph. Only interpolation with a fixed
+stretch is a table.
 """
 
 from __future__ import annotations
@@ -23,6 +27,7 @@ __all__ = [
     "DEFAULT_ALPHA",
     "FOLDED_LIMIT_BYTES",
     "LONGEST",
+    "TABLES",
     "FactoredTable",
     "Form",
     "Scheme",
@@ -71,6 +76,10 @@ class Scheme(str, Enum):
     """The checkpoint's rows, each for a group of neighbouring tokens; how many is by a text's own length."""
     NONE = "none"
     """Nowhere: at most the checkpoint's own rows."""
+
+
+TABLES = tuple(scheme for scheme in Scheme if scheme not in (Scheme.INTERPOLATE, Scheme.GROUP))
+"""Schemes that a table of `max_len` rows can hold, whatever the length of a text."""
 
 
 class Form(str, Enum):
@@ -124,10 +133,10 @@ def extend_table(
 
     Returns:
         [first_row + max_len, width]. Its first ``first_row + min(base, max_len)`` rows are those of
-        ``table.astype(dtype)``, bit for bit.
+        ``table.astype(dtype)``, bit for bit, unless the scheme stretches them.
 
     Raises:
-        InputError: the options do not fit, see `check_options`.
+        InputError: the options do not fit, see `check_options`, or no table can hold the scheme, see `TABLES`.
         ModelError: the table cannot be a position table, or holds NaN or infinity.
         ExportError: a row lies outside the range of `dtype`.
     """
@@ -137,12 +146,19 @@ def extend_table(
     exact = rows.astype(np.float64)
     result = np.empty((first_row + max_len, table.shape[1]), np.dtype(dtype or table.dtype))
     result[:first_row] = _cast(table[:first_row], result.dtype, "kept row", 0)
+    if max_len > base and scheme not in TABLES:
+        raise InputError(
+            f"--positions {scheme.value} chooses rows by the length of each text, which no table can do.\n"
+            "Use --positions interpolate:static, tile or hierarchical; hdexport build takes all of them."
+        )
     # One run of `base` positions at a time: the float64 copy stays as small as the checkpoint's table.
     for run in range(-(-max_len // base)):
         start = run * base
         stop = min(start + base, max_len)
         part = rows[: stop - start]
-        if run > 0 and scheme == Scheme.HIERARCHICAL:
+        if max_len > base and scheme == Scheme.INTERPOLATE_STATIC:
+            part = _stretched(exact, np.arange(start, stop), max_len)
+        elif run > 0 and scheme == Scheme.HIERARCHICAL:
             part = exact[: stop - start] + _shifts(exact[run], exact[0], alpha)
         result[first_row + start : first_row + stop] = _cast(part, result.dtype, "position", start)
     return result
@@ -159,7 +175,7 @@ def factor_table(
 ) -> FactoredTable:
     """The same positions as `extend_table`'s, to the rounding of `dtype`, in about ``2 * base`` rows.
 
-    Arguments and errors are those of `extend_table`.
+    Arguments and errors are those of `extend_table`; the scheme is hierarchical or tiling.
     """
     base = _check_table(table, first_row)
     check_options(scheme=scheme, alpha=alpha, max_len=max_len, base=base)
@@ -176,16 +192,19 @@ def factor_table(
     return FactoredTable(low=low, high=high)
 
 
-def choose_form(max_len: int, *, base: int, width: int, itemsize: int) -> Form:
-    """Folded while the table is at most `FOLDED_LIMIT_BYTES`, or where factoring would not make it smaller.
+def choose_form(scheme: Scheme, max_len: int, *, base: int, width: int, itemsize: int) -> Form:
+    """Folded while the table is at most `FOLDED_LIMIT_BYTES`, or where it cannot be smaller; no table by each length.
 
     Args:
+        scheme: where rows past the checkpoint's come from.
         max_len: positions served.
         base: usable rows of the checkpoint's table.
         width: of a row: the embedding size, which is not ALBERT's hidden size.
         itemsize: bytes of an element in the stored dtype.
     """
-    if max_len <= base or max_len * width * itemsize <= FOLDED_LIMIT_BYTES:
+    if max_len > base and scheme not in TABLES:
+        return Form.BY_LENGTH
+    if max_len <= base or scheme == Scheme.INTERPOLATE_STATIC or max_len * width * itemsize <= FOLDED_LIMIT_BYTES:
         return Form.FOLDED
     return Form.FACTORED
 
@@ -208,19 +227,19 @@ def check_options(*, scheme: Scheme, alpha: float, max_len: int, base: int) -> N
             raise InputError(
                 f"--max-len {max_len} is above {base * base}: hierarchical positions make at most "
                 f"{base} x {base} from a checkpoint with {base}.\n"
-                f"Use --max-len {base * base} or less, or --positions tile."
+                f"Use --max-len {base * base} or less, or --positions interpolate."
             )
     if scheme == Scheme.NONE and max_len > base:
         raise InputError(
             f"--max-len {max_len} is above the checkpoint's {base} positions; --positions none adds none.\n"
-            f"Use --max-len {base} or less, or --positions hierarchical (or tile)."
+            f"Use --max-len {base} or less, or --positions hierarchical (or tile, interpolate, group)."
         )
     if max_len > LONGEST:
         raise InputError(f"--max-len {max_len} is above {LONGEST}, the most that can be built. Use less.")
 
 
 def _check_alpha(alpha: float) -> None:
-    advice = "Use a number between 0 and 1 other than 0.5; the default is 0.4."
+    advice = "Use a number between 0 and 1 other than 0.5, or auto."
     if not math.isfinite(alpha):
         raise InputError(f"--alpha {alpha} is not a finite number.\n{advice}")
     if alpha == 0.5:
@@ -251,6 +270,13 @@ def _check_table(table: np.ndarray, first_row: int) -> int:
 def _shifts(rows: np.ndarray, first: np.ndarray, alpha: float) -> np.ndarray:
     """Like `rows`, float64: what hierarchical decomposition adds to each position of the runs 0, 1, ..."""
     return float(alpha) / (1.0 - float(alpha)) * (rows - first)
+
+
+def _stretched(rows: np.ndarray, positions: np.ndarray, length: int) -> np.ndarray:
+    """[positions, width], float64: between `rows`, [base, width], where positions of a text of `length` tokens fall."""
+    row, past = np.divmod(positions * len(rows), length)
+    weight = (past / length)[:, None]
+    return (1 - weight) * rows[row] + weight * rows[np.minimum(row + 1, len(rows) - 1)]
 
 
 def _cast(rows: np.ndarray, dtype: np.dtype, what: str, number: int) -> np.ndarray:

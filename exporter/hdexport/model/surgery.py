@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["extend_positions", "fold_positions", "fold_token_types"]
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -51,6 +51,68 @@ class FactoredPositionEmbedding(torch.nn.Module):
         return low
 
 
+class _TextMask:
+    """Which tokens of the current batch are real: noted on the way in, for what is given positions only.
+
+    Not a module, so that nothing takes a batch for a part of the model.
+    """
+
+    mask: torch.Tensor
+
+    def note(self, model: torch.nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """Look at a model's arguments, as a forward pre-hook."""
+        ids = named["input_ids"] if "input_ids" in named else given[0]
+        mask = named.get("attention_mask", given[1] if len(given) > 1 else None)
+        self.mask = torch.ones_like(ids) if mask is None else mask
+
+
+class PositionsByLength(torch.nn.Module):
+    """Rows of a checkpoint's table that each text spreads over its own length.
+
+    With L rows, and n real tokens of which a token is the p-th, from 0, and m = max(n, L): interpolation reads at
+    p L / m between two rows, grouping reads row p // ceil(m / L). A text of up to L tokens reads row p, bit for bit.
+    Positions count real tokens, wherever padding is; a token of padding has that of the real token before it.
+
+    Args:
+        rows: [L, width], the checkpoint's usable rows.
+        scheme: ``interpolate`` or ``group``.
+        text: tells real tokens from padding.
+    """
+
+    def __init__(self, rows: torch.Tensor, scheme: Scheme, text: _TextMask) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(rows)
+        self.scheme, self._text = scheme, text
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Look up each token's position.
+
+        Args:
+            rows: [1 or batch, tokens]; only the number of tokens is looked at. It may exceed the text's, where the
+                library pads on its own.
+
+        Returns:
+            [batch, tokens, width], of the table's dtype.
+        """
+        mask = self._text.mask.to(torch.int64)
+        place = (mask.cumsum(1) - 1).clamp(min=0)  # [batch, tokens]
+        base = len(self.weight)
+        length = mask.sum(1, keepdim=True).clamp(min=base)  # [batch, 1]
+        if self.scheme is Scheme.GROUP:
+            found = self._row(place // ((length + (base - 1)) // base))
+        else:
+            # In integers, which are exact at any length and equal on every backend.
+            row = place * base // length
+            weight = ((place * base - row * length).float() / length.float()).unsqueeze(-1)
+            low, high = self._row(row).float(), self._row((row + 1).clamp(max=base - 1)).float()
+            found = (low + weight * (high - low)).to(self.weight.dtype)
+        extra = rows.shape[1] - mask.shape[1]
+        return found if extra == 0 else torch.nn.functional.pad(found, (0, 0, 0, extra))
+
+    def _row(self, row: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.embedding(row, self.weight)
+
+
 class _FirstRows(torch.nn.Module):
     """A folded table whose rows are taken from the top: positions that count from 0 need no lookup."""
 
@@ -92,7 +154,7 @@ class _ConstantTokenType(torch.nn.Module):
 def extend_positions(
     model: PreTrainedModel, family: Family, *, max_len: int, scheme: Scheme, alpha: float, itemsize: int = 4
 ) -> Positions:
-    """Give a model `max_len` positions, in place; ids, buffers and limits grow with the table.
+    """Give a model `max_len` positions, in place; ids, buffers and limits grow with their number.
 
     Args:
         model: a model in float32.
@@ -117,8 +179,13 @@ def extend_positions(
     first_row = family.first_row(model.config)
     table = embeddings.position_embeddings.weight.detach().numpy()
     base, width = len(table) - first_row, table.shape[1]
-    form = choose_form(max_len, base=base, width=width, itemsize=itemsize)
-    if form is Form.FOLDED:
+    form = choose_form(scheme, max_len, base=base, width=width, itemsize=itemsize)
+    if form is Form.BY_LENGTH:
+        text = _TextMask()
+        model.base_model.register_forward_pre_hook(text.note, with_kwargs=True)
+        rows_of_checkpoint = torch.from_numpy(table[first_row:].copy())
+        embeddings.position_embeddings = PositionsByLength(rows_of_checkpoint, scheme, text)
+    elif form is Form.FOLDED:
         extended = torch.from_numpy(extend_table(table, max_len, scheme=scheme, alpha=alpha, first_row=first_row))
         embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(extended, freeze=False)
     else:
@@ -143,14 +210,19 @@ def fold_positions(model: PreTrainedModel, family: Family) -> bool:
     """Take the rows of positions that count from 0 straight from the table, in place.
 
     Where positions follow the padding rule the lookup has to stay: which row a token uses depends on its text.
+    Positions by each text's length find the tokens by themselves.
 
     Returns:
         Whether the lookup was folded; the embeddings then look at the shape of ``position_ids`` only.
     """
-    if family.first_row(model.config) or not family.learned_positions:
+    if not family.learned_positions:
         return False
     embeddings = family.embeddings(model)
     table = embeddings.position_embeddings
+    if isinstance(table, PositionsByLength):
+        return True
+    if family.first_row(model.config):
+        return False
     sliceable = isinstance(table, torch.nn.Embedding) and table.num_embeddings > 1
     embeddings.position_embeddings = _FirstRows(table) if sliceable else _CountedRows(table)
     return True

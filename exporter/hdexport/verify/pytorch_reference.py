@@ -16,7 +16,7 @@ from hdexport.attention.kind import ReferenceFacts
 from hdexport.attention.kinds import attention_of
 from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
-from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle
@@ -190,7 +190,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         module,
         vocab_size=manifest.vocab_size,
         pad_token_id=pad_token_id,
-        positions_shift=positions.first_row == 0,
+        positions_shift=positions.first_row == 0 and positions.form != Form.BY_LENGTH.value,
         special_ids=[pad_token_id, 0, 1, 2, 3],
         facts=facts,
     )

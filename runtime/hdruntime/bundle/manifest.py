@@ -176,8 +176,10 @@ class Positions:
         first_row: row of the checkpoint's table that holds the first position (``padding_idx + 1``, or 0).
         form: ``folded`` into one table, ``factored`` into two lookups and an add, ``by_length``: looked up in the
             checkpoint's rows by each text's own length, or ``computed``: there is no table.
-        attention_scale: ``logn`` where queries are multiplied by max(1, ln n / ln base), n being the tokens of a text
-            that they attend to; else ``none``.
+        attention_scale: ``logn`` where queries are multiplied by max(1, ln n / ln trained), n being the tokens of a
+            text that they attend to; else ``none``.
+        trained: positions that the model was trained with before it was extended, which may be fewer than `base`; None
+            in bundles that do not say.
         reason: why scheme, alpha and scale are these, as half a sentence; empty in bundles that do not say.
     """
 
@@ -188,6 +190,7 @@ class Positions:
     first_row: TokenCount
     form: Form
     attention_scale: AttentionScale = "none"
+    trained: Length | None = None
     reason: str = ""
 
 

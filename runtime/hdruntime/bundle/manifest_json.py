@@ -177,6 +177,8 @@ def _position_problems(positions: Positions, max_len: int) -> Iterator[str]:
         yield f"positions.rows is {positions.rows}, but max_len is {max_len}"
     if (positions.alpha is None) == (positions.scheme == "hierarchical"):
         yield f"positions.alpha is {positions.alpha} for the scheme {positions.scheme}; only hierarchical has one"
+    if positions.attention_scale == "logn" and positions.trained is None:
+        yield "positions.trained is None; the attention scale logn needs the positions that the model was trained with"
 
 
 def _attention_problems(manifest: Manifest) -> Iterator[str]:

@@ -1,0 +1,123 @@
+"""Which positions, and which factor of the queries, a build takes where the user leaves that open."""
+
+from __future__ import annotations
+
+__all__ = ["EMBEDDING_ALPHA", "PositionChoice", "choose_positions"]
+
+from dataclasses import dataclass, replace
+
+from hdexport.checkpoint.checkpoint import Checkpoint
+from hdexport.checkpoint.extension import Extension, read_extension
+from hdexport.model.positions import DEFAULT_ALPHA, Scheme, check_options
+from hdexport.model.tasks import Task
+from hdruntime.bundle.manifest import AttentionScale
+
+EMBEDDING_ALPHA = 0.05
+"""Alpha of embedding models that nobody trains further; measured in docs/positions.md."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionChoice:
+    """What a build takes.
+
+    Attributes:
+        scheme: where the rows after the checkpoint's come from.
+        alpha: weight of the coarse position in the hierarchical scheme; other schemes ignore it.
+        attention_scale: factor of the queries.
+        trained: positions that the model was trained with, and the base of the factor.
+        reason: why these, as half a sentence.
+        force: the options of the other choice, and whom they suit; empty where there is no other.
+    """
+
+    scheme: Scheme = Scheme.HIERARCHICAL
+    alpha: float = DEFAULT_ALPHA
+    attention_scale: AttentionScale = "none"
+    trained: int = 0
+    reason: str
+    force: str = ""
+
+    def describe(self) -> str:
+        """The choice in a few words: "hierarchical, alpha 0.05, queries scaled by log n"."""
+        alpha = f", alpha {self.alpha:g}" if self.scheme is Scheme.HIERARCHICAL else ""
+        return f"{self.scheme.value}{alpha}{', queries scaled by log n' if self.attention_scale == 'logn' else ''}"
+
+
+def choose_positions(
+    checkpoint: Checkpoint,
+    *,
+    task: Task,
+    max_len: int,
+    scheme: Scheme,
+    alpha: float | None = None,
+    attention_scale: AttentionScale | None = None,
+) -> PositionChoice:
+    """Choose what is left open.
+
+    Args:
+        checkpoint: whose positions are extended.
+        task: that the bundle is built for.
+        max_len: the longest input, in tokens.
+        scheme: where the rows after the checkpoint's come from.
+        alpha: weight of the coarse position in the hierarchical scheme; None to choose.
+        attention_scale: factor of the queries; None to choose.
+
+    Raises:
+        InputError: an option does not fit the checkpoint; see `hdexport.model.positions.check_options`.
+        ModelError: the checkpoint's record of its extension is malformed.
+    """
+    base, family = checkpoint.base_positions, checkpoint.family
+    extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
+    chosen = _as_they_are(base, extension) if max_len <= base else _beyond(checkpoint, task, extension)
+    if alpha is not None or attention_scale is not None:
+        chosen = replace(chosen, reason="as the options say", force="")
+    chosen = replace(
+        chosen,
+        scheme=scheme,
+        alpha=chosen.alpha if alpha is None else alpha,
+        attention_scale=attention_scale or chosen.attention_scale,
+        trained=base if extension is None else extension.base,
+    )
+    # Computed positions have no table to extend: they take any length, as tiling does.
+    extended = scheme if family.learned_positions else Scheme.TILE
+    check_options(scheme=extended, alpha=chosen.alpha, max_len=max_len, base=base)
+    return chosen
+
+
+def _as_they_are(base: int, extension: Extension | None) -> PositionChoice:
+    """A table that is long enough; one that was tuned with a factor needs it."""
+    if extension is None:
+        return PositionChoice(reason=f"the checkpoint has {base} positions")
+    maker = "tune" if extension.tuned else "extend"
+    return PositionChoice(
+        attention_scale=extension.attention_scale,
+        reason=f"the checkpoint's {base} positions are used as hdexport {maker} wrote them",
+    )
+
+
+def _beyond(checkpoint: Checkpoint, task: Task, extension: Extension | None) -> PositionChoice:
+    is_embedding = task in (Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY)
+    if extension is not None:
+        return PositionChoice(
+            alpha=extension.alpha or DEFAULT_ALPHA,
+            attention_scale=extension.attention_scale,
+            reason="as the checkpoint was extended before",
+        )
+    if not checkpoint.family.learned_positions:
+        return PositionChoice(reason="the model computes its positions")
+    if not is_embedding:
+        return PositionChoice(
+            reason=f"a {task.value} model is mostly fine-tuned on long texts",
+            force=f"--alpha {EMBEDDING_ALPHA:g} --attention-scale logn, which suit a model that is not",
+        )
+    if checkpoint.family.own is not None:
+        return PositionChoice(
+            alpha=EMBEDDING_ALPHA,
+            reason="best for embeddings without fine-tuning",
+            force=f"--alpha {DEFAULT_ALPHA:g}, which suits a model that will be fine-tuned",
+        )
+    return PositionChoice(
+        alpha=EMBEDDING_ALPHA,
+        attention_scale="logn",
+        reason="best for embeddings without fine-tuning",
+        force=f"--alpha {DEFAULT_ALPHA:g} --attention-scale none, which suit a model that will be fine-tuned",
+    )

@@ -1,0 +1,180 @@
+"""Positions that each text spreads over its own length, against transformers with a table made for that length."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.model.positions import Scheme
+from hdexport.model.surgery import extend_positions
+from hdexport.model.tasks import Task
+from hdexport.verify import Grid, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.reader import open_bundle
+from support.answers import assert_answers, inputs_of
+from support.comparators import assert_close
+from support.grids import nightly_unless
+from support.hugging_face import HuggingFace
+from support.padded_batches import cases
+from support.tiny_models import BASE, save_tiny_model
+
+LENGTHS = (1, BASE - 1, BASE, BASE + 1, 2 * BASE, 2 * BASE + 1, 300)
+LEARNED = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
+DENSE = [name for name in LEARNED if family_of(name).own is None]
+
+
+def rows_of_text(rows: np.ndarray, tokens: int, scheme: str) -> np.ndarray:
+    """The rows of a text of so many tokens by the definition, [tokens, width], float64, token by token."""
+    base = len(rows)
+    if tokens <= base:
+        return rows[:tokens].astype(np.float64)
+    found = []
+    for p in range(tokens):
+        if scheme == "group":
+            found.append(rows[int(np.floor(p / np.ceil(tokens / base)))].astype(np.float64))
+            continue
+        x = p * base / tokens
+        low = min(int(np.floor(x)), base - 1)
+        high = min(low + 1, base - 1)
+        found.append((1 - (x - low)) * rows[low] + (x - low) * rows[high].astype(np.float64))
+    return np.stack(found)
+
+
+class OneTextAtATime:
+    """Transformers' answers to the real tokens of each text alone, with a table that was made for its length."""
+
+    def __init__(self, bundle, scheme: str) -> None:
+        self.scheme = scheme
+        self.hugging_face = HuggingFace(bundle.checkpoint, bundle.manifest.task, max_len=300)
+        first_row = bundle.manifest.positions.first_row
+        self.front, self.rows = np.split(self.hugging_face.checkpoint_rows, [first_row])
+
+    def __call__(self, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+        """Outputs by name, 0 at padding; of texts of real tokens only."""
+        table = self.hugging_face.model.base_model.embeddings.position_embeddings
+        results: dict[str, np.ndarray] = {}
+        for index, mask in enumerate(feeds["attention_mask"]):
+            real = mask == 1
+            rows = rows_of_text(self.rows, real.sum(), self.scheme)
+            with torch.no_grad():
+                table.weight[: len(self.front) + len(rows)] = torch.from_numpy(np.concatenate([self.front, rows]))
+            answers = self.hugging_face(**{name: values[index : index + 1, real] for name, values in feeds.items()})
+            for name, values in answers.items():
+                shape = (len(feeds["attention_mask"]), len(mask), *values.shape[2:])
+                results.setdefault(name, np.zeros(shape, np.float32))[index, real] = values[0]
+        return results
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme", "precision"),
+    [nightly_unless(name in ("bert", "roberta", "mpnet"), name, "interpolate", "float32") for name in DENSE]
+    + [nightly_unless(name in ("bert", "roberta"), name, "group", "float32") for name in DENSE]
+    + [("bert", "interpolate", "float16"), ("roberta", "group", "float16")],
+)
+def test_each_text_gets_the_answers_of_a_table_for_its_length(
+    tiny_bundles, model_type: str, scheme: str, precision: str
+) -> None:
+    bundle = tiny_bundles(model_type, scheme=scheme, precision=precision)
+    positions = bundle.manifest.positions
+    assert (positions.form, positions.scheme, positions.rows, positions.base) == ("by_length", scheme, 300, BASE)
+    (table,) = (v for v in bundle.graph.graph.initializers.values() if "position_embeddings" in v.name)
+    assert table.shape == (BASE, bundle.manifest.hidden_size if model_type not in ("albert", "electra") else 16)
+    expected = OneTextAtATime(bundle, scheme)
+    tolerance = {} if precision == "float32" else {"cosine": 0.999}
+    for tokens, name, *batch in cases(LENGTHS):
+        if model_type == "mpnet" and name.startswith("holes"):
+            continue  # The distances of its bias count holes.
+        feeds = inputs_of(bundle, *batch)
+        assert_answers(bundle, feeds, expected(**feeds), case=(f"{tokens} tokens", name), **tolerance)
+
+
+def test_the_answers_tell_the_schemes_apart(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", scheme="interpolate")
+    other = OneTextAtATime(bundle, "group")
+    for tokens, differ in ((BASE, False), (BASE + 1, True), (300, True)):
+        feeds = inputs_of(bundle, np.full((1, tokens), 7), np.ones((1, tokens), np.int64))
+        if differ:
+            with pytest.raises(AssertionError):
+                assert_answers(bundle, feeds, other(**feeds))
+        else:
+            assert_answers(bundle, feeds, other(**feeds))
+
+
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+@pytest.mark.parametrize("scheme", ["interpolate", "group"])
+def test_texts_that_the_checkpoint_has_rows_for_read_them_bit_for_bit(tmp_path, scheme: str, precision: str) -> None:
+    save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)
+    family = family_of("bert")
+    model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION).to(getattr(torch, precision))
+    rows = model.embeddings.position_embeddings.weight.detach().clone()
+    extend_positions(model.float(), family, max_len=300, scheme=Scheme(scheme), alpha=0.4)
+    model.to(getattr(torch, precision))
+    seen: list[torch.Tensor] = []
+    model.embeddings.position_embeddings.register_forward_hook(lambda module, given, found: seen.append(found))
+    mask = torch.zeros(2, 300, dtype=torch.int64)
+    mask[0, -BASE:], mask[1, 10:20] = 1, 1
+    with torch.inference_mode():
+        model(input_ids=torch.full((2, 300), 7), attention_mask=mask)
+    assert torch.equal(seen[0][0, -BASE:], rows)
+    assert torch.equal(seen[0][1, 10:20], rows[:10])
+
+
+def test_a_text_far_longer_than_float32_counts_is_placed_exactly(tmp_path) -> None:
+    """Products of positions and rows leave float32's integers: 2**24 is passed at 262 145 tokens here."""
+    save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)
+    family = family_of("bert")
+    model = find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION)
+    rows = model.embeddings.position_embeddings.weight.detach().numpy().copy()
+    tokens = 400_003
+    extend_positions(model, family, max_len=tokens, scheme=Scheme.GROUP, alpha=0.4)
+    lookup = model.embeddings.position_embeddings
+    lookup._text.mask = torch.ones(1, tokens, dtype=torch.int64)
+    found = lookup(torch.zeros(1, tokens, dtype=torch.int64))[0].detach().numpy()
+    place = np.arange(tokens) // -(-tokens // BASE)
+    assert np.array_equal(found, rows[place])
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheme", "attention"),
+    [nightly_unless(name == "longformer", name, "interpolate", None) for name in sorted({*LEARNED} - {*DENSE})]
+    + [("bert", "group", "window:16,global:1"), nightly_unless(False, "roberta", "interpolate", "bigbird:block=16")],
+)
+def test_models_with_windows_and_blocks_pass_a_full_verification(
+    tiny_bundles, model_type: str, scheme: str, attention: str | None
+) -> None:
+    bundle = tiny_bundles(model_type, scheme=scheme, attention=attention)
+    assert bundle.manifest.positions.form == "by_length"
+    found = verify_bundle(
+        open_bundle(bundle.path),
+        reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint)),
+        grid=Grid.FULL,
+    )
+    assert found.passed, found.summary()
+
+
+def test_a_fixed_stretch_is_one_table(tiny_bundles) -> None:
+    bundle = tiny_bundles("roberta", scheme="interpolate:static")
+    (table,) = (
+        value.const_value.numpy()
+        for name, value in bundle.graph.graph.initializers.items()
+        if "position_embeddings" in name
+    )
+    checkpoint = HuggingFace(bundle.checkpoint, "feature-extraction", max_len=300).checkpoint_rows
+    assert_close(table[2:], rows_of_text(checkpoint[2:], 300, "interpolate"), atol=1e-6)
+    assert table[:2].tobytes() == checkpoint[:2].tobytes()
+    assert (bundle.manifest.positions.form, bundle.manifest.positions.alpha) == ("folded", None)
+
+
+def test_a_graph_of_the_checkpoints_length_needs_none_of_it(tmp_path) -> None:
+    save_tiny_model(tmp_path / "model", "bert", Task.FEATURE_EXTRACTION)
+    options = BuildOptions(
+        model=tmp_path / "model", output=tmp_path / "bundle", max_len=BASE, scheme=Scheme.INTERPOLATE, verify=None
+    )
+    assert build(options).positions.form == "folded"
+    graph = ir.load(tmp_path / "bundle" / "model.onnx")
+    assert "CumSum" not in {node.op_type for node in graph.graph.all_nodes()}
