@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     import onnx_ir
     from transformers import PreTrainedModel
 
+    from hdexport.attention.query_scale import LogScale
     from hdexport.model.graph_module import GraphModule
 
 logger = logging.getLogger(__name__)
@@ -74,7 +75,8 @@ class BuildOptions:
         task: None infers it from the checkpoint.
         scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
-        attention_scale: factor of the queries, ``logn`` or ``none``; None chooses.
+        attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
+            they see; ``none`` leaves them; None chooses.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
         engines: engines beside the ONNX graphs.
@@ -158,12 +160,13 @@ def _write_graphs(
     )
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, choice, options, progress)
-    setups = _attention(model, checkpoint, task, options, progress)
+    query_scale = _query_scale(positions)
+    setups = _attention(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
         setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
     pools_prompts = sentence is None or sentence.include_prompt
-    module = _graph_module(model, checkpoint, task, setups, options, pools_prompts=pools_prompts)
+    module = _graph_module(model, checkpoint, task, setups, options, query_scale, pools_prompts=pools_prompts)
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
@@ -177,8 +180,21 @@ def _write_graphs(
     )
 
 
+def _query_scale(positions: Positions) -> LogScale | None:
+    """The factor of the queries; None where no text is long enough for another than 1."""
+    from hdexport.attention.query_scale import LogScale
+
+    query_scale = LogScale.of_positions(positions)
+    return None if query_scale is None or not query_scale.changes(positions.rows) else query_scale
+
+
 def _attention(
-    model: PreTrainedModel, checkpoint: Checkpoint, task: Task, options: BuildOptions, progress: Progress
+    model: PreTrainedModel,
+    checkpoint: Checkpoint,
+    task: Task,
+    options: BuildOptions,
+    query_scale: LogScale | None,
+    progress: Progress,
 ) -> dict[str, Setup]:
     """The model's attention, its own or the requested one; reports what the latter does to the answers."""
     subject = Subject(
@@ -186,6 +202,7 @@ def _attention(
         family=checkpoint.family,
         task=task,
         max_len=options.max_len,
+        query_scale=query_scale,
         first_special_id=lambda: first_special_id(checkpoint),
         convertible=convertible_model_types,
     )
@@ -225,6 +242,7 @@ def _graph_module(
     task: Task,
     setups: Mapping[str, Setup],
     options: BuildOptions,
+    query_scale: LogScale | None,
     *,
     pools_prompts: bool,
 ) -> GraphModule:
@@ -246,7 +264,7 @@ def _graph_module(
         family.adapt(model)
     for setup in setups.values():
         setup.adapt(model, family)
-    use_operators(model)
+    use_operators(model, query_scale)
     return GraphModule(
         model,
         task,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 __all__ = ["LayerMask", "use_operators"]
 
+import functools
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hdexport.attention.dense.node import dense_attention_node
+from hdexport.attention.dense.node import DenseMask
+from hdexport.attention.query_scale import LogScale
 from hdexport.attention.window.node import WindowMask, window_mask
 from hdexport.attention.window.record import Window
 
@@ -40,19 +42,21 @@ class LayerMask(Protocol):
         ...
 
 
-def use_operators(model: PreTrainedModel) -> None:
+def use_operators(model: PreTrainedModel, query_scale: LogScale | None = None) -> None:
     """Make every attention of the model call our operators, in place.
 
     Dense attention stays dense, and layers that the library windows are windowed. A kind that takes the place of dense
     attention wraps the layers (`hdexport.attention.model_parts.wrap_layers`), which it gives a `LayerMask`. What is
-    registered here is the same for every model.
+    registered here is the same for every model with the same factor of its queries, whose name says it.
 
     Args:
         model: a model whose attention is reached through the library's attention interface.
+        query_scale: factor of the queries; None for none.
     """
-    ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)
-    ALL_MASK_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _mask)
-    model.config._attn_implementation = _IMPLEMENTATION
+    name = _IMPLEMENTATION if query_scale is None else f"{_IMPLEMENTATION}-logn-{query_scale.base}"
+    ALL_ATTENTION_FUNCTIONS.register(name, _attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, functools.partial(_mask, query_scale=query_scale))
+    model.config._attn_implementation = name
 
 
 def _attend(
@@ -60,25 +64,29 @@ def _attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | LayerMask,
+    attention_mask: LayerMask,
     scaling: float | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    if not isinstance(attention_mask, torch.Tensor):
-        return attention_mask.attend(module, query, key, value, scale), None
-    attended = dense_attention_node(query, key, value, attention_mask, scale=scale)
-    return attended.transpose(1, 2).contiguous(), None
+    return attention_mask.attend(module, query, key, value, scale), None
 
 
-def _mask(*_: Any, attention_mask: torch.Tensor, local_size: int | None = None, **__: Any) -> torch.Tensor | WindowMask:
+def _mask(
+    *_: Any,
+    attention_mask: torch.Tensor,
+    query_scale: LogScale | None,
+    local_size: int | None = None,
+    **__: Any,
+) -> DenseMask | WindowMask:
     """Pass on the [batch, tokens] mask, or kinds of tokens: no [tokens, tokens] mask is ever made.
 
     Args:
         attention_mask: [batch, tokens], bool, True for real tokens.
+        query_scale: factor of the queries; None for none.
         local_size: the library's word for layers whose own attention is windowed: the farthest token that one sees,
             on each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.)
     """
     if local_size is None:
-        return attention_mask
-    return window_mask(Window(tokens=local_size, global_tokens=0, dilation=(1,)), attention_mask)
+        return DenseMask(attention_mask, None if query_scale is None else query_scale.for_mask(attention_mask))
+    return window_mask(Window(tokens=local_size, global_tokens=0, dilation=(1,)), attention_mask, query_scale)

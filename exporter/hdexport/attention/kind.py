@@ -19,6 +19,8 @@ from hdruntime.errors import ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hdexport.attention.query_scale import LogScale
+
 NOT_TRAINED = (
     "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
     "against PyTorch with the same {}."
@@ -59,6 +61,7 @@ class Subject:
         task: what it is built for.
         max_len: the longest input, in tokens.
         first_special_id: the id that a text begins with; None where it is unknown.
+        query_scale: factor of the queries; None for none. See `Setup.query_scale`.
         convertible: model types of the families whose attention can be exchanged, for messages.
     """
 
@@ -66,6 +69,7 @@ class Subject:
     family: Family
     task: Task
     max_len: int
+    query_scale: LogScale | None = None
     first_special_id: Callable[[], int | None] = lambda: None
     convertible: Callable[[], Sequence[str]] = lambda: ()
 
@@ -94,12 +98,15 @@ class Setup:
         inputs: of the graph, in addition to those of every model.
         padding: how far rows may be padded; None for any length.
         remark: what the user has to know; None for nothing.
+        query_scale: the subject's, if `adapt` scales the queries so; a setup that leaves it out is refused where the
+            subject has one.
     """
 
     is_own: bool
     inputs: tuple[InputSpec, ...] = ()
     padding: PaddingRule | None = None
     remark: str | None = None
+    query_scale: LogScale | None = None
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """Make the model attend so while it is traced, in place."""

@@ -113,7 +113,27 @@ def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str,
         InputError: what was requested does not fit the model.
     """
     found = {kind.name: kind.setup(requests.get(kind.name), subject) for kind in kinds()}
-    return {name: setup for name, setup in found.items() if setup is not None}
+    setups = {name: setup for name, setup in found.items() if setup is not None}
+    if subject.query_scale is not None:
+        _check_scaled(setups, subject)
+    return setups
+
+
+def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
+    """Refuse an attention that would leave the queries as they are."""
+    model_type, advice = subject.model.config.model_type, "Use --attention-scale none."
+    if any(setup.is_own for setup in setups.values()):
+        raise InputError(
+            f"--attention-scale logn is for queries that see more tokens than in training; those of this {model_type} "
+            f"never do, however long the text, because it was trained with its windows or blocks.\n{advice}"
+        )
+    if subject.family.own is not None:
+        raise InputError(
+            f"--attention-scale logn cannot scale the queries of a {model_type} with dense attention.\n{advice}"
+        )
+    for name, setup in setups.items():
+        if setup.query_scale != subject.query_scale:
+            raise InputError(f"--attention-scale logn cannot scale the queries of attention {name!r}.\n{advice}")
 
 
 def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]) -> Iterator[dict[str, Any]]:

@@ -12,6 +12,8 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from hdexport.attention.dense.node import DenseMask
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -76,9 +78,8 @@ def wrap_layers(model: PreTrainedModel, around: Callable[[torch.Tensor, torch.Te
 
     Args:
         model: whose attention is reached through the library's attention interface.
-        around: (hidden states [batch, tokens, width], what the interface made of the mask, the layers) -> hidden
-            states [batch, tokens, hidden_size]. The layers take hidden states and what every attention is to get for a
-            mask.
+        around: (hidden states [batch, tokens, width], mask [batch, tokens], bool, the layers) -> hidden states [batch,
+            tokens, hidden_size]. The layers take hidden states and what every attention is to get for a mask.
     """
     stack = layer_stack(model)
     stack.forward = functools.partial(_forward, stack.forward, around)
@@ -88,11 +89,12 @@ def _forward(
     original: Callable[..., Any],
     around: Callable[[torch.Tensor, torch.Tensor, Layers], torch.Tensor],
     hidden_states: torch.Tensor,
-    attention_mask: torch.Tensor,
+    attention_mask: torch.Tensor | DenseMask,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     output = None
+    key_mask = attention_mask.key_mask if isinstance(attention_mask, DenseMask) else attention_mask
 
     def layers(states: torch.Tensor, mask: Any) -> torch.Tensor:
         nonlocal output
@@ -100,7 +102,7 @@ def _forward(
         last: torch.Tensor = output.last_hidden_state
         return last
 
-    states = around(hidden_states, attention_mask, layers)
+    states = around(hidden_states, key_mask, layers)
     assert output is not None
     output.last_hidden_state = states
     return output

@@ -28,6 +28,10 @@ class PairCounts(ABC):
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
         """[batch, 1 or heads, queries, tokens], float, of one layer's attention; 0 for pairs that are not seen."""
 
+    def keys(self) -> torch.Tensor:
+        """[batch, 1, 1 or tokens, 1], the keys by which queries are scaled; see `hdexport.attention.query_scale`."""
+        raise NotImplementedError
+
 
 def use_pair_counts(model: PreTrainedModel) -> None:
     """Make a model's own attention one of counted pairs, in place; the caller of its layers gives them the counts.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BACKENDS",
+    "add_attention_scale_argument",
     "add_pickle_argument",
     "add_position_arguments",
     "add_revision_argument",
@@ -88,6 +89,18 @@ def _alpha(text: str) -> float | None:
         return None if text == "auto" else float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text} is neither a number nor auto") from None
+
+
+def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare ``--attention-scale``."""
+    parser.add_argument(
+        "--attention-scale",
+        choices=["auto", "logn", "none"],
+        default="auto",
+        help="logn multiplies queries by max(1, ln n / ln L), for n tokens that they see and the L positions that the "
+        "model was trained with, so that attention over longer texts stays as sharp; auto (default) is logn for "
+        "embeddings of texts past L, else none",
+    )
 
 
 def whole_number(text: str, *, least: int = 1) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hdexport.cli.arguments import (
+    add_attention_scale_argument,
     add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
@@ -76,13 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
     )
     add_position_arguments(positions, schemes=list(Scheme), alpha="0.05 for embeddings and 0.4 for other tasks")
-    positions.add_argument(
-        "--attention-scale",
-        choices=["auto", "logn", "none"],
-        default="auto",
-        help="logn multiplies queries by max(1, ln n / ln L) in a text of n tokens, L being the positions that the "
-        "model was trained with; auto (default) is logn for embeddings past those positions, else none",
-    )
+    add_attention_scale_argument(positions)
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(

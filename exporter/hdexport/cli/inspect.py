@@ -181,11 +181,12 @@ def _positions(manifest: Manifest) -> str:
     positions = manifest.positions
     if positions.rows <= positions.base:
         return f"{positions.rows} of the checkpoint's {positions.base}, {positions.form}"
+    scale = "" if positions.attention_scale == "none" else f", queries scaled by {positions.attention_scale}"
     alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"
     first = "" if positions.first_row == 0 else f" (from row {positions.first_row})"
     return (
         f"{positions.scheme}{alpha}: {positions.base} rows of the checkpoint{first} serve {positions.rows}, "
-        f"{positions.form}"
+        f"{positions.form}{scale}"
     )
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from hdexport.attention.dense.node import dense_attention_node
+from hdexport.attention.dense.node import DenseMask
 from hdexport.model.family import Family
 
 if TYPE_CHECKING:
@@ -30,17 +30,15 @@ class _SelfAttention(torch.nn.Module):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        attention_mask: torch.Tensor,
+        attention_mask: DenseMask,
         position_bias: torch.Tensor,
         output_attentions: bool = False,
         **_: Any,
     ) -> tuple[torch.Tensor]:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)  # [batch, tokens, heads, head_dim]
         query, key, value = (project(hidden_states).view(heads).transpose(1, 2) for project in (self.q, self.k, self.v))
-        attended = dense_attention_node(
-            query, key, value, attention_mask, bias=position_bias, scale=self.head_dim**-0.5
-        )
-        return (self.o(attended.transpose(1, 2).flatten(2)),)
+        attended = attention_mask.attend(self, query, key, value, self.head_dim**-0.5, bias=position_bias)
+        return (self.o(attended.flatten(2)),)
 
 
 def _position_bias(encoder: Any, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -64,5 +62,8 @@ FAMILY = Family(
     padding_row=lambda config: _PADDING_ROW,
     adapt=_adapt,
     has_sdpa=False,
+    query_projections=lambda model: [
+        (layer.attention.attn, layer.attention.attn.q) for layer in model.base_model.encoder.layer
+    ],
     why_not_converted="its scores have a bias for every pair of tokens",
 )

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 __all__ = ["Family", "OwnAttention"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
     from hdexport.model.tasks import Task
@@ -65,6 +66,8 @@ class Family:
             would, in place. It is what bundles are compared with.
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
             "eager" code otherwise.
+        query_projections: of a library's model whose attention the library's attention interface does not reach, each
+            attention, whose second argument is the mask, with its projection of queries; None for other families.
     """
 
     model_types: tuple[str, ...]
@@ -79,6 +82,7 @@ class Family:
     own: OwnAttention | None = None
     as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     has_sdpa: bool = True
+    query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     shares_layers: bool = False
     learned_positions: bool = True
     why_not_converted: str | None = None

@@ -198,6 +198,9 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
 
 def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> ReferenceFacts:
     """Make the model attend as the bundle's was made to, with nothing of our operators; in place."""
+    from hdexport.attention.query_scale import LogScale
+    from hdexport.attention.query_scale_reference import use_query_scale
+
     found = [
         item.kind.use_reference(item.kind.read(item.record, bundle), model, family)
         for item in attention_of(bundle.manifest)
@@ -205,6 +208,9 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
     replaced = any(facts.replaced for facts in found)
     if not replaced:
         family.as_trained(model)
+    query_scale = LogScale.of_positions(bundle.manifest.positions)
+    if query_scale is not None:
+        use_query_scale(model, family, query_scale)
     return ReferenceFacts(
         replaced=replaced,
         undefined_padding=any(facts.undefined_padding for facts in found),

@@ -1,13 +1,48 @@
-"""Dense attention in a traced model: the operator's node."""
+"""Dense attention in a traced model: the operator's node, and the mask that dense layers share."""
 
 from __future__ import annotations
 
-__all__ = ["dense_attention_node"]
+__all__ = ["DenseMask", "dense_attention_node"]
+
+from dataclasses import dataclass
 
 import torch
 
+from hdexport.attention.query_scale import scaled
 from hdexport.attention.symbolic import operator_node
 from hdplugins.operators.dense_attention.reference import dense_attention
+
+
+@dataclass(frozen=True)
+class DenseMask:
+    """What dense layers share: made once, handed from layer to layer as the library's mask is.
+
+    Attributes:
+        key_mask: [batch, tokens], bool, True for real tokens.
+        query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
+    """
+
+    key_mask: torch.Tensor
+    query_scale: torch.Tensor | None = None
+
+    def attend(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        scale: float,
+        bias: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`.
+
+        Args:
+            module, query, key, value, scale: as described there.
+            bias: [1 or batch, heads, tokens, tokens], added to the scores.
+        """
+        query = scaled(query, self.query_scale)
+        attended = dense_attention_node(query, key, value, self.key_mask, bias=bias, scale=scale)
+        return attended.transpose(1, 2).contiguous()
 
 
 def dense_attention_node(

@@ -89,8 +89,8 @@ class WindowSetup(Setup):
         from hdexport.attention.model_parts import wrap_layers
         from hdexport.attention.window.node import window_mask
 
-        window = self.window
-        wrap_layers(model, lambda states, mask, layers: layers(states, window_mask(window, mask)))
+        window, query_scale = self.window, self.query_scale
+        wrap_layers(model, lambda states, mask, layers: layers(states, window_mask(window, mask, query_scale)))
 
 
 class WindowKind(AttentionKind):
@@ -141,7 +141,7 @@ class WindowKind(AttentionKind):
             f"Attention is cut to windows of {request.window.tokens} tokens on each side, "
             f"{NOT_TRAINED.format('windows')}"
         )
-        return WindowSetup(is_own=False, window=request.window, remark=remark)
+        return WindowSetup(is_own=False, window=request.window, remark=remark, query_scale=subject.query_scale)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> WindowAttention | None:
         """The windows of the nodes, which layers of the library have, too."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
+from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.symbolic import operator_node
 from hdexport.attention.window.global_rows import GlobalRows, attend_to_all, find_global_rows, overwrite_rows
 from hdexport.attention.window.record import Window
@@ -23,18 +24,22 @@ class WindowMask:
         window: what a token sees.
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
         global_rows: where the global tokens are; None without any.
+        query_scale: [batch, 1, 1, 1], float32, factors of the queries of local tokens; None for none.
+        global_scale: the same of global tokens.
     """
 
     window: Window
     token_kind: torch.Tensor
     global_rows: GlobalRows | None
+    query_scale: torch.Tensor | None = None
+    global_scale: torch.Tensor | None = None
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         attended = sliding_window_node(
-            query,
+            scaled(query, self.query_scale),
             key,
             value,
             self.token_kind,
@@ -47,23 +52,30 @@ class WindowMask:
         merged = attended.transpose(1, 2)  # [batch, tokens, heads, head_dim]
         if self.global_rows is None:
             return merged.contiguous()
-        rows = attend_to_all(self.global_rows.of(query), key, value, self.token_kind, scale=scale)
+        global_query = scaled(self.global_rows.of(query), self.global_scale, tokens_first=False)
+        rows = attend_to_all(global_query, key, value, self.token_kind, scale=scale)
         return overwrite_rows(merged, rows.transpose(1, 2), self.global_rows)
 
 
-def window_mask(window: Window, attention_mask: torch.Tensor) -> WindowMask:
+def window_mask(window: Window, attention_mask: torch.Tensor, query_scale: LogScale | None = None) -> WindowMask:
     """What layers with such a window are given for a mask.
 
     Args:
         window: what a token sees.
         attention_mask: [batch, tokens], bool, True for real tokens.
+        query_scale: factor of the queries, by the keys that they see; None for none.
     """
     kinds = attention_mask.to(torch.int32)
+    factors = global_factors = None
+    if query_scale is not None and query_scale.changes(window.most_keys):
+        factors = query_scale.for_mask(attention_mask, window.most_keys)
     if not window.global_tokens:
-        return WindowMask(window, kinds, None)
+        return WindowMask(window, kinds, None, factors)
+    if query_scale is not None:
+        global_factors = query_scale.for_mask(attention_mask)
     # The first real tokens, wherever padding is.
     kinds = torch.where(kinds.cumsum(1) <= window.global_tokens, 2 * kinds, kinds).to(torch.int32)
-    return WindowMask(window, kinds, find_global_rows(kinds, window.global_tokens))
+    return WindowMask(window, kinds, find_global_rows(kinds, window.global_tokens), factors, global_factors)
 
 
 def sliding_window_node(

@@ -25,6 +25,11 @@ class Window:
     global_tokens: TokenCount
     dilation: tuple[Length, ...]
 
+    @property
+    def most_keys(self) -> int:
+        """Keys that the query of a local token sees, at most."""
+        return 2 * self.tokens + 1 + self.global_tokens
+
 
 @dataclass(frozen=True, kw_only=True)
 class WindowAttention:

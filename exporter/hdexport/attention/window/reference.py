@@ -43,6 +43,12 @@ class _Pairs(PairCounts):
         seen = near | self.is_global[:, None, None, :] | self.is_global[:, None, queries, None]
         return (seen & self.real[:, None, None, :]).float()
 
+    def keys(self) -> torch.Tensor:
+        """[batch, 1, tokens, 1], all for global tokens, for others what a window holds; see :class:`PairCounts`."""
+        real = self.real.sum(1)[:, None, None, None]
+        local = real.clamp(max=2 * self.window.tokens + 1 + self.window.global_tokens)
+        return torch.where(self.is_global[:, None, :, None], real, local)
+
 
 def use_window_masks(model: PreTrainedModel, window: Window) -> None:
     """Make a model's own attention that of a window, in place."""

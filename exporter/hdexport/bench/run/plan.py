@@ -159,7 +159,7 @@ def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
         key = (
             checkpoint, manifest.task, json.dumps(manifest.attention, sort_keys=True),
             *(manifest.files.get(name) for item in attention_of(manifest) for name in item.kind.files(item.record)),
-            positions.scheme, positions.alpha, positions.base,
+            positions.scheme, positions.alpha, positions.base, positions.attention_scale,
         )  # fmt: skip
         groups.setdefault(key, []).append(bundle)
     return list(groups.values())

@@ -1,0 +1,88 @@
+"""Queries that grow with the logarithm of the keys they see, so that attention over longer texts stays as sharp.
+
+A softmax over more keys is flatter. Su Jianlin ("entropy invariance", 2021) multiplies queries by ln n / ln L0, for n
+keys and L0 trained positions; here by no less than 1, so that texts of trained lengths keep every bit.
+"""
+
+from __future__ import annotations
+
+__all__ = ["LogScale", "scaled"]
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from hdruntime.bundle.manifest import Positions
+from hdruntime.errors import InputError
+
+
+@dataclass(frozen=True)
+class LogScale:
+    """The factor max(1, ln n / ln base) for queries that see n keys; one for each text.
+
+    Attributes:
+        base: positions that the checkpoint was trained with, 2 or more.
+
+    Raises:
+        InputError: `base` has no logarithm to divide by.
+    """
+
+    base: int
+
+    def __post_init__(self) -> None:
+        if self.base < 2:
+            raise InputError(
+                f"--attention-scale logn divides by the logarithm of the trained positions, and there is {self.base}.\n"
+                "Use --attention-scale none."
+            )
+
+    @classmethod
+    def of_positions(cls, positions: Positions) -> LogScale | None:
+        """The factor that a manifest records; None where queries are not scaled."""
+        return cls(positions.trained or positions.base) if positions.attention_scale == "logn" else None
+
+    def changes(self, most: int) -> bool:
+        """Whether queries that see at most so many keys are ever multiplied by another number than 1."""
+        return most > self.base
+
+    def of(self, tokens: torch.Tensor) -> torch.Tensor:
+        """The factors, exactly 1 up to `base` keys on every backend: all of them know that ln 1 is 0.
+
+        Args:
+            tokens: [batch], keys that a text's queries see, of any type.
+
+        Returns:
+            [batch, 1, 1, 1], float32.
+        """
+        ratio = tokens.float().clamp(min=self.base) / self.base
+        return (1 + ratio.log() * (1 / math.log(self.base)))[:, None, None, None]
+
+    def for_mask(self, mask: torch.Tensor, most: int | None = None) -> torch.Tensor:
+        """The factors of texts whose queries see all real tokens, or as many of them as they can.
+
+        Args:
+            mask: [batch, tokens], nonzero for real tokens.
+            most: keys that a query can see; None for any number.
+
+        Returns:
+            [batch, 1, 1, 1], float32.
+        """
+        real = mask.bool().float().sum(1)
+        return self.of(real if most is None else real.clamp(max=most))
+
+
+def scaled(query: torch.Tensor, factors: torch.Tensor | None, *, tokens_first: bool = True) -> torch.Tensor:
+    """Queries times the factors of their texts, multiplied in float32 and rounded once.
+
+    Args:
+        query: [batch, heads, tokens, head_dim]; the result has the same shape and type.
+        factors: [batch, 1, 1, 1], float32; None for none.
+        tokens_first: whether tokens come before heads meanwhile, as a projection gives them. The swap that splits heads
+            then stays next to the attention, where a lowering removes it.
+    """
+    if factors is None:
+        return query
+    if tokens_first:
+        return scaled(query.transpose(1, 2), factors, tokens_first=False).transpose(1, 2)
+    return (query.float() * factors).to(query.dtype)
