@@ -5,21 +5,21 @@ from __future__ import annotations
 __all__ = ["CORPORA", "Corpus"]
 
 import hashlib
+import platform
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from pydoc_data.topics import topics
-from typing import Any
 
 from benchmarks.quality.debian import held_out_pages
 from hdexport.quality.queries import prose_sentences
 
-_LEAST_TOKENS, _MOST_TOKENS = 768, 4096
-"""Of a page: a half more than the sample model reads, and what its extended bundles take."""
+_LEAST_TOKENS, _MOST_TOKENS = 768, 2560
+"""Of a page: one and a half times to five times what the sample model was trained with."""
 
 _FEWEST_SENTENCES = 8
-_PAGES, _PAGES_OF_PACKAGE = 360, 60
+_PAGES, _PAGES_OF_PACKAGE = 320, 50
 
 
 @dataclass(frozen=True)
@@ -39,13 +39,11 @@ def python_topics(cache: Path, lengths_of: Callable[[list[str]], list[int]], *, 
     """The topics of more than `trained` tokens."""
     lengths = lengths_of(list(topics.values()))
     long = [name for (name, _), length in zip(topics.items(), lengths, strict=True) if length > trained]
-    import platform
-
     return Corpus({name.replace("-", " "): topics[name] for name in long}, {"python": platform.python_version()})
 
 
 def debian_pages(cache: Path, lengths_of: Callable[[list[str]], list[int]], *, trained: int) -> Corpus:
-    """Pages of prose of 768 to 4096 tokens, drawn by a hash of their names, at most 60 of a package."""
+    """Pages of prose of 768 to 2560 tokens, drawn by a hash of their names, at most 50 of a package."""
     pages, versions = held_out_pages(cache)
     lengths = lengths_of([page.text for page in pages])
     drawn: dict[str, str] = {}

@@ -48,7 +48,13 @@ class Line(Protocol):
 
 
 def similarities_of_ways(
-    session: Session, collection: Collection, *, trained: int, ways: Sequence[Way], begin: Callable[[int], None], line: Line
+    session: Session,
+    collection: Collection,
+    *,
+    trained: int,
+    ways: Sequence[Way],
+    begin: Callable[[int], None],
+    line: Line,
 ) -> dict[Way, dict[str, FloatArray]]:
     """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts.
 
@@ -94,7 +100,9 @@ def similarities_of_ways(
     }
     return {
         way: {
-            kind: similarities(function, vectors, of_documents[way]) for kind, vectors in of_queries.items() if len(vectors)
+            kind: similarities(function, vectors, of_documents[way])
+            for kind, vectors in of_queries.items()
+            if len(vectors)
         }
         for way in ways
     }

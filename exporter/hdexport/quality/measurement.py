@@ -93,7 +93,9 @@ def measure_quality(
     opened = [open_bundle(path) for path in bundles]
     tokenizer = _tokenizer(opened)
     trained = trained or min(_trained(bundle.manifest) for bundle in opened)
-    offsets = [encoding.offsets for encoding in tokenizer.encode([text.text for text in texts], overflow=Overflow.SPLIT)]
+    offsets = [
+        encoding.offsets for encoding in tokenizer.encode([text.text for text in texts], overflow=Overflow.SPLIT)
+    ]
     lengths = [len(of_text) for of_text in offsets]
     long = [length for length in lengths if length > trained]
     if len(long) < _FEWEST_TEXTS:
@@ -146,7 +148,9 @@ def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
     for bundle in bundles:
         embedding_output(bundle.manifest)
         if bundle.manifest.tokenizer is None:
-            raise InputError(f"The bundle {bundle.path} has no tokenizer.\nBuild it again of a checkpoint that has one.")
+            raise InputError(
+                f"The bundle {bundle.path} has no tokenizer.\nBuild it again of a checkpoint that has one."
+            )
         if _model(bundle.manifest) != _model(first.manifest):
             raise InputError(
                 f"{bundle.path} is of another model than {first.path}: {bundle.manifest.name} "
