@@ -15,11 +15,11 @@ from pydoc_data.topics import topics
 from benchmarks.quality.debian import held_out_pages
 from hdexport.quality.queries import prose_sentences
 
-_LEAST_TOKENS, _MOST_TOKENS = 768, 2560
-"""Of a page: one and a half times to five times what the sample model was trained with."""
+_LEAST_TOKENS, _MOST_TOKENS = 768, 1792
+"""Of a page: one and a half times to three and a half times what the sample model was trained with."""
 
 _FEWEST_SENTENCES = 8
-_PAGES, _PAGES_OF_PACKAGE = 320, 50
+_PAGES, _PAGES_OF_PACKAGE = 300, 50
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def python_topics(cache: Path, lengths_of: Callable[[list[str]], list[int]], *, 
 
 
 def debian_pages(cache: Path, lengths_of: Callable[[list[str]], list[int]], *, trained: int) -> Corpus:
-    """Pages of prose of 768 to 2560 tokens, drawn by a hash of their names, at most 50 of a package."""
+    """Pages of prose of 768 to 1792 tokens, drawn by a hash of their names, at most 50 of a package."""
     pages, versions = held_out_pages(cache)
     lengths = lengths_of([page.text for page in pages])
     drawn: dict[str, str] = {}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Line", "Way", "similarities_of_ways", "vectors_of"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import Enum
 from itertools import islice
 from typing import Any, Protocol
@@ -17,7 +17,7 @@ from hdruntime.session import Session
 from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.similarity import similarities
-from hdruntime.text.splitting import SplitPooling, pooled_embedding, split_encodings
+from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
 from hdruntime.text.tokenization import Encoding
 
 FloatArray = npt.NDArray[np.floating[Any]]
@@ -29,9 +29,9 @@ class Way(str, Enum):
     TRUNCATED = "truncated"
     """Cut to the trained positions."""
     SPLIT = "split"
-    """In pieces of the trained positions; the mean of their vectors, weighted by tokens."""
+    """Read in pieces of the trained positions; the mean of their vectors, weighted by tokens."""
     WHOLE = "whole"
-    """At once, as far as the bundle takes it."""
+    """Read at once, as far as the bundle takes it."""
 
 
 class Line(Protocol):
@@ -61,51 +61,44 @@ def similarities_of_ways(
     Args:
         session: a bundle that gives vectors.
         collection: documents and queries.
-        trained: tokens of a cut document, and of a piece.
+        trained: tokens of a truncated document, and of a piece.
         ways: those that are wanted; equal inputs run once.
         begin: receives the number of tokens before any of them runs.
         line: receives the tokens that are done.
     """
     manifest = session.manifest
     prompts, default = prompts_of(manifest)
-    prompt = chosen_prompt(prompts, default, name="document", prompt=None)
-    # These have every token, and as their only or first piece what the bundle takes.
+    prompt, query_prompt = (chosen_prompt(prompts, default, name=name, prompt=None) for name in ("document", "query"))
     documents = session.split(collection.documents, prompt=prompt)
-    wholes = [document.whole for document in documents]
-    splits = split_encodings(wholes, max_len=min(trained, manifest.max_len), stride=0, is_pair=False)
+    by_trained = split_encodings(
+        [document.whole for document in documents], max_len=min(trained, manifest.max_len), stride=0, is_pair=False
+    )
+    # The first piece of a split text is what truncation leaves of it.
     pieces = {
-        Way.TRUNCATED: [split.pieces[:1] for split in splits],
-        Way.SPLIT: [split.pieces for split in splits],
-        Way.WHOLE: [document.pieces[:1] for document in documents],
+        Way.TRUNCATED: [split.pieces[:1] for split in by_trained],
+        Way.SPLIT: [split.pieces for split in by_trained],
+        Way.WHOLE: [split.pieces[:1] for split in documents],
     }
     asked = [text for queries in collection.queries.values() for text in queries.texts]
-    query_prompt = chosen_prompt(prompts, default, name="query", prompt=None)
-    queries = [split.pieces[0] for split in session.split(asked, prompt=query_prompt)]
-    encodings = [encoding for way in ways for of_text in pieces[way] for encoding in of_text] + queries
+    encodings = [piece for way in ways for of_document in pieces[way] for piece in of_document]
+    encodings += [split.pieces[0] for split in session.split(asked, prompt=query_prompt)]
     vectors = iter(vectors_of(session, encodings, begin=begin, line=line))
-    of_documents = {
-        way: np.stack(
-            [
-                pooled_embedding(split, list(islice(vectors, len(of_text))), SplitPooling.MEAN)
-                if way is Way.SPLIT
-                else next(vectors)
-                for split, of_text in zip(splits, pieces[way], strict=True)
-            ]
-        )
-        for way in ways
-    }
+    of_documents = {way: np.stack([_vector(way, split, vectors) for split in by_trained]) for way in ways}
+    of_queries = {kind: list(islice(vectors, len(queries.texts))) for kind, queries in collection.queries.items()}
     function = manifest.sentence.similarity if manifest.sentence else "cosine"
-    of_queries = {
-        kind: np.array(list(islice(vectors, len(queries.texts)))) for kind, queries in collection.queries.items()
-    }
     return {
         way: {
-            kind: similarities(function, vectors, of_documents[way])
-            for kind, vectors in of_queries.items()
-            if len(vectors)
+            kind: similarities(function, np.array(each), of_documents[way]) for kind, each in of_queries.items() if each
         }
         for way in ways
     }
+
+
+def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatArray]) -> FloatArray:
+    """A document's vector, from as many of the next ones as it needs."""
+    if way is not Way.SPLIT:
+        return next(vectors)
+    return pooled_embedding(split, list(islice(vectors, len(split.pieces))), SplitPooling.MEAN)
 
 
 def vectors_of(
@@ -117,7 +110,6 @@ def vectors_of(
         HdexportError: one of `hdruntime.errors`, for the first encoding that fails.
     """
     output = embedding_output(session.manifest)
-    places = {tuple(encoding.input_ids): 0 for encoding in encodings}
     unique = {tuple(encoding.input_ids): encoding for encoding in encodings}
     places = {ids: place for place, ids in enumerate(unique)}
     begin(sum(map(len, unique)))

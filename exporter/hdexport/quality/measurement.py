@@ -11,7 +11,7 @@ from pathlib import Path, PurePath
 from statistics import median
 
 from hdexport.quality.encoding import Line, Way, similarities_of_ways
-from hdexport.quality.queries import KINDS, Collection, collection_of, unread_from
+from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.quality.ranking import Mean, mean_of, ranks_of, reciprocal_ranks
 from hdexport.support.texts import Text
 from hdruntime.bundle.manifest import Manifest
@@ -24,6 +24,7 @@ from hdruntime.text.tokenization import Overflow, TextTokenizer
 _FEWEST_TEXTS, _FEWEST_SENTENCES = 5, 10
 """Long texts, and sentences after the trained positions: an interval of fewer says nothing."""
 
+_ASKED = {"later": "later sentences", "first": "first sentences", "name": "texts by their names"}
 _NUMBERED = re.compile(r":\d+$")
 _WORD = re.compile(r"[^\W\d_]{3,}")
 
@@ -53,8 +54,8 @@ class QualityResult:
 
     Attributes:
         trained: positions of the truncated texts and of pieces.
-        texts: documents that were searched.
-        long_texts: those of more tokens than `trained`.
+        texts: number of documents that were searched.
+        long_texts: number of those of more tokens than `trained`.
         median_tokens: of the long ones.
         longest_tokens: of the longest.
         cut_texts: bundle -> texts that are longer than it takes, and were cut there.
@@ -111,8 +112,8 @@ def measure_quality(
     )
     if (found := len(collection.queries["later"].texts)) < _FEWEST_SENTENCES:
         raise InputError(
-            f"{found} sentences of 8 to 60 words were found after the first {trained} tokens of {len(long)} long texts; "
-            f"at least {_FEWEST_SENTENCES} are needed.\nGive more texts of prose: --texts"
+            f"{found} sentences of 8 to 60 words were found after the first {trained} tokens of {len(long)} long "
+            f"texts; at least {_FEWEST_SENTENCES} are needed.\nGive more texts of prose: --texts"
         )
     scores = _scores(opened, collection, trained=trained, backend=backend, line=line)
     return QualityResult(
@@ -128,25 +129,25 @@ def measure_quality(
 
 
 def findings(result: QualityResult) -> Iterator[str]:
-    """What whole texts change, one sentence per bundle and kind of query, text that truncation loses first."""
-    for score in sorted(result.scores, key=lambda score: -KINDS.index(score.kind)):
-        if score.way is not Way.WHOLE:
-            continue
-        what = {"later": "later sentences", "first": "first sentences", "name": "texts by name"}[score.kind]
-        where = f"{score.bundle}: " if len(result.cut_texts) > 1 else ""
-        verdict = "better" if score.difference.low > 0 else "worse" if score.difference.high < 0 else None
-        if verdict is None:
-            number = result.queries[score.kind]
-            yield f"{where}whole texts find {what} as truncation does, as far as {number} queries show: {score.difference}"
-        else:
-            yield f"{where}whole texts find {what} {verdict} than truncation: {score.difference}"
+    """What whole texts change, one sentence per bundle and kind of query, those that truncation cannot answer first."""
+    for kind, what in _ASKED.items():
+        for score in result.scores:
+            if (score.kind, score.way) != (kind, Way.WHOLE):
+                continue
+            bundle = f"{score.bundle}: " if len(result.cut_texts) > 1 else ""
+            if score.difference.low > 0 or score.difference.high < 0:
+                verdict = "better" if score.difference.low > 0 else "worse"
+                yield f"{bundle}whole texts find {what} {verdict} than truncation: {score.difference}"
+            else:
+                number = result.queries[kind]
+                yield f"{bundle}whole texts and {what}: no difference shown by {number} queries: {score.difference}"
 
 
 def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
     """The first bundle's tokenizer; refuses bundles that cannot be compared by it."""
     first = bundles[0]
     for bundle in bundles:
-        embedding_output(bundle.manifest)
+        embedding_output(bundle.manifest)  # for its refusal
         if bundle.manifest.tokenizer is None:
             raise InputError(
                 f"The bundle {bundle.path} has no tokenizer.\nBuild it again of a checkpoint that has one."

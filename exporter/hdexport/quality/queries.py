@@ -13,8 +13,9 @@ KINDS = ("name", "first", "later")
 """Kinds of queries: a text's name, its first sentence, and sentences that a model of trained positions never reads."""
 
 _PARAGRAPH = re.compile(r"(?:[^\n]*\S[^\n]*(?:\n|\Z))+")
-_SENTENCE = re.compile(r'(?<![^\s。！？])["*(]*([^\W\d_]).*?(?:[.:!?](?=\s|\Z)|[。！？])', re.DOTALL)
-"""To the next full stop or colon."""
+_END = r"[.:!?](?=\s|\Z)|[\u3002\uff01\uff1f]"
+_SENTENCE = re.compile(rf'(?<![^\s\u3002\uff01\uff1f])["*(]*([^\W\d_]).*?(?:{_END})', re.DOTALL)
+"""From a letter to the next full stop or colon; Chinese and Japanese have no space after theirs."""
 
 _WORD = re.compile(r"[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]|[^\s\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff]+")
 """A character, in scripts that do not separate words by spaces."""
