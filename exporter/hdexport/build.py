@@ -24,7 +24,7 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
-from hdexport.model.positions import Scheme
+from hdexport.model.positions import Form, Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
@@ -77,6 +77,7 @@ class BuildOptions:
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
             they see; ``none`` leaves them; None chooses.
+        rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
         engines: engines beside the ONNX graphs.
@@ -94,6 +95,7 @@ class BuildOptions:
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float | None = None
     attention_scale: AttentionScale | None = None
+    rope_factor: float | None = None
     attention: Mapping[str, Any] = field(default_factory=dict)
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
@@ -129,6 +131,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             progress.step("Verifying against PyTorch")
             manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
         progress.step("Writing the bundle")
+    _warn_of_untrained_positions(manifest.positions)
     return manifest
 
 
@@ -160,6 +163,8 @@ def _write_graphs(
     )
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, choice, options, progress)
+    _stretch(model, checkpoint, positions, options)
+    positions = dataclasses.replace(positions, rope_factor=options.rope_factor)
     query_scale = _query_scale(positions)
     setups = _attention(model, checkpoint, task, options, query_scale, progress)
     for setup in setups.values():
@@ -178,6 +183,16 @@ def _write_graphs(
         engines=engines,
         sentence=sentence,
     )
+
+
+def _stretch(model: PreTrainedModel, checkpoint: Checkpoint, positions: Positions, options: BuildOptions) -> None:
+    from hdexport.model.rotary import check_rope_factor, stretch_rotary
+
+    if options.rope_factor is not None:
+        model_type = checkpoint.config["model_type"]
+        lengths = {"max_len": positions.rows, "base": positions.base}
+        check_rope_factor(options.rope_factor, checkpoint.family, model_type=model_type, **lengths)
+        stretch_rotary(model, options.rope_factor)
 
 
 def _query_scale(positions: Positions) -> LogScale | None:
@@ -233,6 +248,25 @@ def _extend(
     )
     return dataclasses.replace(
         positions, attention_scale=choice.attention_scale, trained=choice.trained, reason=choice.reason
+    )
+
+
+def _warn_of_untrained_positions(positions: Positions) -> None:
+    if positions.rows <= positions.base:
+        return
+    if positions.form == Form.COMPUTED.value:
+        logger.warning(
+            "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
+            positions.base,
+            positions.rows - 1,
+            "" if positions.rope_factor is not None else " --rope ntk:FACTOR stretches those of training.",
+        )
+        return
+    logger.warning(
+        "The model was trained with %d positions, and this bundle takes up to %d tokens: measure its answers to long "
+        "texts before you rely on them.",
+        positions.trained,
+        positions.rows,
     )
 
 

@@ -46,9 +46,16 @@ def contents(directory: Path) -> dict[str, bytes]:
 def test_a_build_prints_one_line_per_graph_and_what_it_made(
     built: subprocess.CompletedProcess[str], bundle: Path
 ) -> None:
-    assert built.stderr == ""
-    left_out, model, for_cpu, for_gpu, summary, own_length, look, run = built.stdout.splitlines()
+    assert built.stderr == (
+        "hdexport.build: The model was trained with 64 positions, and this bundle takes up to 100 tokens: measure its "
+        "answers to long texts before you rely on them.\n"
+    )
+    left_out, positions, model, for_cpu, for_gpu, summary, own_length, look, run, measure = built.stdout.splitlines()
     assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
+    assert positions == (
+        "Positions: hierarchical, alpha 0.05, queries scaled by log n: best for embeddings without fine-tuning. Or: "
+        "--alpha 0.4 --attention-scale none, which suit a model that will be fine-tuned."
+    )
     for line, graph in ((model, "model"), (for_cpu, "onnxruntime_cpu")):
         assert re.fullmatch(
             rf"-\[x\] {graph}\.onnx: (\d+) of \1 checks passed, max abs error \d\.\d\de-\d\d, "
@@ -63,6 +70,7 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
         f"hdexport inspect {bundle}",
         f"hdexport run {bundle} INPUT -o OUTPUT",
     )
+    assert measure == f"Measure it:  hdexport quality {bundle} --texts FILE"
 
 
 def test_a_bundle_does_not_say_where_it_was_built(bundle: Path, checkpoint: Path) -> None:
@@ -76,13 +84,13 @@ def test_without_a_model_it_takes_the_current_directory_and_names_the_bundle_aft
     hdexport: Command, checkpoint: Path, tmp_path: Path
 ) -> None:
     model = shutil.copytree(checkpoint, tmp_path / "my-model")
-    done = hdexport("build", "--max-len", 70, "--fp16", "--target", "onnx", "--no-verify", cwd=model)
+    done = hdexport("build", "--max-len", 40, "--fp16", "--target", "onnx", "--no-verify", cwd=model)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == (
         f"No MODEL was named; building {model}: the current directory holds a config.json."
     )
-    manifest = hdruntime.open_bundle(model / "my-model-70-float16").manifest
-    assert (manifest.name, manifest.max_len, manifest.dtype) == ("my-model", 70, "float16")
+    manifest = hdruntime.open_bundle(model / "my-model-40-float16").manifest
+    assert (manifest.name, manifest.max_len, manifest.dtype) == ("my-model", 40, "float16")
     assert manifest.verification is None
 
 
@@ -129,7 +137,7 @@ def test_verbose_says_why_there_is_no_engine(hdexport: Command, checkpoint: Path
     ("options", "message"),
     [
         (["--alpha", "0.5"], r"--alpha 0\.5 gives .* the same row.*\nUse a number between 0 and 1 other than 0\.5"),
-        (["--alpha", "half"], r"argument --alpha: invalid float value: 'half'\nSee: hdexport build --help"),
+        (["--alpha", "half"], r"argument --alpha: half is neither a number nor auto\nSee: hdexport build --help"),
         (["--max-len", "0"], r"argument --max-len: 0 is not a whole number, 1 or more\nSee: hdexport build --help"),
         (["--max-len", "long"], "argument --max-len: long is not a whole number"),
         (["--max-global", "many"], "argument --max-global: invalid int value: 'many'"),
@@ -137,7 +145,10 @@ def test_verbose_says_why_there_is_no_engine(hdexport: Command, checkpoint: Path
             ["--bigbird-last-block", "last"],
             r"--bigbird-last-block: invalid choice: 'last' \(choose from '?padded'?, '?row",
         ),
-        (["--max-len", "4097"], r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* tile"),
+        (
+            ["--max-len", "4097"],
+            r"--max-len 4097 is above 4096: .*64 x 64.*\nUse --max-len 4096 or less, or .* interpolate",
+        ),
         (["--positions", "linear"], r"--positions: invalid choice: 'linear' \(choose from '?hierarchical'?, '?tile"),
         (["--task", "fill_mask"], r"invalid choice: 'fill_mask' .*\nDid you mean fill-mask\?\nSee: hdexport build --h"),
         (["--verify", "some"], r"--verify: invalid choice: 'some' \(choose from '?quick'?, '?full'?, '?none"),

@@ -96,7 +96,8 @@ def test_a_bundle_of_it_answers_as_one_built_with_max_len(hdexport: Command, tmp
     assert hdexport("extend", tmp_path / "model", "--max-len", 300, "-o", tmp_path / "longer").returncode == 0
     options = ("--target", "onnx", "--no-verify")
     assert hdexport("build", tmp_path / "longer", *options, "-o", tmp_path / "one").returncode == 0
-    assert hdexport("build", tmp_path / "model", "--max-len", 300, *options, "-o", tmp_path / "two").returncode == 0
+    as_extended = ("--max-len", 300, "--alpha", 0.4, "--attention-scale", "none")
+    assert hdexport("build", tmp_path / "model", *as_extended, *options, "-o", tmp_path / "two").returncode == 0
     ids = np.random.default_rng(0).integers(5, 100, (2, 300))
     answers = [hdruntime.load(tmp_path / name)(input_ids=ids)["last_hidden_state"] for name in ("one", "two")]
     np.testing.assert_array_equal(answers[0], answers[1])
@@ -110,7 +111,11 @@ def test_a_bundle_of_it_answers_as_one_built_with_max_len(hdexport: Command, tmp
     ("options", "message"),
     [
         (["--max-len", "0"], "argument --max-len: 0 is not a whole number, 1 or more"),
-        (["--max-len", "4097"], r"--max-len 4097 is above 4096.*\nUse --max-len 4096 or less, or --positions tile"),
+        (
+            ["--max-len", "4097"],
+            r"--max-len 4097 is above 4096.*\nUse --max-len 4096 or less, or --positions interpolate",
+        ),
+        (["--max-len", "80", "--positions", "group"], r"--positions group chooses rows by the length of each text"),
         ([], r"the following arguments are required: --max-len\nSee: hdexport extend --help"),
     ],
 )

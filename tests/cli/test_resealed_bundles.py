@@ -200,7 +200,7 @@ WRONG = [
     (
         "positions/scheme",
         "spline",
-        r"manifest\.positions\.scheme should be one of 'hierarchical'.*\n.*\n.*pip install -U",
+        r"manifest\.positions\.scheme should be one of .*'hierarchical'.*\n.*\n.*pip install -U",
     ),
     ("positions/rows", 17, r"manifest\.positions\.rows is 17, but max_len is 16"),
     ("attention/0/kind", "", r"manifest\.attention\[0\]\.kind should be the name of a kind, not ''"),

@@ -22,6 +22,7 @@ from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError, HdexportError, VerificationError
 from support.comparators import assert_close
 from support.grids import nightly_unless
+from support.hugging_face import ALPHA
 from support.tiny_models import LABELS, VOCAB_SIZE, save_tiny_model
 
 PHASES = {
@@ -118,11 +119,15 @@ def test_the_manifest_describes_the_bundle(checkpoint, tmp_path) -> None:
     assert (manifest.hidden_size, manifest.num_layers, manifest.num_heads) == (32, 2, 4)
     assert dataclasses.asdict(manifest.positions) == {
         "scheme": "hierarchical",
-        "alpha": 0.4,
+        "alpha": 0.05,
         "base": 64,
         "rows": 100,
         "first_row": 0,
         "form": "folded",
+        "attention_scale": "logn",
+        "trained": 64,
+        "rope_factor": None,
+        "reason": "best for embeddings without fine-tuning",
     }
     assert manifest.operators == {"hdexport::DenseAttention": 2}
     assert [(spec.name, spec.dtype, spec.shape) for spec in manifest.inputs] == [
@@ -170,6 +175,8 @@ def test_the_same_build_twice_gives_the_same_graphs_which_run_where_they_are_mov
             output=tmp_path / "b",
             max_len=first.manifest.max_len,
             precision="float16",
+            alpha=ALPHA,
+            attention_scale="none",
             verify=None,
         )
     )

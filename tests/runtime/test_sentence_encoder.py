@@ -265,7 +265,8 @@ def built(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[s
     def of_task(task: str) -> Path:
         def make(directory: Path) -> None:
             bundle = directory / "bundle"
-            build(BuildOptions(model=sample, output=bundle, max_len=MAX_LEN, task=Task(task), verify=None))
+            options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "verify": None}
+            build(BuildOptions(model=sample, output=bundle, task=Task(task), **options))
 
         return made_once(tmp_path_factory, f"sample {task}", make) / "bundle"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["NOT_TRAINED", "AttentionKind", "Boundaries", "Form", "OperatorNode", "ReferenceFacts", "Setup", "Subject"]
 
 import argparse
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hdexport.attention.query_scale import LogScale
+
+logger = logging.getLogger(__name__)
 
 NOT_TRAINED = (
     "which the model was not trained with: answers on longer texts change, and fine-tuning is expected. Checks are "
@@ -86,6 +89,20 @@ class Subject:
             raise ModelError(
                 f"{self.model.config.model_type} cannot be given {to} attention: {self.family.why_not_converted}.\n"
                 f"Leave out --attention. Families that can: {', '.join(self.convertible())}."
+            )
+
+    def warn_if_unscaled(self, most_keys: int) -> None:
+        """Warn where the factor of the queries is always 1.
+
+        Args:
+            most_keys: that a query sees, unless it is a global token's.
+        """
+        if self.query_scale is not None and not self.query_scale.changes(most_keys):
+            logger.warning(
+                "--attention-scale logn leaves queries as they are that see %d tokens at most: the model was trained "
+                "with %d.",
+                most_keys,
+                self.query_scale.base,
             )
 
 

@@ -12,8 +12,6 @@ import torch
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from hdexport.attention.dense.node import DenseMask
-
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -89,12 +87,13 @@ def _forward(
     original: Callable[..., Any],
     around: Callable[[torch.Tensor, torch.Tensor, Layers], torch.Tensor],
     hidden_states: torch.Tensor,
-    attention_mask: torch.Tensor | DenseMask,
+    attention_mask: Any,
     *args: Any,
     **kwargs: Any,
 ) -> Any:
     output = None
-    key_mask = attention_mask.key_mask if isinstance(attention_mask, DenseMask) else attention_mask
+    # The library's own model has a tensor, one with our operators what its dense layers would share.
+    key_mask = attention_mask if isinstance(attention_mask, torch.Tensor) else attention_mask.key_mask
 
     def layers(states: torch.Tensor, mask: Any) -> torch.Tensor:
         nonlocal output

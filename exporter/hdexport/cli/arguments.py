@@ -9,20 +9,19 @@ __all__ = [
     "add_position_arguments",
     "add_revision_argument",
     "command_line",
+    "rope_factor",
     "whole_number",
 ]
 
 import argparse
+import math
 import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import get_args
 
-from hdruntime.bundle.manifest import Backend
-
-if TYPE_CHECKING:
-    from hdexport.model.positions import Scheme
+from hdruntime.bundle.manifest import Backend, Scheme
 
 BACKENDS = tuple(backend.value for backend in Backend)
 """Their names, as options take them."""
@@ -62,16 +61,15 @@ def add_pickle_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
 
 
-def add_position_arguments(parser: argparse._ActionsContainer, *, schemes: Sequence[Scheme], alpha: str) -> None:
+def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) -> None:
     """Declare ``--positions`` and ``--alpha``.
 
     Args:
-        schemes: values of ``--positions``.
         alpha: what ``auto`` means, for the help.
     """
     parser.add_argument(
         "--positions",
-        choices=[scheme.value for scheme in schemes],
+        choices=get_args(Scheme),
         default="hierarchical",
         help="where positions past the checkpoint's come from (default: hierarchical); see docs/positions.md",
     )
@@ -101,6 +99,18 @@ def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
         "model was trained with, so that attention over longer texts stays as sharp; auto (default) is logn for "
         "embeddings of texts past L, else none",
     )
+
+
+def rope_factor(text: str) -> float:
+    """The factor of a value ``ntk:FACTOR``, finite and above 1; for argparse's ``type``."""
+    method, _, number = text.partition(":")
+    try:
+        factor = float(number) if method == "ntk" else math.nan
+    except ValueError:
+        factor = math.nan
+    if not 1 < factor < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not ntk:FACTOR with a FACTOR above 1, such as ntk:4")
+    return factor
 
 
 def whole_number(text: str, *, least: int = 1) -> int:

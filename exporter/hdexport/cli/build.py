@@ -6,7 +6,6 @@ The bundle appears when it is complete, or not at all.
 from __future__ import annotations
 
 import argparse
-import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from hdexport.cli.arguments import (
     add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
+    rope_factor,
     whole_number,
 )
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from hdexport.cli.progress import TerminalProgress
     from hdruntime.bundle.manifest import Dtype, Manifest
 
-logger = logging.getLogger(__name__)
-
 SUMMARY = "build a bundle from a Hugging Face checkpoint"
 
 
@@ -35,7 +33,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     from hdexport.attention.kinds import kinds
     from hdexport.engines.targets import TARGETS
-    from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
 
     tasks = [task.value for task in Task]
@@ -76,8 +73,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     positions.add_argument(
         "--max-len", metavar="TOKENS", type=whole_number, help="the longest input (default: the checkpoint's)"
     )
-    add_position_arguments(positions, schemes=list(Scheme), alpha="0.05 for embeddings and 0.4 for other tasks")
+    add_position_arguments(positions, alpha="0.05 for embeddings and 0.4 for other tasks")
     add_attention_scale_argument(positions)
+    positions.add_argument(
+        "--rope",
+        metavar="ntk:FACTOR",
+        type=rope_factor,
+        help="ModernBERT with --max-len above the trained length: multiply the base of its rotary positions by FACTOR, "
+        "above 1, in the layers that attend to the whole text; those with windows see no further than in training. It "
+        "changes answers on short texts as well",
+    )
     attention = parser.add_argument_group("attention")
     forms = [form for kind in kinds() for form in kind.forms.values()]
     attention.add_argument(
@@ -116,7 +121,6 @@ def run(options: argparse.Namespace) -> int:
         with whole_or_nothing(build_options.output):
             manifest = build(build_options, progress)
     _print_summary(build_options.output, manifest)
-    _warn_of_untrained_positions(build_options.output, manifest)
     return 0
 
 
@@ -157,6 +161,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         precision=precision,
         task=task,
         **positions,
+        rope_factor=options.rope,
         attention=attention_from_spec(options.attention, vars(options)),
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
@@ -183,19 +188,7 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
     print(f"Look inside: hdexport inspect {output}")
     if manifest.tokenizer is not None:
         print(f"Run it:      hdexport run {output} INPUT -o OUTPUT")
-
-
-def _warn_of_untrained_positions(output: Path, manifest: Manifest) -> None:
     positions = manifest.positions
-    if positions.rows <= positions.base:
-        return
     # Only vectors can be judged without labels.
-    gives_vectors = manifest.task in ("feature-extraction", "sentence-similarity")
-    measure = f"hdexport quality {output} --texts FILE" if gives_vectors else "compare answers on your labelled texts"
-    logger.warning(
-        "The model was trained with %d positions, and this bundle takes up to %d tokens. Measure what that does to "
-        "long texts: %s",
-        positions.trained or positions.base,
-        positions.rows,
-        measure,
-    )
+    if positions.rows > positions.base and manifest.task in ("feature-extraction", "sentence-similarity"):
+        print(f"Measure it:  hdexport quality {output} --texts FILE")

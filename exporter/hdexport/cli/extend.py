@@ -33,9 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
     add_revision_argument(parser)
     add_pickle_argument(parser)
-    from hdexport.model.positions import TABLES
-
-    add_position_arguments(parser.add_argument_group("positions"), schemes=TABLES, alpha="0.4, which suits training")
+    add_position_arguments(parser.add_argument_group("positions"), alpha="0.4, which suits training")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -179,14 +179,16 @@ def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
 
 def _positions(manifest: Manifest) -> str:
     positions = manifest.positions
+    changes = "" if positions.attention_scale == "none" else f", queries scaled by {positions.attention_scale}"
+    if positions.rope_factor is not None:
+        changes += f", rotary base times {positions.rope_factor:g} in layers that attend to the whole text"
     if positions.rows <= positions.base:
-        return f"{positions.rows} of the checkpoint's {positions.base}, {positions.form}"
-    scale = "" if positions.attention_scale == "none" else f", queries scaled by {positions.attention_scale}"
+        return f"{positions.rows} of the checkpoint's {positions.base}, {positions.form}{changes}"
     alpha = "" if positions.alpha is None else f", alpha {positions.alpha:g}"
     first = "" if positions.first_row == 0 else f" (from row {positions.first_row})"
     return (
         f"{positions.scheme}{alpha}: {positions.base} rows of the checkpoint{first} serve {positions.rows}, "
-        f"{positions.form}{scale}"
+        f"{positions.form}{changes}"
     )
 
 

@@ -160,6 +160,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
     """
     from hdexport.checkpoint.sentence_pooling import sentence_pooling
     from hdexport.model.graph_module import GraphModule
+    from hdexport.model.rotary import use_stretched_rotary
     from hdexport.model.surgery import extend_positions
 
     manifest, task = bundle.manifest, Task(bundle.manifest.task)
@@ -176,6 +177,8 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"The bundle was built from {manifest.positions.base} positions, and {checkpoint.path} has "
             f"{positions.base}.\nName the checkpoint it was built from with --model."
         )
+    if manifest.positions.rope_factor is not None:
+        use_stretched_rotary(model, manifest.positions.rope_factor)
     facts = _use_attention(model, checkpoint.family, bundle)
     module = GraphModule(
         model,

@@ -180,6 +180,8 @@ class Positions:
             text that they attend to; else ``none``.
         trained: positions that the model was trained with before it was extended, which may be fewer than `base`; None
             in bundles that do not say.
+        rope_factor: of the base of rotary positions in layers that attend to the whole text; None where it is the
+            checkpoint's.
         reason: why scheme, alpha and scale are these, as half a sentence; empty in bundles that do not say.
     """
 
@@ -191,6 +193,7 @@ class Positions:
     form: Form
     attention_scale: AttentionScale = "none"
     trained: Length | None = None
+    rope_factor: Annotated[float, Meta(gt=1)] | None = None
     reason: str = ""
 
 

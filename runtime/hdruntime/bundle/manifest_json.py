@@ -179,6 +179,8 @@ def _position_problems(positions: Positions, max_len: int) -> Iterator[str]:
         yield f"positions.alpha is {positions.alpha} for the scheme {positions.scheme}; only hierarchical has one"
     if positions.attention_scale == "logn" and positions.trained is None:
         yield "positions.trained is None; the attention scale logn needs the positions that the model was trained with"
+    if positions.rope_factor is not None and positions.form != "computed":
+        yield f"positions.rope_factor is {positions.rope_factor} for the form {positions.form}; only computed has one"
 
 
 def _attention_problems(manifest: Manifest) -> Iterator[str]:

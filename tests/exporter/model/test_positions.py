@@ -184,7 +184,7 @@ def test_bfloat16_tables_are_extended_in_bfloat16() -> None:
     ],
 )
 def test_the_form_changes_at_the_memory_bound(max_len: int, base: int, width: int, itemsize: int, form: Form) -> None:
-    assert choose_form(max_len, base=base, width=width, itemsize=itemsize) is form
+    assert choose_form(Scheme.HIERARCHICAL, max_len, base=base, width=width, itemsize=itemsize) is form
     assert FOLDED_LIMIT_BYTES == 16384 * 1024 * 4
 
 
@@ -210,7 +210,7 @@ def test_lengths_up_to_the_square_are_accepted(max_len: int) -> None:
         ({"max_len": -1}, r"--max-len -1 is not a number of positions"),
         (
             {"max_len": 262145},
-            r"above 262144: .* 512 x 512 .*\nUse --max-len 262144 or less, or --positions tile",
+            r"above 262144: .* 512 x 512 .*\nUse --max-len 262144 or less, or --positions interpolate",
         ),
         (
             {"scheme": Scheme.NONE, "max_len": 513},

@@ -131,7 +131,8 @@ def test_families_without_token_types_have_no_such_input(tiny_bundles, model_typ
 def built(directory: Path, model_type: str, **options) -> tuple[Path, object]:
     save_tiny_model(directory / "model", model_type, Task.FEATURE_EXTRACTION)
     output = directory / "bundle"
-    return output, build(BuildOptions(model=directory / "model", output=output, verify=None, **options))
+    as_fixtures = {"alpha": ALPHA, "attention_scale": "none", "verify": None}
+    return output, build(BuildOptions(model=directory / "model", output=output, **as_fixtures, **options))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["LISTED_BLOCKS", "BlockMask", "block_sparse_node", "through_blocks"]
+__all__ = ["LISTED_BLOCKS", "BlockMask", "block_query_factors", "block_sparse_node", "through_blocks"]
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.query_scale import LogScale, scaled
 from hdexport.attention.symbolic import operator_node
 from hdplugins.operators.block_sparse_attention.reference import block_sparse_attention
 
@@ -58,18 +59,49 @@ class BlockMask:
     Attributes:
         spec: what the attention is.
         token_mask: [batch, tokens], int32, 0 for padding.
+        query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
     """
 
     spec: BlockSparse
     token_mask: torch.Tensor
+    query_scale: torch.Tensor | None = None
 
     def attend(
         self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         listed = getattr(module, LISTED_BLOCKS, None)
+        query = scaled(query, self.query_scale)
         sparse = block_sparse_node(query, key, value, self.token_mask, listed, spec=self.spec, scale=scale)
         return sparse.transpose(1, 2).contiguous()
+
+
+def block_query_factors(
+    spec: BlockSparse, query_scale: LogScale, attention_mask: torch.Tensor, ordinary_keys: int
+) -> torch.Tensor:
+    """The factors of the queries of texts, by the keys that most of a text's queries see.
+
+    One factor serves all queries of a text. Those of global blocks see more keys than it is made for. The global tokens
+    that ``etc`` puts in front are no tokens of a text, and are not counted.
+
+    Args:
+        spec: what the attention is.
+        query_scale: factor of the queries, by the keys that they see.
+        attention_mask: [batch, tokens], 0 for padding, of the text as it was given.
+        ordinary_keys: that a query of an ordinary block sees at most, in a text that is not attended to densely.
+
+    Returns:
+        [batch, 1, 1, 1], float32.
+    """
+    if not query_scale.changes(spec.dense_tokens):
+        return query_scale.for_mask(attention_mask, ordinary_keys)
+    tokens = torch.ones_like(attention_mask)
+    if spec.last_block is LastBlock.ROW:
+        # From each text's first real token to its last.
+        tokens = attention_mask.cumsum(1).bool() & attention_mask.flip(1).cumsum(1).flip(1).bool()
+    real = attention_mask.bool().float().sum(1)
+    is_dense = tokens.sum(1) <= spec.dense_tokens
+    return query_scale.of(torch.where(is_dense, real, real.clamp(max=ordinary_keys)))
 
 
 def through_blocks(

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from hdexport.attention.blocks.record import BlockSparse, LastBlock, Mode, Pattern
+from hdexport.attention.blocks.record import LastBlock, Mode, Pattern
 from hdexport.attention.blocks.setup import BlockSetup
 from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
 from hdexport.attention.pair_counts import PairCounts, use_pair_counts
@@ -37,6 +37,7 @@ class _Text:
         real: [tokens].
         in_front: global tokens in front.
         first_row: the block of queries that the table's first row is of.
+        keys: tokens of the text that a query of an ordinary block sees.
     """
 
     times: torch.Tensor
@@ -45,6 +46,7 @@ class _Text:
     real: torch.Tensor
     in_front: int
     first_row: int
+    keys: int
 
     def with_table(self, table: torch.Tensor | None) -> torch.Tensor:
         """[1 or heads, blocks + 1, blocks + 1], with what a layer's table, [1 or heads, rows, listed], lists."""
@@ -79,6 +81,10 @@ class _Pairs(PairCounts):
         table = getattr(module, _TABLE)
         return torch.stack([text.of_queries(table, queries) for text in self.texts])
 
+    def keys(self) -> torch.Tensor:
+        """[batch, 1, 1, 1]; see :class:`PairCounts`."""
+        return torch.tensor([text.keys for text in self.texts])[:, None, None, None]
+
 
 def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
     """Make a model's own attention block-sparse, in place.
@@ -96,22 +102,22 @@ def use_block_masks(model: PreTrainedModel, setup: BlockSetup) -> None:
         extra = 0 if rows is None else len(rows)
         if rows is not None:
             hidden_states = torch.cat([rows.expand(len(hidden_states), -1, -1), hidden_states], dim=1)
-        pairs = _Pairs([_text(setup.spec, real, extra) for real in attention_mask.bool()])
+        pairs = _Pairs([_text(setup, real, extra) for real in attention_mask.bool()])
         return layers(hidden_states, pairs)[:, extra:]
 
     use_pair_counts(model)
     wrap_layers(model, around)
 
 
-def _text(spec: BlockSparse, real: torch.Tensor, extra: int) -> _Text:
+def _text(setup: BlockSetup, real: torch.Tensor, extra: int) -> _Text:
     """The pairs of one text.
 
     Args:
-        spec: what the attention is.
+        setup: what the attention is.
         real: [tokens], bool, without the global tokens in front.
         extra: global tokens in front.
     """
-    tokens = len(real)
+    spec, tokens = setup.spec, len(real)
     places = real.nonzero().flatten().tolist() or [0]
     # Blocks count from the text's first token, and end with its last, or they are those of the batch.
     start, end = (places[0], places[-1] + 1) if spec.last_block is LastBlock.ROW else (0, tokens)
@@ -139,4 +145,5 @@ def _text(spec: BlockSparse, real: torch.Tensor, extra: int) -> _Text:
         real=torch.cat([real.new_ones(extra), real]),
         in_front=extra,
         first_row=int(spec.pattern is Pattern.BIGBIRD),
+        keys=len(places) if end - start <= spec.dense_tokens else min(len(places), setup.ordinary_keys),
     )

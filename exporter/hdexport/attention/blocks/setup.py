@@ -55,6 +55,25 @@ class BlockSetup(Setup):
     listed_blocks: npt.NDArray[np.int32] | None = None
     global_embeddings: npt.NDArray[np.float32] | None = None
 
+    @property
+    def ordinary_keys(self) -> int:
+        """Tokens of a text that a query of an ordinary block sees, at most, where the text is not attended to densely.
+
+        Random blocks are counted as if they were no others. Of lists, the block with a middling number is ordinary.
+        """
+        if self.spec.pattern is Pattern.BLOCKS:
+            assert self.listed_blocks is not None
+            blocks = int(np.median((self.listed_blocks >= 0).sum(-1)))
+        else:
+            blocks = 5 if self.spec.pattern is Pattern.BIGBIRD else 3
+            blocks += self.spec.random_blocks if self.spec.mode is Mode.TABLE else 0
+        return blocks * self.spec.block_size
+
+    @property
+    def most_keys(self) -> int:
+        """The most tokens of a text that a query of an ordinary block sees."""
+        return max(self.ordinary_keys, self.spec.dense_tokens)
+
     def tables(self, layers: int) -> list[torch.Tensor | None]:
         """The table of each layer, as a tensor.
 
@@ -120,7 +139,10 @@ def block_setup(request: BlockRequest | None, subject: Subject) -> BlockSetup | 
                 f"Ask for {max_len} or fewer, or build with a larger --max-len."
             )
         embeddings = _global_embeddings(request, model, subject.first_special_id)
-    return _setup(spec, tables, embeddings)
+    setup = dataclasses.replace(_setup(spec, tables, embeddings), query_scale=subject.query_scale)
+    if spec.converted:
+        subject.warn_if_unscaled(setup.most_keys)
+    return setup
 
 
 def _setup(
@@ -207,21 +229,25 @@ def _wrap_in_blocks(model: PreTrainedModel, setup: BlockSetup) -> None:
     """Give each attention its table, and the stack of layers the order of tokens that blocks count."""
     import torch
 
-    from hdexport.attention.blocks.node import LISTED_BLOCKS, BlockMask, through_blocks
+    from hdexport.attention.blocks.node import LISTED_BLOCKS, BlockMask, block_query_factors, through_blocks
     from hdexport.attention.model_parts import Layers, attention_modules, wrap_layers
 
     if setup.listed_blocks is not None:
         for module, table in zip(attention_modules(model), setup.listed_blocks, strict=True):
             module.register_buffer(LISTED_BLOCKS, torch.from_numpy(table), persistent=False)
-    spec, global_embeddings = setup.spec, None
+    spec, query_scale, global_embeddings = setup.spec, setup.query_scale, None
     if setup.global_embeddings is not None:
         # A parameter of the model, so that it is a weight of the graph.
         global_embeddings = torch.nn.Parameter(torch.from_numpy(setup.global_embeddings).to(model.dtype))
         model.register_parameter("global_embeddings", global_embeddings)
 
     def around(hidden_states: torch.Tensor, attention_mask: torch.Tensor, layers: Layers) -> torch.Tensor:
+        factors = None
+        if query_scale is not None and query_scale.changes(setup.most_keys):
+            factors = block_query_factors(spec, query_scale, attention_mask, setup.ordinary_keys)
+
         def masked(states: torch.Tensor, token_mask: torch.Tensor) -> torch.Tensor:
-            return layers(states, BlockMask(spec, token_mask))
+            return layers(states, BlockMask(spec, token_mask, factors))
 
         return through_blocks(spec, hidden_states, attention_mask, masked, global_embeddings)
 

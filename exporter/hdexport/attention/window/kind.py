@@ -137,6 +137,7 @@ class WindowKind(AttentionKind):
         if request.window is None:
             return None
         _check(request.window, heads=config.num_attention_heads, max_len=subject.max_len)
+        subject.warn_if_unscaled(request.window.most_keys)
         remark = (
             f"Attention is cut to windows of {request.window.tokens} tokens on each side, "
             f"{NOT_TRAINED.format('windows')}"

@@ -15,6 +15,8 @@ _FOLDER = "checkpoint"
 def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     """The subject's checkpoint, its positions extended; where they are computed, the checkpoint itself.
 
+    Positions by each text's length are stretched for the longest text.
+
     Args:
         folder: the extended checkpoint is made there once, for all peers.
 
@@ -23,6 +25,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     """
     from hdexport.checkpoint import find_checkpoint
     from hdexport.extend import ExtendOptions, extend
+    from hdexport.model.positions import TABLES, Scheme
     from hdexport.verify.pytorch_reference import positions_of
 
     assert subject.checkpoint is not None
@@ -36,6 +39,9 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
         return output
     manifest = open_bundle(subject.bundle, check_files=False).manifest
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, checkpoint.config)
+    if scheme not in TABLES:
+        # No folder can say that positions depend on the length; the peer's remark does.
+        scheme = Scheme.INTERPOLATE_STATIC
     options = ExtendOptions(
         model=checkpoint.path,
         output=output,

@@ -64,9 +64,12 @@ def _export(checkpoint: Path, manifest: Manifest, directory: Path, *, device: st
 
 
 def _remark(path: Path, manifest: Manifest) -> str | None:
-    """What the graph lacks of the bundle's inputs and outputs."""
+    """What the graph lacks of the bundle's computation, inputs and outputs."""
     import onnx
 
+    positions = manifest.positions
+    if positions.attention_scale != "none" and manifest.max_len > (positions.trained or positions.base):
+        return "does not scale queries by log n: its answers to texts past the trained positions differ"
     graph = onnx.load(path, load_external_data=False).graph
     marks = manifest.input_of(Role.MARKS)
     if marks is not None and marks.name not in [value.name for value in graph.input]:

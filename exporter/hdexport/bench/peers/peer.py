@@ -103,9 +103,14 @@ class Peer(ABC):
 
 
 def attention_remark(manifest: Manifest) -> str | None:
-    """On peers that do not know the model's changed attention; None if ``--attention`` changed nothing."""
-    remarks = (item.kind.peer_remark(item.record) for item in attention_of(manifest))
-    return next((remark for remark in remarks if remark is not None), None)
+    """On peers that do not know the model's changed attention or positions; None where they compute the same."""
+    remarks = [item.kind.peer_remark(item.record) for item in attention_of(manifest)]
+    positions = manifest.positions
+    if positions.form == "by_length":
+        remarks.append(f"stretches positions for {manifest.max_len} tokens: its answers to shorter texts differ")
+    if positions.rope_factor is not None:
+        remarks.append(f"has the checkpoint's rotary base, not {positions.rope_factor:g} times it: answers differ")
+    return "; ".join(remark for remark in remarks if remark is not None) or None
 
 
 def export_remark(manifest: Manifest, tokens: int) -> str | None:

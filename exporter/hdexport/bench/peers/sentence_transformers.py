@@ -8,7 +8,8 @@ from typing import Any
 
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, runs_in_half
-from hdexport.bench.peers.torch_model import open_module
+from hdexport.bench.peers.torch_model import open_module, scale_queries
+from hdexport.families import family_of
 from hdruntime.bundle.manifest import Manifest
 
 _TASKS = ("feature-extraction", "sentence-similarity")
@@ -45,6 +46,7 @@ class SentenceTransformers(Peer):
                 "dtype": getattr(torch, manifest.dtype) if runs_in_half(spec.device, manifest) else torch.float32
             },
         ).eval()
+        scale_queries(model[0].auto_model, family_of(manifest.model_type), manifest)
         names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.outputs}
 
         def run(**features: Any) -> Any:

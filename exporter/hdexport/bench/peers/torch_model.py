@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TorchEager", "load_module", "open_module"]
+__all__ = ["TorchEager", "load_module", "open_module", "scale_queries"]
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,9 @@ from hdruntime.bundle.manifest import Manifest
 
 if TYPE_CHECKING:
     import torch
+    from transformers import PreTrainedModel
 
+    from hdexport.model.family import Family
     from hdexport.model.graph_module import GraphModule
 
 
@@ -57,7 +59,9 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     from hdexport.model.tasks import Task
 
     task = Task(manifest.task)
-    model = find_checkpoint(folder).load(task, allow_pickle=True)
+    checkpoint = find_checkpoint(folder)
+    model = checkpoint.load(task, allow_pickle=True)
+    scale_queries(model, checkpoint.family, manifest)
     if half_precision:
         for parameter in model.parameters():
             # Not the buffers: what is computed, such as rotary frequencies, stays in float32 in transformers, too.
@@ -70,6 +74,16 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
         if task is Task.SENTENCE_SIMILARITY
         else None,
     ).eval()
+
+
+def scale_queries(model: PreTrainedModel, family: Family, manifest: Manifest) -> None:
+    """Make the library's model scale its queries where the bundle does, in place."""
+    from hdexport.attention.query_scale import LogScale
+    from hdexport.attention.query_scale_reference import use_query_scale
+
+    query_scale = LogScale.of_positions(manifest.positions)
+    if query_scale is not None and query_scale.changes(manifest.max_len):
+        use_query_scale(model, family, query_scale)
 
 
 def open_module(

@@ -160,6 +160,7 @@ def _groups(bundles: Iterable[Bundle], model: str | None) -> list[list[Bundle]]:
             checkpoint, manifest.task, json.dumps(manifest.attention, sort_keys=True),
             *(manifest.files.get(name) for item in attention_of(manifest) for name in item.kind.files(item.record)),
             positions.scheme, positions.alpha, positions.base, positions.attention_scale,
+            positions.rope_factor,
         )  # fmt: skip
         groups.setdefault(key, []).append(bundle)
     return list(groups.values())

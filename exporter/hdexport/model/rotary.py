@@ -1,0 +1,84 @@
+"""Rotary positions whose base is multiplied, so that longer texts turn by no more than the trained ones (NTK-aware).
+
+Position p turns the i-th pair of a head's numbers by p * theta^(-2i / head_dim). With a larger theta the slow pairs
+turn less, and the fast ones, by which near tokens are told apart, nearly as before.
+"""
+
+from __future__ import annotations
+
+__all__ = ["check_rope_factor", "stretch_rotary", "use_stretched_rotary"]
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.model.family import Family
+from hdruntime.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_LAYERS = "full_attention"
+"""Layers whose positions are stretched. Windowed layers see no further in a long text than in those of training."""
+
+
+def check_rope_factor(factor: float, family: Family, *, model_type: str, max_len: int, base: int) -> None:
+    """Refuse a factor that a model has no use for.
+
+    Args:
+        factor: of the base, above 1.
+        family: of the model.
+        model_type: of the model, for messages.
+        max_len: the longest input, in tokens.
+        base: positions that the checkpoint was trained with.
+
+    Raises:
+        InputError: positions are learned, or no text is longer than the trained ones.
+    """
+    if family.learned_positions:
+        raise InputError(
+            f"--rope ntk:{factor:g} is for rotary positions, and those of {model_type} are learned.\n"
+            "Leave it out; --positions says where positions after the checkpoint's come from."
+        )
+    if max_len <= base:
+        raise InputError(
+            f"--rope ntk:{factor:g} changes all answers, for texts longer than the {base} tokens of training; "
+            f"--max-len {max_len} allows none.\nLeave it out, or use a larger --max-len."
+        )
+
+
+def stretch_rotary(model: PreTrainedModel, factor: float) -> None:
+    """Multiply the base of the rotary positions of layers that attend to the whole text, in place.
+
+    Args:
+        model: with rotary positions.
+        factor: of the base, above 1.
+
+    Raises:
+        ModelError: its positions are scaled already.
+    """
+    rotary: Any = model.base_model.rotary_emb
+    parameters = _parameters(model)
+    frequencies = getattr(rotary, f"{_LAYERS}_inv_freq")  # [head_dim / 2]
+    head_dim = 2 * len(frequencies)
+    theta = parameters["rope_theta"] * factor
+    powers = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
+    # Rounded as the library would: an error of 1e-7 is one of 1e-3 at position 10000.
+    setattr(rotary, f"{_LAYERS}_inv_freq", 1.0 / theta**powers)
+
+
+def use_stretched_rotary(model: PreTrainedModel, factor: float) -> None:
+    """The same by the library's own code, from a changed configuration: what a bundle is compared with."""
+    base: Any = model.base_model
+    _parameters(model)["rope_theta"] *= factor
+    base.rotary_emb = type(base.rotary_emb)(model.config)
+
+
+def _parameters(model: PreTrainedModel) -> dict[str, Any]:
+    parameters: dict[str, Any] = model.config.rope_parameters[_LAYERS]
+    if parameters["rope_type"] != "default":
+        raise ModelError(
+            f"--rope ntk stretches rotary positions of the type 'default', and the checkpoint's rope_parameters have "
+            f"the rope_type {parameters['rope_type']!r}, which scales them already.\nLeave it out."
+        )
+    return parameters
