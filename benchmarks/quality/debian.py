@@ -141,8 +141,12 @@ def _unpacked(package: str, cache: Path) -> tuple[Path, str]:
         partial = cache / f"{package}.partial"
         subprocess.run(["dpkg-deb", "-x", archive, partial], check=True)
         partial.rename(root)
+    return root, _version(archive)
+
+
+def _version(archive: Path) -> str:
     shown = subprocess.run(["dpkg-deb", "-f", archive, "Version"], check=True, capture_output=True, text=True)
-    return root, shown.stdout.strip()
+    return shown.stdout.strip()
 
 
 def _page_of_file(file: Path, name: str) -> Page:

@@ -27,12 +27,14 @@ class Facts:
         digest: of its documents and queries.
         model: its name.
         max_len: tokens of the extended bundles.
+        runner: what computed them.
     """
 
     corpus: str
     digest: str
     model: str
     max_len: int
+    runner: str
 
 
 @dataclass(frozen=True)

@@ -150,6 +150,7 @@ def _run_corpus(
         "digest": _digest(collection),
         "model": checkpoint.name,
         "max_len": options.max_len,
+        "runner": options.runner,
     }
     done = (
         {json.dumps([asdict(line.facts), line.build]) for line in read_lines(options.output)}
@@ -165,7 +166,7 @@ def _run_corpus(
         progress.variant = variant.name
         began = time.perf_counter()
         bundle = _bundle_of(variant, checkpoint, folder, max_len=options.max_len)
-        with hdruntime.load(bundle, backend="onnxruntime", threads=options.threads) as session:
+        with _session(bundle, variant, checkpoint, options) as session:
             ranks = _ranks(session, variant, collection, trained, progress)
         progress.finished(time.perf_counter() - began)
         line = {
@@ -210,6 +211,23 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, *, max_le
         )
         build(options)
     return path
+
+
+def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: argparse.Namespace) -> Session:
+    if options.runner == "onnxruntime":
+        return hdruntime.load(bundle, backend="onnxruntime", threads=options.threads)
+    import torch
+
+    from benchmarks.quality.pytorch_runner import PyTorchRunner
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.verify.pytorch_reference import reference_of
+    from hdruntime.bundle.reader import open_bundle
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    opened = open_bundle(bundle)
+    source = checkpoint if variant.checkpoint is None else find_checkpoint(variant.checkpoint)
+    return hdruntime.Session(opened, PyTorchRunner(reference_of(opened, source), max_len=opened.manifest.max_len))
 
 
 def _ranks(
@@ -309,7 +327,13 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--max-len", type=int, default=4096, help="tokens of the extended models")
     parser.add_argument("--window", type=int, default=256, help="tokens on each side, of the windowed variants")
     parser.add_argument("--sentences", type=int, default=4, help="later sentences per document")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: ONNX Runtime's choice)")
+    parser.add_argument(
+        "--runner",
+        choices=["onnxruntime", "pytorch-bfloat16"],
+        default="onnxruntime",
+        help="the bundle in ONNX Runtime, or its model in PyTorch with bfloat16, which is faster on processors with AMX",
+    )
+    parser.add_argument("--threads", type=int, help="CPU threads (default: the runner's choice)")
     parser.add_argument("--cache", type=Path, default=cache_folder(), help="folder that keeps Debian's packages")
     parser.add_argument("-o", "--output", type=Path, required=True, help="file of JSON lines that results are added to")
     return parser.parse_args()
