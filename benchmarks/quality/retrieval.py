@@ -331,7 +331,7 @@ def _options() -> argparse.Namespace:
         "--runner",
         choices=["onnxruntime", "pytorch-bfloat16"],
         default="onnxruntime",
-        help="the bundle in ONNX Runtime, or its model in PyTorch with bfloat16, which is faster on processors with AMX",
+        help="the bundle in ONNX Runtime, or its model in PyTorch in bfloat16, faster on processors with AMX",
     )
     parser.add_argument("--threads", type=int, help="CPU threads (default: the runner's choice)")
     parser.add_argument("--cache", type=Path, default=cache_folder(), help="folder that keeps Debian's packages")
