@@ -124,8 +124,8 @@ def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
     model_type, advice = subject.model.config.model_type, "Use --attention-scale none."
     if any(setup.is_own for setup in setups.values()):
         raise InputError(
-            f"--attention-scale logn is for queries that see more tokens than in training; those of this {model_type} "
-            f"never do, however long the text, because it was trained with its windows or blocks.\n{advice}"
+            f"--attention-scale logn is for queries that see more tokens than in training; the windows or blocks of "
+            f"this {model_type} show them no more, however long the text.\n{advice}"
         )
     if subject.family.own is not None:
         raise InputError(

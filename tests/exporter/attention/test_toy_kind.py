@@ -157,3 +157,12 @@ def test_the_command_line_has_its_form(folder: Path, tmp_path: Path) -> None:
     assert refused.returncode == 1
     assert "asks for k 0; it must be 1 or more.\nFor example: --attention every:k=2" in refused.stderr
     assert not (tmp_path / "bundle").exists()
+
+
+def test_queries_that_it_would_not_scale_are_refused(folder: Path, tmp_path: Path) -> None:
+    options = ["--max-len", "100", "--attention", "every:k=3", "--attention-scale", "logn"]
+    refused = hdexport("build", folder / "model", *options, "-o", tmp_path / "bundle")
+    assert refused.returncode == 1
+    said = "--attention-scale logn cannot scale the queries of attention 'every_kth'.\nUse --attention-scale none."
+    assert said in refused.stderr
+    assert not (tmp_path / "bundle").exists()
