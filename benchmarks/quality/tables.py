@@ -13,8 +13,10 @@ import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.quality.results import BASELINE, Line, read_lines
+from benchmarks.quality.retrieval import SCHEMES
 from hdexport.quality.queries import KINDS
 
 RESULTS = Path("benchmarks/results/quality.jsonl")
@@ -27,8 +29,23 @@ _TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
 def markdown(lines: Sequence[Line], *, against: str = BASELINE) -> str:
     """One table per corpus: MRR@10, and its difference from a variant with its interval of 95 %."""
     corpora = list(dict.fromkeys(line.facts.corpus for line in lines))
-    of_corpora = [[line for line in lines if line.facts.corpus == corpus] for corpus in corpora]
+    of_corpora = [sorted((line for line in lines if line.facts.corpus == corpus), key=_order) for corpus in corpora]
     return "\n".join(text for of_corpus in of_corpora for text in _table(of_corpus, against))
+
+
+def _order(line: Line) -> tuple[Any, ...]:
+    """First what needs no more positions; then scheme by scheme, tuned ones last."""
+    build = line.build
+    schemes = ["none", *dict.fromkeys(scheme for scheme, _ in SCHEMES)]
+    return (
+        build["reading"] == "late",
+        build["checkpoint"] or "",
+        bool(build["window"]),
+        schemes.index(build["scheme"]),
+        build["alpha"] or 0,
+        build["log_n"],
+        [BASELINE, "split", "chunks", "whole", "late"].index(build["reading"]),
+    )
 
 
 def _table(lines: Sequence[Line], against: str) -> Iterator[str]:

@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,8 @@ ROOT = Path(retrieval.__file__).parents[2]
 def line(variant: str, ranks: dict[str, list[list[int]]], **facts: object) -> dict[str, object]:
     shared = {"corpus": "debian", "digest": "0", "model": "m", "max_len": 4096, "runner": "r"} | facts
     about = {"documents": 2, "tokens": {"median": 700, "longest": 900}, "date": "2026-11-22T00:00:00"}
-    return {"facts": shared, "variant": variant, "build": {}, "ranks": ranks, **about}
+    build = asdict(retrieval.Variant(variant))
+    return {"facts": shared, "variant": variant, "build": build, "ranks": ranks, **about}
 
 
 RANKS = {"name": [[1], [2]], "first": [[0], [2]], "later": [[1, 2], [0, 4]]}
@@ -85,6 +87,7 @@ def run(
         return f"The {' '.join(f'w{number}' for number in generator.integers(0, 100, 12))}."
 
     texts = {f"text {number}": " ".join(sentence() for _ in range(8)) for number in range(6)}
+    monkeypatch.setattr(retrieval, "CHUNK", 16)
     monkeypatch.setitem(corpora.CORPORA, "python", lambda *_, **__: corpora.Corpus(texts, {"words": "1"}))
 
     def main(variants: str) -> str:
@@ -107,11 +110,11 @@ def test_the_script_runs_what_the_results_lack(run: Callable[[str], str], tmp_pa
     assert list(lines) == [
         "truncated",
         "split",
-        "chunks:256, the best",
+        "chunks:16, the best",
         "tile",
         "tile, log-n",
         "tile, window:8",
-        "tile, log-n, late chunks:256, the best",
+        "tile, log-n, late chunks:16, the best",
     ]
     assert {kind: sum(map(len, of_kind)) for kind, of_kind in lines["tile"].ranks.items()} == {
         "name": 6,
