@@ -14,7 +14,7 @@ from typing import Any
 import altair as alt
 import vl_convert
 
-from benchmarks.quality.results import BASELINE, Line, read_lines
+from benchmarks.quality.results import BASELINE, TITLES, Line, read_lines
 from hdexport.bench.page.palette import LIGHT_COLOURS
 from hdexport.quality.queries import KINDS
 
@@ -33,8 +33,10 @@ def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
     about = lines[0].about
     title = alt.TitleParams(
         f"Finding one of {about['documents']} long documents, MRR@10 with intervals of 95 %",
-        subtitle=f"{lines[0].facts.model}, no training unless named; documents of {corpus}, median "
-        f"{about['tokens']['median']} tokens; dashed: truncated at 512",
+        subtitle=[
+            f"{lines[0].facts.model}, {TITLES[corpus]}, median {about['tokens']['median']} tokens; dashed: truncated at 512",
+            "blue: truncated, split or in chunks; orange: whole, not trained for it; violet: tuned",
+        ],
         anchor="start",
         offset=12,
     )
@@ -50,8 +52,7 @@ def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
 def _rows(line: Line) -> Iterator[dict[str, Any]]:
     for kind in KINDS:
         mean = line.mrr(kind)
-        group = "cut or split" if line.build["scheme"] == "none" and not line.build["checkpoint"] else "whole"
-        group = "tuned" if line.build["checkpoint"] else group
+        group = "tuned" if line.build["checkpoint"] else "pieces" if line.build["scheme"] == "none" else "whole"
         yield {"variant": line.variant, "kind": kind, "group": group, **vars(mean)}
 
 
@@ -60,7 +61,7 @@ def _panel(rows: Sequence[dict[str, Any]], kind: str, order: Sequence[str]) -> a
     axis = None if kind != KINDS[0] else alt.Axis(title=None, ticks=False, domain=False)
     y = alt.Y("variant:N", sort=list(order), axis=axis)
     scale = alt.Scale(domain=[min(lows) - 0.02, max(highs) + 0.02], nice=True, zero=False)
-    groups = ["cut or split", "whole", "tuned"]
+    groups = ["pieces", "whole", "tuned"]
     colour = alt.Color("group:N", scale=alt.Scale(domain=groups, range=list(LIGHT_COLOURS[:3])), legend=None)
     base = alt.Chart(alt.Data(values=list(rows))).encode(y=y, color=colour)
     (baseline,) = (row["value"] for row in rows if row["variant"] == BASELINE)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BASELINE", "Facts", "Line", "read_lines"]
+__all__ = ["BASELINE", "TITLES", "Facts", "Line", "read_lines"]
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,8 @@ import numpy.typing as npt
 from hdexport.quality.ranking import Mean, mean_of, reciprocal_ranks
 
 BASELINE = "truncated"
+TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
+"""Of the corpora."""
 
 
 @dataclass(frozen=True)

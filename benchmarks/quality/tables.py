@@ -15,15 +15,13 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.quality.results import BASELINE, Line, read_lines
+from benchmarks.quality.results import BASELINE, TITLES, Line, read_lines
 from benchmarks.quality.retrieval import SCHEMES
 from hdexport.quality.queries import KINDS
 
 RESULTS = Path("benchmarks/results/quality.jsonl")
 PAGE = Path("docs/positions.md")
 BEGIN, END = "<!-- begin: python -m benchmarks.quality.tables -->", "<!-- end of the tables -->"
-
-_TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
 
 
 def markdown(lines: Sequence[Line], *, against: str = BASELINE) -> str:
@@ -53,7 +51,7 @@ def _table(lines: Sequence[Line], against: str) -> Iterator[str]:
     about = baseline.about
     numbers = {kind: sum(map(len, baseline.ranks[kind])) for kind in KINDS}
     yield (
-        f"{_TITLES[baseline.facts.corpus]}: {about['documents']} documents, median {about['tokens']['median']} tokens, "
+        f"{TITLES[baseline.facts.corpus]}: {about['documents']} documents, median {about['tokens']['median']} tokens, "
         f"longest {about['tokens']['longest']}; {baseline.facts.model} up to {baseline.facts.max_len} tokens, "
         f"{about['date'][:10]}.\n"
     )
