@@ -34,7 +34,7 @@ def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
     title = alt.TitleParams(
         f"Finding one of {about['documents']} long documents, MRR@10 with intervals of 95 %",
         subtitle=[
-            f"{lines[0].facts.model}, {TITLES[corpus]}, median {about['tokens']['median']} tokens; dashed: truncated at 512",
+            f"{lines[0].facts.model}, {TITLES[corpus]}, median {about['tokens']['median']} tokens; dashed: truncated",
             "blue: truncated, split or in chunks; orange: whole, not trained for it; violet: tuned",
         ],
         anchor="start",
