@@ -1,0 +1,121 @@
+"""Texts to train or to measure with: rows of a file, or the documents of a folder."""
+
+from __future__ import annotations
+
+__all__ = ["Text", "read_texts"]
+
+import codecs
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+
+from hdruntime.errors import InputError
+from hdruntime.jobs.input_files import MAX_LINE_BYTES, InputFile, RowFormat, format_of
+from hdruntime.jobs.input_search import find_inputs
+from hdruntime.jobs.places import LocalFile, places_at, read_errors_explained
+from hdruntime.jobs.row_reader import read_rows
+from hdruntime.jobs.rows import Columns
+
+logger = logging.getLogger(__name__)
+
+_DEFAULT_COLUMN = "text"
+_DOCUMENTS = (".txt", ".md", ".rst")
+"""Endings of files of a folder that are one text each."""
+
+_COMPRESSIONS = (".gz", ".zst")
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text and what to call it: its path below the folder, or its row's id, or the file and the row's number."""
+
+    name: str
+    text: str
+
+
+def read_texts(source: Path, *, column: str | None = None) -> Iterator[Text]:
+    """The texts of a file or of all files below a folder, in order; blank ones are left out.
+
+    Args:
+        source: a .jsonl, .csv, .tsv, .parquet or .txt file (one text per line), compressed ones included; or a folder
+            of such files, in which each .txt, .md and .rst file is one text.
+        column: the column that holds the texts; None for ``text``.
+
+    Yields:
+        texts that are not blank. Rows that cannot be read are left out, and one warning per file counts them.
+
+    Raises:
+        InputError: nothing is there, a file cannot be read, a file lacks the column, or there is no text.
+    """
+    source = Path(source)
+    columns = Columns(text=column or _DEFAULT_COLUMN)
+    found = False
+    for text in _texts_of_folder(source, columns) if source.is_dir() else _texts_of_file(source, columns):
+        if text.text.strip():
+            found = True
+            yield text
+    if not found:
+        raise InputError(f"{source} holds no text that is not blank.\nName another file or folder with --texts.")
+
+
+def _texts_of_folder(folder: Path, columns: Columns) -> Iterator[Text]:
+    places = places_at(folder, known=lambda path: _is_document(path) or format_of(path) is not None, spool=None)
+    if not places:
+        raise InputError(
+            f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv or .parquet file.\n"
+            "Name another folder, or a file, with --texts."
+        )
+    for place in places:
+        assert isinstance(place, LocalFile)
+        if _is_document(place.path):
+            yield Text(place.file.relative_to(folder).as_posix(), _document(place))
+        else:
+            yield from _rows(place.file, columns)
+
+
+def _texts_of_file(file: Path, columns: Columns) -> Iterator[Text]:
+    # Lines of a .txt file are rows, as in jobs.
+    if _is_document(str(file)) and format_of(str(file)) is None:
+        yield Text(file.name, _document(LocalFile(file)))
+    else:
+        yield from _rows(file, columns)
+
+
+def _rows(file: Path, columns: Columns) -> Iterator[Text]:
+    files = find_inputs([file], columns=columns)
+    has_ids = files[0].has_ids
+    left_out: list[str] = []
+    for row in read_rows(files, columns=Columns(text=columns.text, id="id" if has_ids else "")):
+        if row.error is not None:
+            left_out.append(row.error)
+            continue
+        yield Text(str(row.id) if has_ids else f"{file.name}:{row.end.row}", row.text)
+    if left_out:
+        logger.warning("%d rows of %s are left out; the first: %s", len(left_out), file, left_out[0])
+
+
+def _document(place: LocalFile) -> str:
+    with read_errors_explained(place.name):
+        version = place.version()
+        file = InputFile(place=place, format=RowFormat.TEXT, version=version, types={}, partitions={})
+        with file.opened() as stream:
+            content = stream.read(MAX_LINE_BYTES + 1)
+    if len(content) > MAX_LINE_BYTES:
+        raise InputError(
+            f"{place.name} has more than {MAX_LINE_BYTES} bytes, the maximum length of a text.\n"
+            "Split it into several files."
+        )
+    try:
+        return content.removeprefix(codecs.BOM_UTF8).decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{place.name} is not valid UTF-8: its byte {error.start + 1}, {error.reason}.\n"
+            "Convert it (iconv -f latin1 -t utf8), or move it away."
+        ) from error
+
+
+def _is_document(path: str) -> bool:
+    name = PurePath(path.lower())
+    suffix = PurePath(name.stem).suffix if name.suffix in _COMPRESSIONS else name.suffix
+    return suffix in _DOCUMENTS

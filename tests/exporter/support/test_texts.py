@@ -1,0 +1,82 @@
+"""Texts to train or measure with, of files and folders."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+
+from hdexport.support.texts import Text, read_texts
+from hdruntime.errors import InputError
+
+
+def test_files_of_a_folder_are_one_text_each(tmp_path):
+    (tmp_path / "b.txt").write_text("two\nlines\n")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.md").write_bytes(b"\xef\xbb\xbfmarked")
+    (tmp_path / "deep" / "c.rst.gz").write_bytes(gzip.compress(b"compressed"))
+    (tmp_path / "rows.jsonl").write_text('{"text": "a row"}\n{"text": " "}\n{"text": "another"}\n')
+    (tmp_path / ".hidden.txt").write_text("hidden")
+    assert list(read_texts(tmp_path)) == [
+        Text("b.txt", "two\nlines\n"),
+        Text("deep/a.md", "marked"),
+        Text("deep/c.rst.gz", "compressed"),
+        Text("rows.jsonl:1", "a row"),
+        Text("rows.jsonl:3", "another"),
+    ]
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "jsonl.gz", "csv", "tsv", "parquet"])
+def test_rows_of_a_file_are_texts(tmp_path, ending):
+    file = tmp_path / f"texts.{ending}"
+    rows = [{"id": "one", "body": "first"}, {"id": "two", "body": "second"}]
+    if ending == "parquet":
+        pa.parquet.write_table(pa.Table.from_pylist(rows), file)
+    elif "jsonl" in ending:
+        content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+        file.write_bytes(gzip.compress(content) if ending.endswith("gz") else content)
+    else:
+        sign = "," if ending == "csv" else "\t"
+        file.write_text("".join(sign.join(cells) + "\n" for cells in (rows[0], *(row.values() for row in rows))))
+    assert list(read_texts(file, column="body")) == [Text("one", "first"), Text("two", "second")]
+
+
+def test_lines_of_a_text_file_are_texts_and_a_document_is_one(tmp_path):
+    (tmp_path / "lines.txt").write_text("one\n\nthree\n")
+    (tmp_path / "page.md").write_text("# Title\n\nText\n")
+    assert list(read_texts(tmp_path / "lines.txt")) == [Text("lines.txt:1", "one"), Text("lines.txt:3", "three")]
+    assert list(read_texts(tmp_path / "page.md")) == [Text("page.md", "# Title\n\nText\n")]
+
+
+def test_rows_that_cannot_be_read_are_left_out_and_counted(tmp_path, caplog):
+    file = tmp_path / "texts.jsonl"
+    file.write_text('{"text": "good"}\n{"text": 7}\nnot json\n')
+    assert list(read_texts(file)) == [Text("texts.jsonl:1", "good")]
+    assert "2 rows of" in caplog.text
+    assert "Column 'text' holds int" in caplog.text
+
+
+def _write(file: Path, content: bytes) -> Path:
+    file.write_bytes(content)
+    return file
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (lambda path: path / "missing.jsonl", "There is no file or directory"),
+        (lambda path: path, "holds no texts: no .txt, .md"),
+        (lambda path: _write(path / "a.csv", b"id,body\n1,x\n"), "has no column 'text'; its columns are id, body"),
+        (lambda path: _write(path / "a.doc", b"x"), "has no known format"),
+        (lambda path: _write(path / "a.md", b" \n"), "holds no text that is not blank"),
+        (lambda path: _write(path / "a.md", b"caf\xe9"), "is not valid UTF-8: its byte 4"),
+        (lambda path: _write(path / "a.md.gz", b"not gzip"), "cannot be read"),
+    ],
+)
+def test_unusable_sources_are_explained(tmp_path, source, message):
+    with pytest.raises(InputError, match=message):
+        list(read_texts(source(tmp_path)))
