@@ -94,6 +94,7 @@ _SECONDS = {
     "plugin": 20,
     "tests/exporter/attention/test_longformer.py": 20,
     "tests/exporter/attention/test_windowed.py": 20,
+    "tests/runtime/test_late_chunking.py": 45,
     "tests/runtime/test_sentence_encoder.py": 20,
     "tests/runtime/test_sentence_transformers.py": 40,
     "tests/examples/test_tutorial.py": 20,

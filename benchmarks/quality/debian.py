@@ -141,8 +141,12 @@ def _unpacked(package: str, cache: Path) -> tuple[Path, str]:
         partial = cache / f"{package}.partial"
         subprocess.run(["dpkg-deb", "-x", archive, partial], check=True)
         partial.rename(root)
+    return root, _version(archive)
+
+
+def _version(archive: Path) -> str:
     shown = subprocess.run(["dpkg-deb", "-f", archive, "Version"], check=True, capture_output=True, text=True)
-    return root, shown.stdout.strip()
+    return shown.stdout.strip()
 
 
 def _page_of_file(file: Path, name: str) -> Page:
@@ -161,7 +165,7 @@ def _man_page(file: Path) -> str:
 
 def _formatted(file: Path) -> str:
     environment = os.environ | {"MANWIDTH": "100", "LC_ALL": "C.UTF-8"}
-    command = ["man", "--local-file", "--no-hyphenation", "--no-justification", file]
+    command = ["man", "--local-file", "--no-hyphenation", "--no-justification", str(file)]
     shown = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
     # The first and last lines are the page's name and date.
     return "\n".join(shown.stdout.strip().splitlines()[1:-1]).strip("\n")

@@ -1,326 +1,342 @@
-"""What longer positions and windows do to a real model that was not trained with them: retrieval of long documents.
+"""What longer positions do to retrieval of long documents by a real model: schemes, windows, pieces, tuned checkpoints.
 
-Usage: python -m benchmarks.quality.retrieval [--sentences 10] [--window 256] [--output FILE]
+Usage: python -m benchmarks.quality.retrieval [--corpus python] [--variants 'tile*' truncated] [--tuned DIR ...] -o FILE
 
-The documents are the topics of Python's own help that have more tokens than all-MiniLM-L6-v2 has positions, 512. A
-query has one right document, and its rank by cosine counts. There are three kinds:
+Documents have more tokens than all-MiniLM-L6-v2 was trained with, 512. A query has one right document among all of
+its corpus, and its rank counts. There are three kinds, as in `hdexport quality`:
 
-* name: the topic's name. The document's title often repeats it, within the first 512 tokens.
-* first: its first sentence of prose, taken out of the document.
-* later: up to ten sentences per document from after its 512th token, taken out of it: what a model that reads 512
-  tokens never sees.
+* name: the document's title, which its first 512 tokens mostly repeat;
+* first: its first sentence, taken out of the document;
+* later: sentences from after its 512th token, taken out of it: what a model that reads 512 tokens never sees.
 
-Sentences that occur more than once are not queries: some topics contain others.
-
-Each kind is asked among the long topics alone and among all topics, short ones included. MRR looks at the first ten
-documents. Differences from truncation at 512 tokens are paired, with bootstrap intervals of 95 % that draw
-documents, not queries, since queries of one document are alike: an interval around 0 is noise. Nothing is timed.
+Every finished variant is a line of FILE, with the rank of every query; variants that FILE has are not run again, so the
+command may be stopped and repeated. `python -m benchmarks.quality.tables FILE` shows the results.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import fnmatch
+import hashlib
+import json
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from pydoc_data.topics import topics
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+import hdruntime
+from benchmarks.quality.corpora import CORPORA
+from benchmarks.quality.debian import cache_folder
+from benchmarks.quality.results import Line, read_lines
 from benchmarks.record import append, command_line, now
 from benchmarks.texts import tokenizer_of
 from hdexport.bench.measure.calls import environment
+from hdexport.quality.encoding import Way, similarities_of_ways, vectors_of
+from hdexport.quality.queries import Collection, collection_of, unread_from
+from hdexport.quality.ranking import CUTOFF, ranks_of
+from hdruntime.text.similarity import similarities
+from hdruntime.text.splitting import split_encodings
 
-CUTOFF = 10
-"""Documents of a ranking that count."""
+if TYPE_CHECKING:
+    from hdexport.checkpoint import Checkpoint
+    from hdruntime.session import Session
 
-BASELINE = "truncated"
-ALPHAS = (0.1, 0.2, 0.3, 0.4, 0.45)
+SCHEMES = (
+    *(("hierarchical", alpha) for alpha in (0.02, 0.05, 0.1, 0.2, 0.4)),
+    *((scheme, None) for scheme in ("tile", "interpolate", "interpolate:static", "group")),
+)
+"""Scheme, and alpha of the hierarchical one."""
 
-_RESAMPLES = 10_000
-_PARAGRAPH = re.compile(r"(?:[^\n]*\S[^\n]*(?:\n|\Z))+")
-_SENTENCE = re.compile(r'(?<!\S)["*(]*[A-Z].*?[.:](?=\s|\Z)', re.DOTALL)
-"""From a capital to the next full stop or colon."""
+WINDOWED = (("hierarchical", 0.05), ("tile", None), ("interpolate", None))
+"""Without log-n: a window of 256 on each side sees no more keys than were trained."""
 
-_FEWEST_WORDS, _MOST_WORDS = 8, 60
-_NOT_PROSE = (">>>", "::=", "===", "***", "---")
+CHUNKED = (("hierarchical", 0.05), ("tile", None), ("interpolate", None))
+CHUNK = 256
+"""Tokens of a chunk, of which the best counts for its document."""
+
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "numpy", "python")
+_PAUSE_S = 30
+"""Between lines of progress."""
 
-FloatArray = npt.NDArray[np.floating]
+FloatArray = npt.NDArray[np.floating[Any]]
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A bundle and how texts are fed to it.
+    """A bundle and how documents are fed to it.
 
     Attributes:
-        name: in the table.
-        positions: scheme, None for the checkpoint's own positions.
+        reading: a `Way`; ``late``: the document is read whole and each chunk has a vector; ``chunks``: each chunk is
+            read by itself.
+        scheme: positions past the trained ones; ``none`` for a bundle of the checkpoint's own length.
         alpha: of hierarchical positions.
-        windowed: whether attention is cut to windows.
-        overflow: what happens to longer texts.
+        log_n: whether queries of attention are scaled.
+        window: tokens on each side that attention sees; None for all.
+        checkpoint: a tuned checkpoint; None for the model itself.
     """
 
-    name: str
-    positions: str | None = None
+    reading: str = Way.WHOLE.value
+    scheme: str = "none"
     alpha: float | None = None
-    windowed: bool = False
-    overflow: str = "truncate"
+    log_n: bool = False
+    window: int | None = None
+    checkpoint: str | None = None
 
-
-@dataclass(frozen=True)
-class Queries:
-    """Queries of one kind, and the collection that they are asked of.
-
-    Attributes:
-        kind: in the table.
-        documents: name -> text, the answers taken out.
-        texts: the queries.
-        answers: of each query, the index of its document.
-    """
-
-    kind: str
-    documents: dict[str, str]
-    texts: list[str]
-    answers: list[int]
+    @property
+    def name(self) -> str:
+        """As tables have it."""
+        if self.checkpoint is not None:
+            positions = f"tuned: {Path(self.checkpoint).name}"
+        elif self.scheme == "none":
+            return {"chunks": f"chunks:{CHUNK}, the best"}.get(self.reading, self.reading)
+        else:
+            positions = self.scheme if self.alpha is None else f"{self.scheme} {self.alpha:g}"
+        parts = [positions]
+        parts += ["log-n"] if self.log_n else []
+        parts += [f"window:{self.window}"] if self.window else []
+        parts += [f"late chunks:{CHUNK}, the best"] if self.reading == "late" else []
+        return ", ".join(parts)
 
 
 def main() -> int:
-    """Build the variants, embed with each, and report."""
+    """Run what is missing in the output."""
     options = _options()
     from hdexport.checkpoint import default_model, find_checkpoint
 
     checkpoint = find_checkpoint(options.model or default_model()[0])
-    base = checkpoint.base_positions
+    chosen = [each for each in variants(options) if any(fnmatch.fnmatch(each.name, it) for it in options.variants)]
+    if options.list:
+        print("\n".join(variant.name for variant in chosen))
+        return 0
     with tempfile.TemporaryDirectory() as folder:
-        sizes = {"max_len": options.max_len, "window": options.window}
-        bundles = {each: bundle_of(each, checkpoint, Path(folder), **sizes) for each in variants(options)}
-        tokenizer = tokenizer_of(next(iter(bundles.values())) / "tokenizer.json")
-        kinds = queries_of(topics, tokenizer, base=base, sentences=options.sentences)
-        similarities = {}
-        for variant, bundle in bundles.items():
-            print(f"embedding: {variant.name}", file=sys.stderr)
-            similarities[variant.name] = _similarities(bundle, variant, kinds)
-    lengths = [len(each.ids) for each in tokenizer.encode_batch(list(topics.values()))]
-    machine = environment()
-    result = {
-        "benchmark": "quality",
-        "date": now(),
-        "command": command_line("benchmarks.quality.retrieval"),
-        "commit": machine.get("commit"),
-        "versions": {name: machine[name] for name in _PACKAGES},
-        "model": checkpoint.name,
-        "max_len": options.max_len,
-        "collections": {
-            "long topics": _about([tokens for tokens in lengths if tokens > base]),
-            "all topics": _about(lengths),
-        },
-        "queries": {kind.kind: len(kind.texts) for kind in kinds},
-        "results": results_of(similarities, kinds, is_long=[tokens > base for tokens in lengths]),
-    }
-    _report(result)
-    append(options.output, result)
+        for corpus in options.corpus:
+            _run_corpus(corpus, chosen, checkpoint, Path(folder), options)
     return 0
 
 
 def variants(options: argparse.Namespace) -> list[Variant]:
     """What is compared, the baseline first."""
-    hierarchical = [Variant(f"hierarchical {alpha:g}", "hierarchical", alpha) for alpha in ALPHAS]
-    window = f"window:{options.window}"
-    return [
-        Variant(BASELINE),
-        Variant("split", overflow="split"),
-        *hierarchical,
-        Variant("tile", "tile"),
-        Variant(f"hierarchical 0.4, {window}", "hierarchical", 0.4, windowed=True),
-        Variant(f"tile, {window}", "tile", windowed=True),
-    ]
+    plain = [Variant(scheme=scheme, alpha=alpha, log_n=log_n) for scheme, alpha in SCHEMES for log_n in (False, True)]
+    windowed = [Variant(scheme=scheme, alpha=alpha, window=options.window) for scheme, alpha in WINDOWED]
+    late = [Variant("late", scheme=scheme, alpha=alpha, log_n=True) for scheme, alpha in CHUNKED]
+    tuned = [Variant(reading, checkpoint=str(each)) for reading in ("whole", "late") for each in options.tuned]
+    return [Variant("truncated"), Variant("split"), *plain, *windowed, Variant("chunks"), *late, *tuned]
 
 
-def bundle_of(variant: Variant, checkpoint: Any, folder: Path, *, max_len: int, window: int) -> Path:
+def _run_corpus(
+    name: str, chosen: Sequence[Variant], checkpoint: Checkpoint, folder: Path, options: argparse.Namespace
+) -> None:
+    trained = checkpoint.base_positions
+    tokenizer = tokenizer_of(checkpoint.path / "tokenizer.json")
+    corpus = CORPORA[name](options.cache, lambda texts: list(map(len, tokenizer.encode_batch(texts))), trained=trained)
+    encoded = tokenizer.encode_batch(list(corpus.texts.values()))
+    collection = collection_of(
+        list(corpus.texts.values()),
+        unread=unread_from([each.offsets for each in encoded], trained),
+        names=list(corpus.texts),
+        sentences=options.sentences,
+    )
+    machine = environment()
+    lengths = sorted(map(len, encoded))
+    median = lengths[len(lengths) // 2]
+    facts = {
+        "corpus": name,
+        "digest": _digest(collection),
+        "model": checkpoint.name,
+        "max_len": options.max_len,
+        "runner": options.runner,
+    }
+    done = (
+        {json.dumps([asdict(line.facts), line.build]) for line in read_lines(options.output)}
+        if options.output
+        else set()
+    )
+    missing = [each for each in chosen if json.dumps([facts, asdict(each)]) not in done]
+    print(
+        f"{name}: {len(lengths)} documents, median {lengths[len(lengths) // 2]} tokens; {len(missing)} variants to run"
+    )
+    progress = _Progress(len(missing))
+    for variant in missing:
+        progress.variant = variant.name
+        began = time.perf_counter()
+        bundle = _bundle_of(variant, checkpoint, folder, max_len=options.max_len)
+        with _session(bundle, variant, checkpoint, options) as session:
+            ranks = _ranks(session, variant, collection, trained, progress)
+        progress.finished(time.perf_counter() - began)
+        line = {
+            "benchmark": "quality",
+            "date": now(),
+            "command": command_line("benchmarks.quality.retrieval"),
+            "commit": machine.get("commit"),
+            "cpu": machine.get("cpu"),
+            "versions": {package: machine[package] for package in _PACKAGES} | corpus.versions,
+            "facts": facts,
+            "documents": len(lengths),
+            "tokens": {"median": median, "longest": lengths[-1], "all": sum(lengths)},
+            "variant": variant.name,
+            "build": asdict(variant),
+            "seconds": round(time.perf_counter() - began, 1),
+            "ranks": ranks,
+        }
+        append(options.output, line)
+        print(Line.of(line).summary(), flush=True)
+
+
+def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, *, max_len: int) -> Path:
     """Build a variant, unless another has built the same; graphs are compared with PyTorch by the tests, not here."""
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
-    from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+    from hdexport.model.positions import Scheme
 
-    path = folder / f"{variant.positions}-{variant.alpha}-{variant.windowed}"
+    built = {name: value for name, value in asdict(variant).items() if name != "reading"}
+    path = folder / hashlib.sha256(repr(built).encode()).hexdigest()
     if not path.exists():
+        is_own_length = variant.scheme == "none" and variant.checkpoint is None
         options = BuildOptions(
-            model=checkpoint.path,
+            model=checkpoint.path if variant.checkpoint is None else variant.checkpoint,
             output=path,
-            max_len=checkpoint.base_positions if variant.positions is None else max_len,
-            scheme=Scheme(variant.positions or "none"),
-            alpha=DEFAULT_ALPHA if variant.alpha is None else variant.alpha,
-            attention=attention_from_spec(f"window:{window}" if variant.windowed else None),
+            max_len=checkpoint.base_positions if is_own_length else max_len,
+            scheme=Scheme("hierarchical" if variant.checkpoint else variant.scheme),
+            alpha=variant.alpha,
+            # A tuned checkpoint says what it was trained with.
+            attention_scale=None if variant.checkpoint else "logn" if variant.log_n else "none",
+            attention=attention_from_spec(None if variant.window is None else f"window:{variant.window}"),
             verify=None,
         )
         build(options)
     return path
 
 
-def queries_of(documents: Mapping[str, str], tokenizer: Any, *, base: int, sentences: int) -> list[Queries]:
-    """The three kinds; only documents of more than `base` tokens are asked for.
+def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: argparse.Namespace) -> Session:
+    if options.runner == "onnxruntime":
+        return hdruntime.load(bundle, backend="onnxruntime", threads=options.threads)
+    import torch
 
-    Args:
-        tokenizer: finds the tokens, special ones included.
-        base: tokens that the model reads without extension.
-        sentences: the most later sentences per document, spread over what follows its first `base` tokens.
-    """
-    by_name, by_first, by_later = (Queries(kind, dict(documents), [], []) for kind in ("name", "first", "later"))
-    flat = {name: " ".join(text.split()) for name, text in documents.items()}
-    for index, (name, text) in enumerate(documents.items()):
-        encoded = tokenizer.encode(text)
-        if len(encoded.ids) <= base:
-            continue
-        by_name.texts.append(name.replace("-", " "))
-        by_name.answers.append(index)
-        found = [(start, end) for start, end in prose_sentences(text) if _is_only_here(text[start:end], flat)]
-        behind = [span for span in found if span[0] >= encoded.offsets[base - 1][0]]
-        spread = np.unique(np.linspace(0, len(behind) - 1, min(sentences, len(behind))).astype(int))
-        for queries, spans in ((by_first, found[:1]), (by_later, [behind[place] for place in spread])):
-            queries.texts.extend(" ".join(text[start:end].split()) for start, end in spans)
-            queries.answers.extend([index] * len(spans))
-            queries.documents[name] = without(text, spans)
-    return [by_name, by_first, by_later]
+    from benchmarks.quality.pytorch_runner import PyTorchRunner
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.verify.pytorch_reference import reference_of
+    from hdruntime.bundle.reader import open_bundle
+
+    if options.threads:
+        torch.set_num_threads(options.threads)
+    opened = open_bundle(bundle)
+    source = checkpoint if variant.checkpoint is None else find_checkpoint(variant.checkpoint)
+    return hdruntime.Session(opened, PyTorchRunner(reference_of(opened, source), max_len=opened.manifest.max_len))
 
 
-def prose_sentences(text: str) -> Iterator[tuple[int, int]]:
-    """Start and end of each sentence of prose; headings, code and grammars are not prose."""
-    for paragraph in _PARAGRAPH.finditer(text):
-        if not any(mark in paragraph[0] for mark in _NOT_PROSE):
-            for found in _SENTENCE.finditer(paragraph[0]):
-                if _FEWEST_WORDS <= len(found[0].split()) <= _MOST_WORDS:
-                    yield paragraph.start() + found.start(), paragraph.start() + found.end()
+def _ranks(
+    session: Session, variant: Variant, collection: Collection, trained: int, progress: _Progress
+) -> dict[str, list[list[int]]]:
+    """Kind -> of each document that is asked for, the ranks of its queries; 0 after the cutoff."""
+    if variant.reading in tuple(Way):
+        way = Way(variant.reading)
+        found = similarities_of_ways(
+            session, collection, trained=trained, ways=[way], begin=progress.begin_tokens, line=progress
+        )[way]
+    else:
+        found = _best_of_chunks(session, collection, variant.reading, progress)
+    return {
+        kind: _by_document(ranks_of(found[kind], queries.answers), queries.answers)
+        for kind, queries in collection.queries.items()
+    }
 
 
-def _is_only_here(sentence: str, flat: Mapping[str, str]) -> bool:
-    words = " ".join(sentence.split())
-    return sum(text.count(words) for text in flat.values()) == 1
+def _best_of_chunks(
+    session: Session, collection: Collection, reading: str, progress: _Progress
+) -> dict[str, FloatArray]:
+    """Kind -> [queries, documents], the similarity of each document's best chunk."""
+    if reading == "late":
+        of_documents = session.embed_chunks(collection.documents, chunks=f"tokens:{CHUNK}")
+        vectors = np.concatenate([chunks.vectors for chunks in of_documents])
+        counts = [len(chunks.vectors) for chunks in of_documents]
+    else:
+        wholes = [document.whole for document in session.split(collection.documents)]
+        # Beside its own tokens a chunk has the two special ones.
+        splits = split_encodings(wholes, max_len=CHUNK + 2, stride=0, is_pair=False)
+        counts = [len(split.pieces) for split in splits]
+        pieces = [piece for split in splits for piece in split.pieces]
+        vectors = vectors_of(session, pieces, begin=progress.begin_tokens, line=progress)
+    starts = np.cumsum([0, *counts[:-1]])
+    return {
+        kind: np.maximum.reduceat(similarities("cosine", session.embed(queries.texts), vectors), starts, axis=1)
+        for kind, queries in collection.queries.items()
+    }
 
 
-def without(text: str, spans: Sequence[tuple[int, int]]) -> str:
-    """A text without some of its parts, which are in order and do not overlap."""
-    starts, ends = [0, *(end for _, end in spans)], [*(start for start, _ in spans), len(text)]
-    return "".join(text[start:end] for start, end in zip(starts, ends, strict=True))
+def _by_document(ranks: FloatArray, answers: Sequence[int]) -> list[list[int]]:
+    kept = np.where(ranks <= CUTOFF, ranks, 0).astype(int)
+    return [kept[np.array(answers) == answer].tolist() for answer in dict.fromkeys(answers)]
 
 
-def _similarities(bundle: Path, variant: Variant, kinds: Sequence[Queries]) -> dict[str, FloatArray]:
-    """Kind -> [queries, documents], cosines."""
-    import hdruntime
-
-    # Most documents are the same in several collections.
-    places: dict[str, int] = {}
-    for kind in kinds:
-        for text in (*kind.texts, *kind.documents.values()):
-            places.setdefault(text, len(places))
-    with hdruntime.load(bundle, backend="onnxruntime") as session:
-        vectors = session.embed(list(places), overflow=variant.overflow)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-
-    def of(texts: Iterable[str]) -> FloatArray:
-        return vectors[[places[text] for text in texts]]
-
-    return {kind.kind: of(kind.texts) @ of(kind.documents.values()).T for kind in kinds}
+def _digest(collection: Collection) -> str:
+    """Equal for equal documents and queries: only their ranks can be compared."""
+    content = json.dumps([collection.documents, {kind: asdict(each) for kind, each in collection.queries.items()}])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
 
 
-def results_of(
-    similarities: Mapping[str, Mapping[str, FloatArray]], kinds: Sequence[Queries], *, is_long: Sequence[bool]
-) -> list[dict[str, Any]]:
-    """One entry a collection, kind and variant.
+class _Progress:
+    """Lines on stderr with the time left of a variant and of all."""
 
-    Args:
-        similarities: variant -> kind -> [queries, documents].
-        is_long: of each document.
-    """
-    entries = []
-    long = np.flatnonzero(is_long)
-    for collection, kept in (("long topics", long), ("all topics", np.arange(len(is_long)))):
-        for kind in kinds:
-            answers = np.array(kind.answers)
-            ranks = {name: ranks_of(of[kind.kind], answers, kept) for name, of in similarities.items()}
-            for name in similarities:
-                scores, baseline = reciprocal_ranks(ranks[name]), reciprocal_ranks(ranks[BASELINE])
-                entry = {"collection": collection, "kind": kind.kind, "variant": name, "mrr": float(scores.mean())}
-                entry["mrr_interval"] = interval(scores, answers)
-                entry["mrr_difference"] = float((scores - baseline).mean())
-                entry["mrr_difference_interval"] = interval(scores - baseline, answers)
-                entries.append(entry)
-    return entries
+    def __init__(self, variants: int) -> None:
+        self.variant = ""
+        self._variants, self._seconds = variants, 0.0
+        self._done_variants = 0
+        self._total = self._done = 0.0
+        self._began = self._printed = time.perf_counter()
 
+    def begin_tokens(self, tokens: int) -> None:
+        self.begin("", total=tokens)
 
-def ranks_of(similarities: FloatArray, answers: npt.NDArray[np.int64], kept: npt.NDArray[np.int64]) -> FloatArray:
-    """[queries], from 1, the rank of each right document; of equal ones it is the last, so that ties earn nothing.
+    def begin(self, text: str, *, total: float | None = None) -> None:
+        self._total, self._done = total or 0, 0.0
+        self._began = self._printed = time.perf_counter()
 
-    Args:
-        answers: [queries], the right documents.
-        kept: [collection], the documents that are ranked; all right ones are among them.
-    """
-    own = similarities[np.arange(len(answers)), answers]
-    return (similarities[:, kept] >= own[:, None]).sum(axis=1).astype(float)
+    def show(self, text: str) -> None:
+        pass
 
+    def did(self, amount: float) -> None:
+        self._done += amount
+        if time.perf_counter() - self._printed > _PAUSE_S:
+            self._printed = time.perf_counter()
+            left = (self._printed - self._began) * (self._total / self._done - 1)
+            print(f"{self.variant}: {self._done / self._total:.0%}, about {left:.0f} s to go", file=sys.stderr)
 
-def reciprocal_ranks(ranks: FloatArray) -> FloatArray:
-    """1 / rank, 0 after the cutoff; their mean is MRR@10."""
-    return np.where(ranks <= CUTOFF, 1 / ranks, 0.0)
-
-
-def interval(scores: FloatArray, groups: npt.NDArray[np.int64]) -> tuple[float, float]:
-    """The bootstrap interval of 95 % of a mean, whole groups drawn.
-
-    Args:
-        scores: [queries].
-        groups: [queries], the group of each.
-    """
-    _, members = np.unique(groups, return_inverse=True)
-    sums, counts = np.bincount(members, scores), np.bincount(members)
-    drawn = np.random.default_rng(0).integers(0, len(sums), (_RESAMPLES, len(sums)))
-    low, high = np.quantile(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1), (0.025, 0.975))
-    return float(low), float(high)
+    def finished(self, seconds: float) -> None:
+        self._seconds += seconds
+        self._done_variants += 1
+        left = self._variants - self._done_variants
+        each = self._seconds / self._done_variants
+        print(f"{self.variant}: {seconds:.0f} s; {left} left, about {left * each / 60:.0f} minutes", file=sys.stderr)
 
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--model", type=Path, help="a sentence-transformers checkpoint (default: the sample model)")
+    parser.add_argument("--corpus", nargs="+", choices=list(CORPORA), default=list(CORPORA), help="documents")
+    parser.add_argument(
+        "--variants", nargs="+", default=["*"], metavar="GLOB", help="names of variants, as --list prints"
+    )
+    parser.add_argument("--list", action="store_true", help="print the variants' names and run nothing")
+    parser.add_argument("--tuned", nargs="+", default=[], type=Path, metavar="DIR", help="tuned checkpoints")
     parser.add_argument("--max-len", type=int, default=4096, help="tokens of the extended models")
     parser.add_argument("--window", type=int, default=256, help="tokens on each side, of the windowed variants")
-    parser.add_argument("--sentences", type=int, default=10, help="later sentences per document")
-    parser.add_argument("--output", type=Path, help="append the result to this file, as a JSON line")
-    return parser.parse_args()
-
-
-def _about(lengths: Sequence[int]) -> dict[str, Any]:
-    return {
-        "documents": len(lengths),
-        "tokens_median": int(np.median(lengths)),
-        "tokens_largest": max(lengths),
-        "tokens_all": sum(lengths),
-    }
-
-
-def _report(result: Mapping[str, Any]) -> None:
-    print(
-        f"{result['command']}: {result['model']}, up to {result['max_len']} tokens, "
-        f"Python {result['versions']['python']}"
+    parser.add_argument("--sentences", type=int, default=4, help="later sentences per document")
+    parser.add_argument(
+        "--runner",
+        choices=["onnxruntime", "pytorch-bfloat16"],
+        default="onnxruntime",
+        help="the bundle in ONNX Runtime, or its model in PyTorch in bfloat16, faster on processors with AMX",
     )
-    for collection, about in result["collections"].items():
-        print(
-            f"{collection}: {about['documents']} documents, median {about['tokens_median']} tokens, "
-            f"largest {about['tokens_largest']}"
-        )
-    for collection in result["collections"]:
-        for kind, number in result["queries"].items():
-            print(f"\n{collection}, {kind}: {number} queries")
-            print(f"  {'':<30} MRR@10  difference from {BASELINE}")
-            for entry in result["results"]:
-                if (entry["collection"], entry["kind"]) == (collection, kind):
-                    low, high = entry["mrr_difference_interval"]
-                    difference = f"{entry['mrr_difference']:+.3f} ({low:+.3f} to {high:+.3f})"
-                    print(f"  {entry['variant']:<30} {entry['mrr']:.3f}  {difference}")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: the runner's choice)")
+    parser.add_argument("--cache", type=Path, default=cache_folder(), help="folder that keeps Debian's packages")
+    parser.add_argument("-o", "--output", type=Path, required=True, help="file of JSON lines that results are added to")
+    return parser.parse_args()
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ __all__ = [
     "BundleError",
     "BundleNotFoundError",
     "BundleVersionError",
+    "DamagedJobError",
     "Encoding",
     "EngineError",
     "ExportError",
@@ -37,6 +38,7 @@ __all__ = [
     "OutputExistsError",
     "SentenceEncoder",
     "Session",
+    "TextChunks",
     "VerificationError",
     "__version__",
     "load",
@@ -54,6 +56,7 @@ from hdruntime.errors import (
     BundleError,
     BundleNotFoundError,
     BundleVersionError,
+    DamagedJobError,
     EngineError,
     ExportError,
     HdexportError,
@@ -75,6 +78,7 @@ if TYPE_CHECKING:
     from hdruntime.gpu.options import GpuOptions
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
+    from hdruntime.text.chunking import TextChunks
     from hdruntime.text.tokenization import Encoding
 
 # ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
@@ -90,6 +94,7 @@ _MODULE_OF_NAME = {
     "Manifest": "hdruntime.bundle.manifest",
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
+    "TextChunks": "hdruntime.text.chunking",
     "load": "hdruntime.session",
     "open_bundle": "hdruntime.bundle.reader",
 }

@@ -10,6 +10,7 @@
     ├── InputError                  the caller's ids, masks, texts, rows or options do not fit
     │   └── InputChangedError       a job's input changed after the job began
     ├── OutputExistsError           the output already exists
+    ├── DamagedJobError             what is kept of an unfinished job cannot be continued
     ├── BackendError                a backend cannot run a bundle or a batch
     │   ├── BackendUnavailableError the backend, its package or its hardware is not available
     │   ├── NonFiniteOutputError    a result holds NaN or infinity
@@ -30,6 +31,7 @@ __all__ = [
     "BundleError",
     "BundleNotFoundError",
     "BundleVersionError",
+    "DamagedJobError",
     "EngineError",
     "ExportError",
     "HdexportError",
@@ -74,6 +76,10 @@ class InputChangedError(InputError):
 
 class OutputExistsError(HdexportError):
     """The output already exists."""
+
+
+class DamagedJobError(HdexportError):
+    """What is kept of an unfinished job cannot be continued."""
 
 
 class BackendError(HdexportError):

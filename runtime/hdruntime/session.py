@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -25,6 +25,7 @@ from hdruntime.inference.inputs import Array, checked_inputs
 from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.text.checks import check_text_lengths, checked_choice
+from hdruntime.text.chunking import LateChunking, LateChunks, Spans, TextChunks, overlap_of
 from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
@@ -391,6 +392,79 @@ class Session:
         of_pieces = iter(self._vectors(output, pieces, text_of_piece, batch_tokens))
         vectors = [pooled_embedding(split, list(islice(of_pieces, len(split.pieces))), pooling) for split in splits]
         return np.stack(vectors) if vectors else self._no_vectors()
+
+    @overload
+    def embed_chunks(  # type: ignore[overload-overlap]
+        self, texts: str, *, chunks: str | Spans, overlap: int | None = ..., batch_tokens: int | None = ...,
+        prompt_name: str | None = ..., prompt: str | None = ...,
+    ) -> TextChunks: ...  # fmt: skip
+
+    @overload
+    def embed_chunks(
+        self, texts: Sequence[str], *, chunks: str | Sequence[Spans], overlap: int | None = ...,
+        batch_tokens: int | None = ..., prompt_name: str | None = ..., prompt: str | None = ...,
+    ) -> list[TextChunks]: ...  # fmt: skip
+
+    def embed_chunks(
+        self,
+        texts: str | Sequence[str],
+        *,
+        chunks: str | Spans | Sequence[Spans],
+        overlap: int | None = None,
+        batch_tokens: int | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> TextChunks | list[TextChunks]:
+        """Late chunking: each text is encoded whole, and each of its chunks is the mean of its own tokens' states.
+
+        For bundles whose vectors are such means: of token vectors (``feature-extraction``), or of a sentence model of
+        mean pooling, whose normalisation follows. One chunk of a whole text has the vector of :meth:`embed`: a chunk
+        with the text's first token includes what precedes that (a special token, and the prompt where :meth:`embed`
+        pools it), a chunk with the last one includes the special token after it.
+
+        A text of more than `max_len` tokens is encoded in overlapping macro chunks of so many tokens, each with special
+        tokens and the prompt. Tokens in the first half of an overlap have their states from the earlier macro chunk,
+        the others from the later one.
+
+        Args:
+            texts: one text, or several.
+            chunks: ``"tokens:256"``, each of so many tokens; ``"sentences"``, see :mod:`hdruntime.text.sentences`; or
+                the (start, end) of each chunk of the text, a list of these for several texts, in characters without
+                the prompt, end exclusive, in any order. A token belongs to every chunk with one of its characters.
+            overlap: tokens that consecutive macro chunks share; None: 256, or a quarter of `max_len` if that is less.
+            batch_tokens, prompt_name, prompt: as in :meth:`embed`.
+
+        Returns:
+            the chunks of the text, or of each text; none for a text without tokens.
+
+        Raises:
+            InputError: the bundle's vectors are not such means, it has no tokenizer, a given chunk is not within its
+                text or has no token, or ``overlap`` leaves no new token for a macro chunk.
+            NonFiniteOutputError: a state is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        of_texts = [chunks] * len(several) if isinstance(chunks, str) or isinstance(texts, str) else chunks
+        if len(of_texts) != len(several):
+            raise InputError(f"There are {len(several)} texts, but chunks of {len(of_texts)}; give chunks of each.")
+        chunking = LateChunking(self.manifest)
+        prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
+        splits = self.split(several, stride=overlap_of(overlap, self._max_len), prompt=prompt)
+        begun: list[LateChunks] = []
+        for number, of_text in enumerate(zip(splits, several, of_texts, strict=True)):
+            try:
+                begun.append(chunking.begin(*of_text, prompt=prompt))  # type: ignore[arg-type]
+            except InputError as error:
+                raise InputError(f"Text {number}: {error}" if len(several) > 1 else str(error)) from None
+        places = [(text, number) for text, split in enumerate(splits) for number in range(len(split.pieces))]
+        pieces = [splits[text].pieces[number] for text, number in places]
+        for result in self.run_batches(pieces, batch_tokens=batch_tokens, outputs=[chunking.output.name]):
+            self._require_good(result, [text for text, _ in places])
+            for index, row in enumerate(result.rows):
+                text, number = places[row]
+                begun[text].add(number, result.outputs[chunking.output.name][index, : len(pieces[row])])
+        found = [each.finished() for each in begun]
+        return found[0] if isinstance(texts, str) else found
 
     def close(self) -> None:
         """Free the backend's memory; later calls, and calls running in other threads, raise BackendError."""

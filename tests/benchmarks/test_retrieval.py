@@ -1,112 +1,127 @@
-"""The benchmark of quality: its metrics on rankings by hand, its queries, and a tiny run of the whole script."""
+"""The benchmark of quality: tiny runs of its script, continued, and what is read from their results."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.quality import retrieval
+from benchmarks.quality import corpora, retrieval, tables
+from benchmarks.quality.results import Line, read_lines
+
+ROOT = Path(retrieval.__file__).parents[2]
 
 
-def test_the_rank_of_the_right_document_counts_from_the_most_similar_and_ties_earn_nothing() -> None:
-    similarities = np.array([[0.9, 0.5, 0.1, 0.7], [0.9, 0.5, 0.1, 0.7], [0.5, 0.5, 0.5, 0.5]])
-    answers = np.array([0, 1, 2])
-    assert retrieval.ranks_of(similarities, answers, np.arange(4)).tolist() == [1, 3, 4]
-    assert retrieval.ranks_of(similarities, answers, np.arange(3)).tolist() == [1, 2, 3]
+def line(variant: str, ranks: dict[str, list[list[int]]], **facts: object) -> dict[str, object]:
+    shared = {"corpus": "debian", "digest": "0", "model": "m", "max_len": 4096, "runner": "r"} | facts
+    about = {"documents": 2, "tokens": {"median": 700, "longest": 900}, "date": "2026-11-22T00:00:00"}
+    build = asdict(retrieval.Variant(variant))
+    return {"facts": shared, "variant": variant, "build": build, "ranks": ranks, **about}
 
 
-def test_mrr_is_that_computed_by_hand() -> None:
-    ranks = np.array([1.0, 2.0, 3.0, 10.0, 11.0])
-    assert retrieval.reciprocal_ranks(ranks).tolist() == pytest.approx([1, 1 / 2, 1 / 3, 1 / 10, 0])
+RANKS = {"name": [[1], [2]], "first": [[0], [2]], "later": [[1, 2], [0, 4]]}
 
 
-def test_an_interval_draws_documents_and_not_queries() -> None:
-    scores = np.array([0.0, 0.0, 0.0, 1.0, 1.0, 1.0] * 10)
-    apart = retrieval.interval(scores, np.arange(60))
-    assert apart[0] == pytest.approx(0.37, abs=0.02)  # 0.5 - 1.96 * sqrt(0.25 / 60)
-    assert apart[1] == pytest.approx(0.63, abs=0.02)
-    low, high = retrieval.interval(scores, np.repeat([0, 1] * 10, 3))
-    assert high - low > 1.5 * (apart[1] - apart[0])
-    assert retrieval.interval(scores, np.zeros(60, int)) == (0.5, 0.5)
+def test_mrr_and_differences_are_read_from_ranks() -> None:
+    one = Line.of(line("truncated", RANKS))
+    other = Line.of(line("whole", RANKS | {"later": [[1, 1], [1, 4]]}))
+    assert [one.mrr(kind).value for kind in RANKS] == pytest.approx([3 / 4, 1 / 4, (1 + 1 / 2 + 1 / 4) / 4])
+    assert other.difference(one, "later").value == pytest.approx((0 + 1 / 2 + 1 + 0) / 4)
+    assert (one.mrr("first").low, one.mrr("first").high) == (0, 0.5)
+    with pytest.raises(ValueError, match="truncated were measured on different queries"):
+        other.difference(Line.of(line("truncated", RANKS, digest="1")), "later")
 
 
-TEXT = """Loud titles
-***********
-
-A "loud" title is followed by a line of stars, and this
-is not the first sentence: a colon ends one, too. Short one.
-
-   >>> This is an example, which is no prose but looks like it does.
-
-Later there is a second sentence of prose with many more words.
-"""
+def test_of_a_variant_that_was_measured_twice_the_last_counts(tmp_path: Path) -> None:
+    file = tmp_path / "results.jsonl"
+    assert read_lines(file) == []
+    again = line("truncated", RANKS | {"name": [[1], [1]]})
+    file.write_text(
+        "".join(json.dumps(each) + "\n" for each in (line("truncated", RANKS), line("whole", RANKS), again))
+    )
+    assert [(each.variant, each.mrr("name").value) for each in read_lines(file)] == [("truncated", 1), ("whole", 0.75)]
 
 
-def test_sentences_are_of_prose() -> None:
-    assert [" ".join(TEXT[start:end].split()) for start, end in retrieval.prose_sentences(TEXT)] == [
-        'A "loud" title is followed by a line of stars, and this is not the first sentence:',
-        "Later there is a second sentence of prose with many more words.",
-    ]
+def test_tables_are_written_between_the_markers_of_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    results, page = tmp_path / "results.jsonl", tmp_path / "page.md"
+    results.write_text("".join(json.dumps(line(name, RANKS)) + "\n" for name in ("truncated", "whole")))
+    page.write_text(f"before\n{tables.BEGIN}\nold\n{tables.END}\nafter\n")
+    monkeypatch.setattr(sys, "argv", ["tables.py", str(results), "--write", str(page)])
+    assert tables.main() == 0
+    text = page.read_text()
+    assert text.startswith(f"before\n{tables.BEGIN}\n")
+    assert text.endswith(f"{tables.END}\nafter\n")
+    assert "old" not in text
+    assert "| | name (2) | first (2) | later (4) |" in text
+    assert "| whole | 0.750 (+0.000 to +0.000) |" in text
 
 
-def words(number: int) -> str:
-    return " ".join(["word"] * number)
+def test_the_page_has_the_tables_of_the_results() -> None:
+    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
+    _, _, rest = page.partition(tables.BEGIN)
+    shown, _, _ = rest.partition(tables.END)
+    assert shown.strip() == tables.markdown(read_lines(ROOT / tables.RESULTS)).strip()
 
 
-def test_sentences_are_taken_out_of_the_documents_that_they_ask_for(word_tokenizer: Any) -> None:
-    first, twice = f"First of the {words(9)}.", f"Repeated {words(9)}."
-    later = [f"Sentence {number} of what {words(9)}." for number in ("one", "two", "three")]
-    documents = {
-        "a-topic": " ".join([twice, first, words(40), *later]),
-        "short": first.replace("First", "Other"),
-        "another": f"{twice} {words(60)} Unique {words(9)} here.",
-    }
-    name, by_first, by_later = retrieval.queries_of(documents, word_tokenizer, base=30, sentences=2)
-    assert (name.texts, name.answers, name.documents) == (["a topic", "another"], [0, 2], documents)
-    assert (by_first.texts, by_first.answers) == ([first, f"Unique {words(9)} here."], [0, 2])
-    assert (by_later.texts, by_later.answers) == ([later[0], later[2], f"Unique {words(9)} here."], [0, 0, 2])
-    assert by_later.documents["a-topic"].split() == f"{twice} {first} {words(40)} {later[1]}".split()
-    assert by_first.documents["short"] == documents["short"]
-    for queries in (by_first, by_later):
-        for text, answer in zip(queries.texts, queries.answers, strict=True):
-            assert text not in list(queries.documents.values())[answer]
+def test_variants_have_names_of_their_own() -> None:
+    every = retrieval.variants(argparse.Namespace(window=8, tuned=[Path("a/one"), Path("two")]))
+    names = [variant.name for variant in every]
+    assert len(set(names)) == len(names)
+    assert {"hierarchical 0.05, log-n", "tile, window:8", "tuned: one", "interpolate:static"} <= set(names)
 
 
-@pytest.mark.nightly
-def test_the_script_reports_every_variant(
+@pytest.fixture
+def run(
     tiny_sentence_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    from support.tiny_models import BASE
-
-    names = [f"w{number}" for number in range(100)]
+) -> Callable[[str], str]:
+    """Run the script on six texts of made-up words with variants by name; returns what it printed."""
     generator = np.random.default_rng(0)
 
     def sentence() -> str:
-        return f"The {' '.join(generator.choice(names, 12))}."
+        return f"The {' '.join(f'w{number}' for number in generator.integers(0, 100, 12))}."
 
-    monkeypatch.setattr(retrieval, "topics", {name: " ".join(sentence() for _ in range(8)) for name in names[:6]})
-    every = retrieval.variants(argparse.Namespace(window=8))
-    monkeypatch.setattr(retrieval, "variants", lambda options: [*every[:2], every[-1]])
-    results = tmp_path / "results.jsonl"
-    options = f"--model {tiny_sentence_model} --max-len 90 --window 8 --sentences 2 --output {results}"
-    monkeypatch.setattr(sys, "argv", ["retrieval.py", *options.split()])
-    assert retrieval.main() == 0
-    (result,) = map(json.loads, results.read_text().splitlines())
-    variants = ["truncated", "split", "tile, window:8"]
-    entries = result["results"]
-    assert [entry["variant"] for entry in entries] == variants * 6
-    assert result["queries"] == {"name": 6, "first": 6, "later": 12}
-    assert result["collections"]["long topics"]["tokens_largest"] > BASE
-    for entry in entries:
-        low, high = entry["mrr_interval"]
-        assert 0 <= low <= entry["mrr"] <= high <= 1
-        assert (entry["mrr_difference"] == 0) or entry["variant"] != "truncated"
-    assert len({json.dumps([entry["mrr"] for entry in entries[start::3]]) for start in range(3)}) == 3
-    printed = capsys.readouterr().out
-    assert all(printed.count(f"  {variant:<30} ") == 6 for variant in variants)
+    texts = {f"text {number}": " ".join(sentence() for _ in range(8)) for number in range(6)}
+    monkeypatch.setattr(retrieval, "CHUNK", 16)
+    monkeypatch.setitem(corpora.CORPORA, "python", lambda *_, **__: corpora.Corpus(texts, {"words": "1"}))
+
+    def main(variants: str) -> str:
+        options = f"--model {tiny_sentence_model} --corpus python --max-len 90 --window 8 --sentences 2"
+        output = f"-o {tmp_path / 'results.jsonl'} --variants"
+        monkeypatch.setattr(sys, "argv", ["retrieval.py", *options.split(), *output.split(), *variants.split(";")])
+        assert retrieval.main() == 0
+        return capsys.readouterr().out
+
+    return main
+
+
+@pytest.mark.nightly
+def test_the_script_runs_what_the_results_lack(run: Callable[[str], str], tmp_path: Path) -> None:
+    assert "python: 6 documents" in run("truncated;split;chunks*")
+    variants = "truncated;split;tile*;chunks*"
+    printed = run(variants)
+    assert "4 variants to run" in printed
+    lines = {each.variant: each for each in read_lines(tmp_path / "results.jsonl")}
+    assert list(lines) == [
+        "truncated",
+        "split",
+        "chunks:16, the best",
+        "tile",
+        "tile, log-n",
+        "tile, window:8",
+        "tile, log-n, late chunks:16, the best",
+    ]
+    assert {kind: sum(map(len, of_kind)) for kind, of_kind in lines["tile"].ranks.items()} == {
+        "name": 6,
+        "first": 6,
+        "later": 12,
+    }
+    later = {name: each.mrr("later").value for name, each in lines.items()}
+    assert all(0 < value <= 1 for value in later.values())
+    assert len(set(later.values())) > 3
+    assert "0 variants to run" in run(variants)

@@ -202,6 +202,13 @@ WRONG = [
         "spline",
         r"manifest\.positions\.scheme should be one of .*'hierarchical'.*\n.*\n.*pip install -U",
     ),
+    ("positions/attention_scale", "log", r"manifest\.positions\.attention_scale should be one of 'logn', 'none'"),
+    ("positions/rope_factor", 1.0, r"manifest\.positions\.rope_factor should be"),
+    (
+        "positions/rope_factor",
+        2.0,
+        r"positions\.rope_factor is 2\.0 for the form folded; only computed has one",
+    ),
     ("positions/rows", 17, r"manifest\.positions\.rows is 17, but max_len is 16"),
     ("attention/0/kind", "", r"manifest\.attention\[0\]\.kind should be the name of a kind, not ''"),
     ("attention", [{}], r"manifest\.attention\[0\]\.kind should be the name of a kind, not None"),

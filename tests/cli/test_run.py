@@ -17,6 +17,10 @@ import pyarrow.parquet
 import pytest
 
 from hdruntime.gpu.driver import gpus, why_no_gpu
+from hdruntime.jobs import VectorOptions, windows
+from hdruntime.text.embeddings import EmbeddingPrecision
+from support.job_runs import run as run_job
+from support.job_runs import stop_at, write_rows
 from support.tiny_bundle import make_bundle
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
@@ -170,6 +174,49 @@ def test_what_is_read_and_written_is_named_by_options(run: Command, bundle: Path
     assert [len(row["embedding"]) for row in lines_of(tmp_path / "out.jsonl")[::2]] == [1, 1]  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("options", "spans"),
+    [
+        (["sentences"], [(0, 30), (31, 35)]),
+        (["tokens:4", "--overlap", 3], [(0, 23), (24, 35)]),
+        (["places"], [(5, 14), (0, 35)]),
+    ],
+)
+def test_late_chunking_writes_a_row_per_chunk(
+    run: Command, bundle: Path, tmp_path: Path, options: list[object], spans: list[tuple[int, int]]
+) -> None:
+    row = {"id": "x", "text": "Long documents are read whole. Read", "places": [[5, 14], [0, 35]]}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row | {"id": "y", "text": ""}))
+    done = run(bundle, tmp_path / "rows.jsonl", "-o", tmp_path / "out.jsonl", "--late-chunking", *options)
+    assert done.returncode == 2
+    assert done.stdout.startswith("2 rows, 1 failed, 9 tokens in ")
+    assert done.stderr.startswith("1 of 2 rows failed: 1 rejected by the bundle.\nThe column `error` says why. ")
+    *found, failed = lines_of(tmp_path / "out.jsonl")
+    assert [(row["id"], row["chunk"], (row["start"], row["end"])) for row in found] == [
+        ("x", chunk, span) for chunk, span in enumerate(spans)
+    ]
+    assert (failed["id"], failed["chunk"], failed["embedding"]) == ("y", None, None)
+
+
+def test_a_damaged_job_says_how_to_start_over_and_not_that_it_continues(
+    run: Command, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(windows, "_WINDOW_ROWS", 2)
+    rows, output = write_rows(tmp_path / "rows.jsonl", ["long", "read", "whole", "."]), tmp_path / "out.jsonl"
+    vectors = VectorOptions(output_dtype=EmbeddingPrecision.INT8)
+    with pytest.raises(KeyboardInterrupt):
+        run_job(bundle, rows, output, vectors=vectors, on_progress=stop_at(2))
+    (tmp_path / ".out.jsonl.job" / "ranges.json").unlink()
+    done = run(bundle, rows, "-o", output, "--output-dtype", "int8")
+    damage = "ranges.json is missing or has changed"
+    assert (done.returncode, done.stderr.splitlines()[-2:]) == (
+        1,
+        [f"error: The unfinished job in {tmp_path}/.out.jsonl.job is damaged: {damage}.", "Start over with --restart."],
+    )
+    assert "same command" not in done.stderr
+    assert run(bundle, rows, "-o", output, "--output-dtype", "int8", "--restart").returncode == 0
+
+
 def test_ids_are_read_from_their_column(run: Command, bundle: Path, tmp_path: Path) -> None:
     table = pyarrow.table({"ids": [[2, 4, 3], [2, 11, 3]], "key": ["a", "b"]})
     pyarrow.parquet.write_table(table, tmp_path / "rows.parquet")
@@ -200,6 +247,22 @@ def test_batching_options_do_not_change_the_result(run: Command, bundle: Path, r
         (["{bundle}", "{rows}", "--threads", "0"], "error: argument --threads: 0 is not a whole number, 1 or more"),
         (["{bundle}", "{rows}", "--stride", "-2"], "error: argument --stride: -2 is not a whole number, 0 or more"),
         (["{bundle}", "{rows}", "--stride", "4"], "error: --stride is for texts that are split.\nAdd --overflow split"),
+        (
+            ["{bundle}", "{rows}", "--overlap", "4"],
+            "error: --overlap is for late chunking.\nAdd --late-chunking tokens:",
+        ),
+        (
+            ["{bundle}", "{rows}", "--late-chunking", "tokens:many"],
+            "error: 'tokens:many' has no valid number of tokens",
+        ),
+        (
+            ["{bundle}", "{rows}", "--late-chunking", "spans"],
+            "error: {rows} has no column 'spans'; its columns are text.",
+        ),
+        (
+            ["{bundle}", "{rows}", "--late-chunking", "sentences", "--overflow", "split"],
+            "error: --overflow split and --late-chunking contradict each other: late chunking reads long texts whole",
+        ),
         (
             ["{bundle}", "{rows}", "--progress", "bar"],
             "error: --progress bar needs a terminal on stderr.\nUse --progress",

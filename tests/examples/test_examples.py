@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 import hdruntime
 from hdexport.checkpoint import default_model
 from hdexport.extend import ExtendOptions, extend
-from support.pages import ROOT, page
+from support.pages import ROOT, code_blocks, page
 from support.sample_model import save_sample_model
 
 EXAMPLES = sorted(path.stem for path in (ROOT / "examples").glob("*.py"))
@@ -46,6 +46,15 @@ def test_search(sample_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     found = search.search(sample_bundle, vectors, "Which animal is asleep?")
     assert [name for name, _ in found] == ["cat", "file"]
     assert 1 > found[0][1] > found[1][1] > -1
+
+
+def test_late_chunking(sample_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = [
+        block.code for block in code_blocks(page("docs/batch_jobs.md"), "python") if "embed_chunks" in block.code
+    ]
+    exec(block.replace('"BUNDLE"', repr(str(sample_bundle))), {})
+    for line in capsys.readouterr().out.splitlines():
+        assert f"# {line}" in block
 
 
 def test_batch_job(sample_bundle: Path, tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import AttentionScale, Manifest
 from hdruntime.bundle.reader import open_bundle
 from support.hugging_face import ALPHA, HuggingFace
 from support.made_once import made_once
@@ -76,8 +76,8 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
     """Build ``(model_type, task, precision, max_len, attention, ..., **changes)``, unverified.
 
     All but the first have defaults: the positions are hierarchical with alpha 0.4, and queries are not scaled.
-    ``attention`` and ``last_block`` are what ``--attention`` and ``--bigbird-last-block`` take, ``changes`` are of the
-    configuration.
+    ``attention``, ``last_block`` and ``attention_scale`` are what ``--attention``, ``--bigbird-last-block`` and
+    ``--attention-scale`` take, ``changes`` are of the configuration.
 
     What was requested before, by whichever worker, is not built again.
     """
@@ -93,7 +93,8 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         max_global: int | None = None,
         last_block: str | None = None,
         scheme: str = "hierarchical",
-        attention_scale: str = "none",
+        attention_scale: AttentionScale = "none",
+        rope_factor: float | None = None,
         **changes: Any,
     ) -> TinyBundle:
         def save_and_build(directory: Path) -> None:
@@ -109,12 +110,14 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 scheme=Scheme(scheme),
                 alpha=ALPHA,
                 attention_scale=attention_scale,
+                rope_factor=rope_factor,
                 attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
                 verify=None,
             )
             build(options)
 
-        others = repr((max_len, attention, max_global, last_block, scheme, attention_scale, sorted(changes.items())))
+        positions = (max_len, scheme, attention_scale, rope_factor)
+        others = repr((positions, attention, max_global, last_block, sorted(changes.items())))
         name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
         if name not in bundles:
             directory = made_once(tmp_path_factory, name, save_and_build)

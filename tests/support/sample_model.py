@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["environment", "save_sample_model"]
+__all__ = ["SAMPLE_MAX_LEN", "environment", "save_sample_model"]
 
 import json
 import os
@@ -14,6 +14,9 @@ from pathlib import Path
 from safetensors.numpy import load_file, save_file
 
 from hdexport.checkpoint import default_model
+
+SAMPLE_MAX_LEN = 640
+"""Positions of the bundles of the whole sample model; the model itself has 512."""
 
 
 def save_sample_model(directory: Path, num_layers: int) -> None:

@@ -124,15 +124,15 @@ def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
     model_type, advice = subject.model.config.model_type, "Use --attention-scale none."
     if any(setup.is_own for setup in setups.values()):
         raise InputError(
-            f"--attention-scale logn is for queries that see more tokens than in training; those of this {model_type} "
-            f"never do, however long the text, because it was trained with its windows or blocks.\n{advice}"
+            f"--attention-scale logn is for queries that see more tokens than in training; the windows or blocks of "
+            f"this {model_type} show them no more, however long the text.\n{advice}"
         )
     if subject.family.own is not None:
         raise InputError(
             f"--attention-scale logn cannot scale the queries of a {model_type} with dense attention.\n{advice}"
         )
-    for name, setup in setups.items():
-        if setup.query_scale != subject.query_scale:
+    for name in setups:
+        if not kind_named(name).scales_queries:
             raise InputError(f"--attention-scale logn cannot scale the queries of attention {name!r}.\n{advice}")
 
 

@@ -130,6 +130,7 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
         kind="encoder",
         pooling=pooling.modes,
         include_prompt=pooling.include_prompt,
+        dense=any(module.kind == "Dense" for module in pooling.following),
         normalize=sentence_modules(path)[-1].kind == "Normalize",
         **_general(checkpoint),
     )

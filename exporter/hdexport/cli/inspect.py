@@ -165,7 +165,11 @@ def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
     if settings.activation is not None:
         yield "cross-encoder", f"reads pairs of texts, scores by {settings.activation}"
     else:
-        steps = [*settings.pooling, *(["normalised"] if settings.normalize else [])]
+        steps = [
+            *settings.pooling,
+            *(["dense"] if settings.dense else []),
+            *(["normalised"] if settings.normalize else []),
+        ]
         if settings.truncate_dim is not None:
             steps.append(f"{settings.truncate_dim} dimensions kept")
         yield "vectors", f"{', '.join(steps) or 'of tokens'}; similarity {settings.similarity}"

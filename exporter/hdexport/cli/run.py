@@ -1,4 +1,4 @@
-"""Run a bundle over files of texts: one row out per row in, in order.
+"""Run a bundle over files of texts: one row out per row in, in order; with --late-chunking, one per chunk.
 
 Inputs are JSON Lines, CSV, TSV, Parquet and text files (each line is a text), directories of them, patterns and
 URLs. The output has the columns id, kept columns, those of the bundle's task (an embedding, a label, ...), tokens
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from hdexport.cli.arguments import BACKENDS, whole_number
 from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
-from hdruntime.errors import HdexportError, InputChangedError, InputError
+from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
 
 if TYPE_CHECKING:
     from hdexport.cli.job_report import JobReport
@@ -154,6 +154,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how the chunks' vectors are pooled: their mean, weighted by tokens (default), or their largest values",
     )
     parser.add_argument(
+        "--late-chunking",
+        metavar="CHUNKS",
+        help="encode each text whole and write a row per chunk, whose embedding is the mean of its tokens: tokens:256 "
+        "(or another number), sentences, or the column with a list of [start, end] in characters; for models of mean "
+        "pooling",
+    )
+    parser.add_argument(
+        "--overlap",
+        metavar="N",
+        type=functools.partial(whole_number, least=0),
+        help="tokens that the macro chunks of a text share that is too long to be encoded whole, with --late-chunking "
+        "(default: 256, or a quarter of a macro chunk if that is less)",
+    )
+    parser.add_argument(
         "--prompt-name",
         metavar="NAME",
         help="the model's prompt to put before every text, e.g. query; see `hdexport inspect` (default: the model's "
@@ -217,8 +231,8 @@ def run(options: argparse.Namespace) -> int:
                 raise
             report.ended("stopped", "the reader of the standard output is gone: the job is not complete")
             return READER_GONE
-        except InputChangedError as error:
-            # What is kept is of no use to the same command; the error says to which.
+        except (InputChangedError, DamagedJobError) as error:
+            # The same command does not continue what is kept; the error says what to do.
             report.ended("failed", str(error))
             raise
         except HdexportError as error:
@@ -267,6 +281,8 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         prompt_name=options.prompt_name,
         prompt=options.prompt,
         aggregation=None if options.aggregation is None else Aggregation(options.aggregation),
+        late_chunking=options.late_chunking,
+        overlap=options.overlap,
         force=options.force,
         restart=options.restart,
     )

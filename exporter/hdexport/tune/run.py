@@ -13,6 +13,7 @@ from pathlib import Path
 
 import torch
 
+from hdexport.attention.kinds import attention_from_spec
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.all_files import CHECKPOINT_DIRECTORY
 from hdexport.checkpoint.extended_files import check_extendable, extension_of, write_extended
@@ -131,6 +132,7 @@ def _choice(checkpoint: Checkpoint, options: TuneOptions) -> PositionChoice:
         scheme=options.scheme,
         alpha=options.alpha,
         attention_scale=options.attention_scale,
+        attention=attention_from_spec(options.attention),
     )
 
 

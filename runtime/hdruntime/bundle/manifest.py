@@ -285,6 +285,7 @@ class SentenceSettings:
         default_prompt_name: the prompt of texts that none is named for; None for no prompt.
         include_prompt: whether a sentence's vector is pooled of its prompt's tokens, too.
         pooling: modes, whose vectors are concatenated; ``()`` where the bundle gives token vectors.
+        dense: whether the pooled vector goes through a Dense layer.
         normalize: whether the bundle's vectors have length 1.
         truncate_dim: dimensions of a vector that are kept; None for all.
         similarity: of two vectors.
@@ -297,6 +298,7 @@ class SentenceSettings:
     default_prompt_name: str | None = None
     include_prompt: bool = True
     pooling: tuple[Name, ...] = ()
+    dense: bool = False
     normalize: bool = False
     truncate_dim: Size | None = None
     similarity: Similarity = "cosine"

@@ -33,7 +33,7 @@ from typing import BinaryIO, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.errors import HdexportError, OutputExistsError
+from hdruntime.errors import DamagedJobError, HdexportError, OutputExistsError
 from hdruntime.jobs.identity import Identity
 from hdruntime.jobs.progress import Saved, saved_from_json
 
@@ -108,9 +108,9 @@ def opened_folder(output: Path, *, make: bool = False) -> Iterator[OpenFolder | 
         yield None if descriptor is None else OpenFolder(path, descriptor, parent)
 
 
-def damaged(folder: Path, reason: str) -> HdexportError:
+def damaged(folder: Path, reason: str) -> DamagedJobError:
     """The error for a folder that does not hold what a job leaves."""
-    return HdexportError(f"The unfinished job in {folder} is damaged: {reason}.\nStart over with --restart.")
+    return DamagedJobError(f"The unfinished job in {folder} is damaged: {reason}.\nStart over with --restart.")
 
 
 class OpenFolder:
@@ -248,9 +248,13 @@ class OpenFolder:
                 os.rmdir(self.path.name, dir_fd=self._parent)
 
     def _unfit(self, name: str, what: str) -> HdexportError:
+        said = f"{self.path / name} is {what}; a job does not touch files outside its folder.\n"
         # --restart does not remove the lock.
-        advice = "Remove it." if name == LOCK_FILE else "Start over with --restart."
-        return HdexportError(f"{self.path / name} is {what}; a job does not touch files outside its folder.\n{advice}")
+        return (
+            HdexportError(f"{said}Remove it.")
+            if name == LOCK_FILE
+            else DamagedJobError(f"{said}Start over with --restart.")
+        )
 
     def _status(self, name: str) -> os.stat_result | None:
         try:

@@ -28,6 +28,9 @@ _ENDINGS = ".jsonl, .ndjson, .json, .csv, .tsv, .txt (each also with .gz or .zst
 _ID = "id"
 """Default column of ids."""
 
+_SPANS = "--late-chunking"
+"""The option that names the column of chunks."""
+
 
 def find_inputs(
     names: Sequence[str | Path], *, columns: Columns, input_format: RowFormat | None = None, spool: Path | None = None
@@ -144,6 +147,7 @@ def _check_columns(file: InputFile, columns: Columns) -> None:
     content = {columns.input_ids: "--input-ids-column", columns.text_pair: "--text-pair-column"}
     options = {
         **dict.fromkeys(columns.keep or (), "--keep-columns"),
+        **({columns.spans: _SPANS} if columns.spans else {}),
         **{name: content.get(name, "--text-column") for name in columns.content},
         **({columns.id: "--id-column"} if columns.id else {}),
     }
@@ -153,22 +157,25 @@ def _check_columns(file: InputFile, columns: Columns) -> None:
             raise InputError(
                 f"{file.name} has {count or 'no'} column{'s' if count else ''} {name!r}; "
                 f"its columns are {', '.join(file.columns)}.\n"
-                f"Name one of them with {option}."
+                f"Name one of them with {option}{', or type tokens:256 or sentences' if option == _SPANS else ''}."
             )
         kind = file.types.get(name)
         # A column of nulls has its own type; its rows fail one by one.
         if kind is None or pa.types.is_null(kind) or _fits(kind, option):
             continue
-        wanted = "lists of integers" if option == "--input-ids-column" else "strings"
+        wanted = {"--input-ids-column": "lists of integers", _SPANS: "lists of [start, end]"}.get(option, "strings")
         raise InputError(f"Column {name!r} of {file.name} holds {kind}, not {wanted}.\nName another one with {option}.")
 
 
 def _fits(kind: pa.DataType, option: str) -> bool:
     if option == "--keep-columns":
         return True
-    if option == "--input-ids-column":
-        tests = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-        return any(test(kind) for test in tests) and bool(pa.types.is_integer(kind.value_type))
+    if option in ("--input-ids-column", _SPANS):
+        for _ in range(1 if option == "--input-ids-column" else 2):
+            if not any(test(kind) for test in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)):
+                return False
+            kind = kind.value_type
+        return bool(pa.types.is_integer(kind))
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)

@@ -24,12 +24,13 @@ from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
-from hdruntime.jobs.results import TaskResults, check_columns, results_of_bundle
+from hdruntime.jobs.results import TaskResults, check_columns, column_of_spans, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
-from hdruntime.jobs.writers import STDOUT, ResultEncoding, encoding_of_output, result_format
+from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
+from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
 
 logger = logging.getLogger(__name__)
@@ -106,8 +107,12 @@ def plan_job(
     if is_file:
         check_place(output, force=options.force)
     tokenized = options.columns.input_ids is not None
-    task = results_of_bundle(bundle, tokenized=tokenized, aggregation=options.aggregation)
-    _check_options(bundle.manifest.task, task, options)
+    task = results_of_bundle(
+        bundle, tokenized=tokenized, aggregation=options.aggregation, late_chunking=options.late_chunking
+    )
+    spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
+    options = replace(options, columns=replace(options.columns, spans=spans))
+    _check_options(bundle.manifest.task, task, options, max_len=bundle.manifest.max_len)
     prompt = options.chosen_prompt(bundle.manifest, task)
     files = find_inputs(
         inputs,
@@ -139,7 +144,7 @@ def plan_job(
 
 
 def run_job(job: Job, pool: WindowPool, *, on_progress: Callable[[JobProgress], None] | None = None) -> JobProgress:
-    """Run a job, or continue it: one row out per row in, in order.
+    """Run a job, or continue it: one row out per row in, in order; with late chunking, one per chunk.
 
     The columns are ``id``, kept columns, the task's, ``tokens`` and ``error``. A row that cannot be read, tokenised or
     run has the reason in ``error`` and no values, and the job continues.
@@ -207,7 +212,7 @@ def _run_windows(
     report: Callable[[JobProgress], None],
 ) -> None:
     watch = InputWatch(job.files, job.options.columns)
-    vectors = Vectors(job.options.vectors, folder.ranges)
+    vectors = Vectors(job.options.vectors, folder.ranges, chunked=job.options.late_chunking is not None)
     _require_unchanged(watch.change_since(folder.saved.position, folder.saved.stamp), folder)
     for window, computed in pool.map(_windows_of(job, pool.window_characters, watch, folder)):
         _require_unchanged(watch.change(folder.saved.position, window.rows), folder)
@@ -261,7 +266,7 @@ def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -
     raise InputChangedError(f"{change}.\n{kept}")
 
 
-def _check_options(task: str, results: TaskResults, options: JobOptions) -> None:
+def _check_options(task: str, results: TaskResults, options: JobOptions, *, max_len: int) -> None:
     columns = options.columns
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
@@ -270,6 +275,13 @@ def _check_options(task: str, results: TaskResults, options: JobOptions) -> None
         )
     if options.overflow is Overflow.SPLIT and not results.splits:
         raise InputError(f"The bundle's task is {task}, whose texts are not split.\nCut them: --overflow truncate")
+    if options.late_chunking is not None and columns.text_pair is not None:
+        raise InputError("--late-chunking reads one text per row.\nLeave out --text-pair-column.")
+    if options.overlap is not None and options.overlap >= max_len:
+        raise InputError(
+            f"--overlap {options.overlap} leaves no new token for a macro chunk, which has {max_len} tokens.\n"
+            f"Use fewer, or leave it out for {overlap_of(None, max_len)}."
+        )
     check_columns(task, results, columns)
 
 
@@ -303,6 +315,11 @@ def _check_output_options(output: Path, fields: Sequence[pa.Field], options: Job
     if vectors is None and (kind.is_matrix or not options.vectors.is_default):
         asked = f"A {kind.value} file is" if kind.is_matrix else "--output-dtype, --normalize and --truncate-dim are"
         raise InputError(f"{asked} for embeddings, which the bundle's task does not have.\nWrite .jsonl or .parquet.")
+    if kind is ResultFormat.NPY and options.late_chunking is not None:
+        raise InputError(
+            "A .npy file holds vectors alone, and with --late-chunking nothing would tell which text each is of.\n"
+            "Write .npz, .parquet or .jsonl."
+        )
     if not kind.is_matrix:
         return
     if vectors is None or not pa.types.is_fixed_size_list(vectors):
@@ -335,6 +352,8 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
             "hdexport.normalized": str(options.vectors.normalize or by_model).lower() if is_known else "unknown",
             "hdexport.dtype": options.vectors.output_dtype.value,
         }
+    if options.late_chunking is not None:
+        metadata["hdexport.late_chunking"] = options.late_chunking
     return metadata
 
 
@@ -360,6 +379,8 @@ def _identity(
         "--skip-failed": options.skip_failed,
         "--prompt": prompt,
         "--aggregation": options.aggregation and options.aggregation.value,
+        "--late-chunking": options.late_chunking,
+        "--overlap": options.overlap,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }

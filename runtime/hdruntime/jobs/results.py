@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["TaskResults", "check_columns", "results_of_bundle"]
+__all__ = ["TaskResults", "check_columns", "column_of_spans", "results_of_bundle"]
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +16,9 @@ import pyarrow as pa
 from hdruntime.bundle.reader import Bundle, read_config
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns, Row
+from hdruntime.text.chunking import SENTENCES, LateChunking, LateChunks, tokens_per_chunk
 from hdruntime.text.pooling import mean_over_tokens
+from hdruntime.text.splitting import SplitEncoding
 from hdruntime.text.tasks import (
     Activation,
     Aggregation,
@@ -53,7 +55,9 @@ class TaskResults:
         fields: result columns, Arrow fields.
         of_piece: outputs of a row or piece, without batch axis -> the needed part, kept until all pieces have run.
         values: (that part, combined from all pieces; the encoding of the row; the row) -> a value for each field;
-            raises InputError for a row that does not fit the task.
+            raises InputError for a row that does not fit the task. None with `chunks`.
+        chunks: for late chunking, (the row's pieces; the row; the prompt) -> its chunks, to which the output of every
+            piece is added; raises InputError for a row without chunks.
         splits: whether the needed part of all pieces is small enough to combine.
         prompts: whether a text may have a prompt; ids include it already.
         texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
@@ -62,7 +66,8 @@ class TaskResults:
     outputs: tuple[str, ...]
     pairs: Pairs
     fields: tuple[pa.Field, ...]
-    values: Callable[[Outputs, Encoding, Row], Values]
+    values: Callable[[Outputs, Encoding, Row], Values] | None
+    chunks: Callable[[SplitEncoding, Row, str], LateChunks] | None = None
     of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
     splits: bool = True
     prompts: bool = False
@@ -71,18 +76,22 @@ class TaskResults:
 
 
 def results_of_bundle(
-    bundle: Bundle, *, tokenized: bool = False, aggregation: Aggregation | None = None
+    bundle: Bundle,
+    *,
+    tokenized: bool = False,
+    aggregation: Aggregation | None = None,
+    late_chunking: str | None = None,
 ) -> TaskResults:
     """The columns of the bundle's task.
 
     Args:
         bundle: what will run.
         tokenized: rows are ids, without a text.
-        aggregation: see `WindowOptions`.
+        aggregation, late_chunking: see `WindowOptions`.
 
     Raises:
         InputError: the bundle lacks a tokenizer or mask token that the task needs, the task needs a text, or has no
-            aggregation.
+            aggregation; or late chunking needs a text, or another bundle.
     """
     task = bundle.manifest.task
     if tokenized and task in _TASKS_ON_TEXT:
@@ -92,10 +101,12 @@ def results_of_bundle(
             f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
             "Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column."
         )
+    if aggregation is not None and task != "token-classification":
+        raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
+    if late_chunking is not None:
+        return _late_chunks(bundle, late_chunking, tokenized=tokenized)
     if task == "token-classification":
         return _token_classification(bundle, aggregation or Aggregation.NONE)
-    if aggregation is not None:
-        raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
     results = _RESULTS_OF_TASK[task](bundle)
     return dataclasses.replace(results, prompts=False) if tokenized else results
 
@@ -141,6 +152,39 @@ def _embedding(bundle: Bundle, output: str) -> TaskResults:
     kind = pa.list_(pa.float32(), -1 if width is None else width)
     fields = (pa.field("embedding", kind),)
     return TaskResults(outputs=(output,), pairs=Pairs.ALLOWED, fields=fields, values=values, prompts=True)
+
+
+def _late_chunks(bundle: Bundle, chunks: str, *, tokenized: bool) -> TaskResults:
+    if tokenized:
+        raise InputError("--late-chunking needs texts, not ids: a chunk has characters.\nLeave out --input-ids-column.")
+    chunking = LateChunking(bundle.manifest)
+    is_rule = column_of_spans(chunks) is None
+
+    def begin(split: SplitEncoding, row: Row, prompt: str) -> LateChunks:
+        begun = chunking.begin(split, row.text, chunks if is_rule else row.spans or [], prompt=prompt)
+        if not len(begun):
+            raise InputError("The text has no chunk: it has no token, or no chunk is given for it.\nLeave it out.")
+        return begun
+
+    fields = (
+        *pa.schema({"chunk": pa.int32(), **_SPAN}),
+        pa.field("embedding", pa.list_(pa.float32(), bundle.manifest.hidden_size)),
+    )
+    return TaskResults(
+        outputs=(chunking.output.name,), pairs=Pairs.REFUSED, fields=fields, values=None, chunks=begin, prompts=True
+    )
+
+
+def column_of_spans(late_chunking: str) -> str | None:
+    """The column that an option of late chunking names; None if it is a rule.
+
+    Raises:
+        InputError: it is empty, or a rule with an invalid number.
+    """
+    if not late_chunking:
+        raise InputError("--late-chunking is empty.\nType tokens:256, sentences, or the name of a column.")
+    is_rule = late_chunking == SENTENCES or tokens_per_chunk(late_chunking) is not None
+    return None if is_rule else late_chunking
 
 
 def _text_classification(bundle: Bundle) -> TaskResults:

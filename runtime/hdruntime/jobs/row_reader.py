@@ -124,12 +124,15 @@ def row_from_values(values: Values, columns: Columns, *, end: Position) -> Row:
     check = _check_text if columns.input_ids is None else _check_ids
     for name in columns.content:
         error = error or check(name, values)
+    if columns.spans is not None and not isinstance(values.get(columns.spans), list):
+        error = error or _misfit(columns.spans, values, "a list of [start, end]")
     if error is not None:
         return Row(id=row_id, kept=kept, dropped=dropped, error=error, end=end)
     if columns.input_ids is not None:
         return Row(id=row_id, input_ids=values[columns.input_ids], kept=kept, dropped=dropped, end=end)
     pair = None if columns.text_pair is None else values[columns.text_pair]
-    return Row(id=row_id, text=values[columns.text], text_pair=pair, kept=kept, dropped=dropped, end=end)
+    spans = None if columns.spans is None else values[columns.spans]
+    return Row(id=row_id, text=values[columns.text], text_pair=pair, spans=spans, kept=kept, dropped=dropped, end=end)
 
 
 def _kept(names: Sequence[str], values: dict[str, Any]) -> tuple[dict[str, object], str | None]:

@@ -37,6 +37,7 @@ class Columns:
         id: column of the row's id, a string or an integer; "" numbers rows from 0. None: the column ``id`` if every
             input has one, else numbers.
         input_ids: column of a list of token ids, special tokens included, instead of a text.
+        spans: column of a list of (start, end) in characters of the text, for late chunking; set by `plan_job`.
         keep: columns that are copied to the output; None for all.
         keeps_all: whether `keep` is all columns that were found, set by `resolved_columns`; rows report others.
     """
@@ -45,6 +46,7 @@ class Columns:
     text_pair: str | None = None
     id: str | None = None
     input_ids: str | None = None
+    spans: str | None = None
     keep: tuple[str, ...] | None = ()
     keeps_all: bool = False
 
@@ -58,7 +60,7 @@ class Columns:
     @property
     def wanted(self) -> tuple[str, ...]:
         """All columns that are read."""
-        return tuple(dict.fromkeys(filter(None, (self.id, *self.content, *(self.keep or ())))))
+        return tuple(dict.fromkeys(filter(None, (self.id, *self.content, self.spans, *(self.keep or ())))))
 
 
 class Position(NamedTuple):
@@ -87,6 +89,7 @@ class Row:
         id: None where it could not be read.
         text, text_pair: what the model reads, unless it reads
         input_ids: instead.
+        spans: of its chunks, as they were read: their values are not checked.
         kept: values of kept columns; None for values that could not be read.
         dropped: if all columns are kept, those of this row that the output lacks.
         error: why the row cannot be read, else None; of kind `error_kind`.
@@ -97,6 +100,7 @@ class Row:
     text: str = ""
     text_pair: str | None = None
     input_ids: list[int] | None = None
+    spans: list[list[int]] | None = None
     kept: Mapping[str, object] = field(default_factory=dict)
     dropped: tuple[str, ...] = ()
     error: str | None = None

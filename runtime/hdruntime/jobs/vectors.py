@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["VectorOptions", "Vectors"]
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -63,11 +64,13 @@ class Vectors:
         options: for vectors.
         ranges: [2, dimensions], minimum and maximum per dimension, if rows were done before; None computes them, if the
             type needs ranges, from the first window with vectors.
+        chunked: whether a row of the input has several vectors, one per chunk.
     """
 
-    def __init__(self, options: VectorOptions, ranges: Ranges | None) -> None:
+    def __init__(self, options: VectorOptions, ranges: Ranges | None, *, chunked: bool = False) -> None:
         self.ranges = ranges
         self._options = options
+        self._chunked = chunked
 
     def finish(self, result: WindowResult) -> WindowResult:
         """A window's results with vectors in their final form.
@@ -90,7 +93,9 @@ class Vectors:
             failed = [row for row, is_one in zip(rows, fits, strict=True) if not is_one]
             rows = [row for row, is_one in zip(rows, fits, strict=True) if is_one]
             matrix = matrix[fits]
-            counts += _refused(failed)
+            numbers = itertools.accumulate(not (self._chunked and row["chunk"]) for row in results)
+            of_input = {id(row): number for row, number in zip(results, numbers, strict=True)}
+            counts += _refused(failed, inputs=len({of_input[id(row)] for row in failed}))
         for row, vector in zip(rows, quantized(matrix, self._options.output_dtype, self._ranges(matrix)), strict=True):
             row[COLUMN] = vector
         return WindowResult(results=results, counts=counts)
@@ -106,8 +111,8 @@ class Vectors:
         return self.ranges
 
 
-def _refused(rows: list[dict[str, Any]]) -> RowCounts:
-    """Mark rows as failed whose vectors float16 cannot hold; the change of the counts."""
+def _refused(rows: list[dict[str, Any]], *, inputs: int) -> RowCounts:
+    """Mark results as failed whose vectors float16 cannot hold; the change of the counts, for rows of the input."""
     for row in rows:
         row |= {
             COLUMN: None,
@@ -117,6 +122,6 @@ def _refused(rows: list[dict[str, Any]]) -> RowCounts:
         return RowCounts()
     return RowCounts(
         tokens=-sum(row["tokens"] for row in rows),
-        errors={ErrorKind.INPUT.value: len(rows)},
+        errors={ErrorKind.INPUT.value: inputs},
         first_error=f"row {rows[0]['id']}: {rows[0]['error']}",
     )

@@ -30,6 +30,7 @@ from hdruntime.jobs.results import TaskResults
 from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
 from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.session import Session
+from hdruntime.text.chunking import LateChunks, TextChunks, overlap_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
 from hdruntime.text.tasks import Aggregation
@@ -70,6 +71,11 @@ class WindowOptions:
         prompt_name: name of the model's prompt before every text; None for the model's default, if it has one.
         prompt: the prompt itself.
         aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.
+        late_chunking: how texts are cut into chunks, each of which is a row of the output: ``tokens:256`` (any number),
+            ``sentences``, or the column with a list of (start, end) in characters; None: a text is one row. See
+            :meth:`hdruntime.Session.embed_chunks`.
+        overlap: tokens that consecutive macro chunks of a text share, with late chunking; None: 256, or a quarter of
+            the session's tokens if that is less.
     """
 
     batch_tokens: int | None = None
@@ -80,6 +86,8 @@ class WindowOptions:
     prompt_name: str | None = None
     prompt: str | None = None
     aggregation: Aggregation | None = None
+    late_chunking: str | None = None
+    overlap: int | None = None
 
     def check(self) -> None:
         """Refuse invalid options.
@@ -100,6 +108,17 @@ class WindowOptions:
             raise InputError("--stride is for texts that are split.\nAdd --overflow split, or leave it out.")
         if self.prompt is not None and self.prompt_name is not None:
             raise InputError("--prompt and --prompt-name both define the prompt.\nLeave one of them out.")
+        if self.late_chunking is not None and self.overflow is not Overflow.ERROR:
+            raise InputError(
+                f"--overflow {self.overflow.value} and --late-chunking contradict each other: late chunking reads long "
+                "texts whole, in macro chunks.\nLeave out --overflow; set what macro chunks share with --overlap."
+            )
+        if self.overlap is not None and self.late_chunking is None:
+            raise InputError(
+                "--overlap is for late chunking.\nAdd --late-chunking tokens:256, or type --overflow split --stride N."
+            )
+        if self.overlap is not None and self.overlap < 0:
+            raise InputError(f"--overlap {self.overlap} is negative.\nUse 0 or more tokens.")
 
     def chosen_prompt(self, manifest: Manifest, task: TaskResults) -> str:
         """The prompt before every text.
@@ -131,7 +150,8 @@ class WindowResult:
     """The results of a window; it can be pickled.
 
     Attributes:
-        results: one dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``.
+        results: one dict per row, in order: ``id``, kept columns, the task's, ``tokens`` and ``error``. With late
+            chunking one per chunk, or one for a row that failed.
         counts: of these rows.
     """
 
@@ -198,12 +218,13 @@ class LocalPool:
 
 @dataclass(kw_only=True)
 class _Item:
-    """A row in progress: it gets an encoding, its pieces' outputs, and values, or an error at any step."""
+    """A row in progress: it gets an encoding, its pieces' outputs, and values or chunks, or an error at any step."""
 
     row: Row
     encoding: SplitEncoding | None = None
     outputs: dict[int, Outputs] = field(default_factory=dict)
     values: Mapping[str, object] | None = None
+    chunks: LateChunks | None = None
     error: str | None = None
     error_kind: ErrorKind = ErrorKind.INPUT
 
@@ -238,12 +259,11 @@ class WindowInference:
         self._session = session
         self._task = task
         self._pooling = options.split_pooling
-        self._encoder = RowEncoder(
-            session,
-            overflow=options.overflow,
-            stride=options.stride,
-            prompt=options.chosen_prompt(session.manifest, task),
-        )
+        self._prompt = options.chosen_prompt(session.manifest, task)
+        overflow, stride = options.overflow, options.stride
+        if task.chunks is not None:
+            overflow, stride = Overflow.SPLIT, overlap_of(options.overlap, session.max_len)
+        self._encoder = RowEncoder(session, overflow=overflow, stride=stride, prompt=self._prompt)
         batch_tokens = options.batch_tokens or session.batch_tokens
         self._batch_size = options.batch_size
         self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))
@@ -261,14 +281,18 @@ class WindowInference:
         self._encode([item for item in items if item.error is None])
         self._infer([item for item in items if item.encoding is not None])
         counts = _counts(items, before, self._session.padding)
-        return WindowResult(results=[self._result(item) for item in items], counts=counts)
+        return WindowResult(results=[result for item in items for result in self._results(item)], counts=counts)
 
     def _encode(self, items: list[_Item]) -> None:
         for item, encoded in zip(items, self._encoder.encode([item.row for item in items]), strict=True):
-            if isinstance(encoded, SplitEncoding):
-                item.encoding = encoded
-            else:
+            if isinstance(encoded, InputError):
                 item.fail(encoded)
+                continue
+            try:
+                item.chunks = self._task.chunks and self._task.chunks(encoded, item.row, self._prompt)
+                item.encoding = encoded
+            except InputError as error:
+                item.fail(error)
 
     def _infer(self, items: list[_Item]) -> None:
         pieces = [
@@ -310,12 +334,16 @@ class WindowInference:
         """Keep the needed part of a piece's outputs; the last piece completes the row's values."""
         item = piece.item
         assert item.encoding is not None, "what has pieces has an encoding"
+        if item.chunks is not None:
+            item.chunks.add(piece.number, outputs[self._task.outputs[0]])
+            return
         item.outputs[piece.number] = self._task.of_piece(outputs)
         if len(item.outputs) < len(item.encoding.pieces):
             return
         in_order = [item.outputs[number] for number in range(len(item.outputs))]
         item.outputs = {}
         whole = merged(item.encoding, in_order, specs=self._session.manifest.outputs, pooling=self._pooling)
+        assert self._task.values is not None, "without chunks there are values"
         try:
             item.values = self._task.values(whole, item.encoding.whole, item.row)
         except InputError as error:
@@ -326,10 +354,21 @@ class WindowInference:
         if self._known_good is None or any(batch.errors for batch in self._run([self._known_good])):
             raise failure
 
-    def _result(self, item: _Item) -> dict[str, object]:
-        values = item.values or dict.fromkeys(column.name for column in self._task.fields)
-        tokens = None if item.encoding is None else len(item.encoding.whole)
-        return {"id": item.row.id, **item.row.kept, **values, "tokens": tokens, "error": item.error}
+    def _results(self, item: _Item) -> Iterator[dict[str, object]]:
+        row = {"id": item.row.id, **item.row.kept}
+        if item.chunks is not None and item.error is None:
+            for values in _rows_of_chunks(item.chunks.finished()):
+                yield {**row, **values, "error": None}
+            return
+        no_values: Mapping[str, object] = dict.fromkeys(column.name for column in self._task.fields)
+        tokens = None if item.encoding is None or item.chunks is not None else len(item.encoding.whole)
+        yield {**row, **(item.values or no_values), "tokens": tokens, "error": item.error}
+
+
+def _rows_of_chunks(chunks: TextChunks) -> Iterator[dict[str, object]]:
+    numbers = zip(chunks.starts.tolist(), chunks.ends.tolist(), chunks.tokens.tolist(), strict=True)
+    for chunk, ((start, end, tokens), vector) in enumerate(zip(numbers, chunks.vectors, strict=True)):
+        yield {"chunk": chunk, "start": start, "end": end, "embedding": vector, "tokens": tokens}
 
 
 def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -> RowCounts:

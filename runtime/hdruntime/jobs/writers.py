@@ -240,9 +240,9 @@ class _NpyResults(_ArrowResults):
 
 
 class _NpzResults(_NpyResults):
-    """Arrays ``embedding``, ``id``, ``tokens`` (0 in rows that were not tokenised), ``failed``, and ``metadata``, JSON.
+    """Arrays ``embedding``, ``id``, ``tokens``, ``failed``, ``metadata`` (JSON); ``chunk``, ``start``, ``end``.
 
-    Ids are int64, or strings if any is a string or missing (then "").
+    Numbers are 0 in rows without them. Ids are int64, or strings if any is a string or missing (then "").
     """
 
     def _write(self, batches: Batches, file: BinaryIO, metadata: Mapping[str, str]) -> None:
@@ -259,8 +259,8 @@ class _NpzResults(_NpyResults):
             values = self._closed(batch, schema).column("id").to_pylist()
             return np.array(values if whole else ["" if value is None else str(value) for value in values], dtype)
 
-        def tokens(batch: pa.RecordBatch) -> Array:
-            return batch.column("tokens").fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
+        def numbers(name: str) -> Callable[[pa.RecordBatch], Array]:
+            return lambda batch: batch.column(name).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int32)
 
         def failed(batch: pa.RecordBatch) -> Array:
             return batch.column("error").is_valid().to_numpy(zero_copy_only=False)
@@ -268,7 +268,11 @@ class _NpzResults(_NpyResults):
         arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any], Callable[[pa.RecordBatch], Array]]] = {
             "embedding": ((rows, self._width), self._dtype, self._matrix),
             "id": ((rows,), dtype, ids_of),
-            "tokens": ((rows,), np.dtype(np.int32), tokens),
+            **{
+                name: ((rows,), np.dtype(np.int32), numbers(name))
+                for name in ("chunk", "start", "end", "tokens")
+                if name in schema.names
+            },
             "failed": ((rows,), np.dtype(bool), failed),
         }
         with zipfile.ZipFile(file, "w") as archive:

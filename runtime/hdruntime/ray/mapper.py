@@ -72,6 +72,11 @@ class BundleMapper:
         self._columns = Columns(text=text_column, text_pair=text_pair_column, input_ids=input_ids_column)
         options = options or WindowOptions()
         options.check()
+        if options.late_chunking is not None:
+            raise InputError(
+                "BundleMapper adds columns to rows, and late chunking makes several rows of one.\n"
+                "Run a job: hdexport run --ray --late-chunking ...; or call session.embed_chunks in flat_map."
+            )
         session = session_in_worker(Path(bundle), backend=backend, threads=threads)
         opened = open_bundle(Path(bundle), check_files=False)
         task = results_of_bundle(opened, tokenized=input_ids_column is not None, aggregation=options.aggregation)

@@ -90,7 +90,10 @@ class WindowWorker:
         has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
         # Made here: a task's functions cannot be pickled.
         task = results_of_bundle(
-            open_bundle(path, check_files=False), tokenized=tokenized, aggregation=options.aggregation
+            open_bundle(path, check_files=False),
+            tokenized=tokenized,
+            aggregation=options.aggregation,
+            late_chunking=options.late_chunking,
         )
         self._pool = LocalPool(session, task, options=options)
         return Loaded(

@@ -189,8 +189,9 @@ def _room_error(name: str, max_len: int, stride: int, room: int) -> InputError:
             "Shorten the prompt or the first text, or truncate: --overflow truncate"
         )
     return InputError(
-        f"{name} cannot be split with a stride of {stride}: it must be 0 to {room - 1}, the tokens that a piece shares "
-        f"with the previous one.\nA piece has {max_len} tokens, and all pieces repeat {max_len - room} of them."
+        f"{name} cannot be split with a stride or overlap of {stride}: it must be 0 to {room - 1}, the tokens that a "
+        f"piece shares with the previous one.\n"
+        f"A piece has {max_len} tokens, and all pieces repeat {max_len - room} of them."
     )
 
 

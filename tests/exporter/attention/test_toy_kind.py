@@ -65,13 +65,16 @@ def built(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def bundle(folder: Path, built: subprocess.CompletedProcess[str]) -> Path:
-    assert (built.returncode, built.stderr) == (0, ""), built.stderr
+    assert built.returncode == 0, built.stderr
+    (warning,) = built.stderr.splitlines()
+    assert "trained with 64 positions" in warning
     return folder / "bundle"
 
 
 @needs_rtx
 def test_it_is_built_and_verified_with_an_engine(bundle: Path, built: subprocess.CompletedProcess[str]) -> None:
-    _, said, model, *_ = built.stdout.splitlines()
+    _, positions, said, model, *_ = built.stdout.splitlines()
+    assert positions.startswith("Positions: hierarchical, alpha 0.05: "), "queries are not scaled"
     assert said.startswith("Attention is cut to every 3. token, which the model was not trained with")
     assert re.match(r"-\[x\] model.onnx: (\d+) of \1 checks passed", model)
     manifest = json.loads((bundle / "manifest.json").read_text())
@@ -156,4 +159,13 @@ def test_the_command_line_has_its_form(folder: Path, tmp_path: Path) -> None:
     refused = hdexport("build", folder / "model", "--attention", "every:k=0", "-o", tmp_path / "bundle")
     assert refused.returncode == 1
     assert "asks for k 0; it must be 1 or more.\nFor example: --attention every:k=2" in refused.stderr
+    assert not (tmp_path / "bundle").exists()
+
+
+def test_queries_that_it_would_not_scale_are_refused(folder: Path, tmp_path: Path) -> None:
+    options = ["--max-len", "100", "--attention", "every:k=3", "--attention-scale", "logn"]
+    refused = hdexport("build", folder / "model", *options, "-o", tmp_path / "bundle")
+    assert refused.returncode == 1
+    said = "--attention-scale logn cannot scale the queries of attention 'every_kth'.\nUse --attention-scale none."
+    assert said in refused.stderr
     assert not (tmp_path / "bundle").exists()

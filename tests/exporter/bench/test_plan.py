@@ -76,13 +76,23 @@ def test_bundles_of_one_model_share_their_peers(bundle: Path, tmp_path: Path) ->
     assert found.lengths == (512, 1000)
 
 
-def test_models_that_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "changes", [{"alpha": 0.3}, {"attention_scale": "logn"}, {"form": "computed", "rope_factor": 4.0}]
+)
+def test_models_that_differ_have_peers_of_their_own(bundle: Path, tmp_path: Path, changes: dict[str, Any]) -> None:
     manifest = open_bundle(bundle, check_files=False).manifest
-    positions = dataclasses.replace(manifest.positions, alpha=0.3)
-    other = copied(bundle, tmp_path / "other", positions=positions)
+    other = copied(bundle, tmp_path / "other", positions=dataclasses.replace(manifest.positions, **changes))
     assert names(planned(bundle, other, peers=("torch",))) == [
         "bundle (onnxruntime)", "other (onnxruntime)", "torch: bundle", "torch: other",
     ]  # fmt: skip
+
+
+def test_peers_that_lack_a_change_of_the_positions_say_so(bundle: Path, tmp_path: Path) -> None:
+    manifest = open_bundle(bundle, check_files=False).manifest
+    changes = {"form": "computed", "rope_factor": 4.0}
+    other = copied(bundle, tmp_path / "other", positions=dataclasses.replace(manifest.positions, **changes))
+    remarks = [planned.series.remark for planned in planned(bundle, other, peers=("torch",)).series[2:]]
+    assert remarks == [None, "has the checkpoint's rotary base, not 4 times it: answers differ"]
 
 
 def test_checkpoints_of_one_name_in_two_places_are_two_models(bundle: Path, tiny_bundles: Any, tmp_path: Path) -> None:

@@ -65,6 +65,14 @@ def test_settings_are_those_of_the_files(encoder: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("modules", [[], ["Normalize"], ["Dense"], ["Dense", "Normalize"], ["Normalize", "Dense"]])
+def test_a_dense_layer_after_the_pooling_is_stated(encoder: Path, modules: list[str]) -> None:
+    save_sentence_modules(encoder, *modules, pooling={"pooling_mode_mean_tokens": True})
+    found = settings(encoder)
+    assert found is not None
+    assert (found.dense, found.normalize) == ("Dense" in modules, modules[-1:] == ["Normalize"])
+
+
 @pytest.mark.parametrize(
     ("file", "values", "tokens"),
     [

@@ -150,12 +150,12 @@ def test_a_token_from_another_piece_is_seen_to_have_less_around_it() -> None:
 @pytest.mark.parametrize(
     ("words", "question", "stride", "message"),
     [
-        (20, None, -1, r"^The text cannot be split with a stride of -1: it must be 0 to 7, the tokens that a piece "
-         r"shares with the previous one\.\nA piece has 10 tokens, and all pieces repeat 2 of them\.$"),
-        (20, None, 8, "with a stride of 8: it must be 0 to 7"),
-        (2, None, 8, "with a stride of 8: it must be 0 to 7"),
-        (20, 3, 4, r"with a stride of 4: it must be 0 to 3, .*\nA piece has 10 tokens, and all pieces repeat 6"),
-        (2, 3, -1, "with a stride of -1"),
+        (20, None, -1, r"^The text cannot be split with a stride or overlap of -1: it must be 0 to 7, the tokens that "
+         r"a piece shares with the previous one\.\nA piece has 10 tokens, and all pieces repeat 2 of them\.$"),
+        (20, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
+        (2, None, 8, "with a stride or overlap of 8: it must be 0 to 7"),
+        (20, 3, 4, r"stride or overlap of 4: it must be 0 to 3, .*\nA piece has 10 tokens, and all pieces repeat 6"),
+        (2, 3, -1, "with a stride or overlap of -1"),
         (20, 7, 0, r"^The text cannot be split: a piece has 10 tokens, and what every piece repeats \(the special "
          r"tokens, the prompt and, of a pair, the first text\) has as many or more\.\nShorten the prompt or"),
         (0, 9, 0, "cannot be split: a piece has 10 tokens"),
@@ -172,7 +172,7 @@ def test_a_pair_that_fits_needs_no_room_for_the_stride() -> None:
 
 def test_the_text_that_cannot_be_split_is_named() -> None:
     wholes = [split(words, question=question).whole for words, question in ((1, 1), (20, 2))]
-    with pytest.raises(InputError, match=r"^Text 1 cannot be split with a stride of 6"):
+    with pytest.raises(InputError, match=r"^Text 1 cannot be split with a stride or overlap of 6"):
         split_encodings(wholes, max_len=10, stride=6, is_pair=True)
 
 
@@ -375,7 +375,7 @@ def test_pairs_of_a_session_repeat_the_question(session: Session) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"overflow": "split", "stride": 14}, "with a stride of 14: it must be 0 to 13"),
+        ({"overflow": "split", "stride": 14}, "with a stride or overlap of 14: it must be 0 to 13"),
         ({"overflow": "truncate", "stride": 1}, "stride is 1, but only overflow='split' has a stride"),
         ({"overflow": "split", "split_pooling": "cls"}, "split_pooling is 'cls'; it must be one of 'mean', 'max'"),
         ({"overflow": "drop"}, "overflow is 'drop'; it must be one of 'error', 'truncate', 'split'"),

@@ -39,7 +39,7 @@ class WindowMask:
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
         attended = sliding_window_node(
-            scaled(query, self.query_scale),
+            scaled(query, self.query_scale, tokens_first=False),
             key,
             value,
             self.token_kind,

@@ -1,0 +1,135 @@
+"""Measure what long inputs do to retrieval with your own texts, without labels.
+
+Sentences are taken out of each long text and must find it among all texts: sentences from after the positions that the
+model was trained with ("later"), the first sentence ("first"), and the name of a text that is a file ("name"). The
+score is MRR@10, the mean of 1 / rank in the first ten, for texts truncated at the trained positions, split (the mean of
+the pieces' vectors), and whole. Intervals are of 95 %, from drawing texts; a difference whose interval has 0 in it is
+not shown by these texts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import itertools
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hdexport.cli.arguments import BACKENDS, whole_number
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from hdexport.quality.measurement import QualityResult
+
+SUMMARY = "measure what long inputs do to retrieval with your own texts"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    parser.add_argument("bundles", metavar="BUNDLE", type=Path, nargs="+", help="directories of bundles of one model")
+    parser.add_argument(
+        "--texts",
+        metavar="FILE",
+        type=Path,
+        required=True,
+        help="the texts: a .jsonl, .csv, .tsv, .parquet or .txt file, one text per row or line; or a folder of such "
+        "files and of .txt, .md and .rst files of one text each",
+    )
+    parser.add_argument("--column", metavar="C", help="column that holds the texts (default: text)")
+    parser.add_argument(
+        "--limit", metavar="N", type=whole_number, default=500, help="read the first N texts only (default: 500)"
+    )
+    parser.add_argument(
+        "--sentences",
+        metavar="N",
+        type=whole_number,
+        default=10,
+        help="later sentences per text, at most (default: 10)",
+    )
+    parser.add_argument(
+        "--trained",
+        metavar="TOKENS",
+        type=whole_number,
+        help="where texts are truncated and split (default: the positions that the model was trained with; if bundles "
+        "differ, the fewest)",
+    )
+    parser.add_argument("--backend", choices=["auto", *BACKENDS], default="auto", help="what runs (default: auto)")
+    parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also write that object to FILE")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from hdexport.cli.progress import StatusLine
+    from hdexport.quality.measurement import findings, measure_quality
+    from hdexport.support.texts import read_texts
+    from hdruntime.whole_files import write_whole
+
+    if options.output is not None and not options.output.parent.is_dir():
+        raise InputError(f"The directory of {options.output} does not exist.\nMake it first, or name another file: -o")
+    bundles = list(dict.fromkeys(options.bundles))
+    with StatusLine() as line:
+        texts = list(itertools.islice(read_texts(options.texts, column=options.column), options.limit + 1))
+        result = measure_quality(
+            bundles,
+            texts[: options.limit],
+            sentences=options.sentences,
+            trained=options.trained,
+            backend=options.backend,
+            line=line,
+        )
+    record = json.dumps({"command": options.command_line, **dataclasses.asdict(result)}, indent=2)
+    if options.output is not None:
+        write_whole(options.output, f"{record}\n".encode())
+    if options.json:
+        print(record)
+        return 0
+    print("\n".join(findings(result)))
+    _show(result)
+    if len(texts) > options.limit:
+        print(f"Only the first {options.limit} texts were read; for more: --limit N")
+    return 0
+
+
+def _show(result: QualityResult) -> None:
+    from rich.console import Console
+
+    print(
+        f"\n{result.long_texts} of {result.texts} texts have more than {result.trained} tokens: median "
+        f"{result.median_tokens}, longest {result.longest_tokens}."
+    )
+    for bundle, number in result.cut_texts.items():
+        if number:
+            print(f"{bundle} takes fewer tokens than {number} of them have: they were cut.")
+    print()
+    # The same for a pipe and a narrow terminal: rows of a table must stay whole.
+    console = Console(highlight=False, markup=False, emoji=False, width=max(Console().width, 100))
+    console.print(_table(result))
+
+
+def _table(result: QualityResult) -> Table:
+    from rich.table import Table
+
+    several = len(result.cut_texts) > 1
+    table = Table(
+        box=None, pad_edge=False, header_style="dim", title="MRR@10", title_justify="left", title_style="bold"
+    )
+    table.add_column("bundle" if several else "")
+    for kind, number in result.queries.items():
+        table.add_column(f"{kind} ({number})", no_wrap=True)
+    for row in _rows(result):
+        table.add_row(*row)
+    return table
+
+
+def _rows(result: QualityResult) -> Iterator[list[str]]:
+    of_row: dict[tuple[str, str], list[str]] = {}
+    for number, score in enumerate(result.scores):
+        difference = "" if number < len(result.queries) else f"  {score.difference}"
+        of_row.setdefault((score.bundle, score.way.value), []).append(f"{score.mrr.value:.2f}{difference}")
+    for (bundle, way), cells in of_row.items():
+        yield [f"{bundle}, {way}" if len(result.cut_texts) > 1 else way, *cells]

@@ -1,0 +1,123 @@
+"""Similarities of queries and documents, for each way to read a long document."""
+
+from __future__ import annotations
+
+__all__ = ["Line", "Way", "similarities_of_ways", "vectors_of"]
+
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.quality.queries import Collection
+from hdruntime.session import Session
+from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
+from hdruntime.text.prompts import chosen_prompt, prompts_of
+from hdruntime.text.similarity import similarities
+from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
+from hdruntime.text.tokenization import Encoding
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+class Way(str, Enum):
+    """How a document of more tokens than the model was trained with is read."""
+
+    TRUNCATED = "truncated"
+    """Cut to the trained positions."""
+    SPLIT = "split"
+    """Read in pieces of the trained positions; the mean of their vectors, weighted by tokens."""
+    WHOLE = "whole"
+    """Read at once, as far as the bundle takes it."""
+
+
+class Line(Protocol):
+    """Shows progress; `hdexport.cli.progress.StatusLine` is one."""
+
+    def begin(self, text: str, *, total: float | None = None) -> None:
+        """Something of `total` units begins."""
+
+    def show(self, text: str) -> None:
+        """It goes on under another name."""
+
+    def did(self, amount: float) -> None:
+        """So many units more are done."""
+
+
+def similarities_of_ways(
+    session: Session,
+    collection: Collection,
+    *,
+    trained: int,
+    ways: Sequence[Way],
+    begin: Callable[[int], None],
+    line: Line,
+) -> dict[Way, dict[str, FloatArray]]:
+    """Way -> kind of query -> [queries, documents], by the model's own similarity and prompts.
+
+    Args:
+        session: a bundle that gives vectors.
+        collection: documents and queries.
+        trained: tokens of a truncated document, and of a piece.
+        ways: those that are wanted; equal inputs run once.
+        begin: receives the number of tokens before any of them runs.
+        line: receives the tokens that are done.
+    """
+    manifest = session.manifest
+    prompts, default = prompts_of(manifest)
+    prompt, query_prompt = (chosen_prompt(prompts, default, name=name, prompt=None) for name in ("document", "query"))
+    documents = session.split(collection.documents, prompt=prompt)
+    by_trained = split_encodings(
+        [document.whole for document in documents], max_len=min(trained, manifest.max_len), stride=0, is_pair=False
+    )
+    # The first piece of a split text is what truncation leaves of it.
+    pieces = {
+        Way.TRUNCATED: [split.pieces[:1] for split in by_trained],
+        Way.SPLIT: [split.pieces for split in by_trained],
+        Way.WHOLE: [split.pieces[:1] for split in documents],
+    }
+    asked = [text for queries in collection.queries.values() for text in queries.texts]
+    encodings = [piece for way in ways for of_document in pieces[way] for piece in of_document]
+    encodings += [split.pieces[0] for split in session.split(asked, prompt=query_prompt)]
+    vectors = iter(vectors_of(session, encodings, begin=begin, line=line))
+    of_documents = {way: np.stack([_vector(way, split, vectors) for split in by_trained]) for way in ways}
+    of_queries = {kind: list(islice(vectors, len(queries.texts))) for kind, queries in collection.queries.items()}
+    function = manifest.sentence.similarity if manifest.sentence else "cosine"
+    return {
+        way: {
+            kind: similarities(function, np.array(each), of_documents[way]) for kind, each in of_queries.items() if each
+        }
+        for way in ways
+    }
+
+
+def _vector(way: Way, split: SplitEncoding, vectors: Iterator[FloatArray]) -> FloatArray:
+    """A document's vector, from as many of the next ones as it needs."""
+    if way is not Way.SPLIT:
+        return next(vectors)
+    return pooled_embedding(split, list(islice(vectors, len(split.pieces))), SplitPooling.MEAN)
+
+
+def vectors_of(
+    session: Session, encodings: Sequence[Encoding], *, begin: Callable[[int], None], line: Line
+) -> FloatArray:
+    """[encodings, dimensions], float32, in order; equal encodings run once, and all in batches of similar length.
+
+    Raises:
+        HdexportError: one of `hdruntime.errors`, for the first encoding that fails.
+    """
+    output = embedding_output(session.manifest)
+    unique = {tuple(encoding.input_ids): encoding for encoding in encodings}
+    places = {ids: place for place, ids in enumerate(unique)}
+    begin(sum(map(len, unique)))
+    vectors = np.empty((len(unique), embedding_size(session.manifest)), np.float32)
+    for result in session.run_batches(list(unique.values()), outputs=[output.name]):
+        if result.errors:
+            raise next(iter(result.errors.values()))
+        values = result.outputs[output.name]
+        vectors[result.rows] = mean_over_tokens(values, result.attention_mask) if output.has_tokens_axis else values
+        line.did(int(result.attention_mask.sum()))
+    return vectors[[places[tuple(encoding.input_ids)] for encoding in encodings]]

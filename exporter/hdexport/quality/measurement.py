@@ -1,0 +1,213 @@
+"""What reading long texts whole does to retrieval with a user's bundles and texts."""
+
+from __future__ import annotations
+
+__all__ = ["QualityResult", "Score", "findings", "measure_quality"]
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from statistics import median
+
+from hdexport.quality.encoding import Line, Way, similarities_of_ways
+from hdexport.quality.queries import Collection, collection_of, unread_from
+from hdexport.quality.ranking import Mean, mean_of, ranks_of, reciprocal_ranks
+from hdexport.support.texts import Text
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import InputError
+from hdruntime.session import load
+from hdruntime.text.pooling import embedding_output
+from hdruntime.text.tokenization import Overflow, TextTokenizer
+
+_FEWEST_TEXTS, _FEWEST_SENTENCES = 5, 10
+"""Long texts, and sentences after the trained positions: an interval of fewer says nothing."""
+
+_ASKED = {"later": "later sentences", "first": "first sentences", "name": "texts by their names"}
+_NUMBERED = re.compile(r":\d+$")
+_WORD = re.compile(r"[^\W\d_]{3,}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """The mean reciprocal rank of one kind of query.
+
+    Attributes:
+        bundle: its directory.
+        way: how long texts were read.
+        kind: of the queries.
+        mrr: MRR@10.
+        difference: from texts truncated to the trained positions, with the first bundle; paired by query.
+    """
+
+    bundle: str
+    way: Way
+    kind: str
+    mrr: Mean
+    difference: Mean
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityResult:
+    """What was measured.
+
+    Attributes:
+        trained: positions of the truncated texts and of pieces.
+        texts: number of documents that were searched.
+        long_texts: number of those of more tokens than `trained`.
+        median_tokens: of the long ones.
+        longest_tokens: of the longest.
+        cut_texts: bundle -> texts that are longer than it takes, and were cut there.
+        queries: kind -> number.
+        scores: of each bundle, way and kind that has queries.
+    """
+
+    trained: int
+    texts: int
+    long_texts: int
+    median_tokens: int
+    longest_tokens: int
+    cut_texts: dict[str, int]
+    queries: dict[str, int]
+    scores: tuple[Score, ...]
+
+
+def measure_quality(
+    bundles: Sequence[Path], texts: Sequence[Text], *, sentences: int, trained: int | None, backend: str, line: Line
+) -> QualityResult:
+    """Retrieval of long texts by their own sentences, for each bundle and way to read them.
+
+    Args:
+        bundles: of one model, at least one.
+        texts: all are searched; those of more than `trained` tokens are asked for.
+        sentences: the most later sentences of a text.
+        trained: positions that texts are truncated to and split at; None for those that the bundles' models were
+            trained with.
+        backend: that runs the bundles.
+        line: shows progress.
+
+    Raises:
+        InputError: a bundle has no vectors, the bundles are of different models, or texts or sentences are too few.
+    """
+    line.begin("Reading the texts")
+    opened = [open_bundle(path) for path in bundles]
+    tokenizer = _tokenizer(opened)
+    trained = trained or min(_trained(bundle.manifest) for bundle in opened)
+    offsets = [
+        encoding.offsets for encoding in tokenizer.encode([text.text for text in texts], overflow=Overflow.SPLIT)
+    ]
+    lengths = [len(of_text) for of_text in offsets]
+    long = [length for length in lengths if length > trained]
+    if len(long) < _FEWEST_TEXTS:
+        raise InputError(
+            f"{len(long)} of {len(texts)} texts have more than {trained} tokens, which the model was trained with; "
+            f"at least {_FEWEST_TEXTS} are needed.\nGive more long texts: --texts"
+        )
+    collection = collection_of(
+        [text.text for text in texts],
+        unread=unread_from(offsets, trained),
+        names=[_words_of_name(text.name) for text in texts],
+        sentences=sentences,
+    )
+    if (found := len(collection.queries["later"].texts)) < _FEWEST_SENTENCES:
+        raise InputError(
+            f"{found} sentences of 8 to 60 words were found after the first {trained} tokens of {len(long)} long "
+            f"texts; at least {_FEWEST_SENTENCES} are needed.\nGive more texts of prose: --texts"
+        )
+    scores = _scores(opened, collection, trained=trained, backend=backend, line=line)
+    return QualityResult(
+        trained=trained,
+        texts=len(texts),
+        long_texts=len(long),
+        median_tokens=int(median(long)),
+        longest_tokens=max(long),
+        cut_texts={str(each.path): sum(length > each.manifest.max_len for length in lengths) for each in opened},
+        queries={kind: len(queries.texts) for kind, queries in collection.queries.items() if queries.texts},
+        scores=tuple(scores),
+    )
+
+
+def findings(result: QualityResult) -> Iterator[str]:
+    """What whole texts change, one sentence per bundle and kind of query, those that truncation cannot answer first."""
+    for kind, what in _ASKED.items():
+        for score in result.scores:
+            if (score.kind, score.way) != (kind, Way.WHOLE):
+                continue
+            bundle = f"{score.bundle}: " if len(result.cut_texts) > 1 else ""
+            if score.difference.low > 0 or score.difference.high < 0:
+                verdict = "better" if score.difference.low > 0 else "worse"
+                yield f"{bundle}whole texts find {what} {verdict} than truncation: {score.difference}"
+            else:
+                number = result.queries[kind]
+                yield f"{bundle}whole texts and {what}: no difference shown by {number} queries: {score.difference}"
+
+
+def _tokenizer(bundles: Sequence[Bundle]) -> TextTokenizer:
+    """The first bundle's tokenizer; refuses bundles that cannot be compared by it."""
+    first = bundles[0]
+    for bundle in bundles:
+        embedding_output(bundle.manifest)  # for its refusal
+        if bundle.manifest.tokenizer is None:
+            raise InputError(
+                f"The bundle {bundle.path} has no tokenizer.\nBuild it again of a checkpoint that has one."
+            )
+        if _model(bundle.manifest) != _model(first.manifest):
+            raise InputError(
+                f"{bundle.path} is of another model than {first.path}: {bundle.manifest.name} "
+                f"({bundle.manifest.parameters:,} parameters), not {first.manifest.name} "
+                f"({first.manifest.parameters:,}).\nMeasure each by itself."
+            )
+    info = first.manifest.tokenizer
+    assert info is not None
+    return TextTokenizer(first.file(info.file), max_len=first.manifest.max_len)
+
+
+def _model(manifest: Manifest) -> tuple[object, ...]:
+    """Equal for bundles of one model, whatever its positions and precision, tuned or not."""
+    return manifest.model_type, manifest.vocab_size, manifest.num_layers, manifest.num_heads, manifest.hidden_size
+
+
+def _trained(manifest: Manifest) -> int:
+    return min(manifest.positions.trained or manifest.positions.base, manifest.max_len)
+
+
+def _words_of_name(name: str) -> str | None:
+    """A document's file name as words; None for the number of a row, and for names without a word."""
+    if _NUMBERED.search(name):
+        return None
+    words = re.sub(r"[-_.]+", " ", PurePath(name).stem)
+    return words if _WORD.search(words) else None
+
+
+def _scores(
+    bundles: Sequence[Bundle], collection: Collection, *, trained: int, backend: str, line: Line
+) -> Iterator[Score]:
+    asked = {kind: queries for kind, queries in collection.queries.items() if queries.texts}
+    baseline = None
+    for number, bundle in enumerate(bundles):
+        title = f"Embedding with {bundle.path}"
+
+        def begin(tokens: int, title: str = title, is_first: bool = number == 0) -> None:
+            if is_first:  # the others take about as long
+                line.begin(title, total=tokens * len(bundles))
+            else:
+                line.show(title)
+
+        with load(bundle, backend=backend) as session:
+            found = similarities_of_ways(session, collection, trained=trained, ways=tuple(Way), begin=begin, line=line)
+        scores = {
+            (way, kind): reciprocal_ranks(ranks_of(found[way][kind], queries.answers))
+            for way in Way
+            for kind, queries in asked.items()
+        }
+        baseline = baseline or {kind: scores[Way.TRUNCATED, kind] for kind in asked}
+        for (way, kind), values in scores.items():
+            answers = asked[kind].answers
+            yield Score(
+                bundle=str(bundle.path),
+                way=way,
+                kind=kind,
+                mrr=mean_of(values, answers),
+                difference=mean_of(values - baseline[kind], answers),
+            )

@@ -1,0 +1,66 @@
+"""Mean reciprocal rank, and intervals of means that draw whole documents."""
+
+from __future__ import annotations
+
+__all__ = ["CUTOFF", "Mean", "mean_of", "ranks_of", "reciprocal_ranks"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+CUTOFF = 10
+"""Documents of a ranking that count."""
+
+_RESAMPLES = 10_000
+_RESAMPLES_AT_ONCE = 1000
+
+FloatArray = npt.NDArray[np.floating[Any]]
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean and its bootstrap interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+
+def ranks_of(similarities: FloatArray, answers: Sequence[int]) -> FloatArray:
+    """[queries], from 1, the rank of each right document; of equal ones it is the last, so that ties earn nothing.
+
+    Args:
+        similarities: [queries, documents].
+        answers: [queries], the right documents.
+    """
+    own = similarities[np.arange(len(answers)), list(answers)]
+    return (similarities >= own[:, None]).sum(axis=1).astype(float)
+
+
+def reciprocal_ranks(ranks: FloatArray) -> FloatArray:
+    """1 / rank, 0 after the cutoff; their mean is MRR@10."""
+    return np.where(ranks <= CUTOFF, 1 / ranks, 0.0)
+
+
+def mean_of(scores: FloatArray, answers: Sequence[int]) -> Mean:
+    """A mean over queries, and the interval from drawing documents: queries of one document are alike.
+
+    Args:
+        scores: [queries], at least one; differences of two variants' scores for a paired interval.
+        answers: [queries], the document of each.
+    """
+    _, members = np.unique(answers, return_inverse=True)
+    sums, counts = np.bincount(members, scores), np.bincount(members)
+    random = np.random.default_rng(0)
+    means = []
+    for _ in range(_RESAMPLES // _RESAMPLES_AT_ONCE):
+        drawn = random.integers(0, len(sums), (_RESAMPLES_AT_ONCE, len(sums)))
+        means.append(sums[drawn].sum(axis=1) / counts[drawn].sum(axis=1))
+    low, high = np.quantile(np.concatenate(means), (0.025, 0.975))
+    return Mean(float(scores.mean()), float(low), float(high))

@@ -1,0 +1,106 @@
+"""`hdexport quality`: the sample model on topics of Python's help, and its refusals."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from pydoc_data.topics import topics
+
+import pytest
+
+from hdexport.checkpoint import default_model
+from support.made_once import made_once
+
+Command = Callable[..., "subprocess.CompletedProcess[str]"]
+Refused = Callable[..., str]
+
+
+@pytest.fixture(scope="module")
+def sample_bundle(hdexport: Command, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample model with 1024 positions."""
+
+    def build(directory: Path) -> None:
+        options = ("--max-len", 1024, "--target", "onnx", "--verify", "none")
+        done = hdexport("build", default_model()[0], *options, "-o", directory / "long")
+        assert done.returncode == 0, done.stderr
+        assert f"hdexport quality {directory / 'long'} --texts" in done.stdout
+
+    return made_once(tmp_path_factory, "cli-quality-bundle", build) / "long"
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """A folder of topics, seven of which are long."""
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    by_length = sorted(topics, key=lambda name: len(topics[name]))
+    for name in [*by_length[:3], *[name for name in by_length if 3000 < len(topics[name]) < 7000][:8]]:
+        (folder / f"{name}.txt").write_text(topics[name])
+    return folder
+
+
+@pytest.mark.slow
+def test_whole_texts_are_compared_with_truncated_and_split_ones(
+    hdexport: Command, sample_bundle: Path, texts: Path, tmp_path: Path
+) -> None:
+    output = tmp_path / "results.json"
+    done = hdexport("quality", sample_bundle, "--texts", texts, "--sentences", 4, "-o", output)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(output.read_text())
+    long, number = result["long_texts"], result["queries"]["later"]
+    assert result["trained"] == 512
+    assert result["texts"] == 11
+    assert 5 <= long <= 8
+    assert number > 10
+    finding, *_ = done.stdout.splitlines()
+    assert finding.startswith("whole texts")
+    assert "later sentences" in finding
+    assert f"{long} of 11 texts have more than 512 tokens" in done.stdout
+    rows = {line.split()[0]: line.split() for line in done.stdout.splitlines() if line.strip()}
+    assert f"later ({number})" in done.stdout
+    of_way = {score["way"]: score for score in result["scores"] if score["kind"] == "later"}
+    assert set(of_way) == {"truncated", "split", "whole"} <= set(rows)
+    assert of_way["truncated"]["difference"] == {"value": 0.0, "low": 0.0, "high": 0.0}
+    for way, score in of_way.items():
+        mrr = score["mrr"]
+        assert 0 <= mrr["low"] <= mrr["value"] <= mrr["high"] <= 1
+        assert f"{mrr['value']:.2f}" in rows[way]
+    # What only the rest of a text says is found in it, whatever its positions.
+    assert of_way["split"]["mrr"]["value"] > of_way["truncated"]["mrr"]["value"]
+
+
+def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
+    hdexport: Command, bundle: Path, tmp_path: Path
+) -> None:
+    rows = [
+        {
+            "id": f"text-{text}",
+            "body": " ".join(f"Row {text} has its own sentence {n} of eight words." for n in range(15)),
+        }
+        for text in range(6)
+    ]
+    texts = tmp_path / "rows.jsonl"
+    texts.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--json", "--limit", 5)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["texts"] == result["long_texts"] == 5
+    assert result["cut_texts"] == {str(bundle): 5}
+    assert {score["way"] for score in result["scores"]} == {"truncated", "split", "whole"}
+    shown = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--limit", 5).stdout
+    assert "Only the first 5 texts were read; for more: --limit N" in shown
+    assert f"{bundle} takes fewer tokens than 5 of them have: they were cut." in shown
+
+
+def test_what_cannot_be_measured_is_refused(refused: Refused, bundle: Path, tmp_path: Path) -> None:
+    texts = tmp_path / "texts.txt"
+    texts.write_text("short\n" * 3)
+    refused("quality", bundle, "--texts", texts, message="0 of 3 texts have more than 64 tokens")
+    rows = tmp_path / "rows.csv"
+    rows.write_text("text\nwords\n")
+    refused("quality", bundle, "--texts", rows, "--column", "body", message="body")
+    refused("quality", bundle, message="required: --texts")
+    nowhere = tmp_path / "missing" / "out.json"
+    refused("quality", bundle, "--texts", texts, "-o", nowhere, message="Make it first, or name another file")

@@ -1,0 +1,401 @@
+"""Bundles with --attention-scale logn answer as an attention in NumPy, whose queries grow with ln n."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import json
+import shutil
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+import transformers
+
+import hdruntime
+from hdexport.attention.interface import use_operators
+from hdexport.attention.query_scale import LogScale
+from hdexport.attention.query_scale_reference import use_query_scale
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.extension import EXTENSION_KEY
+from hdexport.engines.build import EngineOptions
+from hdexport.engines.profiles import profiles_from_options
+from hdexport.families import family_of
+from hdexport.graph.lowering.tensorrt import tensorrt_graph
+from hdexport.model.tasks import Task
+from hdexport.rebuild import RebuildOptions, rebuild
+from hdexport.verify import Grid, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.errors import InputError
+from support.answers import ATOL, assert_answers, distance, inputs_of
+from support.commands import run_here
+from support.comparators import assert_close
+from support.grids import nightly_unless
+from support.log_scaled import LogScaled, Pairs, bigbird, dense, window
+from support.needs import needs_rtx
+from support.padded_batches import batches, cases
+from support.tiny_models import BASE, VOCAB_SIZE, save_tiny_model
+
+AROUND_BASE = (BASE - 1, BASE, BASE + 1, 2 * BASE)
+
+FEW_KEYS, MANY_KEYS, BLOCKS = "window:16,global:5", "window:40,global:3", "bigbird:block=16,random=3"
+"""Windows of 38 keys, fewer than the 64 of training, and of 84; blocks, dense up to 176 tokens and else 80 keys."""
+
+HEADS_OF_32 = {"hidden_size": 128, "initializer_range": 0.1, "num_hidden_layers": 1}
+"""The smallest for which there are kernels."""
+
+
+# The factor
+
+
+def test_the_factor_is_exactly_one_up_to_the_trained_positions() -> None:
+    tokens = torch.arange(0, 513)
+    assert torch.equal(LogScale(512).of(tokens), torch.ones(513, 1, 1, 1))
+
+
+@pytest.mark.parametrize("base", [2, 64, 512, 8192])
+def test_the_factor_beyond_them_is_the_ratio_of_logarithms(base: int) -> None:
+    tokens = np.array([base + 1, 2 * base, 3 * base + 7, 2**20])
+    factors = LogScale(base).of(torch.from_numpy(tokens))
+    assert factors.dtype == torch.float32
+    assert_close(factors.flatten().numpy(), np.log(tokens) / np.log(base), atol=2e-6)
+
+
+def test_tokens_are_counted_wherever_they_are() -> None:
+    mask = torch.zeros(4, 20, dtype=torch.bool)
+    mask[0, :9], mask[1, -9:], mask[2, 1:18:2] = True, True, True
+    factors = LogScale(4).for_mask(mask).flatten()
+    assert torch.equal(factors, LogScale(4).of(torch.tensor([9, 9, 9, 0])).flatten())
+    assert torch.equal(LogScale(4).for_mask(mask, 6), LogScale(4).of(torch.tensor([6, 6, 6, 0])))
+
+
+def test_one_trained_position_is_refused() -> None:
+    with pytest.raises(
+        InputError, match=r"logarithm of the trained positions, and there is 1\.\nUse --attention-scale"
+    ):
+        LogScale(1)
+
+
+# Answers
+
+
+@pytest.mark.parametrize(
+    ("model_type", "spec", "pairs", "lengths"),
+    [
+        ("bert", None, dense, AROUND_BASE),
+        # Positions by what is padding; and dense layers among windowed ones.
+        ("roberta", None, dense, AROUND_BASE),
+        ("modernbert", None, dense, AROUND_BASE),
+        ("bert", FEW_KEYS, window(16, 5), (37, 38, 39, 65, 131)),
+        ("bert", MANY_KEYS, window(40, 3), (*AROUND_BASE, 84, 85, 211)),
+        ("bert", BLOCKS, bigbird(16, 3), (*AROUND_BASE, 176, 177, 211)),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_both_graphs_answer_as_numpy(
+    tiny_bundles, model_type: str, spec: str | None, pairs: Pairs, lengths: tuple[int, ...]
+) -> None:
+    bundle = tiny_bundles(model_type, attention=spec, attention_scale="logn")
+    expected = LogScaled(bundle, pairs)
+    for tokens, name, input_ids, attention_mask in cases(lengths):
+        feeds = inputs_of(bundle, input_ids, attention_mask)
+        assert_answers(bundle, feeds, expected(**feeds), case=(f"{tokens} tokens", name))
+
+
+def test_the_comparison_sees_another_factor(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", attention_scale="logn")
+    _, *batch = next(batches(2 * BASE))
+    feeds = inputs_of(bundle, *batch)
+    got = bundle.session(**feeds)["last_hidden_state"]
+    for base in (BASE - 1, BASE + 1, 2 * BASE):
+        assert distance(got, LogScaled(bundle, dense, base=base)(**feeds)["last_hidden_state"]) > 10 * ATOL, base
+
+
+@pytest.mark.parametrize("precision", ["float32", nightly_unless(False, "float16")])
+@pytest.mark.parametrize("spec", [None, MANY_KEYS])
+def test_texts_of_trained_lengths_keep_every_bit(tiny_bundles, spec: str | None, precision: str) -> None:
+    """Also beside longer ones, which do not."""
+    scaled, plain = (
+        tiny_bundles("bert", precision=precision, attention=spec, attention_scale=scale) for scale in ("logn", "none")
+    )
+    for tokens, name, input_ids, attention_mask in cases((1, 63, 64, 96)):
+        feeds = inputs_of(plain, input_ids, attention_mask)
+        short = attention_mask.sum(1) <= BASE
+        for graph in ("portable", "session"):
+            got, before = (getattr(bundle, graph)(**feeds)["last_hidden_state"] for bundle in (scaled, plain))
+            real = attention_mask == 1
+            assert np.array_equal(got[short][real[short]], before[short][real[short]]), (graph, tokens, name)
+            assert short.all() or distance(got[~short][real[~short]], before[~short][real[~short]]) > 1e-3
+
+
+@functools.cache
+def a_bert(folder: Path) -> transformers.PreTrainedModel:
+    return save_tiny_model(folder, "bert", Task.FEATURE_EXTRACTION, max_position_embeddings=300)
+
+
+@pytest.fixture
+def bert(tmp_path_factory: pytest.TempPathFactory) -> transformers.PreTrainedModel:
+    """A new tiny BERT that was trained with 300 positions."""
+    return copy.deepcopy(a_bert(tmp_path_factory.getbasetemp() / "scaled-bert"))
+
+
+def states(model: transformers.PreTrainedModel, tokens: int = 200) -> torch.Tensor:
+    ids = torch.randint(5, VOCAB_SIZE, (2, tokens), generator=torch.Generator().manual_seed(0))
+    mask = (torch.arange(tokens) < torch.tensor([[tokens], [tokens // 2]])).long()
+    return model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1]
+
+
+def test_models_of_other_factors_do_not_disturb_each_other(bert: transformers.PreTrainedModel) -> None:
+    scales = (None, LogScale(50), LogScale(90))
+    models, references, expected = {}, {}, {}
+    for scale in scales:
+        models[scale], references[scale] = copy.deepcopy(bert), copy.deepcopy(bert)
+        use_operators(models[scale], scale)
+        if scale is not None:
+            use_query_scale(references[scale], family_of("bert"), scale)
+        expected[scale] = states(models[scale]).detach()
+    for scale in (*scales, *reversed(scales)):
+        assert torch.equal(states(models[scale]), expected[scale])
+        torch.testing.assert_close(states(references[scale]), expected[scale], atol=ATOL, rtol=0)
+    assert (expected[scales[0]] - expected[scales[1]]).abs().max() > 0.01
+    assert (expected[scales[1]] - expected[scales[2]]).abs().max() > 0.01
+
+
+@pytest.mark.parametrize("model_type", ["bert", "mpnet"])
+def test_the_reference_is_a_model_with_larger_query_weights(tmp_path: Path, model_type: str) -> None:
+    """For texts of one length, the factor can go into the weights; MPNet's bias on the scores stays as it is."""
+    scaled = save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, max_position_embeddings=300)
+    weighted, before = copy.deepcopy(scaled), copy.deepcopy(scaled)
+    use_query_scale(scaled, family_of(model_type), LogScale(50))
+    ids = torch.randint(5, VOCAB_SIZE, (2, 200), generator=torch.Generator().manual_seed(0))
+    mask = torch.zeros_like(ids)
+    mask[:, 20:150] = 1
+    factor = float(np.log(130) / np.log(50))
+    with torch.inference_mode():
+        for name, weight in weighted.named_parameters():
+            if ".query." in name or ".attn.q." in name:
+                weight.mul_(factor)
+        got, expected, unscaled = (
+            model(input_ids=ids, attention_mask=mask).last_hidden_state[mask == 1]
+            for model in (scaled, weighted, before)
+        )
+    torch.testing.assert_close(got, expected, atol=ATOL, rtol=0)
+    assert (got - unscaled).abs().max() > 0.01
+
+
+def test_gradients_are_the_same_with_checkpointing(bert: transformers.PreTrainedModel) -> None:
+    """Layers are computed again when the model has been called with other lengths since."""
+    use_query_scale(bert, family_of("bert"), LogScale(50))
+    bert.config.attention_probs_dropout_prob = 0.0
+    for module in bert.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+    bert.train()
+    embeddings = bert.embeddings.word_embeddings.weight
+    gradients = []
+    for is_checkpointed in (False, True):
+        if is_checkpointed:
+            bert.gradient_checkpointing_enable({"use_reentrant": False})
+        bert.zero_grad()
+        (states(bert, 200).pow(2).sum() + states(bert, 90).pow(2).sum()).backward()
+        gradients.append(embeddings.grad.clone())
+    assert gradients[0].abs().max() > 0.01
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-4, rtol=1e-4)
+
+
+# Verification
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision", "spec"),
+    [
+        nightly_unless(every_run, model_type, precision, spec)
+        for every_run, model_type, precision, spec in (
+            (True, "mpnet", "float32", None),
+            (True, "modernbert", "float16", None),
+            (True, "bert", "float32", MANY_KEYS),
+            (True, "bert", "float32", BLOCKS),
+            (False, "bert", "float16", None),
+            (False, "roberta", "float32", None),
+            (False, "distilbert", "float32", None),
+            (False, "albert", "float16", None),
+            (False, "bert", "float16", BLOCKS),
+            (False, "bert", "float32", "bigbird:block=16,random=2,seed=5"),
+            (False, "bert", "float32", "etc:global=6,block=32,tokens=3"),
+        )
+    ],
+)
+def test_the_full_grid_is_verified(tiny_bundles, model_type: str, precision: str, spec: str | None) -> None:
+    bundle = tiny_bundles(model_type, precision=precision, attention=spec, attention_scale="logn")
+    opened = open_bundle(bundle.path)
+    found = verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.FULL)
+    assert found.passed, "\n".join(found.summary())
+    assert {BASE + 1, 2 * BASE, 300} <= {check.case.tokens for check in found.checks}
+
+
+@pytest.mark.parametrize(("said", "does"), [("logn", "none"), ("none", "logn")])
+def test_verification_sees_a_graph_that_scales_otherwise_than_the_manifest_says(
+    tiny_bundles, said: str, does: str
+) -> None:
+    bundle = tiny_bundles("bert", attention_scale=does)
+    manifest = bundle.manifest
+    wrong = dataclasses.replace(manifest, positions=dataclasses.replace(manifest.positions, attention_scale=said))
+    opened = Bundle(bundle.path, wrong)
+    found = verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.QUICK)
+    assert not found.passed
+    for check in found.checks:
+        assert check.passed == (max(check.case.lengths) <= BASE), check.line()
+
+
+def test_a_table_that_was_extended_before_is_verified_around_the_trained_positions(tmp_path: Path) -> None:
+    """Where queries begin to be scaled; the checkpoint's own record says where that is."""
+    save_tiny_model(
+        tmp_path / "model",
+        "bert",
+        Task.FEATURE_EXTRACTION,
+        max_position_embeddings=300,
+        **{EXTENSION_KEY: {"base": BASE, "scheme": "tile"}},
+    )
+    options = {"model": tmp_path / "model", "output": tmp_path / "bundle", "max_len": 300}
+    manifest = build(BuildOptions(**options, attention_scale="logn", verify=None))
+    assert (manifest.positions.base, manifest.positions.trained) == (300, BASE)
+    opened = open_bundle(tmp_path / "bundle")
+    reference = reference_of(opened, find_checkpoint(tmp_path / "model"))
+    found = verify_bundle(opened, reference, grid=Grid.QUICK)
+    assert found.passed, "\n".join(found.summary())
+    assert {65, 66, 128} <= {length for check in found.checks for length in check.case.lengths}
+    expected = LogScaled(SimpleNamespace(checkpoint=tmp_path / "model", manifest=manifest), dense)
+    ids = np.random.default_rng(0).integers(5, VOCAB_SIZE, (2, 100))
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    with hdruntime.load(tmp_path / "bundle", backend="onnxruntime", threads=1) as session:
+        got = session(**feeds)["last_hidden_state"]
+    assert_close(got, expected(**feeds)["last_hidden_state"], atol=ATOL)
+
+
+# Graphs
+
+
+def operators(model: ir.Model) -> Counter[str]:
+    return Counter(node.op_type for node in model.graph.all_nodes())
+
+
+@pytest.mark.parametrize(
+    ("model_type", "precision", "spec"),
+    [
+        ("bert", "float32", None),
+        ("mpnet", "float32", None),
+        ("modernbert", "float16", None),
+        ("bert", "float32", MANY_KEYS),
+        ("bert", "float32", BLOCKS),
+    ],
+)
+def test_nothing_is_transposed_that_was_not_before(
+    tiny_bundles, model_type: str, precision: str, spec: str | None
+) -> None:
+    """And one product for each layer takes what was computed once."""
+    scaled, plain = (
+        tiny_bundles(model_type, precision=precision, attention=spec, attention_scale=scale)
+        for scale in ("logn", "none")
+    )
+    got, before = operators(scaled.cpu_graph), operators(plain.cpu_graph)
+    for name in ("Transpose", "MultiHeadAttention", "If", "Softmax"):
+        assert got[name] == before[name], name
+    # Global tokens of windows have a factor of their own, for queries of their own.
+    factors, attentions = (2, 4) if spec == MANY_KEYS else (1, 2)
+    assert got["Log"] - before["Log"] == factors
+    assert got["Mul"] - before["Mul"] == factors + attentions
+
+
+def test_tensorrt_fuses_as_many_attentions(tiny_bundles) -> None:
+    scaled, plain = (
+        operators(tensorrt_graph(bundle.graph, dtype="float16"))
+        for bundle in (
+            tiny_bundles("bert", precision="float16", attention_scale=scale, **HEADS_OF_32)
+            for scale in ("logn", "none")
+        )
+    )
+    assert (scaled["Attention"], scaled["Transpose"]) == (plain["Attention"], plain["Transpose"])
+    assert scaled["Attention"] == 1
+
+
+def test_where_queries_see_too_few_keys_the_graph_is_that_without(tiny_bundles) -> None:
+    scaled = tiny_bundles("bert", attention="window:16,global:0", attention_scale="logn")
+    assert operators(scaled.graph)["Log"] == 0
+    assert scaled.manifest.positions.attention_scale == "logn"
+    only_global = tiny_bundles("bert", attention=FEW_KEYS, attention_scale="logn")
+    assert operators(only_global.graph)["Log"] == 1
+    within = tiny_bundles("bert", max_len=BASE, attention_scale="logn")
+    assert operators(within.graph)["Log"] == 0
+
+
+def test_a_window_that_leaves_queries_as_they_are_is_warned_of(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "model", "bert", Task.FEATURE_EXTRACTION, num_hidden_layers=1)
+    options = ["--attention", "window:16,global:0", "--attention-scale", "logn", "--max-len", 300, "--target", "onnx"]
+    built = run_here("build", tmp_path / "model", *options, "-o", tmp_path / "bundle")
+    assert built.returncode == 0, built.stderr
+    assert "leaves queries as they are that see 33 tokens at most: the model was trained with 64." in built.stderr
+    assert open_bundle(tmp_path / "bundle").manifest.positions.attention_scale == "logn"
+
+
+@needs_rtx
+@pytest.mark.parametrize("precision", ["float32", "float16"])
+def test_an_engine_is_built_from_it_and_rebuilt(tiny_bundles, tmp_path: Path, precision: str) -> None:
+    bundle = tiny_bundles("bert", precision=precision, attention_scale="logn", **HEADS_OF_32)
+    profiles = profiles_from_options(300, profiles="50,300", batch="1:3:8")
+    engines = EngineOptions(flavours=(Backend.TENSORRT_RTX,), profiles=profiles, architectures=("sm86",))
+    manifest = rebuild(RebuildOptions(bundle=bundle.path, output=tmp_path / "rebuilt", engines=engines))
+    assert manifest.positions == bundle.manifest.positions
+    assert manifest.positions.attention_scale == "logn"
+    (engine,) = manifest.engines
+    assert engine.profiles == profiles
+    assert (tmp_path / "rebuilt" / engine.file).stat().st_size > 10_000
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "said"),
+    [
+        ("longformer", {}, "blocks of this longformer show them no more, however long the text.\n"),
+        ("big_bird", {}, "blocks of this big_bird show them no more, however long the text.\n"),
+        (
+            "big_bird",
+            {"attention_type": "original_full"},
+            "logn cannot scale the queries of a big_bird with dense attention.",
+        ),
+    ],
+)
+def test_families_of_own_attention_are_refused(tmp_path: Path, model_type: str, changes: dict, said: str) -> None:
+    save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION, **changes)
+    output = tmp_path / "bundle"
+    refused = run_here("build", tmp_path / "model", "--max-len", 300, "--attention-scale", "logn", "-o", output)
+    assert refused.returncode == 1
+    assert said in refused.stderr
+    assert "\nUse --attention-scale none." in refused.stderr
+    assert not output.exists()
+
+
+def test_inspect_shows_it(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", attention_scale="logn")
+    assert "queries scaled by logn" in run_here("inspect", bundle.path).stdout
+    shown = json.loads(run_here("inspect", bundle.path, "--json").stdout)
+    assert shown["manifest"]["positions"]["attention_scale"] == "logn"
+
+
+def test_a_bundle_of_before_says_none(tiny_bundles, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(tiny_bundles("bert").path, tmp_path / "bundle"))
+    manifest = json.loads((path / "manifest.json").read_text())
+    for name in ("attention_scale", "rope_factor"):
+        manifest["positions"].pop(name, None)
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    positions = open_bundle(path).manifest.positions
+    assert (positions.attention_scale, positions.rope_factor) == ("none", None)

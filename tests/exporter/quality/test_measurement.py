@@ -1,0 +1,144 @@
+"""What documents are read as, what is found and said, and what is refused."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hdruntime
+from hdexport.quality.encoding import Way, similarities_of_ways
+from hdexport.quality.measurement import QualityResult, Score, findings, measure_quality
+from hdexport.quality.queries import Collection, Queries
+from hdexport.quality.ranking import Mean
+from hdexport.support.texts import Text
+from hdruntime.errors import InputError
+from support.tiny_bundle import MAX_LEN, TABLE, WORDS, make_bundle
+
+
+class Silent:
+    """A line that keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.done = 0.0
+
+    def begin(self, text: str, *, total: float | None = None) -> None:
+        self.total, self.done = total or 0, 0
+
+    def show(self, text: str) -> None:
+        pass
+
+    def did(self, amount: float) -> None:
+        self.done += amount
+
+
+def vector(words: str) -> np.ndarray:
+    """What the tiny model gives, doubled: the mean of [CLS], the words and [SEP]."""
+    mean = TABLE[[WORDS.index(word) for word in ("[CLS]", *words.split(), "[SEP]")]].mean(axis=0)
+    return mean / np.linalg.norm(mean)
+
+
+def test_documents_are_truncated_split_and_read_whole(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle", task="sentence-similarity")
+    long, short, longer = "long documents are read whole .", "read whole", " ".join(["are read long"] * 6)
+    collection = Collection([long, short, longer], {"later": Queries(["documents are"], [0]), "name": Queries()})
+    line = Silent()
+    with hdruntime.load(bundle, backend="onnxruntime", threads=1) as session:
+        found = similarities_of_ways(
+            session,
+            collection,
+            trained=6,
+            ways=tuple(Way),
+            begin=lambda tokens: line.begin("", total=tokens),
+            line=line,
+        )
+    query = vector("documents are")
+    cut = vector("long documents are read")
+
+    def mean_of(*pieces: str) -> np.ndarray:
+        vectors = [len(piece.split()) + 2 for piece in pieces] @ np.stack(
+            [TABLE[[WORDS.index(word) for word in ("[CLS]", *piece.split(), "[SEP]")]].mean(axis=0) for piece in pieces]
+        )
+        return vectors / np.linalg.norm(vectors)
+
+    assert {way: list(kinds) for way, kinds in found.items()} == {way: ["later"] for way in Way}
+    assert found[Way.TRUNCATED]["later"][0, :2] == pytest.approx([query @ cut, query @ vector(short)], abs=1e-6)
+    split = mean_of("long documents are read", "whole .")
+    assert found[Way.SPLIT]["later"][0, :2] == pytest.approx([query @ split, query @ vector(short)], abs=1e-6)
+    whole = [query @ vector(long), query @ vector(short), query @ vector(" ".join(longer.split()[: MAX_LEN - 2]))]
+    assert found[Way.WHOLE]["later"][0] == pytest.approx(whole, abs=1e-6)
+    assert line.done == line.total > 0
+
+
+def score(way: Way, kind: str, low: float, high: float, bundle: str = "one") -> Score:
+    difference = Mean((low + high) / 2, low, high)
+    return Score(bundle=bundle, way=way, kind=kind, mrr=Mean(0.5, 0.4, 0.6), difference=difference)
+
+
+RESULT = QualityResult(
+    trained=512,
+    texts=9,
+    long_texts=7,
+    median_tokens=900,
+    longest_tokens=2000,
+    cut_texts={"one": 0},
+    queries={"first": 7, "later": 40},
+    scores=(
+        score(Way.TRUNCATED, "first", 0, 0),
+        score(Way.TRUNCATED, "later", 0, 0),
+        score(Way.WHOLE, "first", -0.3, -0.1),
+        score(Way.WHOLE, "later", 0.02, 0.12),
+    ),
+)
+
+
+def test_findings_say_what_whole_texts_change_and_begin_with_what_truncation_loses() -> None:
+    assert list(findings(RESULT)) == [
+        "whole texts find later sentences better than truncation: +0.07 (+0.02 to +0.12)",
+        "whole texts find first sentences worse than truncation: -0.20 (-0.30 to -0.10)",
+    ]
+
+
+def test_a_difference_within_its_interval_is_not_a_finding() -> None:
+    other = score(Way.WHOLE, "later", -0.01, 0.03, bundle="two")
+    result = dataclasses.replace(RESULT, cut_texts={"one": 0, "two": 0}, scores=(*RESULT.scores, other))
+    assert list(findings(result))[:2] == [
+        "one: whole texts find later sentences better than truncation: +0.07 (+0.02 to +0.12)",
+        "two: whole texts and later sentences: no difference shown by 40 queries: +0.01 (-0.01 to +0.03)",
+    ]
+
+
+SENTENCE = "Long documents are read whole documents are long ."
+TEXTS = [Text(f"{number}.txt", "Long documents are read. " * 4) for number in range(5)]
+
+
+def refusal(*bundles: Path, texts: list[Text] = TEXTS) -> str:
+    with pytest.raises(InputError) as raised:
+        measure_quality(bundles, texts, sentences=2, trained=None, backend="onnxruntime", line=Silent())
+    return str(raised.value)
+
+
+def test_bundles_without_vectors_and_of_other_models_are_refused(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    classes = make_bundle(tmp_path / "classes", task="text-classification")
+    assert "task is text-classification, which gives no embeddings" in refusal(classes)
+    bare = make_bundle(tmp_path / "bare", tokenizer=False)
+    assert "has no tokenizer" in refusal(bare)
+    other = hdruntime.open_bundle(make_bundle(tmp_path / "other"))
+    from hdruntime.bundle.writer import write_manifest
+
+    write_manifest(other.path, dataclasses.replace(other.manifest, num_layers=2, name="large"))
+    assert "is of another model than" in (message := refusal(bundle, other.path))
+    assert "large" in message
+
+
+def test_too_few_texts_or_sentences_are_refused(tmp_path: Path) -> None:
+    bundle = make_bundle(tmp_path / "bundle")
+    short = [Text("a", "whole"), *TEXTS[:3]]
+    assert "3 of 4 texts have more than 4 tokens, which the model was trained with; at least 5" in refusal(
+        bundle, texts=short
+    )
+    assert "0 sentences of 8 to 60 words were found after the first 4 tokens of 5 long texts" in refusal(bundle)
