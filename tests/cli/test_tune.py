@@ -27,7 +27,7 @@ def texts(tmp_path: Path) -> Path:
     folder.mkdir()
     for number in range(10):
         words = [f"w{number * 7 + place}" for place in range(7)]
-        sentences = [" ".join([*words[place % 7 :], *words, *words[: place % 7], "."]) for place in range(12)]
+        sentences = [" ".join([*words[place % 7 :], *words, *words[: place % 7], "\u3002"]) for place in range(12)]
         (folder / f"{number}.txt").write_text(" ".join(sentences))
     return folder
 
@@ -73,7 +73,10 @@ def test_an_interrupted_run_says_what_is_kept(checkpoint: Path, texts: Path, tmp
     ("options", "message"),
     [
         (["--max-len", "64"], r"--max-len 64 adds no position to the checkpoint's 64"),
-        (["--max-len", "150", "--text-column", "body"], r"rows\.csv has no column 'body'; its columns are text"),
+        (
+            ["--max-len", "150", "--column", "body"],
+            r"has no column 'body'; its columns are text\.\nName one of them with --column",
+        ),
         (["--max-len", "150", "--loss", "mlm"], r"has no weights for .*, which the task fill-mask needs"),
         (["--max-len", "150", "--device", "gpu"], r"argument --device: invalid choice"),
         (["--max-len", "150", "--lr", "0"], r"--lr 0 is not a number above 0"),

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="a .jsonl, .csv, .tsv, .parquet or .txt file (a text per line), or a folder of such files, in which each "
         ".txt, .md and .rst file is one text; .gz and .zst, too",
     )
-    parser.add_argument("--text-column", metavar="NAME", help="column of the texts (default: text)")
+    parser.add_argument("--column", metavar="C", help="column that holds the texts (default: text)")
     parser.add_argument(
         "--max-len",
         metavar="TOKENS",
@@ -129,7 +129,7 @@ def run(options: argparse.Namespace) -> int:
                 output=options.output,
                 max_len=options.max_len,
                 piece_tokens=options.piece_tokens,
-                column=options.text_column,
+                column=options.column,
                 loss=None if options.loss == "auto" else Loss(options.loss),
                 train=Trained(options.train),
                 scheme=Scheme(options.positions),

@@ -83,7 +83,7 @@ def _texts_of_file(file: Path, columns: Columns) -> Iterator[Text]:
 
 
 def _rows(file: Path, columns: Columns) -> Iterator[Text]:
-    files = find_inputs([file], columns=columns)
+    files = _found(file, columns)
     has_ids = files[0].has_ids
     left_out: list[str] = []
     for row in read_rows(files, columns=Columns(text=columns.text, id="id" if has_ids else "")):
@@ -93,6 +93,19 @@ def _rows(file: Path, columns: Columns) -> Iterator[Text]:
         yield Text(str(row.id) if has_ids else f"{file.name}:{row.end.row}", row.text)
     if left_out:
         logger.warning("%d rows of %s are left out; the first: %s", len(left_out), file, left_out[0])
+
+
+def _found(file: Path, columns: Columns) -> list[InputFile]:
+    if file.exists() and format_of(str(file)) is None:
+        raise InputError(
+            f"{file} has no known format: its name ends in {file.suffix!r}.\n"
+            "Texts are in .jsonl, .csv, .tsv, .parquet and .txt files, and each .md and .rst file is one."
+        )
+    try:
+        return find_inputs([file], columns=columns)
+    except InputError as error:
+        # Jobs read several columns, and name the option that each is of.
+        raise InputError(str(error).replace("--text-column", "--column")) from None
 
 
 def _document(place: LocalFile) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 __all__ = ["FEWEST_LONG", "Corpus", "Document", "read_corpus"]
 
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +14,10 @@ import numpy as np
 
 from hdexport.support.texts import Text, read_texts
 from hdruntime.errors import InputError
+from hdruntime.text.sentences import sentence_spans
 
 FEWEST_LONG = 8
 """Texts longer than the checkpoint's positions; with fewer, their words are learnt, not positions."""
-
-_SENTENCE = re.compile(r"\S(?:[^.!?\u3002\uff01\uff1f\n]|\n(?!\s*\n)|[.!?](?!\s|$))*[.!?\u3002\uff01\uff1f]")
-"""From its first character to the next full stop that ends a word, within a paragraph."""
 
 _FEWEST_CHARACTERS, _MOST_CHARACTERS = 40, 400
 """Of a sentence that is taken out; shorter ones say too little, longer ones are tables or code."""
@@ -115,8 +112,8 @@ def _pieces(text: Text, tokenizer: Any, most: int) -> Iterator[Document]:
 
 
 def _sentences(text: str) -> Iterator[tuple[int, int]]:
-    for found in _SENTENCE.finditer(text):
-        sentence = " ".join(found[0].split())
+    for start, end in sentence_spans(text):
+        sentence = " ".join(text[start:end].split())
         prose = sum(character.isalnum() or character == " " for character in sentence)
         if _FEWEST_CHARACTERS <= len(sentence) <= _MOST_CHARACTERS and prose >= _LEAST_PROSE * len(sentence):
-            yield found.span()
+            yield start, end

@@ -45,7 +45,7 @@ def texts_of_topics(file: Path, *, documents: int = 24, sentences: int = 14) -> 
     rows = []
     for _ in range(documents):
         words = [f"w{number}" for number in draw.sample(range(110), 10)]
-        rows.append({"text": " ".join(" ".join([*draw.choices(words, k=12), "."]) for _ in range(sentences))})
+        rows.append({"text": " ".join(" ".join([*draw.choices(words, k=12), "\u3002"]) for _ in range(sentences))})
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return file
 
@@ -260,7 +260,7 @@ def test_long_texts_are_cut_into_pieces(texts: Path, model: Path) -> None:
     # 40 sentences of 13 tokens each.
     assert [document.tokens for document in corpus.long[:3]] == [MAX_LEN, MAX_LEN, 520 - 2 * (MAX_LEN - 2) + 2]
     document = corpus.long[0]
-    assert all(document.text[start:end].endswith(".") for start, end in document.sentences)
+    assert all(document.text[start:end].endswith("\u3002") for start, end in document.sentences)
     assert (
         document.without(document.sentences[:1])
         == document.text[: document.sentences[0][0]] + (document.text[document.sentences[0][1] :])
