@@ -82,11 +82,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--batch-tokens",
         metavar="N",
         type=whole_number,
-        default=16384,
-        help="about how many tokens a step sees; their gradients are accumulated text by text (default: 16384)",
+        default=8192,
+        help="about how many tokens a step sees; their gradients are accumulated text by text (default: 8192)",
     )
     training.add_argument(
-        "--lr", metavar="RATE", type=float, help="the highest learning rate (default: 2e-3 for positions, 2e-5 for all)"
+        "--lr", metavar="RATE", type=float, help="the highest learning rate (default: 5e-3 for positions, 2e-5 for all)"
     )
     training.add_argument(
         "--seed", metavar="N", type=lambda text: whole_number(text, least=0), default=0, help="(default: 0)"

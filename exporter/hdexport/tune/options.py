@@ -37,7 +37,7 @@ class Trained(str, Enum):
 
 DEFAULT_MINUTES = 30.0
 
-_DEFAULT_RATES = {Trained.POSITIONS: 2e-3, Trained.ALL: 2e-5}
+_DEFAULT_RATES = {Trained.POSITIONS: 5e-3, Trained.ALL: 2e-5}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +89,7 @@ class TuneOptions:
     attention_scale: AttentionScale | None = None
     minutes: float | None = None
     steps: int | None = None
-    batch_tokens: int = 16384
+    batch_tokens: int = 8192
     rate: float | None = None
     seed: int = 0
     gradient_checkpointing: bool = False
