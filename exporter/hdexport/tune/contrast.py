@@ -23,10 +23,14 @@ QUERIES = 8
 """The most sentences that are taken out of a text at once; one run of the text answers all of them."""
 
 
+MOST_OTHERS = 1024
+"""Texts in a softmax beside those that were run; with their sentences, 32 MB of scores."""
+
+
 class Contrast(Objective):
     """Cross entropy of the right text among all that were seen, for each sentence that was taken out of one.
 
-    The vectors of texts and sentences are kept: the softmax is over all of them, and a text that is run is also moved
+    The vectors of texts and sentences are kept: the softmax is over many of them, and a text that is run is also moved
     away from the sentences of all others. With each long text a short one is run, so that long ones do not attract the
     sentences of short ones; each once where only new positions are trained, which short texts do not use.
 
@@ -77,10 +81,16 @@ class Contrast(Objective):
             queries = student.vectors(sentences).cpu()
             of_short = [student.vectors(texts[len(indices) :]).cpu()] if short else []
         vectors = torch.cat([student.vectors(texts[: len(indices)]).cpu(), *of_short])
-        return self._cross_entropy(live, len(indices), vectors, queries, numbers)
+        return self._cross_entropy(live, len(indices), vectors, queries, numbers, random)
 
     def _cross_entropy(
-        self, live: list[int], long: int, vectors: torch.Tensor, queries: torch.Tensor, numbers: torch.Tensor
+        self,
+        live: list[int],
+        long: int,
+        vectors: torch.Tensor,
+        queries: torch.Tensor,
+        numbers: torch.Tensor,
+        random: np.random.Generator,
     ) -> torch.Tensor:
         """The loss of the long texts; what others add to the gradient has the value 0.
 
@@ -90,6 +100,7 @@ class Contrast(Objective):
             vectors: [live, width].
             queries: [all their queries, width].
             numbers: [live], of queries of each.
+            random: draws the other texts.
         """
         if not self._texts.shape[-1]:
             self._texts = torch.zeros(*self._texts.shape[:-1], vectors.shape[-1])
@@ -100,17 +111,23 @@ class Contrast(Objective):
         all_queries = self._queries.index_put((owner, place), queries)
         self._numbers[live] = numbers
         self._texts, self._queries = all_texts.detach(), all_queries.detach()
-        seen = self._numbers.nonzero()[:, 0]
+        seen = self._drawn(live, random)
         has_query = torch.arange(QUERIES) < self._numbers[seen, None]  # [seen, queries]
         right = torch.arange(len(seen))[:, None].expand_as(has_query)[has_query]
         scores = all_queries[seen][has_query] @ all_texts[seen].T / TEMPERATURE  # [all queries, seen]
         # Texts that were seen stand for those that were not, so that losses of all steps can be compared.
         stand_for = math.log((len(self._all) - 1) / max(1, len(seen) - 1))
-        is_right = torch.nn.functional.one_hot(right, len(seen)).bool()
-        scores = scores + torch.where(is_right, 0.0, stand_for)
+        scores = scores + torch.where(torch.arange(len(seen)) == right[:, None], 0.0, stand_for)
         losses = torch.nn.functional.cross_entropy(scores, right, reduction="none")
         # Each text counts the same, however many sentences it has.
         losses = losses / self._numbers[seen][right]
         is_own = torch.isin(seen[right], torch.tensor(live[:long]))
         others = losses[~is_own].sum()
         return losses[is_own].sum() + (others - others.detach())
+
+    def _drawn(self, live: list[int], random: np.random.Generator) -> torch.Tensor:
+        """[texts], indices of the texts of a softmax: those that were run, and of the others as many as fit."""
+        others = self._numbers.clone()
+        others[live] = 0
+        drawn = torch.from_numpy(random.permutation(others.nonzero()[:, 0].numpy())[:MOST_OTHERS])
+        return torch.cat([torch.tensor(live), drawn])

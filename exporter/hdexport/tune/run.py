@@ -132,7 +132,7 @@ def _choice(checkpoint: Checkpoint, options: TuneOptions) -> PositionChoice:
         scheme=options.scheme,
         alpha=options.alpha,
         attention_scale=options.attention_scale,
-        attention=attention_from_spec(options.attention),
+        attention=attention_from_spec(options.attention, options.attention_options),
     )
 
 

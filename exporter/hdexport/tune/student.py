@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Encoder", "Student", "make_student", "make_teacher", "training_device"]
 
+import contextlib
 import functools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -81,7 +82,8 @@ class Encoder:
         inputs = {"input_ids": ids, "attention_mask": mask, **marks}
         inputs = {name: values.to(self.device) for name, values in inputs.items()}
         # References of sparse attention make their masks where tensors are made by default.
-        with self.device, torch.autocast(self.device.type, torch.bfloat16, enabled=self._half):
+        placed = contextlib.nullcontext() if self.device.type == "cpu" else self.device
+        with placed, torch.autocast(self.device.type, torch.bfloat16, enabled=self._half):
             return self.model(**inputs), inputs["attention_mask"]
 
     def states(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:

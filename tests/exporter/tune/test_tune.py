@@ -19,15 +19,20 @@ from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
 
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import read_extension
+from hdexport.checkpoint.position_choice import choose_positions
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
+from hdexport.support.progress import Progress
 from hdexport.tune import state
+from hdexport.tune.contrast import Contrast
 from hdexport.tune.corpus import read_corpus
 from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.run import RECORD_FILE, Tuned, tune
 from hdexport.tune.state import kept_steps
+from hdexport.tune.student import make_student
 from hdruntime.errors import HdexportError, InputError, NonFiniteOutputError
 from support.tiny_models import BASE, COPIES, save_sentence_modules, save_tiny_model
 from support.waiting import wait_until
@@ -127,7 +132,7 @@ def test_short_texts_are_answered_as_before(run: Run, model: Path, tmp_path: Pat
 def test_the_loss_goes_down(run: Run, texts: Path, options: dict[str, Any], least: float) -> None:
     texts_of_topics(texts, documents=12)
     # All documents in each step, so that steps differ in nothing but the weights and the sentences that are drawn.
-    losses = run(**{"rate": 3e-2, "steps": 12, "batch_tokens": 12 * MAX_LEN} | options).outcome.losses
+    losses = run(**{"rate": 3e-2, "steps": 10, "batch_tokens": 12 * MAX_LEN} | options).outcome.losses
     # The first step has few other texts to tell from.
     assert sum(losses[1:4]) / 3 - sum(losses[-3:]) / 3 > least
 
@@ -265,3 +270,31 @@ def test_long_texts_are_cut_into_pieces(texts: Path, model: Path) -> None:
         document.without(document.sentences[:1])
         == document.text[: document.sentences[0][0]] + (document.text[document.sentences[0][1] :])
     )
+
+
+def test_contrast_is_the_cross_entropy_of_the_right_text(model: Path, texts: Path, tmp_path: Path) -> None:
+    checkpoint = find_checkpoint(model)
+    corpus = read_corpus(
+        texts_of_topics(texts, documents=9), checkpoint.tokenizer, column=None, base=BASE, most=MAX_LEN
+    )
+    options = TuneOptions(model=model, texts=texts, output=tmp_path / "tuned", max_len=MAX_LEN)
+    task = Task.SENTENCE_SIMILARITY
+    choice = choose_positions(checkpoint, task=task, max_len=MAX_LEN, scheme=Scheme.TILE, attention={})
+    student = make_student(checkpoint, task, options, choice, torch.device("cpu"), Progress())
+    objective = Contrast(corpus, checkpoint.tokenizer, base=BASE, learns_short=False)
+    objective.loss(student, [0, 1, 2, 3], seed=0)
+    loss = objective.loss(student, [4, 5], seed=1)
+    vectors, queries, numbers = objective.state().values()
+    seen = numbers > 0
+    assert seen[:9].tolist() == [True] * 6 + [False] * 3
+    scores = queries[:, :, None] @ vectors[seen].T / 0.05  # [texts, queries, 1, seen]
+    # The texts that were not seen look like those that were.
+    weight = (len(numbers) - 1) / (int(seen.sum()) - 1)
+    expected = 0.0
+    for text in (4, 5):
+        right = int(seen[:text].sum())
+        for query in range(numbers[text]):
+            odds = scores[text, query, 0].exp()
+            chance = odds[right] / (odds[right] + weight * (odds.sum() - odds[right]))
+            expected -= float(chance.log()) / int(numbers[text])
+    assert loss.item() == pytest.approx(expected, rel=1e-4)
