@@ -31,8 +31,8 @@ it kept.
 | 129, 130, 143 | Stopped: the terminal hung up, Ctrl-C, SIGTERM. |
 | 141 | The reader of the output is gone, as in `hdexport inspect BUNDLE \\| head -1`. |
 
-`build`, `rebuild`, `extend`, `package`, `verify`, `run` and `bench` finish their work and return its exit code even
-when the reader of their output goes away, as in `hdexport build MODEL | head -1`.
+`build`, `rebuild`, `extend`, `tune`, `package`, `verify`, `run` and `bench` finish their work and return its exit code
+even when the reader of their output goes away, as in `hdexport build MODEL | head -1`.
 
 ## Completion in the shell
 

@@ -160,6 +160,7 @@ def _write_graphs(
         scheme=options.scheme,
         alpha=options.alpha,
         attention_scale=options.attention_scale,
+        attention=options.attention,
     )
     model = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result)
     positions = _extend(model, checkpoint, choice, options, progress)
@@ -218,6 +219,7 @@ def _attention(
         task=task,
         max_len=options.max_len,
         query_scale=query_scale,
+        asks_for_scale=options.attention_scale is not None,
         first_special_id=lambda: first_special_id(checkpoint),
         convertible=convertible_model_types,
     )

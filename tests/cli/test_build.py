@@ -54,7 +54,7 @@ def test_a_build_prints_one_line_per_graph_and_what_it_made(
     assert left_out == "Not needed for feature-extraction, and left out: pooler (2 weights)."
     assert positions == (
         "Positions: hierarchical, alpha 0.05, queries scaled by log n: best for embeddings without fine-tuning. Or: "
-        "--alpha 0.4 --attention-scale none, which suit a model that will be fine-tuned."
+        "--alpha 0.4 --attention-scale none, for a model that will be fine-tuned."
     )
     for line, graph in ((model, "model"), (for_cpu, "onnxruntime_cpu")):
         assert re.fullmatch(

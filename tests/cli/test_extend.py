@@ -79,7 +79,11 @@ def test_every_limit_grows_and_other_files_stay(installed: Command, sentence_tra
         "vocab.txt",
     ]
     before = json.loads((sentence_transformer / "config.json").read_text())
-    assert json.loads((longer / "config.json").read_text()) == before | {"max_position_embeddings": 200}
+    record = {"base": 64, "scheme": "hierarchical", "alpha": 0.4, "attention_scale": "none", "attention": None}
+    assert json.loads((longer / "config.json").read_text()) == before | {
+        "max_position_embeddings": 200,
+        "hdexport": record | {"tuned": False},
+    }
     sentence = json.loads((longer / "sentence_bert_config.json").read_text())
     assert sentence == {"max_seq_length": 200, "do_lower_case": False}
     for name in ("modules.json", "vocab.txt", "1_Pooling/config.json"):

@@ -64,7 +64,8 @@ class Subject:
         task: what it is built for.
         max_len: the longest input, in tokens.
         first_special_id: the id that a text begins with; None where it is unknown.
-        query_scale: factor of the queries; None for none. See `Setup.query_scale`.
+        query_scale: factor of the queries; None for none. See `AttentionKind.scales_queries`.
+        asks_for_scale: whether the user asked for it, and is to be told where it is always 1.
         convertible: model types of the families whose attention can be exchanged, for messages.
     """
 
@@ -73,6 +74,7 @@ class Subject:
     task: Task
     max_len: int
     query_scale: LogScale | None = None
+    asks_for_scale: bool = False
     first_special_id: Callable[[], int | None] = lambda: None
     convertible: Callable[[], Sequence[str]] = lambda: ()
 
@@ -92,12 +94,12 @@ class Subject:
             )
 
     def warn_if_unscaled(self, most_keys: int) -> None:
-        """Warn where the factor of the queries is always 1.
+        """Warn where the factor that the user asked for is always 1.
 
         Args:
             most_keys: that a query sees, unless it is a global token's.
         """
-        if self.query_scale is not None and not self.query_scale.changes(most_keys):
+        if self.asks_for_scale and self.query_scale is not None and not self.query_scale.changes(most_keys):
             logger.warning(
                 "--attention-scale logn leaves queries as they are that see %d tokens at most: the model was trained "
                 "with %d.",
@@ -115,15 +117,12 @@ class Setup:
         inputs: of the graph, in addition to those of every model.
         padding: how far rows may be padded; None for any length.
         remark: what the user has to know; None for nothing.
-        query_scale: the subject's, if `adapt` scales the queries so; a setup that leaves it out is refused where the
-            subject has one.
     """
 
     is_own: bool
     inputs: tuple[InputSpec, ...] = ()
     padding: PaddingRule | None = None
     remark: str | None = None
-    query_scale: LogScale | None = None
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """Make the model attend so while it is traced, in place."""
@@ -174,12 +173,14 @@ class AttentionKind:
         name: the tag of its record in the manifest.
         forms: word that begins a value of ``--attention`` -> form; none for a kind that no model is given.
         record_type: the dataclass of its record, whose first field is ``kind``.
+        scales_queries: whether models that are given it scale their queries by `Subject.query_scale`.
         holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
     """
 
     name: ClassVar[str]
     forms: ClassVar[Mapping[str, Form]] = {}
     record_type: ClassVar[type[Any]]
+    scales_queries: ClassVar[bool] = False
     holds_scores: ClassVar[bool] = True
 
     def reads(self, spec: str) -> bool:

@@ -131,8 +131,8 @@ def _check_scaled(setups: Mapping[str, Setup], subject: Subject) -> None:
         raise InputError(
             f"--attention-scale logn cannot scale the queries of a {model_type} with dense attention.\n{advice}"
         )
-    for name, setup in setups.items():
-        if setup.query_scale != subject.query_scale:
+    for name in setups:
+        if not kind_named(name).scales_queries:
             raise InputError(f"--attention-scale logn cannot scale the queries of attention {name!r}.\n{advice}")
 
 

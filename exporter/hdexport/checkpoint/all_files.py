@@ -67,13 +67,16 @@ def write_index(file_of_weight: Mapping[str, str], total_bytes: int, directory: 
     (directory / _INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def rewrite_json(source: Path, target: Path, changes: Mapping[str, object]) -> None:
+def rewrite_json(
+    source: Path, target: Path, changes: Mapping[str, object], *, added: Mapping[str, object] | None = None
+) -> None:
     """Write a JSON object with other values; values that are null or missing have no limit to raise and stay.
 
     Args:
         source: the file; where it is missing nothing is done.
         target: where to write it, if a value changes.
         changes: key -> value.
+        added: key -> value, whether or not the file has the key.
 
     Raises:
         ModelError: the file holds no JSON object.
@@ -81,7 +84,7 @@ def rewrite_json(source: Path, target: Path, changes: Mapping[str, object]) -> N
     if not source.is_file():
         return
     values = read_object(source)
-    changed = {key: value for key, value in changes.items() if values.get(key) is not None}
+    changed = {key: value for key, value in changes.items() if values.get(key) is not None} | dict(added or {})
     if changed:
         target.write_text(json.dumps(values | changed, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 

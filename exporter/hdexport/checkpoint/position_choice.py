@@ -4,8 +4,11 @@ from __future__ import annotations
 
 __all__ = ["EMBEDDING_ALPHA", "PositionChoice", "choose_positions"]
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.extension import Extension, read_extension
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme, check_options
@@ -50,6 +53,7 @@ def choose_positions(
     scheme: Scheme,
     alpha: float | None = None,
     attention_scale: AttentionScale | None = None,
+    attention: Mapping[str, Any],
 ) -> PositionChoice:
     """Choose what is left open.
 
@@ -60,6 +64,7 @@ def choose_positions(
         scheme: where the rows after the checkpoint's come from.
         alpha: weight of the coarse position in the hierarchical scheme; None to choose.
         attention_scale: factor of the queries; None to choose.
+        attention: requests to kinds of attention, by the kinds' names; not all kinds can scale queries.
 
     Raises:
         InputError: an option does not fit the checkpoint; see `hdexport.model.positions.check_options`.
@@ -67,7 +72,10 @@ def choose_positions(
     """
     base, family = checkpoint.base_positions, checkpoint.family
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
-    chosen = _as_they_are(base, extension) if max_len <= base else _beyond(checkpoint, task, extension)
+    scalable = all(kind_named(name).scales_queries for name in attention)
+    chosen = (
+        _as_they_are(base, extension) if max_len <= base else _beyond(checkpoint, task, scheme, extension, scalable)
+    )
     if alpha is not None or attention_scale is not None:
         chosen = replace(chosen, reason="as the options say", force="")
     chosen = replace(
@@ -94,30 +102,36 @@ def _as_they_are(base: int, extension: Extension | None) -> PositionChoice:
     )
 
 
-def _beyond(checkpoint: Checkpoint, task: Task, extension: Extension | None) -> PositionChoice:
-    is_embedding = task in (Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY)
+def _beyond(
+    checkpoint: Checkpoint, task: Task, scheme: Scheme, extension: Extension | None, scalable: bool
+) -> PositionChoice:
+    family = checkpoint.family
     if extension is not None:
         return PositionChoice(
             alpha=extension.alpha or DEFAULT_ALPHA,
             attention_scale=extension.attention_scale,
             reason="as the checkpoint was extended before",
         )
-    if not checkpoint.family.learned_positions:
+    if not family.learned_positions:
         return PositionChoice(reason="the model computes its positions")
-    if not is_embedding:
+    # A factor needs a logarithm to divide by; families with attention of their own were trained with it on long texts.
+    scale: AttentionScale = "logn" if scalable and family.own is None and checkpoint.base_positions > 1 else "none"
+    trainable, as_it_is = _options(scheme, DEFAULT_ALPHA, "none"), _options(scheme, EMBEDDING_ALPHA, scale)
+    if trainable == as_it_is:
+        return PositionChoice(reason="as the options say")
+    if task not in (Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY):
         return PositionChoice(
             reason=f"a {task.value} model is mostly fine-tuned on long texts",
-            force=f"--alpha {EMBEDDING_ALPHA:g} --attention-scale logn, which suit a model that is not",
-        )
-    if checkpoint.family.own is not None:
-        return PositionChoice(
-            alpha=EMBEDDING_ALPHA,
-            reason="best for embeddings without fine-tuning",
-            force=f"--alpha {DEFAULT_ALPHA:g}, which suits a model that will be fine-tuned",
+            force=f"{as_it_is}, for one that is not",
         )
     return PositionChoice(
         alpha=EMBEDDING_ALPHA,
-        attention_scale="logn",
+        attention_scale=scale,
         reason="best for embeddings without fine-tuning",
-        force=f"--alpha {DEFAULT_ALPHA:g} --attention-scale none, which suit a model that will be fine-tuned",
+        force=f"{trainable}, for a model that will be fine-tuned",
     )
+
+
+def _options(scheme: Scheme, alpha: float, scale: AttentionScale) -> str:
+    weight = f"--alpha {alpha:g} " if scheme is Scheme.HIERARCHICAL else ""
+    return f"{weight}--attention-scale {scale}"

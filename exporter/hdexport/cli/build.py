@@ -149,7 +149,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         "attention_scale": None if options.attention_scale == "auto" else options.attention_scale,
     }
     # Before PyTorch is loaded, for its refusals.
-    choose_positions(checkpoint, task=task or checkpoint.task(), max_len=max_len, **positions)
+    attention = attention_from_spec(options.attention, vars(options))
+    choose_positions(checkpoint, task=task or checkpoint.task(), max_len=max_len, attention=attention, **positions)
     flavours = flavours_of_targets(options.target or ["auto"])
     if not flavours:
         why = "--target asks for ONNX only" if options.target else "no TensorRT can build here, see: hdexport doctor"
@@ -162,7 +163,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         task=task,
         **positions,
         rope_factor=options.rope,
-        attention=attention_from_spec(options.attention, vars(options)),
+        attention=attention,
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),

@@ -5,8 +5,9 @@ from __future__ import annotations
 __all__ = ["verify_bundle"]
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
+from hdexport.attention.kind import Boundaries
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.tasks import Task
@@ -54,14 +55,8 @@ def verify_bundle(
     """
     manifest = bundle.manifest
     outcomes = _Outcomes(report)
-    attention = attention_of(manifest)
-    found = cases(
-        grid,
-        manifest.positions.base,
-        manifest.max_len,
-        boundaries=[found for item in attention if (found := item.kind.boundaries(item.record)) is not None],
-        longest=longest,
-    )
+    boundaries = list(_boundaries(manifest))
+    found = cases(grid, manifest.positions.base, manifest.max_len, boundaries=boundaries, longest=longest)
     reason = why_not_left(manifest, reference)
     if reason is not None:
         found = [case for case in found if case.padding != "left"]
@@ -83,6 +78,18 @@ def verify_bundle(
     for engine in manifest.engines:
         outcomes.leave_out(f"{engine.file}: not checked: that needs an NVIDIA GPU")
     return Verification(grid=grid, checks=tuple(outcomes.checks), not_checked=tuple(outcomes.not_checked))
+
+
+def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
+    """Those of attention, and where queries begin to be scaled in a model whose table is longer than it was trained."""
+    for item in attention_of(manifest):
+        found = item.kind.boundaries(item.record)
+        if found is not None:
+            yield found
+    trained = manifest.positions.trained
+    if manifest.positions.attention_scale != "none" and trained is not None and trained != manifest.positions.base:
+        lengths = frozenset({trained - 1, trained, trained + 1, 2 * trained})
+        yield Boundaries(lengths=lengths, first=trained + 1, second=2 * trained)
 
 
 class _Outcomes:

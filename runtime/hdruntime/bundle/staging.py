@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DirectoryKind", "locked_directory", "staged_directory"]
+__all__ = ["DirectoryKind", "locked_directory", "require_replaceable", "staged_directory"]
 
 import contextlib
 import ctypes
@@ -70,7 +70,7 @@ def staged_directory(destination: Path, kind: DirectoryKind, *, force: bool) -> 
         HdexportError: the directory cannot be written, or the disk is full.
     """
     destination = Path(destination).resolve()
-    _require_replaceable(destination, kind, force=force)
+    require_replaceable(destination, kind, force=force)
     with _parent_made(destination.parent, kind):
         _remove_stale(destination)
         partial = _sibling(destination, "partial")
@@ -110,7 +110,12 @@ def locked_directory(directory: Path, *, wait: bool) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
+def require_replaceable(destination: Path, kind: DirectoryKind, *, force: bool) -> None:
+    """Refuse what `staged_directory` would not replace; for a check before long work.
+
+    Raises:
+        OutputExistsError: something is at ``destination`` and may not be replaced.
+    """
     if not os.path.lexists(destination):
         return
     if not (destination.is_dir() and kind.is_one(destination)):
@@ -209,7 +214,7 @@ def _move_into_place(partial: Path, destination: Path, kind: DirectoryKind, *, f
             raise
         return
     # It may have appeared or changed while the block ran.
-    _require_replaceable(destination, kind, force=force)
+    require_replaceable(destination, kind, force=force)
     if not _exchange(partial, destination):
         _replace_in_two_steps(partial, destination)
 

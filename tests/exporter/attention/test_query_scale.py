@@ -9,6 +9,7 @@ import json
 import shutil
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx_ir as ir
@@ -16,10 +17,13 @@ import pytest
 import torch
 import transformers
 
+import hdruntime
 from hdexport.attention.interface import use_operators
 from hdexport.attention.query_scale import LogScale
 from hdexport.attention.query_scale_reference import use_query_scale
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint.extension import EXTENSION_KEY
 from hdexport.engines.build import EngineOptions
 from hdexport.engines.profiles import profiles_from_options
 from hdexport.families import family_of
@@ -249,6 +253,31 @@ def test_verification_sees_a_graph_that_scales_otherwise_than_the_manifest_says(
     assert not found.passed
     for check in found.checks:
         assert check.passed == (max(check.case.lengths) <= BASE), check.line()
+
+
+def test_a_table_that_was_extended_before_is_verified_around_the_trained_positions(tmp_path: Path) -> None:
+    """Where queries begin to be scaled; the checkpoint's own record says where that is."""
+    save_tiny_model(
+        tmp_path / "model",
+        "bert",
+        Task.FEATURE_EXTRACTION,
+        max_position_embeddings=300,
+        **{EXTENSION_KEY: {"base": BASE, "scheme": "tile"}},
+    )
+    options = {"model": tmp_path / "model", "output": tmp_path / "bundle", "max_len": 300}
+    manifest = build(BuildOptions(**options, attention_scale="logn", verify=None))
+    assert (manifest.positions.base, manifest.positions.trained) == (300, BASE)
+    opened = open_bundle(tmp_path / "bundle")
+    reference = reference_of(opened, find_checkpoint(tmp_path / "model"))
+    found = verify_bundle(opened, reference, grid=Grid.QUICK)
+    assert found.passed, "\n".join(found.summary())
+    assert {65, 66, 128} <= {length for check in found.checks for length in check.case.lengths}
+    expected = LogScaled(SimpleNamespace(checkpoint=tmp_path / "model", manifest=manifest), dense)
+    ids = np.random.default_rng(0).integers(5, VOCAB_SIZE, (2, 100))
+    feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+    with hdruntime.load(tmp_path / "bundle", backend="onnxruntime", threads=1) as session:
+        got = session(**feeds)["last_hidden_state"]
+    assert_close(got, expected(**feeds)["last_hidden_state"], atol=ATOL)
 
 
 # Graphs

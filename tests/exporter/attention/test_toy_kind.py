@@ -65,13 +65,16 @@ def built(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="module")
 def bundle(folder: Path, built: subprocess.CompletedProcess[str]) -> Path:
-    assert (built.returncode, built.stderr) == (0, ""), built.stderr
+    assert built.returncode == 0, built.stderr
+    (warning,) = built.stderr.splitlines()
+    assert "trained with 64 positions" in warning
     return folder / "bundle"
 
 
 @needs_rtx
 def test_it_is_built_and_verified_with_an_engine(bundle: Path, built: subprocess.CompletedProcess[str]) -> None:
-    _, said, model, *_ = built.stdout.splitlines()
+    _, positions, said, model, *_ = built.stdout.splitlines()
+    assert positions.startswith("Positions: hierarchical, alpha 0.05: "), "queries are not scaled"
     assert said.startswith("Attention is cut to every 3. token, which the model was not trained with")
     assert re.match(r"-\[x\] model.onnx: (\d+) of \1 checks passed", model)
     manifest = json.loads((bundle / "manifest.json").read_text())

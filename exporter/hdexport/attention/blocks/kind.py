@@ -76,6 +76,7 @@ class BlocksKind(AttentionKind):
     name = "blocks"
     forms = MappingProxyType(_FORMS)
     record_type = BlockSparse
+    scales_queries = True
     holds_scores = False
 
     def add_arguments(self, group: argparse._ArgumentGroup) -> None:

@@ -35,6 +35,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from hdexport.attention.query_scale import LogScale
+
 logger = logging.getLogger(__name__)
 
 _DEFAULT_BLOCK_SIZE, _DEFAULT_RANDOM_BLOCKS = 64, 3
@@ -49,11 +51,13 @@ class BlockSetup(Setup):
         spec: what the manifest says of it.
         listed_blocks: [layers, 1 or heads, rows, listed], int32, the operator's table of each layer, or None.
         global_embeddings: [global tokens, width], float32, what the layers are given for ETC's global tokens, or None.
+        query_scale: factor of the queries; None for none.
     """
 
     spec: BlockSparse
     listed_blocks: npt.NDArray[np.int32] | None = None
     global_embeddings: npt.NDArray[np.float32] | None = None
+    query_scale: LogScale | None = None
 
     @property
     def ordinary_keys(self) -> int:

@@ -33,6 +33,8 @@ from hdruntime.errors import InputError, ModelError
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hdexport.attention.query_scale import LogScale
+
 logger = logging.getLogger(__name__)
 
 _FORM = Form(
@@ -71,9 +73,11 @@ class WindowSetup(Setup):
 
     Attributes:
         window: in place of dense attention; None where the model was trained with windows.
+        query_scale: factor of the queries; None for none.
     """
 
     window: Window | None = None
+    query_scale: LogScale | None = None
 
     @property
     def bound(self) -> int:
@@ -99,6 +103,7 @@ class WindowKind(AttentionKind):
     name = "window"
     forms = MappingProxyType({"window": _FORM})
     record_type = WindowAttention
+    scales_queries = True
     holds_scores = False
 
     def reads(self, spec: str) -> bool:

@@ -1,0 +1,171 @@
+"""Learn longer positions from long texts without labels, and write the checkpoint as a Hugging Face directory.
+
+Only the rows after the checkpoint's are trained by default: shorter texts keep their answers. What is learnt is kept
+beside the output until it is complete, and the same command continues after a kill. Build a bundle of the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from hdexport.cli.arguments import (
+    add_attention_scale_argument,
+    add_pickle_argument,
+    add_position_arguments,
+    add_revision_argument,
+    whole_number,
+)
+from hdexport.cli.streams import outlive_readers
+
+SUMMARY = "learn longer positions from long texts without labels"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the command's arguments."""
+    from hdexport.attention.kinds import kinds
+
+    parser.add_argument(
+        "model", metavar="MODEL", help="a checkpoint's directory, or organisation/name on the Hugging Face hub"
+    )
+    parser.add_argument(
+        "--texts",
+        metavar="PATH",
+        type=Path,
+        required=True,
+        help="a .jsonl, .csv, .tsv, .parquet or .txt file (a text per line), or a folder of such files, in which each "
+        ".txt, .md and .rst file is one text; .gz and .zst, too",
+    )
+    parser.add_argument("--text-column", metavar="NAME", help="column of the texts (default: text)")
+    parser.add_argument(
+        "--max-len",
+        metavar="TOKENS",
+        type=whole_number,
+        required=True,
+        help="positions of the new checkpoint; longer texts are cut into pieces",
+    )
+    parser.add_argument("-o", "--output", metavar="DIR", type=Path, required=True, help="the directory to write")
+    parser.add_argument("--force", action="store_true", help="replace the checkpoint that is at the output")
+    parser.add_argument("--restart", action="store_true", help="discard what an unfinished run has kept")
+    add_revision_argument(parser)
+    add_pickle_argument(parser)
+    training = parser.add_argument_group("training")
+    training.add_argument(
+        "--loss",
+        choices=["auto", "contrast", "distill", "mlm"],
+        default="auto",
+        help="contrast: a sentence that is taken out of a text finds it among all texts; distill: token states are "
+        "those that the checkpoint gives in windows of trained positions; mlm: masked tokens are predicted; auto "
+        "(default): contrast for embeddings, mlm where the checkpoint has that head, else distill",
+    )
+    training.add_argument(
+        "--train",
+        choices=["positions", "all"],
+        default="positions",
+        help="positions (default): the rows after the checkpoint's, so that shorter texts keep every bit of their "
+        "answers; all: every weight",
+    )
+    training.add_argument(
+        "--minutes", metavar="N", type=float, help="of training (default: 30, unless --steps is given)"
+    )
+    training.add_argument("--steps", metavar="N", type=whole_number, help="of the optimizer, at most")
+    training.add_argument(
+        "--batch-tokens",
+        metavar="N",
+        type=whole_number,
+        default=16384,
+        help="about how many tokens a step sees; their gradients are accumulated text by text (default: 16384)",
+    )
+    training.add_argument(
+        "--lr", metavar="RATE", type=float, help="the highest learning rate (default: 2e-3 for positions, 2e-5 for all)"
+    )
+    training.add_argument(
+        "--seed", metavar="N", type=lambda text: whole_number(text, least=0), default=0, help="(default: 0)"
+    )
+    training.add_argument(
+        "--gradient-checkpointing", action="store_true", help="take less memory, and about a third more time"
+    )
+    training.add_argument(
+        "--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto (default): a GPU where there is one"
+    )
+    positions = parser.add_argument_group("positions and attention")
+    add_position_arguments(positions, alpha="0.05 for embeddings, else 0.4, before training")
+    add_attention_scale_argument(positions)
+    forms = [form for kind in kinds() for form in kind.forms.values()]
+    positions.add_argument(
+        "--attention",
+        metavar="SPEC",
+        help=f"train through sparse attention in place of dense: {' or '.join(form.grammar for form in forms)}; see "
+        "hdexport build",
+    )
+    for kind in kinds():
+        kind.add_arguments(positions)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command."""
+    from hdexport.cli.progress import TerminalProgress
+
+    outlive_readers()
+    with _interruption_explained(options.output), TerminalProgress() as progress:
+        progress.step("Starting")
+        from hdexport.model.positions import Scheme
+        from hdexport.tune.options import Loss, Trained, TuneOptions
+        from hdexport.tune.run import tune
+
+        tuned = tune(
+            TuneOptions(
+                model=options.model,
+                texts=options.texts,
+                output=options.output,
+                max_len=options.max_len,
+                column=options.text_column,
+                loss=None if options.loss == "auto" else Loss(options.loss),
+                train=Trained(options.train),
+                scheme=Scheme(options.positions),
+                alpha=options.alpha,
+                attention=options.attention,
+                attention_options=vars(options),
+                attention_scale=None if options.attention_scale == "auto" else options.attention_scale,
+                minutes=options.minutes,
+                steps=options.steps,
+                batch_tokens=options.batch_tokens,
+                rate=options.lr,
+                seed=options.seed,
+                gradient_checkpointing=options.gradient_checkpointing,
+                device=options.device,
+                revision=options.revision,
+                force=options.force,
+                restart=options.restart,
+                allow_pickle=options.allow_pickle,
+                command=options.command_line,
+            ),
+            progress,
+        )
+    outcome, extension = tuned.outcome, tuned.extension
+    first, last = (sum(part) / len(part) for part in (outcome.losses[:10], outcome.losses[-10:]))
+    print(f"{options.output}: {options.max_len} positions from {extension.base}, {tuned.trained_values} values trained")
+    print(
+        f"{outcome.documents} texts in {outcome.steps} steps, {outcome.seconds / 60:.1f} minutes; "
+        f"loss {first:.4g} to {last:.4g}"
+    )
+    attention = "" if extension.attention is None else f" --attention {extension.attention}"
+    print(f"Next: hdexport build {options.output}{attention}")
+    return 0
+
+
+@contextlib.contextmanager
+def _interruption_explained(output: Path) -> Iterator[None]:
+    """Say what is kept where the block is interrupted."""
+    import signal
+
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        from hdexport.tune.state import kept_steps
+
+        steps = kept_steps(output)
+        kept = "nothing was kept" if steps is None else f"{steps} steps are kept; the same command continues after them"
+        raise KeyboardInterrupt(stop.args[0] if stop.args else signal.SIGINT, kept) from None

@@ -1,0 +1,1 @@
+"""Extended positions, learnt from long texts without labels."""

@@ -1,0 +1,122 @@
+"""The texts that positions are learnt from: tokenised, cut to pieces, with their sentences."""
+
+from __future__ import annotations
+
+__all__ = ["FEWEST_LONG", "Corpus", "Document", "read_corpus"]
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdexport.support.texts import Text, read_texts
+from hdruntime.errors import InputError
+
+FEWEST_LONG = 8
+"""Texts longer than the checkpoint's positions; with fewer, their words are learnt, not positions."""
+
+_SENTENCE = re.compile(r"\S(?:[^.!?\u3002\uff01\uff1f\n]|\n(?!\s*\n)|[.!?](?!\s|$))*[.!?\u3002\uff01\uff1f]")
+"""From its first character to the next full stop that ends a word, within a paragraph."""
+
+_FEWEST_CHARACTERS, _MOST_CHARACTERS = 40, 400
+"""Of a sentence that is taken out; shorter ones say too little, longer ones are tables or code."""
+
+_LEAST_PROSE = 0.8
+"""Share of letters, digits and blanks in a sentence; code and tables have more signs."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A text, or a piece of one, of at most `max_len` tokens.
+
+    Attributes:
+        name: of the text.
+        text: its characters.
+        tokens: special ones included.
+        sentences: start and end of each in `text`.
+    """
+
+    name: str
+    text: str
+    tokens: int
+    sentences: tuple[tuple[int, int], ...]
+
+    def without(self, sentences: Sequence[tuple[int, int]]) -> str:
+        """The text without some of its sentences, which are in order."""
+        starts, ends = [0, *(end for _, end in sentences)], [*(start for start, _ in sentences), len(self.text)]
+        return "".join(self.text[start:end] for start, end in zip(starts, ends, strict=True))
+
+    def drawn_sentences(self, most: int, random: np.random.Generator) -> list[tuple[int, int]]:
+        """At most so many sentences, and at most half of them, in order."""
+        number = min(most, max(1, len(self.sentences) // 2))
+        return [self.sentences[place] for place in np.sort(random.permutation(len(self.sentences))[:number])]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """All texts.
+
+    Attributes:
+        long: documents of more tokens than the checkpoint has positions.
+        short: other documents.
+        texts: number of texts before they were cut to pieces.
+        digest: SHA-256 of names and texts.
+    """
+
+    long: tuple[Document, ...]
+    short: tuple[Document, ...]
+    texts: int
+    digest: str
+
+
+def read_corpus(source: Path, tokenizer: Any, *, column: str | None, base: int, max_len: int) -> Corpus:
+    """Read and cut the texts.
+
+    Args:
+        source: a file or a folder.
+        tokenizer: the checkpoint's, in transformers.
+        column: of the texts; None for the default.
+        base: positions that the checkpoint was trained with.
+        max_len: tokens of the longest piece.
+
+    Raises:
+        InputError: the texts cannot be read, or too few are long.
+    """
+    long: list[Document] = []
+    short: list[Document] = []
+    digest, count = hashlib.sha256(), 0
+    for text in read_texts(source, column=column):
+        digest.update(f"{len(text.name)} {len(text.text)} {text.name}{text.text}".encode(errors="replace"))
+        count += 1
+        for piece in _pieces(text, tokenizer, max_len):
+            (long if piece.tokens > base else short).append(piece)
+    if len(long) < FEWEST_LONG:
+        raise InputError(
+            f"{source} holds {count} texts, and {len(long)} of them or of their pieces have more than {base} tokens, "
+            f"the checkpoint's positions; at least {FEWEST_LONG} are needed, and hundreds are better.\n"
+            "Name more or longer texts with --texts. In a .txt file each line is a text; in a folder each .txt file is."
+        )
+    return Corpus(long=tuple(long), short=tuple(short), texts=count, digest=digest.hexdigest())
+
+
+def _pieces(text: Text, tokenizer: Any, max_len: int) -> Iterator[Document]:
+    specials = tokenizer.num_special_tokens_to_add()
+    tokens = tokenizer(text.text, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+    offsets = tokens["offset_mapping"]
+    size = max_len - specials
+    for first in range(0, len(offsets), size):
+        last = min(first + size, len(offsets)) - 1
+        piece = text.text[offsets[first][0] : offsets[last][1]]
+        yield Document(text.name, piece, last + 1 - first + specials, tuple(_sentences(piece)))
+
+
+def _sentences(text: str) -> Iterator[tuple[int, int]]:
+    for found in _SENTENCE.finditer(text):
+        sentence = " ".join(found[0].split())
+        prose = sum(character.isalnum() or character == " " for character in sentence)
+        if _FEWEST_CHARACTERS <= len(sentence) <= _MOST_CHARACTERS and prose >= _LEAST_PROSE * len(sentence):
+            yield found.span()

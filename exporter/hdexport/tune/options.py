@@ -1,0 +1,122 @@
+"""What is tuned, how long and with which loss."""
+
+from __future__ import annotations
+
+__all__ = ["Loss", "Trained", "TuneOptions"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from hdexport.model.positions import Scheme
+from hdruntime.bundle.manifest import AttentionScale
+from hdruntime.errors import InputError
+
+
+class Loss(str, Enum):
+    """What is learnt from texts without labels."""
+
+    DISTILL = "distill"
+    """Token states of the whole text are those that the checkpoint gives in a window of trained positions."""
+    CONTRAST = "contrast"
+    """A sentence that is taken out of a text finds it among all others (inverse cloze)."""
+    MLM = "mlm"
+    """Masked tokens are predicted, as in pretraining."""
+
+
+class Trained(str, Enum):
+    """Which weights are trained."""
+
+    POSITIONS = "positions"
+    """The rows of the position table after the checkpoint's."""
+    ALL = "all"
+    """Every weight of the model."""
+
+
+DEFAULT_MINUTES = 30.0
+
+_DEFAULT_RATES = {Trained.POSITIONS: 2e-3, Trained.ALL: 2e-5}
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuneOptions:
+    """What is tuned, and how.
+
+    Attributes:
+        model: a checkpoint's directory, or ``organisation/name`` on the Hugging Face hub, which ``@revision`` may
+            follow.
+        texts: a file or a folder, see `hdexport.support.texts.read_texts`.
+        output: the directory to write.
+        max_len: positions of the new checkpoint; longer texts are cut into pieces.
+        column: of the texts; None for ``text``.
+        loss: what is learnt; None chooses by the checkpoint's task.
+        train: which weights.
+        scheme: source of the new rows before they are trained.
+        alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
+        attention: value of ``--attention``; None keeps the model's.
+        attention_options: of kinds of attention, by their names in Python.
+        attention_scale: factor of the queries; None chooses.
+        minutes: of training, all runs of the same command together; None where only `steps` counts.
+        steps: of the optimizer; None where only `minutes` counts. Where neither is given, 30 minutes.
+        batch_tokens: about how many tokens a step sees; each text is run alone or with similarly long ones.
+        rate: the highest learning rate; None for the default of `train`.
+        seed: of the order of texts and of all that is drawn.
+        gradient_checkpointing: compute each layer twice, to keep less in memory.
+        device: ``auto``, ``cpu`` or ``cuda``.
+        revision: on the hub: a branch, a tag or a commit.
+        force: replace a checkpoint at `output`.
+        restart: discard what an unfinished run has kept.
+        allow_pickle: also read pickled weights.
+        command: the command line, for the record.
+    """
+
+    model: str | Path
+    texts: Path
+    output: Path
+    max_len: int
+    column: str | None = None
+    loss: Loss | None = None
+    train: Trained = Trained.POSITIONS
+    scheme: Scheme = Scheme.HIERARCHICAL
+    alpha: float | None = None
+    attention: str | None = None
+    attention_options: Mapping[str, Any] = field(default_factory=dict)
+    attention_scale: AttentionScale | None = None
+    minutes: float | None = None
+    steps: int | None = None
+    batch_tokens: int = 16384
+    rate: float | None = None
+    seed: int = 0
+    gradient_checkpointing: bool = False
+    device: str = "auto"
+    revision: str | None = None
+    force: bool = False
+    restart: bool = False
+    allow_pickle: bool = False
+    command: str = ""
+
+    @property
+    def learning_rate(self) -> float:
+        """The highest learning rate."""
+        return _DEFAULT_RATES[self.train] if self.rate is None else self.rate
+
+    @property
+    def seconds(self) -> float | None:
+        """Of training; None where only steps count."""
+        if self.minutes is not None:
+            return 60 * self.minutes
+        return 60 * DEFAULT_MINUTES if self.steps is None else None
+
+    def check(self) -> None:
+        """Refuse numbers that nothing can be trained with.
+
+        Raises:
+            InputError: it says which.
+        """
+        for name, value in (("--minutes", self.minutes), ("--lr", self.rate)):
+            if value is not None and not 0 < value < float("inf"):
+                raise InputError(f"{name} {value:g} is not a number above 0.")
+        if self.steps is not None and self.steps < 1:
+            raise InputError(f"--steps {self.steps} is not a whole number, 1 or more.")

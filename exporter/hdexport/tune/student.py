@@ -1,0 +1,244 @@
+"""The models of a tuning: the checkpoint's with more positions, and the checkpoint's own."""
+
+from __future__ import annotations
+
+__all__ = ["Encoder", "Student", "make_student", "make_teacher", "training_device"]
+
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from transformers.modeling_layers import GradientCheckpointingLayer
+
+from hdexport.attention.kind import Subject
+from hdexport.attention.kinds import attention_from_spec, attention_setups, kind_named
+from hdexport.attention.query_scale import LogScale
+from hdexport.attention.query_scale_reference import use_query_scale
+from hdexport.checkpoint import Checkpoint
+from hdexport.checkpoint.position_choice import PositionChoice
+from hdexport.checkpoint.sentence_pooling import SentencePooling, sentence_pooling
+from hdexport.checkpoint.tokenizer_files import first_special_id
+from hdexport.families import Family, convertible_model_types
+from hdexport.model.positions import extend_table
+from hdexport.model.surgery import extend_positions
+from hdexport.model.tasks import Task
+from hdexport.support.progress import Progress
+from hdexport.tune.options import Trained, TuneOptions
+from hdexport.tune.rows import TunedRows
+from hdruntime.bundle.manifest import Fill, InputSpec, Positions, Role
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Encoder:
+    """A model that gives token states and vectors of token ids, on a device.
+
+    Linear layers compute in bfloat16 where the hardware has it, but for families whose attention is the library's own
+    code, which mixes types.
+
+    Args:
+        model: in evaluation mode.
+        family: of the model.
+        device: where it runs.
+        pad_token_id: fills shorter rows of a batch.
+        pooling: to vectors; None for the mean.
+        inputs: of the attention, in addition to ids and mask.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        family: Family,
+        device: torch.device,
+        *,
+        pad_token_id: int,
+        pooling: SentencePooling | None,
+        inputs: Sequence[InputSpec] = (),
+    ) -> None:
+        self.model, self.device = model.to(device), device
+        self._pad_token_id = pad_token_id
+        self._pooling = SentencePooling(("mean",), []) if pooling is None else pooling.to(device)
+        self._marks = [
+            spec.name for spec in inputs if spec.role is Role.MARKS and spec.default.fill is Fill.FIRST_TOKEN
+        ]
+        self._half = family.own is None and _has_bfloat16(device)
+        if self._half:
+            _cast_frozen_layers(model)
+
+    def outputs(self, texts: Sequence[torch.Tensor]) -> tuple[Any, torch.Tensor]:
+        """The model's outputs, and the mask [batch, tokens], 1 for real tokens.
+
+        Args:
+            texts: [tokens] each, int64.
+        """
+        ids = pad_sequence(list(texts), batch_first=True, padding_value=self._pad_token_id)
+        mask = pad_sequence([torch.ones_like(text) for text in texts], batch_first=True)
+        marks = dict.fromkeys(self._marks, torch.zeros_like(mask).index_fill_(1, torch.zeros(1, dtype=torch.long), 1))
+        inputs = {"input_ids": ids, "attention_mask": mask, **marks}
+        inputs = {name: values.to(self.device) for name, values in inputs.items()}
+        # References of sparse attention make their masks where tensors are made by default.
+        with self.device, torch.autocast(self.device.type, torch.bfloat16, enabled=self._half):
+            return self.model(**inputs), inputs["attention_mask"]
+
+    def states(self, texts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+        """[batch, tokens, width], float32, and the mask [batch, tokens]."""
+        outputs, mask = self.outputs(texts)
+        return outputs.last_hidden_state.float(), mask
+
+    def vectors(self, texts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """[batch, width], float32, of length 1."""
+        states, mask = self.states(texts)
+        return torch.nn.functional.normalize(self._pooling(states, mask), dim=-1)
+
+
+class Student(Encoder):
+    """The model whose positions are learnt.
+
+    Attributes:
+        rows: its position table.
+        positions: of the new checkpoint.
+    """
+
+    rows: TunedRows
+    positions: Positions
+
+    def trained(self) -> dict[str, torch.nn.Parameter]:
+        """Name -> weight, of those that are trained."""
+        return {name: weight for name, weight in self.model.named_parameters() if weight.requires_grad}
+
+    def results(self) -> dict[str, torch.Tensor]:
+        """Name in the model -> value, on the CPU, of trained weights; the position table among them."""
+        (prefix,) = (name for name, module in self.model.named_modules() if module is self.rows)
+        others = {name: weight for name, weight in self.trained().items() if not name.startswith(f"{prefix}.")}
+        table = self.rows.table()[: self.positions.first_row + self.positions.rows]
+        return {name: weight.detach().float().cpu() for name, weight in (others | {f"{prefix}.weight": table}).items()}
+
+
+def training_device(name: str) -> torch.device:
+    """The device by its name; ``auto`` is a GPU that PyTorch can use, else the CPU.
+
+    Raises:
+        InputError: there is no such GPU.
+    """
+    if name == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device cuda needs a GPU that PyTorch can use, and there is none.\nUse --device cpu.")
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    return torch.device(name)
+
+
+def make_student(
+    checkpoint: Checkpoint,
+    task: Task,
+    options: TuneOptions,
+    choice: PositionChoice,
+    device: torch.device,
+    progress: Progress,
+) -> Student:
+    """The model with more positions, some of its weights to be trained.
+
+    Raises:
+        ModelError, InputError: the checkpoint cannot be loaded, or cannot be given the attention.
+    """
+    model, family = checkpoint.load(task, allow_pickle=options.allow_pickle, report=progress.result), checkpoint.family
+    for weight in model.parameters():
+        weight.requires_grad_(options.train is Trained.ALL)
+    positions, rows = _tuned_rows(model, checkpoint, options, choice)
+    query_scale = LogScale(choice.trained) if choice.attention_scale == "logn" else None
+    subject = Subject(
+        model=model,
+        family=family,
+        task=task,
+        max_len=options.max_len,
+        query_scale=query_scale,
+        first_special_id=lambda: first_special_id(checkpoint),
+        convertible=convertible_model_types,
+    )
+    setups = attention_setups(attention_from_spec(options.attention, options.attention_options), subject)
+    facts = [kind_named(name).use_reference(setup, model, family) for name, setup in setups.items()]
+    if not any(fact.replaced for fact in facts):
+        family.as_trained(model)
+    if query_scale is not None:
+        use_query_scale(model, family, query_scale)
+    if options.gradient_checkpointing:
+        _checkpoint_layers(model)
+    student = Student(
+        model,
+        family,
+        device,
+        pad_token_id=int(checkpoint.config.get("pad_token_id") or 0),
+        pooling=_pooling(checkpoint, task),
+        inputs=[spec for setup in setups.values() for spec in setup.inputs],
+    )
+    student.rows, student.positions = rows, positions
+    return student
+
+
+def make_teacher(checkpoint: Checkpoint, task: Task, options: TuneOptions, device: torch.device) -> Encoder:
+    """The checkpoint's own model, which learns nothing."""
+    model = checkpoint.load(task, allow_pickle=options.allow_pickle).requires_grad_(False)
+    checkpoint.family.as_trained(model)
+    pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
+    return Encoder(model, checkpoint.family, device, pad_token_id=pad_token_id, pooling=_pooling(checkpoint, task))
+
+
+def _pooling(checkpoint: Checkpoint, task: Task) -> SentencePooling | None:
+    if task is not Task.SENTENCE_SIMILARITY:
+        return None
+    return sentence_pooling(checkpoint.path, hidden_size=checkpoint.settings().hidden_size).requires_grad_(False)
+
+
+def _tuned_rows(
+    model: PreTrainedModel, checkpoint: Checkpoint, options: TuneOptions, choice: PositionChoice
+) -> tuple[Positions, TunedRows]:
+    """Put the table that is trained into the model; the first rows are the checkpoint's, whatever the scheme."""
+    family = checkpoint.family
+    embeddings = family.embeddings(model)
+    before = embeddings.position_embeddings.weight.detach().clone()
+    # The library pads the texts of some families, and looks up positions for the padding.
+    rows = family.padded_tokens(model.config, options.max_len)
+    positions = extend_positions(model, family, max_len=rows, scheme=choice.scheme, alpha=choice.alpha, itemsize=0)
+    table = torch.from_numpy(
+        extend_table(before.numpy(), rows, scheme=choice.scheme, alpha=choice.alpha, first_row=positions.first_row)
+    )
+    table[: len(before)] = before
+    tuned = TunedRows(table, first=len(before), base=positions.base, all_rows=options.train is Trained.ALL)
+    embeddings.position_embeddings = tuned
+    return Positions(
+        scheme=positions.scheme,
+        alpha=positions.alpha,
+        base=positions.base,
+        rows=options.max_len,
+        first_row=positions.first_row,
+        form=positions.form,
+    ), tuned
+
+
+def _has_bfloat16(device: torch.device) -> bool:
+    """Whether the hardware multiplies matrices in bfloat16, which without it is slower than float32."""
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_amx_tile_supported()
+
+
+def _cast_frozen_layers(model: PreTrainedModel) -> None:
+    """Keep frozen matrices in bfloat16, so that autocast need not convert them at every call."""
+    looked_up = {id(module.weight) for module in model.modules() if isinstance(module, torch.nn.Embedding)}
+    for module in model.modules():
+        frozen = isinstance(module, torch.nn.Linear) and not module.weight.requires_grad
+        if frozen and id(module.weight) not in looked_up:
+            module.to(torch.bfloat16)
+
+
+def _checkpoint_layers(model: PreTrainedModel) -> None:
+    for module in model.modules():
+        if isinstance(module, GradientCheckpointingLayer):
+            # The library asks whether the layer is training; what is in it, such as dropout, stays in evaluation mode.
+            module.training = module.gradient_checkpointing = True
+            module._gradient_checkpointing_func = functools.partial(
+                torch.utils.checkpoint.checkpoint, use_reentrant=False
+            )

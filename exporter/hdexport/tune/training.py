@@ -1,0 +1,205 @@
+"""The loop: AdamW with a cosine schedule over accumulated gradients, saved so that a killed process continues."""
+
+from __future__ import annotations
+
+__all__ = ["Outcome", "train"]
+
+import logging
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from hdexport.support.progress import Progress
+from hdexport.tune.losses import Objective
+from hdexport.tune.options import TuneOptions
+from hdexport.tune.state import TuneFolder
+from hdexport.tune.student import Student
+from hdruntime.errors import NonFiniteOutputError
+
+logger = logging.getLogger(__name__)
+
+_WARMUP_STEPS = 10
+_LEAST_RATE = 0.05
+"""Of the highest, at the end of the schedule."""
+
+_BETAS = (0.9, 0.98)
+_MOST_NORM = 1.0
+"""Of the gradient; steeper ones are scaled down."""
+
+
+@dataclass
+class Outcome:
+    """What was done, in all runs of the command.
+
+    Attributes:
+        losses: of each step, the mean over its texts.
+        documents: that were run, repeats included.
+        seconds: of training.
+    """
+
+    losses: list[float] = field(default_factory=list)
+    documents: int = 0
+    seconds: float = 0.0
+
+    @property
+    def steps(self) -> int:
+        """Steps of the optimizer."""
+        return len(self.losses)
+
+
+def train(
+    student: Student, objective: Objective, options: TuneOptions, folder: TuneFolder, progress: Progress
+) -> Outcome:
+    """Train, or continue.
+
+    Raises:
+        NonFiniteOutputError: a loss or a gradient is NaN or infinite; the state before it is kept.
+        HdexportError: what is kept is damaged, or cannot be written.
+    """
+    training = _Training(student, objective, options, folder)
+    if training.outcome.steps or training.micro:
+        progress.result(f"Continuing after step {training.outcome.steps}, from {folder.path}.")
+    while not training.is_done:
+        training.step()
+        outcome = training.outcome
+        left = outcome.seconds * (1 / training.share - 1)
+        text = f"loss {outcome.losses[-1]:.4g}, about {_clock(left)} left, step"
+        logger.info("step %d: loss %.4g, %s", outcome.steps, outcome.losses[-1], _clock(outcome.seconds))
+        progress.detail(text, outcome.steps, max(outcome.steps, round(outcome.steps / training.share)))
+    training.save()
+    return training.outcome
+
+
+class _Training:
+    """Everything that changes while it runs."""
+
+    def __init__(self, student: Student, objective: Objective, options: TuneOptions, folder: TuneFolder) -> None:
+        self._student, self._objective, self._options, self._folder = student, objective, options, folder
+        self._weights = student.trained()
+        self._optimizer = torch.optim.AdamW(self._weights.values(), betas=_BETAS, weight_decay=0.0)
+        self.outcome = Outcome()
+        self.micro, self._loss = 0, 0.0
+        """Micro-batches of the current step that are done, and the sum of their losses."""
+        state = folder.load()
+        if state is not None:
+            self._restore(state)
+
+    @property
+    def share(self) -> float:
+        """How much is done, above 0 and at most 1."""
+        options, outcome = self._options, self.outcome
+        of_steps = outcome.steps / options.steps if options.steps else 0.0
+        of_time = outcome.seconds / options.seconds if options.seconds else 0.0
+        return min(1.0, max(of_steps, of_time, 1e-9))
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the steps or the minutes are over."""
+        return self.share >= 1
+
+    def step(self) -> None:
+        """One step of the optimizer."""
+        began, before = time.monotonic(), self.outcome.seconds
+        documents = self._documents_of_step()
+        micro_batches = list(self._micro_batches(documents))
+        while self.micro < len(micro_batches):
+            self._backward(micro_batches[self.micro], len(documents))
+            self.micro += 1
+            self.outcome.seconds = before + time.monotonic() - began
+            if self._folder.is_due:
+                self.save()
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._options.learning_rate * self._factor()
+        norm = torch.nn.utils.clip_grad_norm_(self._weights.values(), _MOST_NORM)
+        self._require_finite("gradient", float(norm))
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        self.outcome.losses.append(self._loss)
+        self.outcome.documents += len(documents)
+        self.outcome.seconds = before + time.monotonic() - began
+        self.micro, self._loss = 0, 0.0
+
+    def save(self) -> None:
+        """Keep all of it."""
+        outcome = self.outcome
+        self._folder.save(
+            {
+                "losses": outcome.losses,
+                "documents": outcome.documents,
+                "seconds": outcome.seconds,
+                "micro": self.micro,
+                "loss": self._loss,
+                "weights": {name: weight.detach() for name, weight in self._weights.items()},
+                "gradients": {name: weight.grad for name, weight in self._weights.items() if weight.grad is not None},
+                "optimizer": self._optimizer.state_dict(),
+                "objective": self._objective.state(),
+            }
+        )
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.outcome = Outcome(losses=state["losses"], documents=state["documents"], seconds=state["seconds"])
+        self.micro, self._loss = state["micro"], state["loss"]
+        with torch.no_grad():
+            for name, weight in self._weights.items():
+                weight.copy_(state["weights"][name])
+        for name, gradient in state["gradients"].items():
+            self._weights[name].grad = gradient.to(self._weights[name].device)
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._objective.load_state(state["objective"])
+
+    def _backward(self, documents: list[int], of_step: int) -> None:
+        seed = (self._options.seed << 32) + self.outcome.documents * 4096 + self.micro
+        loss = self._objective.loss(self._student, documents, seed)
+        self._require_finite("loss", loss.item())
+        (loss / of_step).backward()
+        self._loss += loss.item() / of_step
+
+    def _require_finite(self, what: str, value: float) -> None:
+        if math.isfinite(value):
+            return
+        kept = f"What was learnt before is kept in {self._folder.path}. " if self._folder.has_state else ""
+        raise NonFiniteOutputError(
+            f"The {what} is {value} in step {self.outcome.steps + 1}: training diverged, and nothing was written.\n"
+            f"{kept}Use a lower learning rate: the same command with --lr {self._options.learning_rate / 4:g}"
+        )
+
+    def _documents_of_step(self) -> list[int]:
+        """Indices of the next documents, in a new order each time that all were seen."""
+        documents: list[int] = []
+        tokens = 0
+        all_documents = self._objective.documents
+        order: np.ndarray | None = None
+        while not documents or tokens < self._options.batch_tokens:
+            epoch, place = divmod(self.outcome.documents + len(documents), len(all_documents))
+            if order is None or place == 0:
+                order = np.random.default_rng([self._options.seed, epoch]).permutation(len(all_documents))
+            documents.append(int(order[place]))
+            tokens += all_documents[documents[-1]].tokens
+        return documents
+
+    def _micro_batches(self, documents: list[int]) -> Iterator[list[int]]:
+        """Documents of similar lengths, of at most as many tokens as the longest, padding included."""
+        all_documents = self._objective.documents
+        batch: list[int] = []
+        for index in sorted(documents, key=lambda index: all_documents[index].tokens):
+            if batch and all_documents[index].tokens * (len(batch) + 1) > self._options.max_len:
+                yield batch
+                batch = []
+            batch.append(index)
+        yield batch
+
+    def _factor(self) -> float:
+        """Of the highest learning rate, in this step."""
+        cosine = (1 + math.cos(math.pi * self.share)) / 2
+        warmup = min(1.0, (self.outcome.steps + 1) / _WARMUP_STEPS)
+        return warmup * (_LEAST_RATE + (1 - _LEAST_RATE) * cosine)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,267 @@
+"""Tuned checkpoints: what is trained and what keeps every bit, what continues, and what stops."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoModelForMaskedLM, AutoTokenizer
+
+from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint.extension import read_extension
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+from hdexport.model.positions import Scheme
+from hdexport.model.tasks import Task
+from hdexport.tune import state
+from hdexport.tune.corpus import read_corpus
+from hdexport.tune.options import Loss, Trained, TuneOptions
+from hdexport.tune.run import RECORD_FILE, Tuned, tune
+from hdexport.tune.state import kept_steps
+from hdruntime.errors import HdexportError, InputError, NonFiniteOutputError
+from support.tiny_models import BASE, COPIES, save_sentence_modules, save_tiny_model
+from support.waiting import wait_until
+
+WEIGHTS = "model.safetensors"
+TABLE = "embeddings.position_embeddings.weight"
+MAX_LEN = 200
+
+Run = Callable[..., Tuned]
+
+
+def texts_of_topics(file: Path, *, documents: int = 24, sentences: int = 14) -> Path:
+    """Long texts of few words each, so that a sentence tells which text it is of."""
+    draw = random.Random(0)
+    rows = []
+    for _ in range(documents):
+        words = [f"w{number}" for number in draw.sample(range(110), 10)]
+        rows.append({"text": " ".join(" ".join([*draw.choices(words, k=12), "."]) for _ in range(sentences))})
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    return texts_of_topics(tmp_path / "texts.jsonl")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """A tiny embedding model."""
+    save_tiny_model(tmp_path / "model", "bert", Task.FEATURE_EXTRACTION)
+    save_sentence_modules(tmp_path / "model", "Normalize", pooling={"pooling_mode_mean_tokens": True})
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def run(model: Path, texts: Path, tmp_path: Path) -> Run:
+    """Tune the tiny model for a few steps: (**options)."""
+
+    def tuned(**changes: Any) -> Tuned:
+        options = {"model": model, "texts": texts, "output": tmp_path / "tuned", "max_len": MAX_LEN, "steps": 4}
+        return tune(TuneOptions(**(options | {"batch_tokens": 600} | changes)))
+
+    return tuned
+
+
+@pytest.mark.parametrize("loss", [Loss.CONTRAST, Loss.DISTILL])
+@pytest.mark.parametrize("scheme", [Scheme.HIERARCHICAL, Scheme.INTERPOLATE_STATIC])
+def test_only_new_rows_change_and_all_else_keeps_every_bit(
+    run: Run, model: Path, tmp_path: Path, loss: Loss, scheme: Scheme
+) -> None:
+    run(loss=loss, scheme=scheme)
+    run(loss=loss, scheme=scheme, output=tmp_path / "start", rate=1e-12, steps=1)
+    before, after, start = (load_file(path / WEIGHTS) for path in (model, tmp_path / "tuned", tmp_path / "start"))
+    table = after.pop(TABLE)
+    assert torch.equal(table[:BASE], before.pop(TABLE))
+    assert all(torch.equal(after[name], before[name]) for name in before | after)
+    # The last rows, which no text has, move with the others.
+    assert ((table - start[TABLE])[BASE:].abs().amax(1) > 1e-4).all()
+
+
+@pytest.mark.parametrize(
+    "model_type", [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions and name not in COPIES]
+)
+def test_every_family_with_a_table_is_tuned(run: Run, tmp_path: Path, model_type: str) -> None:
+    other = tmp_path / model_type
+    save_tiny_model(other, model_type, Task.FEATURE_EXTRACTION)
+    scale = {} if family_of(model_type).own is None else {"attention_scale": "none"}
+    done = run(model=other, loss=Loss.DISTILL, steps=1, **scale)
+    name = next(name for name in load_file(other / WEIGHTS) if name.endswith(family_of(model_type).position_table))
+    before, after = (load_file(path / WEIGHTS)[name] for path in (other, tmp_path / "tuned"))
+    assert torch.equal(after[: len(before)], before)
+    assert len(after) == len(before) - BASE + MAX_LEN
+    assert done.extension.base == BASE
+
+
+def test_short_texts_are_answered_as_before(run: Run, model: Path, tmp_path: Path) -> None:
+    run()
+    ids = torch.arange(5, 5 + BASE)[None]
+    with torch.no_grad():
+        one, other = (AutoModel.from_pretrained(path)(ids)[0] for path in (model, tmp_path / "tuned"))
+    assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "least"),
+    [
+        ({"loss": Loss.CONTRAST}, 0.05),
+        ({"loss": Loss.DISTILL}, 0.01),
+        ({"loss": Loss.CONTRAST, "train": Trained.ALL, "rate": 3e-3}, 0.5),
+        ({"loss": Loss.DISTILL, "attention": "window:16"}, 0.01),
+        ({"loss": Loss.DISTILL, "attention": "bigbird:block=8,random=1"}, 0.01),
+        ({"loss": Loss.CONTRAST, "attention_scale": "none", "gradient_checkpointing": True}, 0.05),
+    ],
+    ids=["contrast", "distill", "all", "windows", "blocks", "checkpointing"],
+)
+def test_the_loss_goes_down(run: Run, texts: Path, options: dict[str, Any], least: float) -> None:
+    texts_of_topics(texts, documents=12)
+    # All documents in each step, so that steps differ in nothing but the weights and the sentences that are drawn.
+    losses = run(**{"rate": 3e-2, "steps": 12, "batch_tokens": 12 * MAX_LEN} | options).outcome.losses
+    # The first step has few other texts to tell from.
+    assert sum(losses[1:4]) / 3 - sum(losses[-3:]) / 3 > least
+
+
+def test_masked_tokens_are_learnt_where_the_checkpoint_has_that_head(run: Run, texts: Path, tmp_path: Path) -> None:
+    texts_of_topics(texts, documents=12)
+    save_tiny_model(tmp_path / "mlm", "bert", Task.FILL_MASK)
+    done = run(model=tmp_path / "mlm", rate=3e-2, steps=12, batch_tokens=12 * MAX_LEN, train=Trained.ALL)
+    assert json.loads((tmp_path / "tuned" / RECORD_FILE).read_text())["loss"] == "mlm"
+    assert done.outcome.losses[-1] < done.outcome.losses[0] - 0.05
+    before, after = (load_file(path / WEIGHTS) for path in (tmp_path / "mlm", tmp_path / "tuned"))
+    assert set(after) == set(before)
+    # Everything that the head uses; the pooler takes no part.
+    kept = [
+        name for name in before if before[name].shape == after[name].shape and torch.equal(before[name], after[name])
+    ]
+    assert all("pooler" in name for name in kept), kept
+    AutoModelForMaskedLM.from_pretrained(tmp_path / "tuned")
+
+
+@pytest.mark.parametrize("attention", [None, "window:16"])
+def test_a_bundle_is_built_and_verified(run: Run, tmp_path: Path, attention: str | None) -> None:
+    done = run(attention=attention)
+    config = json.loads((tmp_path / "tuned" / "config.json").read_text())
+    extension = read_extension(config, tmp_path / "tuned" / "config.json")
+    assert extension == done.extension
+    assert (extension.base, extension.scheme, extension.attention, extension.tuned) == (
+        BASE,
+        "hierarchical",
+        attention,
+        True,
+    )
+    manifest = build(
+        BuildOptions(
+            model=tmp_path / "tuned",
+            output=tmp_path / "bundle",
+            max_len=MAX_LEN,
+            attention=attention_from_spec(attention),
+        )
+    )
+    assert manifest.positions.attention_scale == "logn"
+    assert manifest.verification is not None
+
+
+_CHILD = """
+import hdexport.tune.state
+hdexport.tune.state._SAVE_SECONDS = 0
+from pathlib import Path
+from hdexport.tune.options import Loss, TuneOptions
+from hdexport.tune.run import tune
+tune(TuneOptions(**{options}))
+"""
+
+
+@pytest.mark.parametrize("loss", [Loss.CONTRAST, Loss.DISTILL])
+def test_what_is_killed_continues_to_the_same_bits(
+    run: Run, model: Path, texts: Path, tmp_path: Path, loss: Loss
+) -> None:
+    options = {"model": str(model), "texts": str(texts), "max_len": MAX_LEN, "batch_tokens": 600, "steps": 12}
+    child_options = repr(options | {"output": "OUTPUT", "loss": "LOSS"})
+    child_options = child_options.replace("'OUTPUT'", f"Path({str(tmp_path / 'tuned')!r})").replace(
+        "'LOSS'", f"Loss({loss.value!r})"
+    )
+    child = subprocess.Popen([sys.executable, "-c", _CHILD.format(options=child_options)])
+    wait_until(lambda: (kept_steps(tmp_path / "tuned") or 0) >= 3)
+    os.kill(child.pid, signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert not (tmp_path / "tuned").exists()
+    continued = run(loss=loss, steps=12)
+    whole = run(loss=loss, steps=12, output=tmp_path / "whole")
+    assert continued.outcome.losses == whole.outcome.losses
+    one, other = ((tmp_path / name / WEIGHTS).read_bytes() for name in ("tuned", "whole"))
+    assert one == other
+    assert not list(tmp_path.glob(".*"))
+
+
+def test_training_that_diverges_stops_and_continues_with_a_lower_rate(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_SAVE_SECONDS", 0)
+    with pytest.raises(NonFiniteOutputError, match=r"step 2: training diverged(.|\n)*kept in(.|\n)*--lr 2.5e\+37"):
+        run(rate=1e38)
+    assert not (tmp_path / "tuned").exists()
+    continued = run(rate=1e-3)
+    assert continued.outcome.losses == run(rate=1e-3, output=tmp_path / "other").outcome.losses
+
+
+def test_an_unfinished_tuning_of_other_options_is_not_continued(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "_SAVE_SECONDS", 0)
+    with pytest.raises(NonFiniteOutputError):
+        run(rate=1e38)
+    with pytest.raises(InputError, match=r"--seed was 0, and is 1\.\n.*--restart"):
+        run(seed=1)
+    assert run(seed=1, restart=True).outcome.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_len": BASE}, "adds no position to the checkpoint's 64"),
+        ({"scheme": Scheme.GROUP}, "chooses rows by the length of each text"),
+        ({"column": "body"}, "has no column 'body'; its columns are text"),
+        ({"minutes": 0.0}, "--minutes 0 is not a number above 0"),
+        ({"rate": float("nan")}, "--lr nan is not a number above 0"),
+        ({"attention": "window:0"}, "asks for window 0"),
+    ],
+)
+def test_options_that_do_not_fit_are_explained(run: Run, tmp_path: Path, options: dict[str, Any], message: str) -> None:
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(HdexportError, match=message):
+        run(**options)
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_too_few_long_texts_are_refused(run: Run, texts: Path, tmp_path: Path) -> None:
+    texts_of_topics(texts, documents=5)
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(InputError, match="holds 5 texts, and 5 of them or of their pieces have more than 64 tokens"):
+        run()
+    assert sorted(tmp_path.iterdir()) == before
+
+
+def test_long_texts_are_cut_into_pieces(texts: Path, model: Path) -> None:
+    texts_of_topics(texts, documents=4, sentences=40)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    corpus = read_corpus(texts, tokenizer, column=None, base=BASE, max_len=MAX_LEN)
+    assert corpus.texts == 4
+    # 40 sentences of 13 tokens each.
+    assert [document.tokens for document in corpus.long[:3]] == [MAX_LEN, MAX_LEN, 520 - 2 * (MAX_LEN - 2) + 2]
+    document = corpus.long[0]
+    assert all(document.text[start:end].endswith(".") for start, end in document.sentences)
+    assert (
+        document.without(document.sentences[:1])
+        == document.text[: document.sentences[0][0]] + (document.text[document.sentences[0][1] :])
+    )
