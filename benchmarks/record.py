@@ -6,6 +6,7 @@ __all__ = ["append", "command_line", "now"]
 
 import datetime
 import json
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ def command_line(module: str) -> str:
     Args:
         module: what is run, ``benchmarks.cpu.dense``.
     """
-    return " ".join(["python", "-m", module, *sys.argv[1:]])
+    return shlex.join(["python", "-m", module, *sys.argv[1:]])
 
 
 def append(output: Path | None, row: Mapping[str, Any]) -> None:

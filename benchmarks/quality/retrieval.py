@@ -45,6 +45,7 @@ from hdruntime.text.splitting import split_encodings
 
 if TYPE_CHECKING:
     from hdexport.checkpoint import Checkpoint
+    from hdruntime.bundle.manifest import AttentionScale
     from hdruntime.session import Session
 
 SCHEMES = (
@@ -192,25 +193,37 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, *, max_le
     """Build a variant, unless another has built the same; graphs are compared with PyTorch by the tests, not here."""
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
+    from hdexport.checkpoint.extension import read_extension
     from hdexport.model.positions import Scheme
 
     built = {name: value for name, value in asdict(variant).items() if name != "reading"}
     path = folder / hashlib.sha256(repr(built).encode()).hexdigest()
-    if not path.exists():
-        is_own_length = variant.scheme == "none" and variant.checkpoint is None
-        options = BuildOptions(
-            model=checkpoint.path if variant.checkpoint is None else variant.checkpoint,
-            output=path,
-            max_len=checkpoint.base_positions if is_own_length else max_len,
-            scheme=Scheme("hierarchical" if variant.checkpoint else variant.scheme),
-            alpha=variant.alpha,
-            # A tuned checkpoint says what it was trained with.
-            attention_scale=None if variant.checkpoint else "logn" if variant.log_n else "none",
-            attention=attention_from_spec(None if variant.window is None else f"window:{variant.window}"),
-            verify=None,
-        )
-        build(options)
+    if path.exists():
+        return path
+    source = _source(variant, checkpoint)
+    extension = read_extension(source.config, source.path / "config.json")
+    attention = None if variant.window is None else f"window:{variant.window}"
+    scale: AttentionScale | None = "logn" if variant.log_n else "none"
+    if extension is not None:  # as it was trained
+        attention, scale = extension.attention, None
+    options = BuildOptions(
+        model=source,
+        output=path,
+        max_len=source.base_positions if variant.scheme == "none" else max_len,
+        scheme=Scheme(variant.scheme),
+        alpha=variant.alpha,
+        attention_scale=scale,
+        attention=attention_from_spec(attention),
+        verify=None,
+    )
+    build(options)
     return path
+
+
+def _source(variant: Variant, checkpoint: Checkpoint) -> Checkpoint:
+    from hdexport.checkpoint import find_checkpoint
+
+    return checkpoint if variant.checkpoint is None else find_checkpoint(variant.checkpoint)
 
 
 def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: argparse.Namespace) -> Session:
@@ -219,15 +232,14 @@ def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: ar
     import torch
 
     from benchmarks.quality.pytorch_runner import PyTorchRunner
-    from hdexport.checkpoint import find_checkpoint
     from hdexport.verify.pytorch_reference import reference_of
     from hdruntime.bundle.reader import open_bundle
 
     if options.threads:
         torch.set_num_threads(options.threads)
     opened = open_bundle(bundle)
-    source = checkpoint if variant.checkpoint is None else find_checkpoint(variant.checkpoint)
-    return hdruntime.Session(opened, PyTorchRunner(reference_of(opened, source), max_len=opened.manifest.max_len))
+    reference = reference_of(opened, _source(variant, checkpoint))
+    return hdruntime.Session(opened, PyTorchRunner(reference, max_len=opened.manifest.max_len))
 
 
 def _ranks(

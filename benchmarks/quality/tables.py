@@ -26,9 +26,8 @@ BEGIN, END = "<!-- begin: python -m benchmarks.quality.tables -->", "<!-- end of
 
 def markdown(lines: Sequence[Line], *, against: str = BASELINE) -> str:
     """One table per corpus: MRR@10, and its difference from a variant with its interval of 95 %."""
-    corpora = list(dict.fromkeys(line.facts.corpus for line in lines))
-    of_corpora = [sorted((line for line in lines if line.facts.corpus == corpus), key=_order) for corpus in corpora]
-    return "\n".join(text for of_corpus in of_corpora for text in _table(of_corpus, against))
+    comparable = [[line for line in lines if line.facts == facts] for facts in dict.fromkeys(it.facts for it in lines)]
+    return "\n".join(text for table in comparable for text in _table(sorted(table, key=_order), against))
 
 
 def _order(line: Line) -> tuple[Any, ...]:
@@ -53,7 +52,7 @@ def _table(lines: Sequence[Line], against: str) -> Iterator[str]:
     yield (
         f"{TITLES[baseline.facts.corpus]}: {about['documents']} documents, median {about['tokens']['median']} tokens, "
         f"longest {about['tokens']['longest']}; {baseline.facts.model} up to {baseline.facts.max_len} tokens, "
-        f"{about['date'][:10]}.\n"
+        f"{baseline.facts.runner}, {about['date'][:10]}.\n"
     )
     yield "| | " + " | ".join(f"{kind} ({numbers[kind]})" for kind in KINDS) + " |"
     yield "|---" * (len(KINDS) + 1) + "|"

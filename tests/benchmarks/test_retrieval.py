@@ -14,6 +14,8 @@ import pytest
 
 from benchmarks.quality import corpora, retrieval, tables
 from benchmarks.quality.results import Line, read_lines
+from hdexport.extend import ExtendOptions, extend
+from hdexport.model.positions import Scheme
 
 ROOT = Path(retrieval.__file__).parents[2]
 
@@ -79,7 +81,7 @@ def test_variants_have_names_of_their_own() -> None:
 @pytest.fixture
 def run(
     tiny_sentence_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> Callable[[str], str]:
+) -> Callable[..., str]:
     """Run the script on six texts of made-up words with variants by name; returns what it printed."""
     generator = np.random.default_rng(0)
 
@@ -87,11 +89,13 @@ def run(
         return f"The {' '.join(f'w{number}' for number in generator.integers(0, 100, 12))}."
 
     texts = {f"text {number}": " ".join(sentence() for _ in range(8)) for number in range(6)}
+    extend(ExtendOptions(model=tiny_sentence_model, output=tmp_path / "longer", max_len=90, scheme=Scheme.TILE))
     monkeypatch.setattr(retrieval, "CHUNK", 16)
     monkeypatch.setitem(corpora.CORPORA, "python", lambda *_, **__: corpora.Corpus(texts, {"words": "1"}))
 
-    def main(variants: str) -> str:
+    def main(variants: str, runner: str = "onnxruntime") -> str:
         options = f"--model {tiny_sentence_model} --corpus python --max-len 90 --window 8 --sentences 2"
+        options += f" --runner {runner} --tuned {tmp_path / 'longer'}"
         output = f"-o {tmp_path / 'results.jsonl'} --variants"
         monkeypatch.setattr(sys, "argv", ["retrieval.py", *options.split(), *output.split(), *variants.split(";")])
         assert retrieval.main() == 0
@@ -101,11 +105,10 @@ def run(
 
 
 @pytest.mark.nightly
-def test_the_script_runs_what_the_results_lack(run: Callable[[str], str], tmp_path: Path) -> None:
+def test_the_script_runs_what_the_results_lack(run: Callable[..., str], tmp_path: Path) -> None:
     assert "python: 6 documents" in run("truncated;split;chunks*")
-    variants = "truncated;split;tile*;chunks*"
-    printed = run(variants)
-    assert "4 variants to run" in printed
+    variants = "truncated;split;tile*;chunks*;tuned*"
+    assert "6 variants to run" in run(variants)
     lines = {each.variant: each for each in read_lines(tmp_path / "results.jsonl")}
     assert list(lines) == [
         "truncated",
@@ -115,7 +118,10 @@ def test_the_script_runs_what_the_results_lack(run: Callable[[str], str], tmp_pa
         "tile, log-n",
         "tile, window:8",
         "tile, log-n, late chunks:16, the best",
+        "tuned: longer",
+        "tuned: longer, late chunks:16, the best",
     ]
+    assert lines["tuned: longer"].ranks == lines["tile"].ranks  # it was extended so, and not tuned
     assert {kind: sum(map(len, of_kind)) for kind, of_kind in lines["tile"].ranks.items()} == {
         "name": 6,
         "first": 6,
@@ -125,3 +131,7 @@ def test_the_script_runs_what_the_results_lack(run: Callable[[str], str], tmp_pa
     assert all(0 < value <= 1 for value in later.values())
     assert len(set(later.values())) > 3
     assert "0 variants to run" in run(variants)
+    run("tile", "pytorch-bfloat16")
+    tiled = [each for each in read_lines(tmp_path / "results.jsonl") if each.variant == "tile"]
+    there = {each.facts.runner: each.mrr("later").value for each in tiled}
+    assert there["pytorch-bfloat16"] == pytest.approx(there["onnxruntime"], abs=0.1)
