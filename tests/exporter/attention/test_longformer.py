@@ -264,7 +264,7 @@ def test_a_windowed_roberta_with_tiled_positions_is_longformers_initialisation(t
     roberta = save_tiny_model(checkpoint, "roberta", Task.FEATURE_EXTRACTION)
     longformer = _longformer_of_roberta(roberta, max_len=max_len, window=window)
     asked = attention_from_spec(f"window:{window},global:1")
-    options = {"scheme": Scheme.TILE, "attention": asked, "verify": None}
+    options = {"scheme": Scheme.TILE, "attention_scale": "none", "attention": asked, "verify": None}
     build(BuildOptions(model=checkpoint, output=path, max_len=max_len, **options))
     session = hdruntime.load(path, backend="onnxruntime", threads=1)
     for tokens in (window, 65, max_len):

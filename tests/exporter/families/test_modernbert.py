@@ -33,7 +33,6 @@ from hdexport.model.positions import Scheme
 from hdexport.model.precision import Precision, cast_model
 from hdexport.model.surgery import extend_positions
 from hdexport.model.tasks import Task
-from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face
@@ -225,18 +224,12 @@ def test_every_length_is_served_without_a_table(tmp_path: Path, max_len: int) ->
     assert (positions.scheme, positions.form, positions.base, positions.rows) == ("none", "computed", 64, max_len)
 
 
-class _BeforeTracing(Progress):
-    def step(self, title: str) -> None:
-        if title.startswith("Tracing"):
-            raise InterruptedError(title)
-
-
 @pytest.mark.parametrize(("trained", "warns"), [(299, True), (300, False)])
 def test_a_build_warns_of_lengths_beyond_the_training(tmp_path: Path, caplog, trained: int, warns: bool) -> None:
     save_tiny_model(tmp_path / "model", "modernbert", Task.FEATURE_EXTRACTION, max_position_embeddings=trained)
-    options = BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300)
-    with caplog.at_level(logging.WARNING, logger="hdexport"), pytest.raises(InterruptedError, match="Tracing"):
-        build(options, _BeforeTracing())
+    options = BuildOptions(model=tmp_path / "model", output=tmp_path / "bundle", max_len=300, verify=None)
+    with caplog.at_level(logging.WARNING, logger="hdexport"):
+        build(options)
     assert ("computed, not learned: 299 to 299 are served, but the model never saw them" in caplog.text) == warns
 
 
