@@ -43,29 +43,43 @@ def show(progress: JobProgress) -> None:
     print(f"{progress.rows} texts", file=sys.stderr)
 
 
-def search(bundle: Path, vectors: Path, question: str, *, nearest: int = 5) -> list[tuple[str, float]]:
-    """The ids whose texts are nearest to a question, and their cosines, best first."""
-    table = pq.read_table(vectors)
-    matrix = np.stack(table["embedding"].to_numpy())  # [texts, dimensions]
+def search(bundle: Path, vectors: Path, question: str) -> list[tuple[str, float]]:
+    """All ids, the text nearest to a question first, and its cosine."""
     with hdruntime.load(bundle) as session:
-        (query,) = session.embed([question])
+        return _nearest(pq.read_table(vectors), session.embed([question])[0])
+
+
+def alike(vectors: Path, name: str) -> list[tuple[str, float]]:
+    """All other ids, the text nearest to that of an id first, and its cosine."""
+    table = pq.read_table(vectors)
+    row = table["id"].to_pylist().index(name)
+    return _nearest(table, table["embedding"].to_numpy()[row])[1:]
+
+
+def _nearest(table: pa.Table, query: np.ndarray) -> list[tuple[str, float]]:
+    matrix = np.stack(table["embedding"].to_numpy())  # [texts, dimensions]
     scores = matrix @ query / (np.linalg.norm(matrix, axis=1) * np.linalg.norm(query))
-    return [(table["id"][int(row)].as_py(), float(scores[row])) for row in np.argsort(-scores)[:nearest]]
+    return [(table["id"][int(row)].as_py(), float(scores[row])) for row in np.argsort(-scores)]
 
 
 def main() -> None:
-    """Embed the topics of Python's help and answer a question."""
+    """Embed the topics of Python's help, answer a question, and find the topics that are like a long one."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--question", default="How can a class inherit from two others?")
+    parser.add_argument("--like", default="try", help="a topic (default: try, of about 2000 tokens)")
     arguments = parser.parse_args()
     with TemporaryDirectory() as directory:
         texts, vectors = Path(directory, "topics.parquet"), Path(directory, "vectors.parquet")
         pq.write_table(pa.table({"id": list(topics), "text": list(topics.values())}), texts)
         embed(arguments.bundle, texts, vectors)
-        print(f"\n{arguments.question}")
-        for topic, score in search(arguments.bundle, vectors, arguments.question):
-            print(f"  {score:.3f}  {topic}")
+        for title, found in (
+            (arguments.question, search(arguments.bundle, vectors, arguments.question)),
+            (f"Like the whole text of {arguments.like!r}", alike(vectors, arguments.like)),
+        ):
+            print(f"\n{title}")
+            for topic, score in found[:5]:
+                print(f"  {score:.3f}  {topic}")
 
 
 if __name__ == "__main__":

@@ -76,6 +76,7 @@ _SHARED_PROCESS = re.compile(
 
 _SECONDS = {
     "tests/runtime/test_ray.py": 75,
+    "tests/exporter/tune/test_tune.py": 60,
     "fork": 55,
     "kernel": 55,
     "tests/cli/test_bench.py": 55,

@@ -46,6 +46,7 @@ def test_search(sample_bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     found = search.search(sample_bundle, vectors, "Which animal is asleep?")
     assert [name for name, _ in found] == ["cat", "file"]
     assert 1 > found[0][1] > found[1][1] > -1
+    assert [name for name, _ in search.alike(vectors, "file")] == ["cat"]
 
 
 def test_late_chunking(sample_bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
