@@ -15,6 +15,7 @@ import altair as alt
 import vl_convert
 
 from benchmarks.quality.results import BASELINE, TITLES, Line, read_lines
+from benchmarks.quality.retrieval import CHUNK
 from hdexport.bench.page.palette import LIGHT_COLOURS
 from hdexport.quality.queries import KINDS
 
@@ -27,7 +28,9 @@ _PANEL_WIDTH, _ROW_HEIGHT, _SCALE = 205, 19, 1.5
 def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
     """The panels of one corpus; variants from the best for later sentences to the worst."""
     lines = [line for line in lines if line.facts.corpus == corpus]
-    order = [line.variant for line in sorted(lines, key=lambda line: -line.mrr("later").value)]
+    failed = [line for line in lines if _fails(line, lines)]
+    lines = [line for line in lines if line not in failed]
+    order = [_label(line) for line in sorted(lines, key=lambda line: -line.mrr("later").value)]
     rows = [row for line in lines for row in _rows(line)]
     panels = [_panel([row for row in rows if row["kind"] == kind], kind, order) for kind in KINDS]
     about = lines[0].about
@@ -36,6 +39,7 @@ def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
         subtitle=[
             f"{lines[0].facts.model}, {TITLES[corpus]}, median {about['tokens']['median']} tokens; dashed: truncated",
             "blue: truncated, split or in chunks; orange: whole, not trained for it; violet: tuned",
+            *(["not drawn, below half of truncated: " + "; ".join(map(_label, failed))] if failed else []),
         ],
         anchor="start",
         offset=12,
@@ -49,11 +53,21 @@ def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
     )
 
 
+def _fails(line: Line, lines: Sequence[Line]) -> bool:
+    """Whether a score is so low that an axis which shows it shows no other difference."""
+    (baseline,) = (line for line in lines if line.variant == BASELINE)
+    return any(line.mrr(kind).value < baseline.mrr(kind).value / 2 for kind in KINDS)
+
+
+def _label(line: Line) -> str:
+    return line.variant.replace(f":{CHUNK}, the best", "")
+
+
 def _rows(line: Line) -> Iterator[dict[str, Any]]:
     for kind in KINDS:
         mean = line.mrr(kind)
         group = "tuned" if line.build["checkpoint"] else "pieces" if line.build["scheme"] == "none" else "whole"
-        yield {"variant": line.variant, "kind": kind, "group": group, **vars(mean)}
+        yield {"variant": _label(line), "kind": kind, "group": group, **vars(mean)}
 
 
 def _panel(rows: Sequence[dict[str, Any]], kind: str, order: Sequence[str]) -> alt.LayerChart:
