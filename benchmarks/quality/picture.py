@@ -48,7 +48,7 @@ def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
         background="white",
         font="'DejaVu Sans', sans-serif",
         view={"stroke": None},
-        axis={"labelColor": _INK, "titleColor": _INK, "labelFontSize": 11, "labelLimit": 260, "gridOpacity": 0.3},
+        axis={"labelColor": _INK, "titleColor": _INK, "labelFontSize": 11, "labelLimit": 400, "gridOpacity": 0.3},
         title={"color": _INK, "subtitleColor": _INK, "fontSize": 13},
     )
 
