@@ -54,14 +54,14 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
 def _make_models(models: Path, tokens: int) -> None:
     from hdexport.build import BuildOptions, build
     from hdexport.checkpoint import default_model
+    from hdexport.model.positions import DEFAULT_ALPHA
 
     source, _ = default_model()
+    # As the peers' model is extended.
+    positions: dict[str, Any] = {"max_len": tokens, "alpha": DEFAULT_ALPHA, "attention_scale": "none"}
     for precision in ("float32", "float16"):
-        build(
-            BuildOptions(
-                model=source, output=models / f"bundle-{precision}", max_len=tokens, precision=precision, verify=None
-            )
-        )
+        output = models / f"bundle-{precision}"
+        build(BuildOptions(model=source, output=output, precision=precision, verify=None, **positions))
     _export_plainly(models / "plain.onnx", tokens)
 
 

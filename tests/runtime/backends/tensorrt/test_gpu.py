@@ -40,7 +40,7 @@ def flavour(request: pytest.FixtureRequest) -> Backend:
 
 @pytest.fixture(scope="module", params=[None, "window:16"], ids=["dense", "window"])
 def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    from hdexport.attention.spec import attention_from_spec
+    from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.model.tasks import Task
@@ -57,7 +57,7 @@ def bundle(request: pytest.FixtureRequest, flavour: Backend, tmp_path_factory: p
             output=folder / "bundle",
             max_len=MAX_LEN,
             precision="float16",
-            attention=None if request.param is None else attention_from_spec(request.param),
+            attention=attention_from_spec(request.param),
             engines=EngineOptions(flavours=(flavour,), profiles=PROFILES),
             verify=None,
         )
