@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 from hdexport.attention.kind import OperatorNode, Setup, Subject
 from hdexport.attention.kinds import attention_records, attention_setups
 from hdexport.checkpoint import Checkpoint, find_checkpoint
+from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
@@ -223,6 +224,13 @@ def _attention(
         first_special_id=lambda: first_special_id(checkpoint),
         convertible=convertible_model_types,
     )
+    extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
+    if extension is not None and extension.attention is not None and not options.attention:
+        logger.warning(
+            "The checkpoint's positions were tuned with --attention %s, and this bundle attends as the model did "
+            "before: build with that option.",
+            extension.attention,
+        )
     setups = attention_setups(options.attention, subject)
     for setup in setups.values():
         if setup.remark is not None:

@@ -49,8 +49,8 @@ class ExtendOptions:
 def extend(options: ExtendOptions, progress: Progress | None = None) -> Positions:
     """Write a checkpoint with more positions.
 
-    The table keeps the checkpoint's type, and its first rows every bit. The limits in the configuration, the
-    tokenizer and the sentence-transformers files grow with it.
+    The table keeps the checkpoint's type, and its first rows every bit unless the scheme stretches them. The limits in
+    the configuration, the tokenizer and the sentence-transformers files grow with it.
 
     Returns:
         The positions of the new checkpoint.

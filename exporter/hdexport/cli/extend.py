@@ -1,7 +1,7 @@
 """Write a checkpoint with more positions, as a Hugging Face directory.
 
 Fine-tune it on long texts, which trains the new positions, and build a bundle of the result. All weights, and the first
-rows of the position table, are copied bit by bit.
+rows of the position table unless interpolate:static stretches them, are copied bit by bit.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ def training_device(name: str) -> torch.device:
         InputError: there is no such GPU.
     """
     if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda needs a GPU that PyTorch can use, and there is none.\nUse --device cpu.")
+        raise InputError("--device cuda needs a GPU; PyTorch finds no GPU here.\nUse --device cpu.")
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     return torch.device(name)

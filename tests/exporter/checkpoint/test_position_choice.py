@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.checkpoint.extension import EXTENSION_KEY
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
@@ -100,6 +101,18 @@ def test_a_tuned_checkpoint_is_scaled_as_in_its_training(bert: Path) -> None:
     assert (choice.attention_scale, choice.trained) == ("logn", 16)
     assert choice.reason == f"the checkpoint's {BASE} positions are used as hdexport tune wrote them"
     assert chosen(bert, max_len=2 * BASE).alpha == 0.1
+
+
+@pytest.mark.parametrize(("spec", "warns"), [(None, True), ("window:16", False)])
+def test_a_build_without_the_attention_of_the_tuning_says_so(
+    bert: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, spec: str | None, warns: bool
+) -> None:
+    record = {"base": 16, "scheme": "tile", "attention": "window:16", "tuned": True}
+    config = json.loads((bert / "config.json").read_text())
+    (bert / "config.json").write_text(json.dumps({**config, EXTENSION_KEY: record}))
+    attention = attention_from_spec(spec)
+    build(BuildOptions(model=bert, output=tmp_path / "bundle", max_len=BASE, attention=attention, verify=None))
+    assert ("were tuned with --attention window:16" in caplog.text) == warns
 
 
 def test_a_malformed_record_and_a_length_that_does_not_fit_are_refused(bert: Path) -> None:
