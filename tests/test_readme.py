@@ -33,8 +33,9 @@ def support_table() -> str:
     ]
     for name, operator in OPERATORS.items():
         function = ", ".join(Precision) if operator.has_face("onnx_function") else "-"
-        fused = onnxruntime_cpu.FUSED_DTYPES[name]
-        cpu = "fused in " + ", ".join(fused) if fused else "linear function, fused for short texts"
+        fused = onnxruntime_cpu.FUSED_DTYPES.get(name)
+        linear = "linear function" + ", fused for short texts" * (name in onnxruntime_cpu.FUSED_FOR_SHORT_TEXTS)
+        cpu = "fused in " + ", ".join(fused) if fused else linear
         kind = "plugin" if operator.has_face("tensorrt_plugin") else "fused"
         engine = f"{kind} in " + ", ".join(tensorrt.FUSED_DTYPES[name]) + "; function otherwise"
         lines.append(f"| {name} | {function} | {cpu} | {engine} |")

@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["DTYPES", "FAMILIES", "HIDDEN_SIZE", "BlockCase", "Case", "WindowCase", "flex_attention_on"]
+__all__ = [
+    "DTYPES",
+    "FAMILIES",
+    "HIDDEN_SIZE",
+    "BlockCase",
+    "Case",
+    "ChunkCase",
+    "LshCase",
+    "WindowCase",
+    "flex_attention_on",
+]
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -12,6 +22,7 @@ from typing import Any, ClassVar
 
 from hdplugins import OPERATORS, Operator
 from hdplugins.kernels.attention_tiles import Tiles
+from hdplugins.operators.lsh_attention.hashing import draw_rotations
 
 DTYPES = ("float16", "bfloat16", "float32")
 HIDDEN_SIZE = 1024
@@ -29,6 +40,9 @@ HF_EVAL = TABLE | {"first_repeats": RANDOM_BLOCKS, "dense_tokens": (5 + 2 * RAND
 """Its random blocks are all block 0, as Hugging Face evaluates them; dense where Hugging Face is, below 705 tokens."""
 
 _MOST_COMPILED_SHAPES = 64
+
+_LEAST_GAP = 1e-3
+"""Between the products that decide a hash: beyond the rounding of float32."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +91,7 @@ class Case(ABC):
 
     @abstractmethod
     def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
-        """The inputs after query, key and value; None for an optional one that is left out."""
+        """The inputs after the states; None for an optional one that is left out."""
 
     @abstractmethod
     def pairs(self) -> int:
@@ -94,7 +108,7 @@ class Case(ABC):
         return {name: getattr(self, name) for name in (*shape, *self.IN_ROWS)}
 
     def tensors(self, device: str, *, is_ragged: bool = False) -> list[Any]:
-        """The operator's inputs; query, key and value are random.
+        """The operator's inputs; the states are random.
 
         Args:
             device: ``cuda``, or ``cpu`` where Triton interprets.
@@ -103,7 +117,7 @@ class Case(ABC):
         import torch
 
         size, dtype = (self.batch, self.heads, self.tokens, self.head_dim), getattr(torch, self.dtype)
-        texts = [torch.randn(size, device=device, dtype=dtype) for _ in range(3)]
+        texts = [torch.randn(size, device=device, dtype=dtype) for _ in range(self.OPERATOR.states)]
         return [*texts, *self.masks(device, is_ragged=is_ragged)]
 
 
@@ -286,7 +300,115 @@ class BlockCase(Case):
         )  # fmt: skip
 
 
-FAMILIES: dict[str, type[Case]] = {"window": WindowCase, "blocks": BlockCase}
+@dataclass(frozen=True, kw_only=True)
+class ChunkCase(Case):
+    """Chunk attention to the chunk before and the own one, as Reformer has it."""
+
+    OPERATOR = OPERATORS["ChunkAttention"]
+    COMPILED = tuple({"chunk": size} for size in (16, 32, 64))
+    IN_ROWS = ("chunk", "causal")
+    REHEARSED_TILES = Tiles(64, 64, 4, 2, 32)
+    REHEARSED_TOKENS = 100
+
+    chunk: int = 64
+    causal: int = 0
+
+    @classmethod
+    def checked(cls, head_dim: int, dtype: str) -> Iterator[ChunkCase]:
+        for tokens in (1, 200, 1100):
+            shape = {"batch": 2, "heads": 3, "tokens": tokens, "head_dim": head_dim, "dtype": dtype}
+            yield cls(**shape)
+            yield cls(**shape, chunk=40, causal=1)
+
+    @classmethod
+    def shipped(cls) -> ChunkCase:
+        return list(cls.checked(64, "float16"))[-1]
+
+    @classmethod
+    def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, ChunkCase, str]]:
+        chunks = cls(**shape)
+        yield "chunks", chunks, "kernel"
+        yield "chunks, causal", dataclasses.replace(chunks, causal=1), "kernel"
+        yield "FlexAttention chunks", chunks, "flex"
+        yield "torch SDPA dense", chunks, "sdpa"
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        seen = {"chunk": self.chunk, "before": 1, "after": 0, "multiple": self.chunk, "causal": self.causal}
+        return {**seen, "scale": self.head_dim**-0.5}
+
+    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+        import torch
+
+        token_mask = torch.ones(self.batch, self.tokens, dtype=torch.int32, device=device)
+        if is_ragged:
+            token_mask[0, self.tokens - self.tokens // 4 :] = 0
+            token_mask[1, 1 :: max(2, self.tokens // 4)] = 0
+        return [token_mask]
+
+    def pairs(self) -> int:
+        count = self.OPERATOR.face("pairs").pairs
+        return int(count(tokens=self.tokens, heads=self.heads, **self.attributes))
+
+    def flex_mask(self, device: str) -> Any:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        chunk, chunks = self.chunk, -(-self.tokens // self.chunk)
+
+        def sees(batch: Any, head: Any, query_index: Any, key_index: Any) -> Any:
+            steps = (query_index // chunk - key_index // chunk) % chunks
+            return steps <= 1
+
+        return create_block_mask(sees, None, None, self.tokens, self.tokens, device=device)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LshCase(ChunkCase):
+    """LSH attention; a bucket has half a chunk of tokens on average, as Reformer has it."""
+
+    OPERATOR = OPERATORS["LSHAttention"]
+    IN_ROWS = ("chunk", "causal", "rounds")
+
+    rounds: int = 4
+
+    @classmethod
+    def timed(cls, window: int, **shape: Any) -> Iterator[tuple[str, ChunkCase, str]]:
+        hashed = cls(**shape)
+        yield "LSH, 1 round", dataclasses.replace(hashed, rounds=1), "kernel"
+        yield "LSH", hashed, "kernel"
+        yield "torch SDPA dense", hashed, "sdpa"
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        buckets = (2 * -(-self.tokens // self.chunk),)
+        # Two modes at once: where one is checked, so is the other.
+        return {**super().attributes, "buckets": buckets, "rounds": self.rounds, "ends_by_row": self.causal}
+
+    def masks(self, device: str, *, is_ragged: bool) -> list[Any]:
+        rotations = draw_rotations(
+            0, heads=self.heads, head_dim=self.head_dim, buckets=self.attributes["buckets"], rounds=self.rounds
+        )
+        return [*super().masks(device, is_ragged=is_ragged), rotations.to(device)]
+
+    def tensors(self, device: str, *, is_ragged: bool = False) -> list[Any]:
+        """Their hashes are decided: tokens with two directions that are nearly as far are drawn again."""
+        import torch
+
+        query_key, *others = super().tensors(device, is_ragged=is_ragged)
+        rotations = others[-1].double()
+        while True:
+            products = torch.einsum("bhtd,hdrn->bhtrn", query_key.double(), rotations)
+            top = torch.cat([products, -products], dim=-1).topk(2).values
+            close = ((top[..., 0] - top[..., 1]).amin(-1) < _LEAST_GAP)[..., None]
+            if not close.any():
+                return [query_key, *others]
+            query_key = torch.where(close, torch.randn_like(query_key), query_key)
+
+    def flex_mask(self, device: str) -> Any:
+        raise NotImplementedError("hashes decide which tokens see each other")
+
+
+FAMILIES: dict[str, type[Case]] = {"window": WindowCase, "blocks": BlockCase, "chunks": ChunkCase, "lsh": LshCase}
 
 
 def flex_attention_on(device: str) -> Any:

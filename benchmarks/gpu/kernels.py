@@ -131,7 +131,7 @@ def time_kernels(
         shape = {"batch": batch, "heads": heads, "tokens": tokens, "head_dim": head_dim, "dtype": ceilings.dtype}
         timed = list(cases.timed(window, **shape))
         if is_tuned:
-            # The one with globals, or with a table.
+            # The one with globals, or with a table, or of several rounds.
             _time_tiles(job, [case for _, case, computed_by in timed if computed_by == "kernel"][1], ceilings)
             continue
         for name, case, computed_by in timed:
@@ -153,8 +153,10 @@ def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) ->
         asked = itertools.product([cases.COMPILED[len(cases.COMPILED) // 2]], ("float16",), (32,))
     compiled_for = architectures or (architecture_of(job.device),)
     for attributes, dtype, head_dim in asked:
-        shapes = [*[(1, 1, 1, head_dim)] * 3, (1, 1), *[(1, 1, 1)] * len(cases.OPERATOR.optional_inputs)]
-        face = face_of(cases.OPERATOR)
+        operator = cases.OPERATOR
+        others = len(operator.inputs) - operator.states - 1
+        shapes = [*[(1, 1, 1, head_dim)] * operator.states, (1, 1), *[(1, 1, 1)] * others]
+        face = face_of(operator)
         sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=compiled_for)
         start = time.perf_counter()
         kernels = compile_kernels(sources)
@@ -283,8 +285,8 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
 def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
     package = case.OPERATOR.package.rpartition(".")[2]
     reference = functools.partial(getattr(case.OPERATOR.face("reference"), package), **case.attributes)
-    inputs = [None if tensor is None else tensor.cpu() for tensor in tensors]
-    right = reference(*(tensor.double() for tensor in inputs[:3]), *inputs[3:])
+    inputs, states = [None if tensor is None else tensor.cpu() for tensor in tensors], case.OPERATOR.states
+    right = reference(*(tensor.double() for tensor in inputs[:states]), *inputs[states:])
     return compare(actual.cpu(), right, reference(*inputs))
 
 
@@ -312,9 +314,11 @@ def _call(case: Case, device: str, computed_by: str) -> Callable[[], Any]:
     tensors = case.tensors(device)
     if computed_by == "kernel":
         return attention_call(case.OPERATOR, tensors, case.attributes)
+    # Of two states the first is query and key.
+    *_, key, value = tensors[: case.OPERATOR.states]
     if computed_by == "sdpa":
-        return functools.partial(scaled_dot_product_attention, *tensors[:3])
-    return functools.partial(flex_attention_on(device), *tensors[:3], block_mask=case.flex_mask(device))
+        return functools.partial(scaled_dot_product_attention, tensors[0], key, value)
+    return functools.partial(flex_attention_on(device), tensors[0], key, value, block_mask=case.flex_mask(device))
 
 
 def _buffers(

@@ -320,7 +320,7 @@ def _graph_module(
         ),
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
-        pooling=sentence_pooling(checkpoint.path, hidden_size=model.config.hidden_size)
+        pooling=sentence_pooling(checkpoint.path, hidden_size=family.token_width(model.config))
         if task is Task.SENTENCE_SIMILARITY
         else None,
     ).eval()
@@ -396,7 +396,7 @@ def _describe(
         task=task.value,
         max_len=options.max_len,
         dtype=options.precision,
-        hidden_size=config.hidden_size,
+        hidden_size=checkpoint.family.token_width(config),
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,

@@ -6,11 +6,20 @@ __all__ = ["ONNX_DOMAIN", "ONNX_DOMAIN_VERSION", "ONNX_OPSET", "OPERATORS", "Ope
 
 from hdplugins.constants import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET
 from hdplugins.operators.block_sparse_attention import OPERATOR as _BLOCK_SPARSE_ATTENTION
+from hdplugins.operators.chunk_attention import OPERATOR as _CHUNK_ATTENTION
 from hdplugins.operators.dense_attention import OPERATOR as _DENSE_ATTENTION
+from hdplugins.operators.lsh_attention import OPERATOR as _LSH_ATTENTION
 from hdplugins.operators.operator import Operator
 from hdplugins.operators.sliding_window_attention import OPERATOR as _SLIDING_WINDOW_ATTENTION
 
 OPERATORS: dict[str, Operator] = {
-    operator.name: operator for operator in (_BLOCK_SPARSE_ATTENTION, _DENSE_ATTENTION, _SLIDING_WINDOW_ATTENTION)
+    operator.name: operator
+    for operator in (
+        _BLOCK_SPARSE_ATTENTION,
+        _CHUNK_ATTENTION,
+        _DENSE_ATTENTION,
+        _LSH_ATTENTION,
+        _SLIDING_WINDOW_ATTENTION,
+    )
 }
 """Every operator by its name. Conformance tests and the README's support table iterate over it."""

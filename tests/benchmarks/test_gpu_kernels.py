@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import kernels
-from benchmarks.gpu.cases import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase, WindowCase
+from benchmarks.gpu.cases import BLOCK_SIZE, ETC, HF_EVAL, TABLE, BlockCase, ChunkCase, WindowCase
 from hdexport.bench.results.result import Ceilings
 from support.asked_twice import complaint_about_another_definition
 
@@ -94,6 +94,18 @@ def test_flex_attention_computes_what_the_operator_does_in_windows(leading: int)
     assert "error" in kernels._difference(wider, tensors, flex)
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("tokens", [30, 64, 100])
+def test_flex_attention_computes_what_the_operator_does_in_chunks(tokens: int) -> None:
+    case = ChunkCase(batch=1, heads=2, tokens=tokens, head_dim=64, dtype="float32", chunk=16)
+    torch.manual_seed(0)
+    flex = kernels._call(case, "cpu", "flex")()
+    torch.manual_seed(0)
+    tensors = case.tensors("cpu")
+    assert kernels._difference(case, tensors, flex) is None
+    assert "error" in kernels._difference(dataclasses.replace(case, chunk=8), tensors, flex)
+
+
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
@@ -103,8 +115,11 @@ def test_flex_attention_computes_what_the_operator_does_in_windows(leading: int)
         ("window", "left", 1, 1),
         # Of two lengths and three modes, only the long ones notice a window that is narrower by a block.
         ("blocks", "window", -1, 3),
+        # Of two lengths and two chunks, only the long ones have more than one chunk.
+        ("chunks", "before", 1, 2),
+        ("lsh", "before", 1, 2),
     ],
-    ids=["window", "blocks"],
+    ids=["window", "blocks", "chunks", "lsh"],
 )
 def test_the_check_that_precedes_timing_runs_the_kernel(
     family: str, attribute: str, change: int, wrong: int, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -117,7 +132,11 @@ def test_the_check_that_precedes_timing_runs_the_kernel(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize(("options", "cases"), [("window", 5), ("blocks --tune", 2)], ids=["window", "blocks"])
+@pytest.mark.parametrize(
+    ("options", "cases"),
+    [("window", 5), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3)],
+    ids=["window", "blocks", "chunks", "lsh"],
+)
 def test_the_kernels_of_one_operator_can_be_requested(options: str, cases: int, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
     output = tmp_path / "rows.jsonl"

@@ -24,6 +24,7 @@ from support.interpreted_kernel import Inputs, guarded
 
 _ALIGNMENT = 256
 _STREAM = 0x57
+_DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32"}
 _FIELD_TYPES = {int: ("INT32", np.int32), tuple: ("INT32", np.int32), float: ("FLOAT32", np.float32)}
 
 
@@ -55,17 +56,20 @@ def plugin_of(
         return creator.create_plugin("layer", trt.PluginFieldCollection(fields), trt.TensorRTPhase.RUNTIME)
 
 
-def tensor_descriptions(trt: Any, shape: Sequence[int], dtype: str, *others: Sequence[int]) -> list[Any]:
-    """TensorRT's descriptions of query, key, value and token_kind, for a query [batch, heads, tokens, head_dim].
+def tensor_descriptions(
+    trt: Any, shape: Sequence[int], dtype: str, *others: Sequence[int], operator: str = "SlidingWindowAttention"
+) -> list[Any]:
+    """TensorRT's descriptions of an operator's states and mask, for states [batch, heads, tokens, head_dim].
 
-    The int32 inputs after these, if any, have the other shapes.
+    The inputs after these, if any, have the other shapes.
     """
-    types = {"float32": trt.DataType.FLOAT, "float16": trt.DataType.HALF, "bfloat16": trt.DataType.BF16}
-    shapes = [*[tuple(shape)] * 3, (shape[0], shape[2]), *map(tuple, others)]
+    of, given = OPERATORS[operator], face_of(OPERATORS[operator]).INPUT_DTYPES
+    shapes = [*[tuple(shape)] * of.states, (shape[0], shape[2]), *map(tuple, others)]
     described = []
-    for dims, kind in zip(shapes, [types[dtype]] * 3 + [trt.DataType.INT32] * (1 + len(others)), strict=True):
+    for dims, own in zip(shapes, given, strict=False):
         tensor = trt.PluginTensorDesc()
-        tensor.dims, tensor.type, tensor.format = trt.Dims(dims), kind, trt.TensorFormat.LINEAR
+        tensor.dims, tensor.format = trt.Dims(dims), trt.TensorFormat.LINEAR
+        tensor.type = getattr(trt.DataType, _DATA_TYPES[own or dtype])
         described.append(tensor)
     return described
 
@@ -88,7 +92,8 @@ def plugin_answers(
     memory: dict[int, torch.Tensor] = {}
     driver = SimulatedDriver(run=lambda launched: _run(launched, memory))
     sys.modules["cuda.bindings.driver"] = driver  # type: ignore[assignment]
-    face, dtype = face_of(OPERATORS[operator]), str(calls[0]["query"].dtype).removeprefix("torch.")
+    face, states = face_of(OPERATORS[operator]), OPERATORS[operator].states
+    dtype = str(next(iter(calls[0].values())).dtype).removeprefix("torch.")
     shapes = [tuple(tensor.shape) for tensor in calls[0].values()]
     sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=[86], tiles=tiles)
     write_simulated_kernels(folder, operator, sources)
@@ -96,7 +101,7 @@ def plugin_answers(
     answers, told = [], None
     for inputs in calls:
         shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-        described = tensor_descriptions(trt, shapes[0], dtype, *shapes[4:])
+        described = tensor_descriptions(trt, shapes[0], dtype, *shapes[states + 1 :], operator=operator)
         if told != shapes:
             plugin.on_shape_change(described, described[:1])
             told = shapes

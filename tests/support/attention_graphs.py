@@ -19,6 +19,7 @@ __all__ = [
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import onnx
@@ -30,11 +31,12 @@ from onnx import TensorProto, helper, numpy_helper
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
 from hdplugins.operators.dense_attention.onnx_function import function_of_node
 from hdplugins.operators.onnx_text import BlockOrder
-from support.sparse_operators import STATES, Layer
+from support.sparse_operators import Layer
 
 BATCH = 3
 HEADS = 2
 PROTO = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+_State = TypeVar("_State")
 _MASKS = {"key_mask": TensorProto.BOOL, "token_kind": TensorProto.INT32, "token_mask": TensorProto.INT32}
 
 
@@ -55,21 +57,22 @@ class Dense(Layer):
 
 
 def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
-    """Attentions alone, each taking its query from the one before; all are of the first one's heads and dtype.
+    """Attentions alone, each taking its first state from the one before; all are of the first one's heads and dtype.
 
-    The inputs are query, key and value, [batch, heads, tokens, head_dim], masks, [batch, tokens], and a bias if any.
+    The inputs are the states, [batch, heads, tokens, head_dim], masks, [batch, tokens], and a bias if any.
     """
     first, dtype = layers[0], PROTO[layers[0].dtype]
     state = ["batch", first.heads, "tokens", first.head_dim]
-    inputs = [helper.make_tensor_value_info(name, dtype, state) for name in STATES]
+    inputs = [helper.make_tensor_value_info(name, dtype, state) for name in first.operator.state_names]
     for mask in dict.fromkeys(layer.inputs[0] for layer in layers):
         inputs.append(helper.make_tensor_value_info(mask, _MASKS[mask], ["batch", "tokens"]))
     if "bias" in first.inputs:
         inputs.append(helper.make_tensor_value_info("bias", dtype, ["bias_batch", first.heads, "tokens", "tokens"]))
-    names = ["query", *(f"attended_{number}" for number in range(len(layers)))]
+    query, *others = first.operator.state_names
+    names = [query, *(f"attended_{number}" for number in range(len(layers)))]
     nodes = [
         helper.make_node(
-            layer.name, [before, "key", "value", *layer.inputs], [after], domain=ONNX_DOMAIN, **layer.node_attributes
+            layer.name, [before, *others, *layer.inputs], [after], domain=ONNX_DOMAIN, **layer.node_attributes
         )
         for layer, (before, after) in zip(layers, itertools.pairwise(names), strict=True)
     ]
@@ -92,15 +95,18 @@ def attention_model(*layers: Layer) -> ir.Model:
 
 
 def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
-    """Attentions in a chain, each taking its query from the one before; the result is the last one's, negated.
+    """Attentions in a chain, each taking its first state from the one before; the result is the last one's, negated.
+
+    An attention of more states than the first one takes the last one again.
 
     Args:
         layers: the attentions.
         head_dim: size of a head.
         dtype: of everything between the inputs and the result, which are float32.
     """
+    states = layers[0].operator.state_names
     hidden, split = ["batch", "tokens", HEADS * head_dim], ["batch", HEADS, "tokens", head_dim]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, hidden) for name in STATES]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, hidden) for name in states]
     others = {name for layer in layers for name in layer.inputs}
     tables = {name: table for layer in layers for name, table in layer.constants.items()}
     inputs += [
@@ -108,15 +114,16 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
         for name, kind in _MASKS.items()
         if name in others
     ]
-    body = [helper.make_node("Cast", [name], [f"{name}_typed"], to=dtype) for name in STATES]
-    values = [helper.make_tensor_value_info(f"{name}_typed", dtype, hidden) for name in STATES]
+    body = [helper.make_node("Cast", [name], [f"{name}_typed"], to=dtype) for name in states]
+    values = [helper.make_tensor_value_info(f"{name}_typed", dtype, hidden) for name in states]
     if "bias" in others:
         shape = ["bias_batch", HEADS, "tokens", "tokens"]
         inputs.append(helper.make_tensor_value_info("bias", TensorProto.FLOAT, shape))
-    current = "query_typed"
+    current, *rest = (f"{name}_typed" for name in states)
     for number, layer in enumerate(layers):
         parts = []
-        for state, source in zip(STATES, (current, "key_typed", "value_typed"), strict=True):
+        names = layer.operator.state_names
+        for state, source in zip(names, _given(layer, current, rest), strict=True):
             name = f"{state}_{number}"
             body.append(helper.make_node("Reshape", [source, "to_heads"], [f"{name}_heads"]))
             body.append(helper.make_node("Transpose", [f"{name}_heads"], [name], perm=[0, 2, 1, 3]))
@@ -149,6 +156,11 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
     return ir.serde.deserialize_model(helper.make_model(graph, opset_imports=opsets, functions=bodies, ir_version=10))
 
 
+def _given(layer: Layer, first: _State, others: Sequence[_State]) -> list[_State]:
+    """The states that a layer of a chain takes."""
+    return [first, *others, *others[-1:] * layer.operator.states][: layer.operator.states]
+
+
 def insert_after(value: ir.Value, op_type: str) -> None:
     """Let everything that reads a value read what a new node makes of it."""
     readers = tuple(value.uses())
@@ -162,20 +174,23 @@ def insert_after(value: ir.Value, op_type: str) -> None:
         reader.replace_input_with(index, changed.outputs[0])
 
 
-def states_of(batch: int, tokens: int, *, head_dim: int = 32) -> dict[str, np.ndarray]:
-    """Query, key and value, [batch, tokens, hidden], far from a uniform softmax."""
+def states_of(
+    batch: int, tokens: int, *, head_dim: int = 32, names: Sequence[str] = OPERATORS["DenseAttention"].state_names
+) -> dict[str, np.ndarray]:
+    """States, [batch, tokens, hidden], far from a uniform softmax."""
     generator = np.random.default_rng(tokens * head_dim)
     shape = (batch, tokens, HEADS * head_dim)
-    return {name: (1.5 * generator.normal(size=shape)).astype(np.float32) for name in STATES}
+    return {name: (1.5 * generator.normal(size=shape)).astype(np.float32) for name in names}
 
 
 def answer_by_definition(layers: Sequence[Layer], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
     """What `portable_graph` of these layers answers, [batch, tokens, hidden], computed in float64."""
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
     tensors |= {name: feed.double() for name, feed in tensors.items() if feed.dtype == torch.float32}
-    query, *rest = (tensors[name].unflatten(-1, (HEADS, -1)).transpose(1, 2) for name in STATES)
+    names = layers[0].operator.state_names
+    query, *rest = (tensors[name].unflatten(-1, (HEADS, -1)).transpose(1, 2) for name in names)
     for layer in layers:
-        query = layer.by_definition([query, *rest], tensors)
+        query = layer.by_definition(_given(layer, query, rest), tensors)
     return -query.transpose(1, 2).flatten(2).numpy()
 
 

@@ -85,8 +85,8 @@ def new_session(model: onnx.ModelProto) -> onnxruntime.InferenceSession:
 
 
 def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The output, of the shape of `query`, written into an array of NaN, so that a row left out shows."""
-    output = np.full_like(feeds["query"], np.nan)
+    """The output, of the shape of the first state, written into an array of NaN, so that a row left out shows."""
+    output = np.full_like(next(iter(feeds.values())), np.nan)
     (name,) = (value.name for value in session.get_outputs())
     binding = session.io_binding()
     for input_name, feed in feeds.items():

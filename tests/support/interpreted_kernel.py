@@ -49,9 +49,13 @@ class Interpreter:
 
     def attention(
         self, operator: str, inputs: Inputs, *, tiles: Tiles, attributes: Mapping[str, Any]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The operator's result, and the plan; they hold NaN and -1 before, and nothing else may be written."""
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """The operator's result, and the workspaces by name; they hold NaN before, and nothing else may be written."""
         return self.run(_attention, operator, dict(inputs), tiles, dict(attributes))
+
+    def sorted(self, hashes: torch.Tensor, *, buckets: int, spans: int) -> torch.Tensor:
+        """The order of hashes by LSH attention's kernels; both are [batch, heads, rounds, tokens] int32."""
+        return self.run(_sorted, hashes, buckets, spans)
 
     def plan(self, token_kind: torch.Tensor, *, global_bound: int) -> torch.Tensor:
         """What `plan_keys` writes for [batch, tokens]: [batch, SUMMARY_INTS + 2 * tokens + global_bound] int32."""
@@ -62,7 +66,7 @@ def guarded(
     run: Callable[..., None], inputs: Inputs, sizes: Mapping[str, int]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """What `run` wrote into an output and workspaces, and that it wrote to nothing else."""
-    query = inputs["query"]
+    query = next(iter(inputs.values()))
     guarded_out = torch.full((query.numel() + 2 * _GUARD,), torch.nan, dtype=query.dtype)
     out = guarded_out[_GUARD:-_GUARD].view(query.shape)
     buffers = {name: torch.full((size + 2 * _GUARD,), _UNSET_BYTE, dtype=torch.uint8) for name, size in sizes.items()}
@@ -86,17 +90,32 @@ def _interpret() -> None:
 
 def _attention(
     operator: str, inputs: dict[str, torch.Tensor], tiles: Tiles, attributes: dict[str, Any]
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     from hdplugins.operators.kernel_launch import launch
 
     def run(out: torch.Tensor, **scratch: torch.Tensor) -> None:
         launch(OPERATORS[operator], list(inputs.values()), out, scratch, tiles=tiles, attributes=attributes)
 
     # Of the mask only what it is to be: whether it is, the launch checks.
-    query, _, _, _, *tables = (tuple(tensor.shape) for tensor in inputs.values())
-    shapes = [query, query, query, (query[0], query[2]), *tables]
-    out, workspaces = guarded(run, inputs, face_of(OPERATORS[operator]).workspace(shapes, attributes))
-    return out, workspaces["plan"].view(torch.int32).view(query[0], -1)
+    states = OPERATORS[operator].states
+    query, *others = (tuple(tensor.shape) for tensor in inputs.values())
+    shapes = [*([query] * states), (query[0], query[2]), *others[states:]]
+    return guarded(run, inputs, face_of(OPERATORS[operator]).workspace(shapes, attributes))
+
+
+def _sorted(hashes: torch.Tensor, buckets: int, spans: int) -> torch.Tensor:
+    from hdplugins.operators.lsh_attention.triton_kernel import count, place, scan
+
+    batch, heads, rounds, tokens = hashes.shape
+    lanes = 16  # so that a short text has several steps
+    span_tokens = -(-tokens // (spans * lanes)) * lanes
+    places = torch.full((batch, heads, rounds, buckets, spans), -7, dtype=torch.int32)
+    order = torch.full_like(hashes, -7)
+    grid = (rounds * spans, heads, batch)
+    count[grid](hashes, places, tokens, rounds, buckets, spans, span_tokens, lanes=lanes)
+    scan[(rounds, heads, batch)](places, buckets, spans, lanes=lanes)
+    place[grid](hashes, places, order, tokens, rounds, buckets, spans, span_tokens, lanes=lanes)
+    return order
 
 
 def _plan(token_kind: torch.Tensor, global_bound: int) -> torch.Tensor:

@@ -7,6 +7,7 @@ __all__ = [
     "KERNELS",
     "KernelDescription",
     "block_mask",
+    "chunk_mask",
     "inputs_of",
     "right_answers",
     "row_of_kinds",
@@ -23,8 +24,9 @@ import torch
 
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
 from hdplugins.operators.block_sparse_attention.tiles import tiles_for_blocks
+from hdplugins.operators.chunk_attention.tiles import tiles_for_chunks
 from support.interpreted_kernel import Inputs
-from support.sparse_operators import STATES, Blocks, SparseLayer, Window
+from support.sparse_operators import PADDINGS, Blocks, Chunks, Lsh, SparseLayer, Window, token_kinds
 
 _DTYPES = ("float32", "float16")
 """Not bfloat16: Triton 3.9's interpreter multiplies its bit patterns as integers."""
@@ -37,10 +39,10 @@ class KernelDescription:
     tiles: Tiles  # small ones: short texts then have blocks of every sort, at the edges and between them
     cases: Sequence[Any]  # layer, kinds, tiles and size of the queries, whose answers must be right
     # a node, tokens, the first key that holds NaN, the end of the queries that must not see it, and the first of
-    # those that do
-    not_loaded: tuple[SparseLayer, int, int, int, int]
+    # those that do; None where hashes decide what is seen
+    not_loaded: tuple[SparseLayer, int, int, int, int] | None
     fitting: SparseLayer  # a node with twelve heads of 64 that kernels can be launched for
-    # attributes, and the shape of a query or a table -> the message that refuses a launch
+    # attributes, and the shape of a query or of the last input -> the message that refuses a launch
     refused: Sequence[tuple[dict[str, Any], str]]
     # attributes -> the message that refuses to compile, beside what no attention kernel is for
     uncompiled: Sequence[tuple[dict[str, Any], str]]
@@ -50,19 +52,21 @@ def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> 
     """Random states; a query of padding is NaN, since its answer is 0 whatever padding holds."""
     shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
     generator = torch.Generator().manual_seed(math.prod(shape))
-    query, key, value = (torch.randn(shape, generator=generator) for _ in range(3))
-    query = (query * size).masked_fill((kinds == 0)[:, None, :, None], torch.nan)
-    typed = (tensor.to(getattr(torch, layer.dtype)) for tensor in (query, key, value))
-    states = dict(zip(STATES, typed, strict=True))
+    names = layer.operator.state_names
+    dtype = getattr(torch, layer.dtype)
+    query, *others = (torch.randn(shape, generator=generator).to(dtype) for _ in names)
+    query = (layer.decided(query) * size).masked_fill((kinds == 0)[:, None, :, None], torch.nan)
+    typed = (query, *others)
+    states = dict(zip(names, typed, strict=True))
     tables = map(torch.from_numpy, layer.constants.values())
-    return states | dict(zip(layer.operator.inputs[3:], (kinds, *tables), strict=False))
+    return states | dict(zip(layer.operator.inputs[len(names) :], (kinds, *tables), strict=False))
 
 
 def right_answers(
     layer: SparseLayer, inputs: Inputs, dtype: torch.dtype = torch.float64, **changes: Any
 ) -> torch.Tensor:
     """By the definition."""
-    states = [inputs[name].nan_to_num().to(dtype) for name in STATES]
+    states = [inputs[name].nan_to_num().to(dtype) for name in layer.operator.state_names]
     return layer.by_definition(states, inputs, **changes)
 
 
@@ -248,12 +252,118 @@ _BLOCK_KERNELS = KernelDescription(
         ({"first_global": -1}, "first_global is -1; it must be 0 to"),
         ({"first_repeats": -1}, "first_repeats is -1; it must be 0 to"),
         ({"dense_tokens": -1}, "dense_tokens is -1; it must be 0 to"),
-        ({"table": (3, 62, 3)}, r"listed_blocks is \[3, 62, 3\]; for 12 heads it is \[1 or 12, rows, listed\]"),
-        ({"table": (1, 62)}, r"listed_blocks is \[1, 62\]"),
-        ({"table": (12, 62, 0)}, r"listed_blocks is \[12, 62, 0\]"),
-        ({"block_size": 1, "query": (1, 12, 2**20, 64), "table": (12, 9, 2**20)}, "are too many"),
+        ({"last": (3, 62, 3)}, r"listed_blocks is \[3, 62, 3\]; for 12 heads it is \[1 or 12, rows, listed\]"),
+        ({"last": (1, 62)}, r"listed_blocks is \[1, 62\]"),
+        ({"last": (12, 62, 0)}, r"listed_blocks is \[12, 62, 0\]"),
+        ({"block_size": 1, "query": (1, 12, 2**20, 64), "last": (12, 9, 2**20)}, "are too many"),
     ],
     uncompiled=[({"block_size": 1025}, "block_size is 1025; the kernels support blocks of 1 to 1024 tokens")],
 )
 
-KERNELS = {"BlockSparseAttention": _BLOCK_KERNELS, "SlidingWindowAttention": _WINDOW_KERNELS}
+
+def chunk_mask(tokens: int) -> torch.Tensor:
+    """[5, tokens]: a text of each padding."""
+    return torch.cat([torch.from_numpy(token_kinds(padding, tokens, batch=1)) for padding in PADDINGS])
+
+
+def _circle_cases(layer: Chunks, *, lengths: Sequence[int], seen: Sequence[tuple[int, int, int]]) -> list[Any]:
+    """Texts of these lengths under every padding, and chunks that see so many before and after, causally or not."""
+    cases = [_case(tokens, layer=layer, kinds=chunk_mask(tokens)) for tokens in lengths]
+
+    def case(
+        *name: object,
+        tokens: int,
+        tiles: Tiles | None = None,
+        size: float = 1,
+        is_nightly: bool = False,
+        **changes: Any,
+    ) -> None:
+        # One text without padding and one with holes.
+        kinds, changed = chunk_mask(tokens)[[0, 3]], replace(layer, **changes)
+        cases.append(_case(*name, layer=changed, kinds=kinds, tiles=tiles, size=size, is_nightly=is_nightly))
+
+    for tokens, (before, after, causal) in itertools.product((20, 37), seen):
+        # Of three chunks and of five: a step of more leads nowhere.
+        is_nightly = (tokens == 37) == (before > 2)
+        name = "sees", before, after, "causal" * causal, "of", tokens
+        case(*name, tokens=tokens, before=before, after=after, causal=causal, is_nightly=is_nightly)
+    for chunk, multiple, tokens in ((1, 1, 9), (5, 3, 37), (16, 1, 70), (40, 1, 70), (64, 2, 70)):
+        case("chunks of", chunk, "times", multiple, tokens=tokens, chunk=chunk, multiple=multiple)
+    for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
+        changes = {"chunk": 64, "head_dim": head_dim, "dtype": dtype, "is_nightly": head_dim not in (64, 80)}
+        case("heads of", head_dim, dtype, tokens=150, tiles=tiles_for_chunks(86, head_dim, dtype, 64), **changes)
+    case("scores far beyond exp", tokens=37, size=1000)
+    return cases
+
+
+_UNDEFINED_CHUNKS = [
+    ({"chunk": 0}, "chunk is 0; it must be 1 or more"),
+    ({"before": -1}, "before is -1; it must be 0 or more"),
+    ({"after": -1}, "after is -1; it must be 0 or more"),
+    ({"multiple": 96}, "multiple is 96; it must be a multiple of the chunk's 64 tokens"),
+    ({"causal": 2}, "causal is 2; it must be 0 or 1"),
+    ({"multiple": 2**30}, "1000 tokens padded to a multiple of 1073741824, .* too many for the kernels"),
+    ({"after": 2**30}, "and 1073741824 after, are too many for the kernels"),
+]
+_CHUNK = Chunks(heads=1)
+_CIRCLE_TILES = Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+
+_CHUNK_KERNELS = KernelDescription(
+    tiles=_CIRCLE_TILES,
+    cases=_circle_cases(
+        _CHUNK,
+        lengths=(1, 7, 8, 9, 16, 17, 61),
+        seen=((0, 0, 0), (0, 0, 1), (1, 0, 1), (1, 1, 0), (2, 3, 0), (2, 3, 1), (3, 0, 0), (9, 0, 1)),
+    ),
+    # Each chunk sees the next one, of which the sixth is the first that holds NaN.
+    not_loaded=(replace(_CHUNK, chunk=16, before=0, after=1), 112, 80, 64, 64),
+    fitting=Chunks(chunk=64, heads=12, head_dim=64),
+    refused=_UNDEFINED_CHUNKS,
+    uncompiled=[],
+)
+
+
+def _lsh_cases() -> list[Any]:
+    base = Lsh(heads=1)
+    cases = _circle_cases(
+        base, lengths=(1, 8, 9, 41), seen=((0, 0, 0), (1, 1, 1), (2, 3, 0), (3, 0, 1), (9, 0, 0))
+    )  # fmt: skip
+    for rounds, by_row, causal in itertools.product((1, 2, 3), (0, 1), (0, 1)):
+        layer = replace(base, rounds=rounds, by_row=by_row, causal=causal)
+        name = f"{rounds} rounds", "by row" * by_row, "causal" * causal
+        cases.append(_case(*name, layer=layer, kinds=chunk_mask(28), is_nightly=by_row != causal))
+    for buckets in ((2,), (2, 4), (4, 2, 6), (70,)):
+        layer = replace(base, buckets=buckets, by_row=1, chunk=5, multiple=2, heads=2)
+        cases.append(_case("buckets", *buckets, layer=layer, kinds=chunk_mask(37)[[1, 3]]))
+    cases.append(_case("mean squares of 1e-6", layer=base, kinds=chunk_mask(37)[:1], size=1e-3))
+    # Spans of several steps.
+    layer = replace(base, chunk=64, buckets=(600,), rounds=1, multiple=3)
+    cases.append(_case("many tokens", layer=layer, kinds=chunk_mask(400)[2:3], tiles=Tiles(64, 64, 4, 2, 32)))
+    return cases
+
+
+_LSH_KERNELS = KernelDescription(
+    tiles=_CIRCLE_TILES,
+    cases=_lsh_cases(),
+    not_loaded=None,
+    fitting=Lsh(chunk=64, heads=12, head_dim=64, buckets=(16, 4), rounds=4),
+    refused=[
+        *_UNDEFINED_CHUNKS,
+        ({"buckets": (16, 3)}, r"buckets is \[16, 3\]; it must be even numbers of 2 or more"),
+        ({"buckets": ()}, r"buckets is \[\]; it must be even numbers"),
+        ({"rounds": 0}, "rounds is 0; it must be 1 or more"),
+        ({"rounds": 3}, r"rotations is \[12, 64, 4, 10\]; it must be .*, \[12, 64, 3, 10\]"),
+        ({"buckets": (32,)}, r"rotations is \[12, 64, 4, 10\]; it must be .*, \[12, 64, 4, 16\]"),
+        ({"last": (1, 64, 4, 10)}, r"rotations is \[1, 64, 4, 10\]"),
+        ({"ends_by_row": 2}, "ends_by_row is 2; it must be 0 or 1"),
+        ({"buckets": (2**15, 2**16), "last": (12, 64, 4, 49152)}, r"buckets is \[32768, 65536\]: too many"),
+    ],
+    uncompiled=[],
+)
+
+KERNELS = {
+    "BlockSparseAttention": _BLOCK_KERNELS,
+    "ChunkAttention": _CHUNK_KERNELS,
+    "LSHAttention": _LSH_KERNELS,
+    "SlidingWindowAttention": _WINDOW_KERNELS,
+}

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ["NOT_TRAINED", "AttentionKind", "Boundaries", "Form", "OperatorNode", "ReferenceFacts", "Setup", "Subject"]
+__all__ = [
+    "DECISION",
+    "NOT_TRAINED",
+    "AttentionKind",
+    "Boundaries",
+    "Decisions",
+    "Form",
+    "OperatorNode",
+    "ReferenceFacts",
+    "Setup",
+    "Subject",
+]
 
 import argparse
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hdexport.model.family import Family
 from hdexport.model.tasks import Task
@@ -18,6 +30,10 @@ from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+    import onnx_ir
+    import torch
     from transformers import PreTrainedModel
 
     from hdexport.attention.query_scale import LogScale
@@ -149,6 +165,35 @@ class Boundaries:
     alone: bool = False
 
 
+DECISION = "hdexport.decision."
+"""Beginning of the names of outputs that hold a graph's decisions."""
+
+
+class Decisions(Protocol):
+    """What a graph decides by comparing numbers, such as the hash of a token between two buckets.
+
+    Where the numbers are nearly equal, rounding decides, and answers differ although nothing is wrong. So PyTorch is
+    made to decide as the graph did, and every decision is checked to be one that rounding allows.
+    """
+
+    def watch(self, model: onnx_ir.Model) -> None:
+        """Make a graph give its decisions, in place, as further outputs, int64, whose names begin with `DECISION`."""
+
+    def follow(
+        self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice
+    ) -> AbstractContextManager[None]:
+        """While this holds, PyTorch's model decides about one text as the graph did.
+
+        Args:
+            decisions: those outputs, in order, of a batch.
+            row: of the text in the batch.
+            tokens: those of the row that PyTorch is given.
+        """
+
+    def take_wrong(self) -> list[str]:
+        """What was decided that rounding does not explain, a sentence each, since the last call."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class ReferenceFacts:
     """Properties of the PyTorch answers that a bundle is compared with.
@@ -157,11 +202,15 @@ class ReferenceFacts:
         replaced: the attention is another than the library's own.
         undefined_padding: outputs at padding are undefined, where dense attention defines them.
         counts_from_padding: the attention counts its blocks from the padding on the left.
+        decisions: that a graph makes and rounding may turn; None where there are none.
+        information: lines about a text, [1, tokens] ids, that say how good the attention is; no check.
     """
 
     replaced: bool = False
     undefined_padding: bool = False
     counts_from_padding: bool = False
+    decisions: Decisions | None = None
+    information: Callable[[torch.Tensor], Iterator[str]] | None = None
 
 
 class AttentionKind:

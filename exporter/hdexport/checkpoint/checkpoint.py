@@ -223,7 +223,7 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
     for entry in sorted(path.iterdir()):
         if entry.suffix in _READ and entry.is_symlink() and not entry.exists():
             raise ModelError(f"{entry} is a broken link.\nDownload the model again, or remove the link.")
-    config = read_config(path)
+    config = read_config(path, runs_decoders=lambda model_type: family_of(model_type).runs_decoders)
     return Checkpoint(
         path=path.resolve(), name=name, source=source, config=config, family=family_of(str(config["model_type"]))
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["MOST_LAYERS", "file_key", "read_config", "settings_from"]
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,11 +33,12 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 _EPSILONS = ("layer_norm_eps", "norm_eps")
 
 
-def read_config(path: Path) -> dict[str, Any]:
+def read_config(path: Path, *, runs_decoders: Callable[[str], bool]) -> dict[str, Any]:
     """The content of a checkpoint's ``config.json``, as far as it is the same for all families.
 
     Args:
         path: the checkpoint's directory.
+        runs_decoders: whether a model type's decoders can be built.
 
     Raises:
         ModelError: the file is missing, cannot be read, or asks for what no graph computes.
@@ -54,7 +55,7 @@ def read_config(path: Path) -> dict[str, Any]:
             f'{file} names no model_type, so the model\'s family is unknown.\nAdd it, e.g. "model_type": "bert".'
         )
     _check_values(file, config)
-    _refuse_variants(file, config)
+    _refuse_variants(file, config, runs_decoders=runs_decoders(config["model_type"]))
     return config
 
 
@@ -150,9 +151,9 @@ def _check_size(file: Path, key: str, value: object) -> None:
         )
 
 
-def _refuse_variants(file: Path, config: dict[str, Any]) -> None:
+def _refuse_variants(file: Path, config: dict[str, Any], *, runs_decoders: bool) -> None:
     """Refuse what a supported family's config can also ask for and no graph of ours would compute."""
-    if config.get("is_decoder"):
+    if config.get("is_decoder") and not runs_decoders:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "
             'supported.\nIf it was trained as an encoder, set "is_decoder": false.'

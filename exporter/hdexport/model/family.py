@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Family", "OwnAttention"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,14 +49,20 @@ class Family:
         learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is
             computed and nothing is extended.
         why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
+        why_not_tuned: why positions are not trained, as half a sentence; None where they are.
         token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
             1 after it, by default; None where all are 0.
         tasks: the tasks that an encoder of the family can be built for; None for all.
         encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
         embeddings: the module of word, position and, for some, token-type embeddings; it holds the table of positions
             as ``position_embeddings``.
+        prepare: makes the table of positions of a loaded model a `torch.nn.Embedding`, in place, where it is another
+            module.
         positions_key: key of ``config.json`` for the rows of that table.
         position_table: how the table's name ends among the checkpoint's weights.
+        stores_table: whether checkpoints of a configuration hold that table, which `hdexport extend` edits.
+        token_width: width of what the encoder gives for a token, by the configuration.
+        runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
         padded_tokens: length to which the library's own code pads a text of so many tokens, where the padding needs
             positions.
         adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
@@ -75,8 +81,12 @@ class Family:
     tasks: tuple[Task, ...] | None = None
     encoder: Callable[[PreTrainedModel], PreTrainedModel] = field(default=lambda model: model)
     embeddings: Callable[[PreTrainedModel], Any] = field(default=lambda model: model.base_model.embeddings)
+    prepare: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     positions_key: str = "max_position_embeddings"
     position_table: str = "embeddings.position_embeddings.weight"
+    stores_table: Callable[[Mapping[str, Any]], bool] = field(default=lambda config: True)
+    token_width: Callable[[Any], int] = field(default=lambda config: int(config.hidden_size))
+    runs_decoders: bool = False
     padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     own: OwnAttention | None = None
@@ -86,6 +96,7 @@ class Family:
     shares_layers: bool = False
     learned_positions: bool = True
     why_not_converted: str | None = None
+    why_not_tuned: str | None = None
     token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
 
     def own_attention(self, kind: str, config: Any) -> Any | None:

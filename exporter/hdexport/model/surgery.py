@@ -175,6 +175,7 @@ def extend_positions(
         return Positions(
             scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=Form.COMPUTED.value
         )
+    family.prepare(model)
     embeddings = family.embeddings(model)
     first_row = family.first_row(model.config)
     table = embeddings.position_embeddings.weight.detach().numpy()
@@ -195,6 +196,8 @@ def extend_positions(
     embeddings.position_ids = torch.arange(rows).expand((1, -1))
     if hasattr(embeddings, "token_type_ids"):
         embeddings.token_type_ids = torch.zeros(1, rows, dtype=torch.long)
+    if hasattr(embeddings, "max_position_embeddings"):
+        embeddings.max_position_embeddings = rows
     setattr(model.config, family.positions_key, rows)
     return Positions(
         scheme=scheme.value,

@@ -70,6 +70,11 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     device = training_device(options.device)
     checkpoint = find_checkpoint(options.model, revision=options.revision, allow_pickle=options.allow_pickle)
     check_extendable(checkpoint, options.output)
+    if checkpoint.family.why_not_tuned is not None:
+        raise ModelError(
+            f"{checkpoint.path} is a {checkpoint.config['model_type']}, which is not tuned: "
+            f"{checkpoint.family.why_not_tuned}.\nBuild it as it is: hdexport build {checkpoint.path} --max-len 4096"
+        )
     require_replaceable(options.output.resolve(), CHECKPOINT_DIRECTORY, force=options.force)
     loss, reason = _loss(checkpoint, options)
     progress.result(f"Loss: {loss.value}, {reason}.")

@@ -191,7 +191,9 @@ def make_teacher(checkpoint: Checkpoint, task: Task, options: TuneOptions, devic
 def _pooling(checkpoint: Checkpoint, task: Task) -> SentencePooling | None:
     if task is not Task.SENTENCE_SIMILARITY:
         return None
-    return sentence_pooling(checkpoint.path, hidden_size=checkpoint.settings().hidden_size).requires_grad_(False)
+    return sentence_pooling(
+        checkpoint.path, hidden_size=checkpoint.family.token_width(checkpoint.settings())
+    ).requires_grad_(False)
 
 
 def _tuned_rows(

@@ -30,17 +30,19 @@ class Check:
         case: the input.
         outputs: name of each output -> what the comparison found.
         samples: tokens of the batch whose logits were compared; None where all were.
+        wrong_decisions: of the graph, that rounding does not explain, a sentence each.
     """
 
     graph: str
     case: Case
     outputs: dict[str, Comparison]
     samples: int | None = None
+    wrong_decisions: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
-        """Whether every output holds its tolerance."""
-        return all(found.passed for found in self.outputs.values())
+        """Whether every output holds its tolerance, and every decision is one that rounding allows."""
+        return all(found.passed for found in self.outputs.values()) and not self.wrong_decisions
 
     @property
     def max_abs_error(self) -> float:
@@ -67,11 +69,12 @@ class Check:
             "min_cosine": self.min_cosine,
             "tolerance": self.tolerance,
             "samples": self.samples,
+            "wrong_decisions": list(self.wrong_decisions),
         }
 
     def line(self) -> str:
         """The outcome in one line."""
-        failed = [name for name, found in self.outputs.items() if not found.passed]
+        failed = [name for name, found in self.outputs.items() if not found.passed] + list(self.wrong_decisions)
         return (
             f"-[{'x' if self.passed else ' '}] {self.graph}: {case_text(self.case)}: "
             f"max abs error {self.max_abs_error:.2e}, cosine {self.min_cosine:.6f} ({self.tolerance})"
@@ -88,11 +91,13 @@ class Verification:
         grid: the cases that were gone through.
         checks: what was compared.
         not_checked: what was not, one sentence each; a graph's begins with its file and ": ".
+        information: lines on how good the attention is, which nothing is measured by.
     """
 
     grid: Grid
     checks: tuple[Check, ...]
     not_checked: tuple[str, ...]
+    information: tuple[str, ...] = ()
 
     @property
     def passed(self) -> bool:
@@ -108,6 +113,7 @@ class Verification:
             *(check.line() for check in self.checks if not check.passed),
             *map(self._graph_line, graphs),
             *(f"-[-] {what}" for what in others),
+            *self.information,
         ]
 
     def _graph_line(self, graph: str) -> str:
@@ -134,6 +140,7 @@ class Verification:
                 for graph in sorted({check.graph for check in self.checks})
             },
             "not_checked": list(self.not_checked),
+            "information": list(self.information),
         }
 
 
@@ -164,6 +171,7 @@ def compare_case(
     expected: Sequence[Mapping[str, FloatArray]],
     got: Mapping[str, FloatArray],
     samples: IntArray | None,
+    wrong_decisions: Sequence[str] = (),
 ) -> Check:
     """Compare the real tokens of each row.
 
@@ -174,6 +182,7 @@ def compare_case(
         expected: of each row, PyTorch's outputs: name -> [real tokens or samples, ...], without the batch axis.
         got: the graph's outputs: name -> [batch, tokens or samples, ...].
         samples: the tokens of the batch whose logits were computed; None for all.
+        wrong_decisions: see `Check`.
     """
     has_tokens = {spec.name: "tokens" in spec.shape for spec in manifest.outputs}
     if samples is not None:
@@ -191,7 +200,13 @@ def compare_case(
             pair = np.atleast_2d(actual), np.atleast_2d(expected[row][name])
             found.append(compare(*pair, half_precision=manifest.dtype != "float32"))
         outputs[name] = joined(found)
-    return Check(graph=graph, case=case, outputs=outputs, samples=None if samples is None else len(samples))
+    return Check(
+        graph=graph,
+        case=case,
+        outputs=outputs,
+        samples=None if samples is None else len(samples),
+        wrong_decisions=tuple(wrong_decisions),
+    )
 
 
 def not_finite(graph: str, case: Case, manifest: Manifest) -> Check:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 __all__ = ["expected_rows", "padded_batch", "sampled_tokens", "samples_of_row", "why_not_left"]
 
+import contextlib
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -73,7 +76,12 @@ def samples_of_row(case: Case, length: int, samples: IntArray) -> npt.NDArray[np
 
 
 def expected_rows(
-    case: Case, reference: Reference, manifest: Manifest, *, samples: IntArray | None = None
+    case: Case,
+    reference: Reference,
+    manifest: Manifest,
+    *,
+    samples: IntArray | None = None,
+    decisions: Sequence[IntArray] = (),
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row's text alone: padding must change nothing but the positions it shifts.
 
@@ -86,21 +94,33 @@ def expected_rows(
         reference: PyTorch's model.
         manifest: of the bundle.
         samples: the tokens of the batch whose logits are computed; None for all.
+        decisions: of the graph, which PyTorch follows; see `hdexport.attention.kind.Decisions`.
     """
     by_batch = manifest.padding is not None
     shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
     reads_first = case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION
     if (by_batch and case.padding != "none") or shifted or reads_first:
-        return _expected_of_padded_rows(case, reference, samples)
+        return _expected_of_padded_rows(case, reference, samples, decisions)
     rows = []
     for row, length in enumerate(case.lengths):
         in_front = range(case.tokens)[case.real(length)].start
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)] - in_front
-        rows.append(reference.unpadded(row, length, shift=in_front, samples=of_row))
+        with _following(reference, decisions, row, slice(in_front, in_front + length)):
+            rows.append(reference.unpadded(row, length, shift=in_front, samples=of_row))
     return rows
 
 
-def _expected_of_padded_rows(case: Case, reference: Reference, samples: IntArray | None) -> list[dict[str, FloatArray]]:
+def _following(
+    reference: Reference, decisions: Sequence[IntArray], row: int, tokens: slice
+) -> contextlib.AbstractContextManager[None]:
+    if reference.facts.decisions is None:
+        return contextlib.nullcontext()
+    return reference.facts.decisions.follow(decisions, row=row, tokens=tokens)
+
+
+def _expected_of_padded_rows(
+    case: Case, reference: Reference, samples: IntArray | None, decisions: Sequence[IntArray]
+) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
     from hdexport.model.graph_module import OUTPUTS_OF_TASK
 
@@ -108,7 +128,8 @@ def _expected_of_padded_rows(case: Case, reference: Reference, samples: IntArray
     rows = []
     for row, length in enumerate(case.lengths):
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)]
-        outputs = reference.batch({name: array[row : row + 1] for name, array in inputs.items()}, samples=of_row)
+        with _following(reference, decisions, row, slice(0, case.tokens)):
+            outputs = reference.batch({name: array[row : row + 1] for name, array in inputs.items()}, samples=of_row)
         rows.append({
             name: values[0] if _is_of_real_tokens(axes.get(name), of_row) else values[0, case.real(length)]
             for name, values in outputs.items()

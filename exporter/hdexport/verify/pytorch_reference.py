@@ -118,7 +118,7 @@ class Reference:
             Role.POOLED: self.pooled(length)[None],
         }
         inputs = self.named(of_role, rows=1)
-        if self.positions_shift and self.takes_position_ids:
+        if shift and self.positions_shift and self.takes_position_ids:
             inputs["position_ids"] = np.arange(shift, shift + length)[None]
         return {name: values[0] for name, values in self.batch(inputs, samples=samples).items()}
 
@@ -184,7 +184,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         model,
         task,
         inputs=manifest.inputs,
-        pooling=sentence_pooling(checkpoint.path, hidden_size=model.config.hidden_size)
+        pooling=sentence_pooling(checkpoint.path, hidden_size=checkpoint.family.token_width(model.config))
         if task is Task.SENTENCE_SIMILARITY
         else None,
     ).eval()
@@ -218,6 +218,8 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
         replaced=replaced,
         undefined_padding=any(facts.undefined_padding for facts in found),
         counts_from_padding=any(facts.counts_from_padding for facts in found),
+        decisions=next((facts.decisions for facts in found if facts.decisions is not None), None),
+        information=next((facts.information for facts in found if facts.information is not None), None),
     )
 
 

@@ -7,7 +7,10 @@ __all__ = ["verify_bundle"]
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 
-from hdexport.attention.kind import Boundaries
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.tasks import Task
@@ -18,14 +21,21 @@ from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens
 from hdexport.verify.graph_runners import Run, runner, sampled_runner
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
+from hdexport.verify.sample_text import sample_ids
 from hdruntime.bundle.manifest import GraphFile, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CUDA_LOWERING
 from hdruntime.errors import NonFiniteOutputError
 
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
 _QUICK_LIMIT_BYTES = 512 * 2**20
 """Memory that a case of the quick grid may take besides the weights: the first touch of more takes seconds. With the
 full grid it is half of what is free."""
+
+_INFORMATION_TOKENS = 1024
+"""Of the text that shows how good an attention is."""
 
 
 def verify_bundle(
@@ -70,14 +80,32 @@ def verify_bundle(
     for group, open_run in ((whole, runner), (sampled, sampled_runner)):
         with contextlib.ExitStack() as stack:
             # The graphs of one group at a time: each holds a copy of the weights.
-            runs = {graph: stack.enter_context(open_run(bundle, graph)) for graph in graphs if group}
+            decisions = reference.facts.decisions
+            runs = {graph: stack.enter_context(open_run(bundle, graph, decisions)) for graph in graphs if group}
             for case in group:
                 _check_case(bundle, reference, case, runs, outcomes, limit_bytes, is_sampled=group is sampled)
     if manifest.max_len > longest:
         outcomes.leave_out(f"lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
     for engine in manifest.engines:
         outcomes.leave_out(f"{engine.file}: not checked: that needs an NVIDIA GPU")
-    return Verification(grid=grid, checks=tuple(outcomes.checks), not_checked=tuple(outcomes.not_checked))
+    return Verification(
+        grid=grid,
+        checks=tuple(outcomes.checks),
+        not_checked=tuple(outcomes.not_checked),
+        information=tuple(_information(bundle, reference, report)),
+    )
+
+
+def _information(bundle: Bundle, reference: Reference, report: Callable[[str], None]) -> Iterator[str]:
+    if reference.facts.information is None:
+        return
+    import torch
+
+    (text,), kind = sample_ids(bundle, [min(bundle.manifest.max_len, _INFORMATION_TOKENS)])
+    for found in reference.facts.information(torch.from_numpy(text)[None]):
+        line = f"    {found} ({kind} of {len(text)} tokens)"
+        report(line)
+        yield line
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
@@ -155,11 +183,33 @@ def _check_case(
             fitting.append((graph, run))
     if not fitting:
         return
-    expected = expected_rows(case, reference, manifest, samples=samples)
+    expected = None
+    if reference.facts.decisions is None:
+        expected = expected_rows(case, reference, manifest, samples=samples)
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
     for graph, run in fitting:
-        try:
-            check = compare_case(graph.file, case, manifest, expected, run(feeds), samples)
-        except NonFiniteOutputError:
-            check = not_finite(graph.file, case, manifest)
-        outcomes.add(check)
+        outcomes.add(_compared(graph, run, case, feeds, reference, manifest, expected, samples))
+
+
+def _compared(
+    graph: GraphFile,
+    run: Run,
+    case: Case,
+    feeds: Mapping[str, IntArray],
+    reference: Reference,
+    manifest: Manifest,
+    expected: list[dict[str, FloatArray]] | None,
+    samples: IntArray | None,
+) -> Check:
+    """Run one graph; PyTorch follows its decisions where no answers are given. Nothing outlives the call."""
+    try:
+        outputs = run(feeds)
+    except NonFiniteOutputError:
+        return not_finite(graph.file, case, manifest)
+    if expected is not None:
+        return compare_case(graph.file, case, manifest, expected, outputs, samples)
+    decisions = reference.facts.decisions
+    assert decisions is not None
+    decided = [np.asarray(values, np.int64) for name, values in outputs.items() if name.startswith(DECISION)]
+    followed = expected_rows(case, reference, manifest, samples=samples, decisions=decided)
+    return compare_case(graph.file, case, manifest, followed, outputs, samples, decisions.take_wrong())

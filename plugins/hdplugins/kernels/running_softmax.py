@@ -62,6 +62,7 @@ def attend_keys(
     head: tl.constexpr,
     tail: tl.constexpr,
     masked: tl.constexpr,
+    factors=None,  # [keys], of their scores; None for 1
 ):
     """Add one block of keys to the running softmax; `present` and `seen` count only where masked."""
     sums, sums_tail, top, norm = state
@@ -70,6 +71,8 @@ def attend_keys(
     if tail:
         key_tail = load_rows(keys, offsets, present, tail, head, masked)
         scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
+    if factors is not None:
+        scores *= factors[None, :]
     if masked:
         scores = tl.where(seen, scores, float("-inf"))
     # scale > 0, so the largest score stays the largest, and the scores are scaled by the subtraction's multiply-add.

@@ -21,7 +21,8 @@ class Operator:
         name: operator type in the graph.
         version: grows when the semantics change.
         package: import path of the operator's folder.
-        inputs: names of the inputs, in order.
+        inputs: names of the inputs, in order: the states, the mask, and others.
+        states: number of leading inputs of shape [batch, heads, tokens, head_dim]. The mask, [batch, tokens], is next.
         optional_inputs: the trailing inputs that a node may leave out.
         attributes: names of the attributes.
     """
@@ -30,8 +31,19 @@ class Operator:
     version: int
     package: str
     inputs: tuple[str, ...]
+    states: int = 3
     optional_inputs: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
+
+    @property
+    def state_names(self) -> tuple[str, ...]:
+        """Names of the states; the result has the shape and dtype of the first."""
+        return self.inputs[: self.states]
+
+    @property
+    def mask(self) -> str:
+        """Name of the mask."""
+        return self.inputs[self.states]
 
     def face(self, face: str) -> ModuleType:
         """Import one face, with the packages that it alone needs.

@@ -26,6 +26,10 @@ Shapes = Sequence[Sequence[int]]
 _NOMINAL = Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=3, head=32)
 """Tiles for a check that launches nothing."""
 
+_TRITON_TYPE = {**TRITON_TYPE, "int32": "i32"}
+
+_NUMBERS = {2: "two", 3: "three"}
+
 
 class FieldType(str, Enum):
     """Type of an attribute: what TensorRT stores it as in an engine."""
@@ -50,6 +54,7 @@ class PluginFace(ABC):
         SCRATCH: the kernels' name of each scratch buffer -> Triton's type of its values.
         POINTERS: kernel -> its pointers, in the function's order; the kernels in the order in which they run.
         SCALARS: kernel -> its scalar arguments, which follow; all are int32 but `scale`.
+        CALLED_MODULES: import paths of the modules whose functions the kernels call beside their own.
     """
 
     OPERATOR: ClassVar[Operator]
@@ -60,6 +65,7 @@ class PluginFace(ABC):
     SCRATCH: ClassVar[Mapping[str, str]]
     POINTERS: ClassVar[Mapping[str, tuple[str, ...]]]
     SCALARS: ClassVar[Mapping[str, tuple[str, ...]]]
+    CALLED_MODULES: ClassVar[tuple[str, ...]] = (INNER_LOOP,)
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -119,12 +125,16 @@ class PluginFace(ABC):
         Raises:
             ValueError: it says what fits.
         """
-        query, key, value, mask, *others = (list(shape) for shape in shapes)
-        most = len(self.OPERATOR.inputs) - 4
-        if len(query) != 4 or not query == key == value or mask != [query[0], query[2]] or len(others) > most:
+        operator, given = self.OPERATOR, [list(shape) for shape in shapes]
+        states, mask = given[: operator.states], given[operator.states]
+        first = states[0]
+        is_fit = len(first) == 4 and all(state == first for state in states) and mask == [first[0], first[2]]
+        if not is_fit or len(given) > len(operator.inputs):
+            *others, last = operator.state_names
             raise ValueError(
-                f"query, key and value are {query}, {key}, {value} and {self.OPERATOR.inputs[3]} is {mask}; the first "
-                "three are alike, [batch, heads, tokens, head_dim], and the last is [batch, tokens]."
+                f"{', '.join(others)} and {last} are {', '.join(map(str, states))} and {operator.mask} is {mask}; the "
+                f"first {_NUMBERS[operator.states]} are alike, [batch, heads, tokens, head_dim], and the last is "
+                "[batch, tokens]."
             )
 
     def kernel_sources(
@@ -158,7 +168,7 @@ class PluginFace(ABC):
                 signature = self._signature(function, shapes, dtype)
                 source = KernelSource(
                     module=f"{self.OPERATOR.package}.triton_kernel",
-                    called_modules=(INNER_LOOP,),
+                    called_modules=self.CALLED_MODULES,
                     function=function,
                     architecture=architecture,
                     signature=signature,
@@ -183,7 +193,7 @@ class PluginFace(ABC):
     def _signature(self, function: str, shapes: Shapes, dtype: str) -> dict[str, str]:
         """Argument -> Triton's type, without the pointers to inputs that a node leaves out."""
         inputs = dict(zip(self.OPERATOR.inputs[: len(shapes)], self.INPUT_DTYPES, strict=False))
-        types = {name: TRITON_TYPE[dtype] if kind is None else "i32" for name, kind in inputs.items()}
+        types = {name: _TRITON_TYPE[kind or dtype] for name, kind in inputs.items()}
         types |= {**self.SCRATCH, self.OUTPUT: TRITON_TYPE[dtype]}
         return {
             **{name: f"*{types[name]}" for name in self.POINTERS[function] if name in types},

@@ -11,6 +11,7 @@ import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
+import torch
 from onnx import TensorProto
 
 from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
@@ -30,7 +31,6 @@ from support.sparse_operators import (
     DESCRIPTIONS,
     GLOBALS,
     PADDINGS,
-    STATES,
     Description,
     SparseLayer,
     token_kinds,
@@ -48,13 +48,21 @@ CHAINS: dict[str, Sequence[Dense | SparseLayer]] = {
 each_operator = pytest.mark.parametrize("described", DESCRIPTIONS.values(), ids=DESCRIPTIONS)
 each_layer = pytest.mark.parametrize("layer", LAYERS, ids=str)
 each_chain = pytest.mark.parametrize("layers", CHAINS.values(), ids=CHAINS)
+each_changed = pytest.mark.parametrize(
+    ("layer", "changed"),
+    [(chain[0], name) for chain in CHAINS.values() for name in (*chain[0].operator.state_names, "attended")],
+    ids=str,
+)
 
 
 def feeds_of(kinds: np.ndarray, *layers: Dense | SparseLayer, head_dim: int = 32) -> dict[str, np.ndarray]:
-    feeds = states_of(*kinds.shape, head_dim=head_dim)
-    feeds |= {"token_kind": kinds, "token_mask": kinds, "key_mask": kinds != 0}
-    names = {*STATES, *(name for layer in layers for name in layer.inputs)}
-    return {name: feed for name, feed in feeds.items() if name in names}
+    states = states_of(*kinds.shape, head_dim=head_dim, names=layers[0].operator.state_names)
+    first = layers[0].operator.state_names[0]
+    heads = torch.from_numpy(states[first]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
+    states[first] = layers[0].decided(heads).transpose(1, 2).flatten(2).numpy()
+    masks = {"token_kind": kinds, "token_mask": kinds, "key_mask": kinds != 0}
+    names = {name for layer in layers for name in layer.inputs}
+    return states | {name: mask for name, mask in masks.items() if name in names}
 
 
 @functools.cache
@@ -200,10 +208,10 @@ def test_layers_that_differ_share_a_graph(described: Description) -> None:
 
 @each_operator
 def test_a_graph_holds_one_body_for_layers_alike_and_asks_about_the_text_once(described: Description) -> None:
-    layers, scans = described.lowered_alike
+    layers, scans, fused = described.lowered_alike
     lowered = lower_for_onnxruntime_cpu(portable_graph(*layers))
     counts = node_types(lowered)
-    assert (counts["If"], counts["MultiHeadAttention"], counts["ReduceMin"]) == (3, 3, 1)
+    assert (counts["If"], counts["MultiHeadAttention"], counts["ReduceMin"]) == (fused, fused, min(fused, 1))
     bodies = [function.graph.all_nodes() for function in lowered.functions.values()]
     assert tuple(sum(node.op_type == "Scan" for node in nodes) for nodes in bodies) == scans
 
@@ -223,16 +231,14 @@ def test_a_half_precision_graph_is_computed_in_float32(layers: Sequence[Dense | 
         assert_right(session, kinds, *layers)
 
 
-@pytest.mark.parametrize("changed", [*STATES, "attended"])
-@each_chain
-def test_what_changes_between_splitting_attention_and_merging_stays(
-    layers: Sequence[Dense | SparseLayer], changed: str
-) -> None:
+@each_changed
+def test_what_changes_between_splitting_attention_and_merging_stays(layer: Dense | SparseLayer, changed: str) -> None:
     """As rotary positions do, and the rows of global tokens."""
-    layer = layers[0]
     model = portable_graph(layer)
     (node,) = (node for node in model.graph if node.op_type == layer.name)
-    insert_after(node.outputs[0] if changed == "attended" else node.inputs[STATES.index(changed)], "Sin")
+    insert_after(
+        node.outputs[0] if changed == "attended" else node.inputs[layer.operator.state_names.index(changed)], "Sin"
+    )
     session = session_of(lower_for_onnxruntime_cpu(model))
     for tokens, padding in ((17, "none"), (37, "none"), (97, "none"), (37, "holes")):
         feeds = feeds_of(token_kinds(padding, tokens, globals_="scattered", bound=bound_of(layer)), layer)

@@ -22,7 +22,7 @@ from hdplugins.operators.dense_attention.reference import dense_attention
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
 from support.attention_graphs import HEADS, Dense, attention_model
-from support.sparse_operators import PADDINGS, STATES, Window, token_kinds
+from support.sparse_operators import PADDINGS, Window, token_kinds
 
 _BUILT = {("float16", False), ("bfloat16", True)}
 """(dtype, whether there is a bias) that every run builds for each head size."""
@@ -62,7 +62,7 @@ def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray
 def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:
     generator = np.random.default_rng(tokens)
     shape = (3, HEADS, tokens, 32)
-    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in STATES}
+    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in ("query", "key", "value")}
     feeds["key_mask"] = token_kinds(kind, tokens) != 0
     if bias_batch is not None:
         feeds["bias"] = generator.normal(size=(bias_batch, HEADS, tokens, tokens)).astype(np.float16)
@@ -160,7 +160,7 @@ def test_lowered_attention_builds(head_dim: int, bias: bool, dtype: str, tmp_pat
     config = builder.create_builder_config()
     for tokens in (96, 192):
         profile = builder.create_optimization_profile()
-        for name in STATES:
+        for name in ("query", "key", "value"):
             profile.set_shape(name, (1, HEADS, 1, head_dim), (2, HEADS, tokens, head_dim), (8, HEADS, tokens, head_dim))
         profile.set_shape("key_mask", (1, 1), (2, tokens), (8, tokens))
         if bias:

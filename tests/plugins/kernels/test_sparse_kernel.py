@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -16,6 +17,7 @@ from hdplugins import OPERATORS
 from hdplugins.kernels.attention_tiles import Tiles
 from hdplugins.operators.block_sparse_attention.tensorrt_plugin import HEADER_INTS
 from hdplugins.operators.kernel_launch import launch
+from hdplugins.operators.lsh_attention.hashing import hash_tokens
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.operators.sliding_window_attention.tensorrt_plugin import SUMMARY_INTS
 from hdplugins.tensorrt.plugins import plugin_operators
@@ -26,11 +28,12 @@ from support.kernel_cases import (
     KERNELS,
     KernelDescription,
     block_mask,
+    chunk_mask,
     inputs_of,
     right_answers,
     row_of_kinds,
 )
-from support.sparse_operators import STATES, Blocks, SparseLayer, Window
+from support.sparse_operators import Blocks, Chunks, Lsh, SparseLayer, Window
 
 pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")
 
@@ -43,7 +46,7 @@ def answer_of(interpreter: Interpreter, layer: SparseLayer, inputs: Inputs, tile
 
 
 def answers_of_pytorch(layer: SparseLayer, inputs: Inputs) -> torch.Tensor:
-    return layer.by_pytorch([inputs[name].nan_to_num() for name in STATES], inputs)
+    return layer.by_pytorch([inputs[name].nan_to_num() for name in layer.operator.state_names], inputs)
 
 
 def check(
@@ -67,11 +70,13 @@ def test_a_kernel_gives_the_right_answer(
     check(interpreter, layer, kinds, tiles=tiles, size=size)
 
 
-@each_operator
+@pytest.mark.parametrize(
+    "not_loaded", [described.not_loaded for described in KERNELS.values() if described.not_loaded], ids=str
+)
 def test_keys_that_no_query_sees_are_not_loaded(
-    operator: str, described: KernelDescription, interpreter: Interpreter
+    not_loaded: tuple[SparseLayer, int, int, int, int], interpreter: Interpreter
 ) -> None:
-    layer, tokens, nan_from, unseen_until, seen_from = described.not_loaded
+    layer, tokens, nan_from, unseen_until, seen_from = not_loaded
     inputs = inputs_of(layer, row_of_kinds(tokens))
     right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
     for name in ("key", "value"):
@@ -116,22 +121,70 @@ def test_any_blocks_under_any_mask_give_the_right_answer(
     check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
 
 
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    # PyTorch's answers to shorter texts have too few values to show what rounding does.
+    row=st.lists(st.sampled_from([0, 1, 1, 1]), min_size=16, max_size=50),
+    layer=st.builds(
+        Lsh,
+        heads=st.just(1),
+        chunk=st.integers(1, 20),
+        before=st.integers(0, 2),
+        after=st.integers(0, 2),
+        multiple=st.integers(1, 3),
+        causal=st.integers(0, 1),
+        buckets=st.sampled_from([(2,), (6,), (2, 4)]),
+        rounds=st.integers(1, 2),
+        by_row=st.integers(0, 1),
+    ),
+)
+def test_any_chunks_of_any_hashes_give_the_right_answer(row: list[int], layer: Lsh, interpreter: Interpreter) -> None:
+    check(interpreter, layer, torch.tensor([row], dtype=torch.int32))
+
+
+def test_a_token_of_which_a_query_sees_no_chunk_does_not_reach_it(interpreter: Interpreter) -> None:
+    layer = Lsh(heads=1, chunk=16, buckets=(6,), rounds=1)
+    inputs = inputs_of(layer, row_of_kinds(112))
+    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
+    value = inputs["value"].double()
+    value[:, :, 50] = torch.nan
+    # The definition multiplies all that it looks at, so that NaN shows it.
+    reached = layer.by_definition([inputs["query_key"].double(), value], inputs).isnan().any(-1)
+    assert 16 <= reached.sum() <= 32
+    inputs["value"][:, :, 50] = torch.nan
+    actual = answer_of(interpreter, layer, inputs)
+    assert torch.equal(actual.isnan().any(-1), reached)
+    assert_as_accurate(actual[~reached], right[~reached], pytorch[~reached])
+
+
+GPU_LAYERS: dict[str, tuple[SparseLayer, torch.Tensor]] = {
+    **{
+        f"{mode} {block}": (replace(layer, block=block, by_row=1, dense=100, head_dim=64), block_mask(1100))
+        for mode, layer in BLOCK_MODES.items()
+        for block in (64, 84)
+    },
+    "chunks": (Chunks(chunk=64, head_dim=64, multiple=2), chunk_mask(1100)),
+    "chunks of 40, causal": (Chunks(chunk=40, head_dim=64, causal=1, after=2), chunk_mask(1100)),
+    "lsh": (Lsh(chunk=64, head_dim=64, buckets=(34,), rounds=4), chunk_mask(1100)),
+    "lsh by row": (Lsh(chunk=40, head_dim=64, buckets=(6, 40), rounds=2, by_row=1), chunk_mask(1100)),
+}
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
-@pytest.mark.parametrize("block", [64, 84])
-@pytest.mark.parametrize("mode", BLOCK_MODES)
-def test_a_gpu_gives_the_right_answers(mode: str, block: int, dtype: str) -> None:
+@pytest.mark.parametrize(("layer", "mask"), GPU_LAYERS.values(), ids=GPU_LAYERS)
+def test_a_gpu_gives_the_right_answers(layer: SparseLayer, mask: torch.Tensor, dtype: str) -> None:
     if not torch.cuda.is_available():
         pytest.skip("this PyTorch has no CUDA")
-    layer = replace(BLOCK_MODES[mode], block=block, by_row=1, dense=100, head_dim=64, dtype=dtype)
-    inputs, attributes = inputs_of(layer, block_mask(1100)), layer.node_attributes
+    layer = replace(layer, dtype=dtype)
+    inputs, attributes = inputs_of(layer, mask), layer.node_attributes
     on_gpu = [tensor.cuda() for tensor in inputs.values()]
     shapes, face = [tuple(tensor.shape) for tensor in on_gpu], face_of(layer.operator)
     sizes = face.workspace(shapes, attributes)
     scratch = {name: torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for name, size in sizes.items()}
     major, minor = torch.cuda.get_device_capability()
     tiles = face.tiles(shapes, attributes, dtype=dtype, architecture=10 * major + minor)
-    out = torch.full_like(inputs["query"], torch.nan, device="cuda")
+    out = torch.full_like(on_gpu[0], torch.nan)
     launch(layer.operator, on_gpu, out, scratch, tiles=tiles, attributes=attributes)
     assert_as_accurate(out.cpu(), right_answers(layer, inputs), answers_of_pytorch(layer, inputs))
 
@@ -172,7 +225,8 @@ def test_the_plan_lists_each_block_once_whole_or_partial_with_how_often_it_count
     layer = Blocks(block=16, repeats=2, heads=1)
     inputs = {**inputs_of(layer, mask), "listed_blocks": listed_blocks}
     tiles = KERNELS[layer.operator.name].tiles
-    _, plan = interpreter.attention(layer.operator.name, inputs, tiles=tiles, attributes=layer.node_attributes)
+    _, workspaces = interpreter.attention(layer.operator.name, inputs, tiles=tiles, attributes=layer.node_attributes)
+    plan = workspaces["plan"].view(torch.int32).view(1, -1)
     (written,) = plan.tolist()
     header = HEADER_INTS
     assert written[:2] == [6, 0]
@@ -199,12 +253,65 @@ def listed_at(plan: torch.Tensor, place: int, *, room: int) -> tuple[list[int], 
     return plan[0, place + 2 : place + 2 + wholes].tolist(), dict(zip(named, times.tolist(), strict=True))
 
 
+# Hashes, and how they are sorted.
+
+
+def test_hashes_are_those_of_the_definition_the_first_of_equal_directions(interpreter: Interpreter) -> None:
+    """Small whole numbers, whose products are exact, and often equal."""
+    layer = Lsh(buckets=(70, 4), rounds=3, heads=2)
+    inputs, generator = inputs_of(layer, chunk_mask(41)[:3]), torch.Generator().manual_seed(3)
+    whole = [torch.randint(-2, 3, inputs[name].shape, generator=generator) for name in ("query_key", "rotations")]
+    whole[0][:, :, ::7] = 0  # hashed to the first bucket
+    inputs |= dict(zip(("query_key", "rotations"), map(torch.Tensor.float, whole), strict=True))
+    wanted = hash_tokens(inputs["query_key"], inputs["rotations"], layer.buckets)
+    wanted = wanted.masked_fill(inputs["token_mask"][:, None, None] == 0, 280).int()
+    hashes, order = hashes_and_order(interpreter, layer, inputs)
+    assert torch.equal(hashes, wanted)
+    assert torch.equal(order, wanted.argsort(dim=-1, stable=True).int())
+
+
+@pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
+def test_tokens_that_are_not_numbers_have_a_bucket_and_a_place(wrong: float, interpreter: Interpreter) -> None:
+    layer = Lsh(buckets=(70,), heads=1)
+    inputs = inputs_of(layer, row_of_kinds(40))
+    right, pytorch = right_answers(layer, inputs), answers_of_pytorch(layer, inputs)
+    both = {name: torch.cat([tensor, tensor]) for name, tensor in inputs.items() if name != "rotations"}
+    both["query_key"][1, :, 5:25] = wrong
+    both["rotations"] = inputs["rotations"]
+    hashes, order = hashes_and_order(interpreter, layer, both)
+    assert 0 <= hashes.min() <= hashes.max() < 70
+    assert (order.sort(-1).values == torch.arange(40)).all()
+    assert_as_accurate(answer_of(interpreter, layer, both)[:1], right, pytorch)
+
+
+def hashes_and_order(interpreter: Interpreter, layer: Lsh, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
+    """[batch, heads, rounds, tokens] int32 each."""
+    name = layer.operator.name
+    _, buffers = interpreter.attention(name, inputs, tiles=KERNELS[name].tiles, attributes=layer.node_attributes)
+    batch, heads, tokens, _ = inputs["query_key"].shape
+    hashes, order = (buffers[each].view(torch.int32) for each in ("hashes", "order"))
+    return hashes.view(batch, heads, layer.rounds, tokens), order.view(batch, heads, layer.rounds, tokens)
+
+
+@pytest.mark.parametrize(("tokens", "buckets", "spans"), [(1, 3, 1), (16, 2, 1), (17, 40, 2), (150, 5, 3), (90, 70, 5)])
+def test_tokens_are_sorted_by_their_buckets_and_those_of_one_by_their_places(
+    tokens: int, buckets: int, spans: int, interpreter: Interpreter
+) -> None:
+    generator = np.random.default_rng(tokens)
+    hashes = generator.integers(0, buckets, (2, 2, 2, tokens), dtype=np.int32)
+    hashes[1, 1] = buckets - 1
+    order = interpreter.sorted(torch.from_numpy(hashes), buckets=buckets, spans=spans)
+    np.testing.assert_array_equal(order.numpy(), np.argsort(hashes, axis=-1, kind="stable"))
+
+
 # Launches.
 
 
-def shapes_of(query: Sequence[int], table: Sequence[int] | None = None) -> list[tuple[int, ...]]:
-    own = tuple(query)
-    return [own, own, own, (own[0], own[2]), *([tuple(table)] if table else [])]
+def shapes_of(operator: str, query: Sequence[int], last: Sequence[int] | None = None) -> list[tuple[int, ...]]:
+    """The shapes of an operator's inputs; the last one is as the fitting node has it."""
+    own, constants = tuple(query), KERNELS[operator].fitting.constants.values()
+    others = [tuple(last)] if last else [constant.shape for constant in constants]
+    return [*[own] * OPERATORS[operator].states, (own[0], own[2]), *others]
 
 
 @pytest.mark.parametrize(
@@ -226,8 +333,8 @@ def shapes_of(query: Sequence[int], table: Sequence[int] | None = None) -> list[
 )
 def test_what_cannot_be_launched_is_refused(operator: str, changes: dict[str, Any], message: str) -> None:
     face, fitting = face_of(OPERATORS[operator]), KERNELS[operator].fitting.node_attributes
-    face.check(shapes_of((2, 12, 1000, 64)), fitting)
-    shapes = shapes_of(changes.get("query", (2, 12, 1000, 64)), changes.get("table"))
+    face.check(shapes_of(operator, (2, 12, 1000, 64)), fitting)
+    shapes = shapes_of(operator, changes.get("query", (2, 12, 1000, 64)), changes.get("last"))
     attributes = {name: changes.get(name, value) for name, value in fitting.items()}
     with pytest.raises(ValueError, match=message):
         face.check(shapes, attributes)
@@ -248,7 +355,7 @@ def test_what_cannot_be_launched_is_refused(operator: str, changes: dict[str, An
 )
 def test_what_cannot_be_compiled_is_refused(operator: str, changes: dict[str, Any], message: str) -> None:
     compiled_for = {"dtype": "float16", "architectures": [90], "head_dim": 64} | changes
-    shapes = shapes_of((2, 12, 1000, compiled_for.pop("head_dim")))
+    shapes = shapes_of(operator, (2, 12, 1000, compiled_for.pop("head_dim")))
     attributes = KERNELS[operator].fitting.node_attributes
     attributes |= {name: compiled_for.pop(name) for name in changes.keys() & attributes.keys()}
     with pytest.raises(ValueError, match=message):
@@ -259,11 +366,10 @@ def test_what_cannot_be_compiled_is_refused(operator: str, changes: dict[str, An
 def test_tensors_that_do_not_fit_are_refused(
     operator: str, described: KernelDescription, interpreter: Interpreter
 ) -> None:
-    layer, mask = described.fitting, OPERATORS[operator].inputs[3]
-    layer = replace(layer, heads=2, head_dim=32)
-    inputs = inputs_of(layer, row_of_kinds(20))
+    layer, mask = replace(described.fitting, heads=2, head_dim=32), OPERATORS[operator].mask
+    inputs, second = inputs_of(layer, row_of_kinds(20)), OPERATORS[operator].state_names[1]
     wrong = [
-        ("key", inputs["key"].half(), r"key is torch.float16 \[1, 2, 20, 32\] .* contiguous torch.float32"),
+        (second, inputs[second].half(), rf"{second} is torch.float16 \[1, 2, 20, 32\] .* contiguous torch.float32"),
         ("value", inputs["value"].mT.contiguous().mT, r"value is .*strides \[1280, 640, 1, 20\]; .* contiguous"),
         ("value", inputs["value"][:, :1].contiguous(), r"are .*, \[1, 1, 20, 32\] and"),
         (mask, inputs[mask].long(), rf"{mask} is torch.int64 .*torch.int32"),
@@ -274,6 +380,12 @@ def test_tensors_that_do_not_fit_are_refused(
         wrong += [
             ("listed_blocks", table[:2].long(), "listed_blocks is torch.int64 .* contiguous torch.int32"),
             ("listed_blocks", table, r"listed_blocks is \[3, 1, 1\]; for 2 heads"),
+        ]
+    if isinstance(layer, Lsh):
+        half, short = inputs["rotations"].half(), inputs["rotations"][:, :, :1].contiguous()
+        wrong += [
+            ("rotations", half, "rotations is torch.float16 .* contiguous torch.float32"),
+            ("rotations", short, r"rotations is \[2, 32, 1, 10\]; it must be .*, \[2, 32, 4, 10\]"),
         ]
     for name, tensor, message in wrong:
         with pytest.raises(ValueError, match=message):
@@ -288,11 +400,42 @@ def fitting(operator: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
     return face_of(OPERATORS[operator]), KERNELS[operator].fitting.node_attributes | changes
 
 
-def launched(operator: str, shape: Sequence[int] = SHAPE, table: Sequence[int] | None = None, **changes: Any) -> Any:
+def launched(operator: str, shape: Sequence[int] = SHAPE, last: Sequence[int] | None = None, **changes: Any) -> Any:
     face, attributes = fitting(operator, **changes)
-    shapes = shapes_of(shape, table)
+    shapes = shapes_of(operator, shape, last)
     constants = face.constants(shapes, attributes, dtype="float16", tiles=Tiles(64, 64, 4, 3, 64))
     return face.launches(shapes, attributes, constants=constants)
+
+
+def test_a_call_of_lsh_attention_hashes_by_each_factor_and_attends_in_each_round() -> None:
+    steps = launched("LSHAttention")
+    assert [step.kernel for step in steps] == ["hash_tokens"] * 2 + ["count", "scan", "place"] + ["attend"] * 4
+    parts = [[step.scalars[name] for name in ("first_direction", "half", "size")] for step in steps[:2]]
+    assert parts == [[0, 8, 1], [8, 2, 16]]
+    # 64 tiles of chunks, and a span for each 64 tokens.
+    assert [step.grid for step in steps[1:6]] == [
+        (64, 12, 2),
+        (4 * 64, 12, 2),
+        (4, 12, 2),
+        (4 * 64, 12, 2),
+        (64, 12, 2),
+    ]
+    assert [step.scalars["this_round"] for step in steps[5:]] == [0, 1, 2, 3]
+
+
+def test_the_workspace_of_lsh_attention_never_shrinks_with_the_text_and_is_linear_in_tokens() -> None:
+    def total(tokens: int, **changes: Any) -> int:
+        face, attributes = fitting("LSHAttention", **changes)
+        return sum(face.workspace([(1, 12, tokens, 64)], attributes).values())
+
+    for changes in ({}, {"rounds": 1}, {"buckets": (32, 64)}):
+        sizes = [total(tokens, **changes) for tokens in range(1, 3000)]
+        assert sizes == sorted(sizes)
+        # Per token, head and round: a hash, a place in the order and four counts; and a factor and a sum of values.
+        rounds = changes.get("rounds", 4)
+        assert total(65536, **changes) <= 65536 * 12 * (rounds * 4 * 6 + 4 + (4 * 66 if rounds > 1 else 0))
+    # Each text and round has all counts, however short it is.
+    assert total(1, buckets=(512,)) >= 12 * 4 * 4 * 513
 
 
 def test_heads_of_one_dilation_are_one_launch() -> None:
@@ -315,7 +458,7 @@ def test_parts_of_global_queries_are_programs_of_their_own_in_front() -> None:
     # 8 parts of 512 keys of the first block and the last one, then 64 blocks.
     assert (attend.kernel, attend.grid, attend.scalars["splits"]) == ("attend", (2 * 8 + 64, 12, 2), 8)
     assert (combine.kernel, combine.grid) == ("combine", (2 * 64 // 4, 12, 2))
-    assert launched("BlockSparseAttention", table=(12, 62, 3))[1].grid == (64 + 1, 12, 2)
+    assert launched("BlockSparseAttention", last=(12, 62, 3))[1].grid == (64 + 1, 12, 2)
     # So are those of the texts whose answers are compared above.
     last = launched("BlockSparseAttention", (4, 1, 520, 32), block_size=128, dense_tokens=100, ends_by_row=1)[-1]
     assert (last.kernel, last.scalars["splits"]) == ("combine", 2)
@@ -336,7 +479,8 @@ def test_where_no_block_is_split_nothing_is_combined(shape: tuple[int, ...], cha
 def test_the_workspace_of_blocks_never_shrinks_with_the_shape_and_is_linear_in_tokens() -> None:
     def total(batch: int, tokens: int, table: tuple[int, ...] | None = None, **changes: Any) -> int:
         face, attributes = fitting("BlockSparseAttention", **changes)
-        return sum(face.workspace(shapes_of((batch, 12, tokens, 64), table), attributes).values())
+        shapes = shapes_of("BlockSparseAttention", (batch, 12, tokens, 64), table)
+        return sum(face.workspace(shapes, attributes).values())
 
     for changes in ({}, {"ends_by_row": 1}, {"first_global": 40}, {"window": 9}):
         sizes = [total(1, tokens, **changes) for tokens in range(1, 2000)]

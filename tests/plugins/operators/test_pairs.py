@@ -26,16 +26,6 @@ LAYERS: dict[str, Sequence[Layer]] = {name: described.layers for name, described
 LAYERS["DenseAttention"] = [Dense(heads=HEADS)]
 
 
-def looked_at(layer: Layer, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
-    """Weights above 0 of the reference where all scores are equal: its values are unit vectors, which show them."""
-    nothing = torch.zeros(1, layer.heads, tokens, 1)
-    values = torch.eye(tokens).expand(1, layer.heads, tokens, tokens)
-    kinds = torch.ones(1, tokens, dtype=torch.int32)
-    kinds[:, :global_tokens] = 2
-    feeds = {"key_mask": kinds >= 1, "token_kind": kinds, "token_mask": (kinds >= 1).int()}
-    return int((layer.by_definition([nothing, nothing, values], feeds, **changes) > 0).sum())
-
-
 @each_operator
 def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Operator) -> None:
     count = operator.face("pairs").pairs
@@ -46,7 +36,7 @@ def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Oper
                 counted = count(
                     tokens=tokens, heads=layer.heads, global_tokens=global_tokens, **layer.node_attributes, **tables
                 )
-                assert counted == looked_at(layer, tokens, global_tokens), (str(layer), tokens)
+                assert counted == layer.looked_at(tokens, global_tokens), (str(layer), tokens)
 
 
 @each_operator
@@ -101,7 +91,7 @@ def test_any_table_of_blocks_is_counted_as_the_reference_looks_at_it(
     block, last, window, repeats, dense = numbers
     layer = Blocks(block=block, first=first_global, last=last, window=window, repeats=repeats, dense=dense, heads=HEADS)
     counted = block_pairs(tokens=tokens, heads=HEADS, listed_blocks=table, **layer.node_attributes)
-    assert counted == looked_at(layer, tokens, listed_blocks=torch.from_numpy(table))
+    assert counted == layer.looked_at(tokens, listed_blocks=torch.from_numpy(table))
 
 
 def test_blocks_are_linear_in_tokens() -> None:

@@ -19,7 +19,6 @@ from hypothesis import strategies as st
 from hdplugins import OPERATORS
 from hdplugins.operators.dense_attention.reference import dense_attention
 from hdplugins.operators.onnx_text import BlockOrder
-from hdplugins.tensorrt.plugins import plugin_operators
 from support.attention_graphs import chain_of
 from support.comparators import assert_as_accurate, assert_close
 from support.function_bodies import growth_bytes, new_session, operators_of, planned_bytes, run
@@ -27,8 +26,8 @@ from support.sparse_operators import (
     BLOCKS,
     DESCRIPTIONS,
     GLOBALS,
+    LSH,
     PADDINGS,
-    STATES,
     Blocks,
     Description,
     SparseLayer,
@@ -52,15 +51,19 @@ def feeds_of(layer: SparseLayer, kinds: np.ndarray) -> dict[str, np.ndarray]:
     """States such that the softmax is far from uniform, and the mask."""
     generator = np.random.default_rng(kinds.shape[1])
     shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
-    states = {name: (1.5 * generator.normal(size=shape)).astype(layer.dtype) for name in STATES}
-    return {**states, layer.operator.inputs[3]: kinds}
+    states = {name: (1.5 * generator.normal(size=shape)).astype(layer.dtype) for name in layer.operator.state_names}
+    first = layer.operator.state_names[0]
+    states[first] = layer.decided(torch.from_numpy(states[first])).numpy()
+    return {**states, layer.operator.mask: kinds}
 
 
 def by_definition(
     feeds: Mapping[str, np.ndarray], dtype: torch.dtype, layer: SparseLayer, **changes: Any
 ) -> np.ndarray:
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
-    return layer.by_definition([tensors[name].to(dtype) for name in STATES], tensors, **changes).numpy()
+    return layer.by_definition(
+        [tensors[name].to(dtype) for name in layer.operator.state_names], tensors, **changes
+    ).numpy()
 
 
 def exact_and_allowed(feeds: Mapping[str, np.ndarray], layer: SparseLayer) -> tuple[np.ndarray, float]:
@@ -104,12 +107,12 @@ def assert_right(
 ) -> None:
     feeds, exact, allowed = question_of(layer, globals_, padding, tokens, batch)
     got = run(session_of((layer,), order), feeds)
-    assert (got.swapaxes(1, 2)[feeds[layer.operator.inputs[3]] == 0] == 0).all()
+    assert (got.swapaxes(1, 2)[feeds[layer.operator.mask] == 0] == 0).all()
     assert_close(got, exact, atol=allowed)
 
 
-def test_every_operator_with_a_plugin_is_described() -> None:
-    assert set(DESCRIPTIONS) == {operator.name for operator in plugin_operators()}
+def test_every_sparse_operator_is_described() -> None:
+    assert set(DESCRIPTIONS) == set(OPERATORS) - {"DenseAttention"}
     assert all(layer.operator is OPERATORS[name] for name, which in DESCRIPTIONS.items() for layer in which.layers)
 
 
@@ -123,37 +126,42 @@ def test_the_definition_is_a_softmax_over_the_keys_in_view_as_often_as_they_coun
     feeds = feeds_of(replace(layer, dtype="float64"), kinds)
     got = by_definition(feeds, torch.float64, layer)
     for batch, head, i in np.ndindex(got.shape[:3]):
-        seen = layer.keys_by_hand(kinds[batch], head, i)
+        vectors = feeds[layer.operator.state_names[0]][batch, head]
+        seen = layer.keys_by_hand(kinds[batch], vectors, head, i)
         expected = np.zeros(layer.head_dim)
         if kinds[batch, i] and seen:
-            scores = feeds["key"][batch, head, seen] @ feeds["query"][batch, head, i] * layer.head_dim**-0.5
+            scores = layer.keys_of(feeds)[batch, head, seen] @ vectors[i] * layer.head_dim**-0.5
             weights = np.exp(scores - scores.max())
             expected = weights @ feeds["value"][batch, head, seen] / weights.sum()
         assert_close(got[batch, head, i], expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("padding", PADDINGS)
-@each_operator
-def test_a_text_that_is_short_enough_is_attended_to_densely(described: Description, padding: str) -> None:
-    layer, tokens = described.dense
+@pytest.mark.parametrize(
+    ("layer", "tokens"), [described.dense for described in DESCRIPTIONS.values() if described.dense], ids=str
+)
+def test_a_text_that_is_short_enough_is_attended_to_densely(layer: SparseLayer, tokens: int, padding: str) -> None:
     kinds = token_kinds(padding, tokens, globals_="scattered", bound=layer.bound)
     feeds = feeds_of(replace(layer, dtype="float64"), kinds)
     got, real = by_definition(feeds, torch.float64, layer), kinds != 0
-    states = (torch.from_numpy(feeds[name]) for name in STATES)
+    states = (torch.from_numpy(feeds[name]) for name in layer.operator.state_names)
     dense = dense_attention(*states, torch.from_numpy(real), scale=32**-0.5).numpy()
     assert_close(got.swapaxes(1, 2)[real], dense.swapaxes(1, 2)[real], atol=1e-12)
     assert (got.swapaxes(1, 2)[~real] == 0).all()
 
 
 @each_order
-@pytest.mark.parametrize("layer", [BLOCKS.layers[1], BLOCKS.layers[3]], ids=str)
-def test_texts_that_end_by_row_do_not_see_padding_behind_them(layer: Blocks, order: BlockOrder) -> None:
-    """The shorter text is dense, the longer one is not; padded, both are as they are alone."""
+@pytest.mark.parametrize("layer", [BLOCKS.layers[1], BLOCKS.layers[3], LSH.layers[3], LSH.layers[4]], ids=str)
+def test_texts_that_end_by_row_do_not_see_padding_behind_them(layer: SparseLayer, order: BlockOrder) -> None:
+    """Of blocks, the shorter text is dense, the longer one is not; padded, both are as they are alone."""
     session = session_of((layer,), order)
     for tokens in (70, 87):
         padded = feeds_of(layer, token_kinds("none", 130, batch=2))
         padded["token_mask"][0, tokens:] = 0
-        alone = {name: feed[:1, :, :tokens] if name in STATES else feed[:1, :tokens] for name, feed in padded.items()}
+        alone = {
+            name: feed[:1, :, :tokens] if name in layer.operator.state_names else feed[:1, :tokens]
+            for name, feed in padded.items()
+        }
         _, allowed = exact_and_allowed(alone, layer)
         own = {name: np.ascontiguousarray(feed) for name, feed in alone.items()}
         assert_close(run(session, padded)[:1, :, :tokens], run(session, own).astype(np.float64), atol=allowed)
@@ -248,7 +256,7 @@ def test_the_measures_of_bodies_and_kernels_refuse_wrong_answers(layer: SparseLa
     wrong.append(by_definition(feeds, torch.float64, layer, scale=1.01 * layer.head_dim**-0.5))
     # What is seen as local instead of global, or in spite of being padding.
     for before, after in ((2, 1), (0, 1)) if layer.bound else ((0, 1),):
-        changed = {**feeds, layer.operator.inputs[3]: np.where(kinds == before, after, kinds).astype(np.int32)}
+        changed = {**feeds, layer.operator.mask: np.where(kinds == before, after, kinds).astype(np.int32)}
         wrong.append(by_definition(changed, torch.float64, layer))
     kernels = {"right": torch.from_numpy(exact), "pytorch": torch.from_numpy(pytorchs_answer(feeds, layer))}
     assert_as_accurate(torch.from_numpy(exact.astype(layer.dtype)), **kernels)
@@ -266,7 +274,7 @@ def test_the_measure_of_a_body_refuses_a_global_key_that_counts_twice() -> None:
     feeds = feeds_of(layer, kinds)
     exact, allowed = exact_and_allowed(feeds, layer)
     # The global key again, behind the text and where no window reaches: queries near the first copy see both.
-    far = {name: np.concatenate([feeds[name], feeds[name][:, :, 40:41]], axis=2) for name in STATES}
+    far = {name: np.concatenate([feeds[name], feeds[name][:, :, 40:41]], axis=2) for name in layer.operator.state_names}
     twice = np.concatenate([kinds, [[2]]], axis=1).astype(np.int32)
     wrong = by_definition({**far, "token_kind": twice}, torch.float64, replace(layer, bound=2))[:, :, :64]
     with pytest.raises(AssertionError):
@@ -282,7 +290,7 @@ def test_content_of_padding_does_not_change_the_answer(described: Description, o
         feeds = feeds_of(layer, kinds)
         session = session_of((layer,), order)
         before = run(session, feeds)
-        for name in STATES:
+        for name in layer.operator.state_names:
             feeds[name].swapaxes(1, 2)[kinds == 0] = 50.0
         np.testing.assert_array_equal(before, run(session, feeds))
 
@@ -294,7 +302,8 @@ def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockO
     layer = replace(described.chain[0][0], head_dim=64, dtype="float16")
     for tokens in (40, 97):
         feeds = feeds_of(layer, token_kinds("right", tokens, globals_="scattered", bound=layer.bound))
-        feeds["query"][:], feeds["key"][:] = 60.0, 60.0
+        for name in layer.operator.state_names[:-1]:
+            feeds[name][:] = 60.0
         exact = by_definition(feeds, torch.float64, layer)
         # All scores are equal: what is left is the rounding of weights and values.
         assert_close(run(session_of((layer,), order), feeds), exact, atol=4e-3)
@@ -307,14 +316,12 @@ def test_large_scores_overflow_in_no_dtype(described: Description, order: BlockO
 @each("layers")
 def test_a_body_is_of_standard_operators_that_tensorrt_takes(layer: SparseLayer, order: BlockOrder) -> None:
     body = layer.body(order)
-    assert len(body.input) == 4 + len(layer.constants)
+    assert len(body.input) == layer.operator.states + 1 + len(layer.constants)
     operators = operators_of(body)
-    assert not {"NonZero", "ScatterND", "ScatterElements", "Compress", "Unique"} & set(operators)
+    assert not {"NonZero", "ScatterND", "Compress", "Unique"} & set(operators)
     assert all(onnx.defs.has(name) for name in operators)
-    assert operators["TopK"] == (layer.bound > 0)
-    assert operators["Scan"] == (
-        DESCRIPTIONS[layer.operator.name].scans(layer) if order is BlockOrder.SEQUENTIAL else 0
-    )
+    counts = {"TopK": 0, "ScatterElements": 0, **DESCRIPTIONS[layer.operator.name].counts(layer, order)}
+    assert {name: operators[name] for name in counts} == counts
 
 
 @each_operator
@@ -340,10 +347,14 @@ def test_layers_that_differ_share_a_model(described: Description, order: BlockOr
     layers, atol = described.chain
     feeds = feeds_of(layers[0], token_kinds("right", 97, globals_="scattered", bound=layers[0].bound))
     got = run(session_of(tuple(layers), order), feeds)
-    exact = {name: feed.astype(np.float64) if name in STATES else feed for name, feed in feeds.items()}
+    exact = {
+        name: feed.astype(np.float64) if name in layers[0].operator.state_names else feed
+        for name, feed in feeds.items()
+    }
+    first = layers[0].operator.state_names[0]
     for layer in layers:
-        exact["query"] = by_definition(exact, torch.float64, layer)
-    assert_close(got, exact["query"], atol=atol)
+        exact[first] = by_definition(exact, torch.float64, layer)
+    assert_close(got, exact[first], atol=atol)
     assert len(chain_of(layers, order).functions) == 2
 
 
@@ -364,8 +375,8 @@ def test_layers_compute_their_tables_once(described: Description, order: BlockOr
         assert counts[1][name] == (expected or counts[0][name]) > 0
         assert counts[0][name] == counts[1][name]
     if order is BlockOrder.PARALLEL:
-        # The padded rows of each layer; the mask is shared.
-        assert counts[1]["Where"] == counts[0]["Where"] + 2
+        # The mask is shared.
+        assert counts[1]["Where"] == counts[0]["Where"] + 2 * described.choices
 
 
 # Memory, measured in processes of their own.

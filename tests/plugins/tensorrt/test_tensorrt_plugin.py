@@ -30,7 +30,7 @@ from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, t
 from support.comparators import assert_close
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import inputs_of, right_answers
-from support.sparse_operators import Blocks, SparseLayer, Window
+from support.sparse_operators import Blocks, Chunks, Lsh, SparseLayer, Window
 
 provide_library_link()
 trt = pytest.importorskip(
@@ -40,13 +40,16 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which h
 
 WINDOW_LAYER = Window(left=16, right=16, bound=5)
 WINDOW = WINDOW_LAYER.node_attributes
-BLOCKS, WINDOWS = "BlockSparseAttention", "SlidingWindowAttention"
+BLOCKS, CHUNKS, LSH, WINDOWS = "BlockSparseAttention", "ChunkAttention", "LSHAttention", "SlidingWindowAttention"
 BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
 BIGBIRD = BLOCK_LAYER.node_attributes
-ATTRIBUTES: dict[str, dict[str, Any]] = {BLOCKS: BIGBIRD, WINDOWS: WINDOW}
+CHUNK_LAYER, LSH_LAYER = Chunks(chunk=16, multiple=2), Lsh(chunk=16, buckets=(4, 2), by_row=1)
+CIRCLE, REFORMER = CHUNK_LAYER.node_attributes, LSH_LAYER.node_attributes
+ATTRIBUTES: dict[str, dict[str, Any]] = {BLOCKS: BIGBIRD, CHUNKS: CIRCLE, LSH: REFORMER, WINDOWS: WINDOW}
 TILES = {
     WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
+    **dict.fromkeys((CHUNKS, LSH), Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)),
 }
 SHAPE = (2, 2, 70, 32)
 STREAM, WORKSPACE = 0x570, 0x9000
@@ -92,17 +95,18 @@ def kernels_for(
     return folder / "kernels"
 
 
-def shapes_of(query: Sequence[int], *tables: Sequence[int]) -> list[Sequence[int]]:
-    return [query, query, query, (query[0], query[2]), *tables]
+def shapes_of(query: Sequence[int], *others: Sequence[int], operator: str = WINDOWS) -> list[Sequence[int]]:
+    return [*[query] * OPERATORS[operator].states, (query[0], query[2]), *others]
 
 
 TABLE = (2, 14, 3)
 LISTED, UNLISTED = shapes_of((2, 2, 1000, 64), TABLE), shapes_of((2, 2, 1000, 64))
+ROTATED = shapes_of((2, 2, 1000, 32), (2, 32, 2, 3), operator=LSH)
 
 
 def set_up(attached: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> list[Any]:
     """Pass a plugin its shapes, as an execution context does before a call; its tensors' descriptions."""
-    described = tensor_descriptions(trt, shape, dtype, *tables)
+    described = tensor_descriptions(trt, shape, dtype, *tables, operator=attached.operator.name)
     attached.on_shape_change(described, described[:1])
     return described
 
@@ -151,6 +155,10 @@ PARTS = [mask(1, 1), mask(520, 520, 300), mask(1, 1)]
         ),
         pytest.param(replace(BLOCK_LAYER, heads=1, dtype="float16"), PARTS, id="blocks without a table"),
         pytest.param(replace(BLOCK_LAYER, listed=(2, 3, 2)), PARTS, id="blocks with a table"),
+        *(
+            pytest.param(layer, [mask(tokens, tokens, 20) for tokens in (50, 31, 50)], id=str(layer))
+            for layer in (replace(CHUNK_LAYER, dtype="float16"), LSH_LAYER, replace(LSH_LAYER, dtype="float16"))
+        ),
     ],
 )
 def test_a_plugin_gives_the_right_answers(
@@ -158,7 +166,7 @@ def test_a_plugin_gives_the_right_answers(
 ) -> None:
     for inputs, answer in zip(*answers_of(layer, calls, interpreter, tmp_path), strict=True):
         assert_close(answer.numpy(), right_answers(layer, inputs).numpy(), atol=ATOL[layer.dtype])
-        is_padding = inputs[layer.operator.inputs[3]] == 0
+        is_padding = inputs[layer.operator.mask] == 0
         assert (answer.masked_select(is_padding[:, None, :, None]) == 0).all()
 
 
@@ -190,6 +198,8 @@ def test_the_comparison_refuses_other_attributes(
             {"left": 3, "right": 2**31 - 1, "dilation": (1, 2, 4), "global_bound": 0, "scale": 0.1},
         ),
         (BLOCKS, BIGBIRD | {"window": -1, "first_global": 2**31 - 1}),
+        (CHUNKS, CIRCLE),
+        (LSH, REFORMER),
     ],
 )
 def test_an_engine_stores_all_that_makes_the_plugin(operator: str, attributes: dict[str, Any]) -> None:
@@ -233,7 +243,14 @@ def described(dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
 @pytest.mark.parametrize(
     ("operator", "types", "takes"),
     [
-        *((name, f"{own} {own} {own} INT32 {own}", True) for name in ATTRIBUTES for own in ("HALF", "FLOAT", "BF16")),
+        *(
+            (name, f"{own} {own} {own} INT32 {own}", True)
+            for name in (BLOCKS, CHUNKS, WINDOWS)
+            for own in ("HALF", "FLOAT", "BF16")
+        ),
+        *((LSH, f"{own} {own} INT32 FLOAT {own}", True) for own in ("HALF", "FLOAT", "BF16")),
+        (LSH, "HALF HALF INT32 HALF HALF", False),
+        (LSH, "HALF FLOAT INT32 FLOAT HALF", False),
         (WINDOWS, "HALF HALF FLOAT INT32 HALF", False),
         (WINDOWS, "HALF HALF HALF INT32 FLOAT", False),
         (WINDOWS, "HALF HALF HALF HALF HALF", False),
@@ -245,7 +262,7 @@ def described(dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
         (BLOCKS, "HALF HALF HALF INT32 INT32 INT32", False),
     ],
 )
-def test_states_and_result_are_of_one_type_and_other_inputs_are_int32(operator: str, types: str, takes: bool) -> None:
+def test_states_and_result_are_of_one_type_and_other_inputs_of_theirs(operator: str, types: str, takes: bool) -> None:
     plugin = plugin_of(trt, ATTRIBUTES[operator], None, operator=operator)
     tensors = [described(getattr(trt.DataType, name)) for name in types.split()]
     fits = [plugin.supports_format_combination(place, tensors, len(tensors) - 1) for place in range(len(tensors))]
@@ -265,7 +282,8 @@ def profiled(shapes: Sequence[Sequence[int]]) -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("operator", "shapes"), [(WINDOWS, shapes_of((4, 2, 1000, 32))), (BLOCKS, shapes_of((4, 2, 1000, 64), (2, 14, 9)))]
+    ("operator", "shapes"),
+    [(WINDOWS, shapes_of((4, 2, 1000, 32))), (BLOCKS, shapes_of((4, 2, 1000, 64), (2, 14, 9))), (LSH, ROTATED)],
 )
 def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
     operator: str, shapes: list[Sequence[int]]
@@ -274,7 +292,7 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
     needed = face_of(OPERATORS[operator]).workspace(shapes, ATTRIBUTES[operator])
     size = plugin.get_workspace_size(profiled(shapes), [])
     assert 0 <= size - sum(needed.values()) < len(needed) * 256
-    if len(shapes) > 4:
+    if operator == BLOCKS:
         assert plugin.get_workspace_size(profiled(shapes[:4]), []) < size
 
 
@@ -284,6 +302,13 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
         (WINDOWS, shapes_of((1, 2, 64, 48)), "not support head_dim 48; they support 32, 64, 80, 96, 128"),
         (BLOCKS, shapes_of((2, 2, 1000, 64), (3, 14, 3)), r"listed_blocks is \[3, 14, 3\]; for 2 heads"),
         (BLOCKS, [*UNLISTED[:3], (2, 999)], r"token_mask is \[2, 999\]"),
+        (
+            LSH,
+            [*ROTATED[:2], (2, 999), ROTATED[3]],
+            r"query_key and value are .* \[2, 999\]; the first two",
+        ),
+        (LSH, [*ROTATED[:3], (2, 32, 2, 4)], r"rotations is \[2, 32, 2, 4\]; it must be .*, \[2, 32, 2, 3\]"),
+        (LSH, ROTATED[:3], "rotations are missing; LSH attention needs them"),
     ],
 )
 def test_a_build_without_a_kernel_for_it_stops(operator: str, shapes: list[Sequence[int]], message: str) -> None:
@@ -332,8 +357,19 @@ def test_launches_carry_the_table_where_there_is_one(
         (WINDOWS, [(1, 2, 9, 128)], {}, "float16", "attend"),
         (WINDOWS, [SHAPE], {}, "float32", "attend"),
         (WINDOWS, [SHAPE], {}, "bfloat16", "attend"),
+        (LSH, [(1, 2, 9, 64), *[()] * 2, (2, 64, 2, 3)], {}, "float16", "attend"),
+        (LSH, [SHAPE, *[()] * 2, (2, 32, 2, 3)], {}, "bfloat16", "hash_tokens"),
     ],
-    ids=["no table", "another block size", "blocks, another head_dim", "another head_dim", "float32", "bfloat16"],
+    ids=[
+        "no table",
+        "another block size",
+        "blocks, another head_dim",
+        "another head_dim",
+        "float32",
+        "bfloat16",
+        "hashes, another head_dim",
+        "hashes of bfloat16",
+    ],
 )
 def test_kernels_of_other_types_or_sizes_are_not_launched(
     operator: str,
@@ -345,10 +381,11 @@ def test_kernels_of_other_types_or_sizes_are_not_launched(
     launched: list[LaunchedKernel],
     tmp_path: Path,
 ) -> None:
-    kernels_for(tmp_path, LISTED, operator=BLOCKS, architectures=[86])
+    for name, compiled in ((BLOCKS, LISTED), (LSH, ROTATED)):
+        kernels_for(tmp_path, compiled, operator=name, architectures=[86])
     plugin = plugin_of(trt, ATTRIBUTES[operator] | changes, kernels, operator=operator)
     with pytest.raises(KernelError, match=f"the kernel {function} of these types and sizes is for none"):
-        run(plugin, shapes[0], *shapes[4:], dtype=dtype)
+        run(plugin, shapes[0], *shapes[OPERATORS[operator].states + 1 :], dtype=dtype)
     assert launched == []
 
 
@@ -550,7 +587,7 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == [BLOCKS, WINDOWS]
+    assert [operator.name for operator in plugin_operators()] == [BLOCKS, CHUNKS, LSH, WINDOWS]
     assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
     for operator in plugin_operators():
         face = face_of(operator)
@@ -640,43 +677,68 @@ import sys
 sys.modules.update(dict.fromkeys(["torch", "transformers", "triton", "onnx", "onnx_ir", "onnxscript", "cuda"]))
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels
-print([face_of(operator).kernels for operator in plugin_operators()])
+print(sum(len(face_of(operator).kernels) for operator in plugin_operators()))
 print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[('count_tokens', 'list_blocks', 'attend', 'combine'), ('plan_keys', 'attend')]\n[]\n"
+    assert done.stdout == "12\n[]\n"
 
 
-def plugin_graph() -> onnx.ModelProto:
-    """A node with a table, which is an initializer, and one without, as lowering leaves them."""
+def block_nodes() -> list[onnx.NodeProto]:
+    """One with a table, which is an initializer, and one without."""
+    return [
+        plugin_node(BLOCKS, ["query", "key", "value", "mask", "table"], "first"),
+        plugin_node(BLOCKS, ["first", "key", "value", "mask"], "second"),
+    ]
+
+
+def reformer_nodes() -> list[onnx.NodeProto]:
+    return [
+        plugin_node(CHUNKS, ["query", "key", "value", "mask"], "first"),
+        plugin_node(LSH, ["first", "value", "mask", "rotations"], "second"),
+    ]
+
+
+def plugin_node(operator: str, inputs: Sequence[str], output: str) -> onnx.NodeProto:
+    """As lowering leaves it."""
+    own = {**ATTRIBUTES[operator], "plugin_namespace": "hdexport", "plugin_version": "1"}
+    return helper.make_node(operator, inputs, [output], domain="hdexport", **own)
+
+
+def plugin_graph(nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
     state = ["batch", 2, "tokens", 64]
-    own = {**BIGBIRD, "plugin_namespace": "hdexport", "plugin_version": "1"}
     inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT16, state) for name in ("query", "key", "value")]
     inputs.append(helper.make_tensor_value_info("mask", TensorProto.INT32, ["batch", "tokens"]))
-    nodes = [
-        helper.make_node(BLOCKS, ["query", "key", "value", "mask", "table"], ["first"], domain="hdexport", **own),
-        helper.make_node(BLOCKS, ["first", "key", "value", "mask"], ["second"], domain="hdexport", **own),
-    ]
+    constants = {"table": np.zeros((2, 3, 2), np.int32), "rotations": np.ones((2, 64, 2, 3), np.float32)}
+    used = {name for node in nodes for name in node.input}
     return helper.make_model(
         helper.make_graph(
-            nodes, "blocks", inputs, [helper.make_tensor_value_info("second", TensorProto.FLOAT16, state)],
-            [onnx.numpy_helper.from_array(np.zeros((2, 3, 2), np.int32), "table")],
+            nodes, "attentions", inputs, [helper.make_tensor_value_info("second", TensorProto.FLOAT16, state)],
+            [onnx.numpy_helper.from_array(array, name) for name, array in constants.items() if name in used],
         ),
         opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
         ir_version=10,
     )  # fmt: skip
 
 
-def test_tensorrt_builds_nodes_with_and_without_a_table_for_several_lengths() -> None:
+@pytest.mark.parametrize(
+    ("nodes", "num_inputs", "field"),
+    # The name of a field, which the engine must hold to make the plugin again.
+    [(block_nodes(), [5, 4], b"first_repeats"), (reformer_nodes(), [4, 4], b"ends_by_row")],
+    ids=["blocks with and without a table", "chunks and hashes"],
+)
+def test_tensorrt_builds_nodes_for_several_lengths(
+    nodes: Sequence[onnx.NodeProto], num_inputs: list[int], field: bytes
+) -> None:
     log = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     with plugins_with_kernels(trt, None):
-        assert parser.parse(plugin_graph().SerializeToString()), parser.get_error(0).desc()
+        assert parser.parse(plugin_graph(nodes).SerializeToString()), parser.get_error(0).desc()
         layers = [network.get_layer(index) for index in range(network.num_layers)]
         ours = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
-        assert [layer.num_inputs for layer in ours] == [5, 4]
+        assert [layer.num_inputs for layer in ours] == num_inputs
         config = builder.create_builder_config()
         for opt, most in ((97, 500), (1001, 4096)):
             profile = builder.create_optimization_profile()
@@ -687,5 +749,4 @@ def test_tensorrt_builds_nodes_with_and_without_a_table_for_several_lengths() ->
             config.add_optimization_profile(profile)
         engine = builder.build_serialized_network(network, config)
     assert engine is not None, take_plugin_errors()
-    # The name of a field, which the engine must hold to make the plugin again.
-    assert b"first_repeats" in bytes(engine)
+    assert field in bytes(engine)

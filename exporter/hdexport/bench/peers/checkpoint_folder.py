@@ -32,12 +32,15 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     checkpoint = find_checkpoint(subject.checkpoint, allow_pickle=subject.allow_pickle)
     # What is opened later reads pickles, too: this is where they are refused.
     checkpoint.weight_files(allow_pickle=subject.allow_pickle)
-    if not checkpoint.family.learned_positions:
+    manifest = open_bundle(subject.bundle, check_files=False).manifest
+    is_extended = manifest.positions.rows > manifest.positions.base
+    if not checkpoint.family.learned_positions or not (
+        is_extended or checkpoint.family.stores_table(checkpoint.config)
+    ):
         return checkpoint.path
     output = folder / _FOLDER
     if output.exists():
         return output
-    manifest = open_bundle(subject.bundle, check_files=False).manifest
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, checkpoint.config)
     if scheme not in TABLES:
         # No folder can say that positions depend on the length; the peer's remark does.

@@ -70,7 +70,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
         model,
         task,
         inputs=manifest.inputs,
-        pooling=sentence_pooling(folder, hidden_size=model.config.hidden_size)
+        pooling=sentence_pooling(folder, hidden_size=checkpoint.family.token_width(model.config))
         if task is Task.SENTENCE_SIMILARITY
         else None,
     ).eval()

@@ -21,6 +21,8 @@ __all__ = [
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hdexport.graph.passes.graph_nodes import operator_of
+
 if TYPE_CHECKING:
     import onnx_ir
 
@@ -118,14 +120,14 @@ def states_before_splitting(insertion: Insertion, node: onnx_ir.Node) -> list[on
 
 
 def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
-    """Query, key and value as [batch, tokens, heads, head_dim], from before they were turned, where they were.
+    """The states as [batch, tokens, heads, head_dim], from before they were turned, where they were.
 
     Args:
         insertion: before the node, for what is missing.
-        node: its first inputs are query, key and value, [batch, heads, tokens, head_dim].
+        node: of one of our operators; its first inputs are the states, [batch, heads, tokens, head_dim].
     """
     states = []
-    for heads in node.inputs[:3]:
+    for heads in node.inputs[: operator_of(node).states]:
         assert heads is not None
         before = _before_transposition(heads)
         states.append(before or insertion.op("Transpose", [heads], {"perm": SWAP_HEADS_AND_TOKENS}))

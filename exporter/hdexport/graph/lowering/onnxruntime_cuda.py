@@ -38,11 +38,7 @@ from hdexport.graph.passes.graph_nodes import operator_nodes
 if TYPE_CHECKING:
     import onnx_ir
 
-FUSED_DTYPES: dict[str, tuple[str, ...]] = {
-    "BlockSparseAttention": (),
-    "DenseAttention": ("float32", "float16", "bfloat16"),
-    "SlidingWindowAttention": (),
-}
+FUSED_DTYPES: dict[str, tuple[str, ...]] = {"DenseAttention": ("float32", "float16", "bfloat16")}
 """Operator -> dtypes in which this lowering computes it with a fused kernel; else the body stays."""
 
 _KEY_MASK, _BIAS = 3, 4

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 __all__ = ["parallel"]
 
-from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, attention, listing, shifts, sparse_attention
+from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, listing, shifts, sparse_attention
+from hdplugins.operators.onnx_text import attention
 
 
 def parallel(parts: Parts) -> str:

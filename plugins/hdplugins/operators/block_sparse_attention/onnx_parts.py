@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["Parts", "attention", "listing", "shifts", "sparse_attention"]
+__all__ = ["Parts", "listing", "shifts", "sparse_attention"]
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from hdplugins.operators.onnx_text import attention
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,32 +82,6 @@ class Parts:
         """The parts of a block's span of keys but the listed ones, in order."""
         present = {"front": self.front, "last": self.last, "near": self.window >= 0}
         return [part for part, is_there in present.items() if is_there]
-
-
-def attention(query: str, keys: str, values: str, bias: str, sums: str, *, axes: int, scaled: bool = False) -> str:
-    """Text of attention over the last two of that number of axes.
-
-    Args:
-        query: name of the queries, [..., queries, head_dim].
-        keys: of the keys, [..., keys, head_dim].
-        values: of the values, like the keys.
-        bias: of what is added to the scores, float32, broadcast to [..., queries, keys].
-        sums: of the result, like the queries; other values that the text makes begin with it.
-        axes: how many axes they have.
-        scaled: whether the queries are scaled.
-    """
-    perm = [*range(axes - 2), axes - 1, axes - 2]
-    scaling = f"{sums}_query = {'Identity' if scaled else 'Mul'} ({query}{'' if scaled else ', typed_scale'})"
-    return f"""
-    {scaling}
-    {sums}_keys = Transpose <perm = {perm}> ({keys})
-    {sums}_products = MatMul ({sums}_query, {sums}_keys)
-    {sums}_scores = Cast <to = 1> ({sums}_products)
-    {sums}_biased = Add ({sums}_scores, {bias})
-    {sums}_weights = Softmax <axis = -1> ({sums}_biased)
-    {sums}_typed = CastLike ({sums}_weights, query)
-    {sums} = MatMul ({sums}_typed, {values})
-"""
 
 
 def sparse_attention(parts: Parts, keys: str, values: str, bias: str, sums: str, *, axes: int) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 __all__ = ["sequential"]
 
-from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, attention, listing, sparse_attention
+from hdplugins.operators.block_sparse_attention import OPERATOR
+from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, listing, sparse_attention
+from hdplugins.operators.onnx_text import attention, heads_and_tokens
 
 
 def sequential(parts: Parts, *, tokens_first: bool) -> str:
@@ -15,7 +17,10 @@ def sequential(parts: Parts, *, tokens_first: bool) -> str:
         tokens_first: query, key, value and `attended` are [batch, tokens, heads, head_dim] instead, as the projections
             around have them: nothing is turned, in memory or time.
     """
-    text = (_TOKENS_FIRST if tokens_first else _HEADS_FIRST) + _index(parts) + _STEPS
+    text = "".join(
+        heads_and_tokens(state, f"token_{state}", swapped=not tokens_first) for state in OPERATOR.state_names
+    )
+    text += _index(parts) + _STEPS
     inputs = {
         "int64[heads, one] row_starts": "all_row_starts",
         "int64[block] query_offsets": "query_tables",
@@ -40,7 +45,7 @@ def sequential(parts: Parts, *, tokens_first: bool) -> str:
         body += "step_sums = Identity (list_sums)\n"
     signature, given = ", ".join(inputs), ", ".join(inputs.values())
     text += _SCAN_BLOCKS.format(number=len(inputs), signature=signature, given=given, body=body)
-    return text + ("attended = Identity (rows)\n" if tokens_first else _TO_HEADS_FIRST)
+    return text + heads_and_tokens("rows", "attended", swapped=not tokens_first)
 
 
 def _index(parts: Parts) -> str:
@@ -83,22 +88,6 @@ def _sequential_global_rows(parts: Parts) -> str:
     of_head = attention("head_rows", "head_keys", "head_values", "head_bias", "head_sums", axes=2, scaled=True)
     return text + _GLOBAL_ROWS.format(places=places, attention=of_head)
 
-
-_TOKENS_FIRST = """
-    token_query = Identity (query)
-    token_key = Identity (key)
-    token_value = Identity (value)
-"""
-
-_HEADS_FIRST = """
-    token_query = Transpose <perm = [0, 2, 1, 3]> (query)
-    token_key = Transpose <perm = [0, 2, 1, 3]> (key)
-    token_value = Transpose <perm = [0, 2, 1, 3]> (value)
-"""
-
-_TO_HEADS_FIRST = """
-    attended = Transpose <perm = [0, 2, 1, 3]> (rows)
-"""
 
 _INDEX_SHAPE = """
     of_blocks = Concat <axis = 0> (batch_1d, blocks_1d, one_1d)

@@ -31,90 +31,56 @@ layers of a model need the same tables and masks, and computes them once.
 
 from __future__ import annotations
 
-__all__ = ["function_for", "function_name", "function_of_node"]
+__all__ = ["function_of_node"]
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import onnx
-import onnx.helper
 
-from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
-from hdplugins.operators.onnx_text import BlockOrder, nodes_of
+from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
 from hdplugins.operators.sliding_window_attention import OPERATOR
 
 _NAME, _INPUTS, _ATTRIBUTES = OPERATOR.name, OPERATOR.inputs, OPERATOR.attributes
 
 
-def function_name(*, dilation: Sequence[int], global_bound: int) -> str:
-    """Operator type of the nodes with these attributes, once they have a body.
+def function_of_node(
+    *, inputs: int, attributes: Mapping[str, Any], order: BlockOrder = BlockOrder.PARALLEL
+) -> onnx.FunctionProto:
+    """The body for a node of the portable graph, and for others of that name.
 
     Bodies that differ need names that differ. Overloads of one name would be the standard's way, but TensorRT-RTX 1.7.1
     gives every node the first overload without warning.
 
     Args:
-        dilation: as in :func:`function_for`.
-        global_bound: as in :func:`function_for`.
-    """
-    steps = list(dilation) if len(set(dilation)) > 1 else [dilation[0]]
-    of_globals = f"_global{global_bound}" if global_bound else ""
-    of_steps = "" if steps == [1] else "_dilation" + "_".join(map(str, steps))
-    return _NAME + of_globals + of_steps
-
-
-def function_for(
-    *, dilation: Sequence[int], global_bound: int, order: BlockOrder = BlockOrder.PARALLEL
-) -> onnx.FunctionProto:
-    """The body for the nodes with these attributes; ``left``, ``right`` and ``scale`` are read from each node.
-
-    Args:
-        dilation: tokens that one step of the window is: one value per head, or a single one for all heads.
-        global_bound: the most global tokens that a text may hold; 0 leaves out all that they need. The answer for
-            a text with more is undefined. TensorRT takes up to 3840.
+        inputs: of the node; 4.
+        attributes: of the node; ``left``, ``right`` and ``scale`` are read from each. ``global_bound`` is the most
+            global tokens that a text may hold; 0 leaves out all that they need. The answer for a text with more is
+            undefined. TensorRT takes up to 3840.
         order: of the blocks.
 
     Raises:
-        ValueError: a dilation below 1, none at all, or a negative bound.
+        ValueError: another number of inputs, a dilation below 1, none at all, or a negative bound.
     """
+    if inputs != len(_INPUTS):
+        raise ValueError(f"{_NAME} has {len(_INPUTS)} inputs, not {inputs}.")
+    dilation, bound = attributes["dilation"], attributes["global_bound"]
     if not dilation or min(dilation) < 1:
         raise ValueError(
             f"The dilation {list(dilation)} is invalid: give one value of 1 or more per head, or a single one."
         )
-    if global_bound < 0:
-        raise ValueError(f"The bound of {global_bound} global tokens is negative.")
-    text = _SHARED + (_GLOBALS.format(bound=global_bound) if global_bound else _NO_GLOBALS)
+    if bound < 0:
+        raise ValueError(f"The bound of {bound} global tokens is negative.")
+    text = _SHARED + (_GLOBALS.format(bound=bound) if bound else _NO_GLOBALS)
     # A step of a Scan reads one text, so its global tokens are found where they are.
-    text += _APPENDED_GLOBALS if global_bound and order is BlockOrder.PARALLEL else _KEYS_AS_THEY_ARE
+    text += _APPENDED_GLOBALS if bound and order is BlockOrder.PARALLEL else _KEYS_AS_THEY_ARE
     nodes = _nodes(text)
     steps = sorted(set(dilation))
     for step in steps:
         heads = [head for head, of_head in enumerate(dilation) if of_head == step] if len(steps) > 1 else None
-        nodes += _nodes_of_step(step, heads, global_bound=global_bound, order=order)
+        nodes += _nodes_of_step(step, heads, global_bound=bound, order=order)
     nodes += _nodes(_join_of_heads(dilation) + _CLOSING)
-    return onnx.helper.make_function(
-        ONNX_DOMAIN,
-        function_name(dilation=dilation, global_bound=global_bound),
-        _INPUTS,
-        ["attended"],
-        nodes,
-        [onnx.helper.make_opsetid("", ONNX_OPSET)],
-        _ATTRIBUTES,
-    )
-
-
-def function_of_node(*, inputs: int, attributes: Mapping[str, Any]) -> onnx.FunctionProto:
-    """The parallel body for a node of the portable graph.
-
-    Args:
-        inputs: of the node; 4.
-        attributes: of the node.
-
-    Raises:
-        ValueError: there is no body for that number of inputs, or these attributes.
-    """
-    if inputs != len(_INPUTS):
-        raise ValueError(f"{_NAME} has {len(_INPUTS)} inputs, not {inputs}.")
-    return function_for(dilation=attributes["dilation"], global_bound=attributes["global_bound"])
+    return function(OPERATOR, nodes, suffix=_suffix(dilation, bound), inputs=inputs)
 
 
 # `visible` is [batch, tokens + bound]: which tokens a window may show, and which of the global columns are filled.
@@ -416,6 +382,12 @@ def _nodes_of_step(step: int, heads: list[int] | None, *, global_bound: int, ord
     nodes = _nodes(text)
     _add_suffix(nodes, f"_{step}", set())
     return nodes
+
+
+def _suffix(dilation: Sequence[int], global_bound: int) -> str:
+    steps = list(dilation) if len(set(dilation)) > 1 else [dilation[0]]
+    of_globals = f"_global{global_bound}" if global_bound else ""
+    return of_globals + ("" if steps == [1] else "_dilation" + "_".join(map(str, steps)))
 
 
 def _join_of_heads(dilation: Sequence[int]) -> str:

@@ -6,28 +6,28 @@ reads the portable graph's weights. One module lowers one operator.
 
 from __future__ import annotations
 
-__all__ = ["FUSED_DTYPES", "lower_for_onnxruntime_cpu"]
+__all__ = ["FUSED_DTYPES", "FUSED_FOR_SHORT_TEXTS", "lower_for_onnxruntime_cpu"]
 
 from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.multi_head_attention import CONTRIB_DOMAIN
 from hdexport.graph.lowering.onnxruntime_cpu.block_sparse_attention import lower_block_sparse_attention
 from hdexport.graph.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
+from hdexport.graph.lowering.onnxruntime_cpu.sequential_bodies import use_sequential_bodies
 from hdexport.graph.lowering.onnxruntime_cpu.sliding_window_attention import lower_sliding_window_attention
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 
 if TYPE_CHECKING:
     import onnx_ir
 
-FUSED_DTYPES: dict[str, tuple[str, ...]] = {
-    "BlockSparseAttention": (),
-    "DenseAttention": ("float32",),
-    "SlidingWindowAttention": (),
-}
+FUSED_DTYPES: dict[str, tuple[str, ...]] = {"DenseAttention": ("float32",)}
 """Operator -> dtypes in which this lowering computes it with a fused kernel; a half-precision graph is widened.
 
-None for sparse attention: short texts take the fused kernel there too, but what it is for are the others.
+Not sparse attention: short texts may take the fused kernel there too, but what it is for are the others.
 """
+
+FUSED_FOR_SHORT_TEXTS = ("BlockSparseAttention", "SlidingWindowAttention")
+"""Operators whose short texts do."""
 
 
 def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
@@ -42,6 +42,8 @@ def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
     lower_dense_attention(model)
     lower_sliding_window_attention(model)
     lower_block_sparse_attention(model)
+    use_sequential_bodies(model, "ChunkAttention")
+    use_sequential_bodies(model, "LSHAttention")
     model.graph.opset_imports[CONTRIB_DOMAIN] = 1
     RemoveUnusedNodesPass()(model)
     RemoveUnusedFunctionsPass()(model)

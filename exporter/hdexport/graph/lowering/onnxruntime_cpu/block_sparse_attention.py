@@ -15,6 +15,7 @@ from hdexport.graph.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
+from hdexport.graph.lowering.onnxruntime_cpu.sequential_bodies import sequential_node
 from hdexport.graph.lowering.onnxruntime_cpu.short_texts import ShortTexts
 from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
 
@@ -33,27 +34,12 @@ def lower_block_sparse_attention(model: onnx_ir.Model) -> None:
         insertion = Insertion(node)
         attributes = attributes_of(node)
         states = states_tokens_first(insertion, node)
-        sparse = _sparse_node(model, node, states)
+        sparse = sequential_node(model, node, states)
         longest = _longest_dense(attributes, listed=len(node.inputs) > 4)
         if longest > 0:
             is_dense = short_texts.are_dense(insertion, node, longest)
             sparse = _choice(insertion, node, states, sparse, is_dense, name=f"blocks_{number}")
         replace_by_merged(insertion, node, merge_heads(insertion, insertion.insert(sparse)))
-
-
-def _sparse_node(model: onnx_ir.Model, node: onnx_ir.Node, states: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
-    """A node that computes what the given one does from [batch, tokens, heads, head_dim], in no graph yet."""
-    import onnx_ir as ir
-
-    from hdplugins.operators.block_sparse_attention.onnx_function import function_for
-    from hdplugins.operators.onnx_text import BlockOrder
-
-    body = function_for(
-        attributes=attributes_of(node), listed=len(node.inputs) > 4, order=BlockOrder.SEQUENTIAL, tokens_first=True
-    )
-    function = ir.serde.deserialize_function(body)
-    model.functions[function.identifier()] = function
-    return ir.node(body.name, [*states, *node.inputs[3:]], attributes=node.attributes, domain=node.domain)
 
 
 def _choice(

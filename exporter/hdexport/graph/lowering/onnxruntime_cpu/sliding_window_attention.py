@@ -44,12 +44,9 @@ def _set_body(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
     import onnx_ir as ir
 
     from hdplugins.operators.onnx_text import BlockOrder
-    from hdplugins.operators.sliding_window_attention.onnx_function import function_for
+    from hdplugins.operators.sliding_window_attention.onnx_function import function_of_node
 
-    attributes = attributes_of(node)
-    body = function_for(
-        dilation=attributes["dilation"], global_bound=attributes["global_bound"], order=BlockOrder.SEQUENTIAL
-    )
+    body = function_of_node(inputs=len(node.inputs), attributes=attributes_of(node), order=BlockOrder.SEQUENTIAL)
     function = ir.serde.deserialize_function(body)
     assert function.identifier() == node.op_identifier()
     model.functions[function.identifier()] = function

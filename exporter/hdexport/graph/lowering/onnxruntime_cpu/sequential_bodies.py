@@ -1,0 +1,52 @@
+"""Operators in sequential bodies that read states as projections leave them, with tokens before heads."""
+
+from __future__ import annotations
+
+__all__ = ["sequential_node", "use_sequential_bodies"]
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from hdexport.graph.lowering.multi_head_attention import (
+    Insertion,
+    merge_heads,
+    replace_by_merged,
+    states_tokens_first,
+)
+from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes, operator_of
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+
+def use_sequential_bodies(model: onnx_ir.Model, operator: str) -> None:
+    """Give the nodes of an operator in a float32 graph their sequential bodies, in place."""
+    for node in operator_nodes(model, operator):
+        insertion = Insertion(node)
+        sequential = insertion.insert(sequential_node(model, node, states_tokens_first(insertion, node)))
+        replace_by_merged(insertion, node, merge_heads(insertion, sequential))
+
+
+def sequential_node(model: onnx_ir.Model, node: onnx_ir.Node, tokens_first: Sequence[onnx_ir.Value]) -> onnx_ir.Node:
+    """A node that computes what the given one does from [batch, tokens, heads, head_dim], in no graph yet.
+
+    Args:
+        model: receives the body.
+        node: of one of our operators whose body has such a form.
+        tokens_first: its states, [batch, tokens, heads, head_dim], as is the result.
+    """
+    import onnx_ir as ir
+
+    from hdplugins.operators.onnx_text import BlockOrder
+
+    body = (
+        operator_of(node)
+        .face("onnx_function")
+        .function_of_node(
+            inputs=len(node.inputs), attributes=attributes_of(node), order=BlockOrder.SEQUENTIAL, tokens_first=True
+        )
+    )
+    function = ir.serde.deserialize_function(body)
+    model.functions[function.identifier()] = function
+    inputs = [*tokens_first, *node.inputs[len(tokens_first) :]]
+    return ir.node(body.name, inputs, attributes=node.attributes, domain=node.domain)
