@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cpu import bigbird, dense, window
+from benchmarks.cpu import bigbird, dense, reformer, window
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import Status
 
@@ -45,3 +45,11 @@ def test_blocks_are_measured_and_it_is_reported_when_hugging_face_does_not_fit(
     assert result["hugging_face_growth"] == growth
     assert len(result["ratios"]) == 4
     assert "hugging-face 256, memory growth, run once: OOM, at 3 MB resident: It was ended." in printed.out
+
+
+@pytest.mark.nightly
+def test_hashes_are_measured_for_every_model(rehearse: Any) -> None:
+    result, _ = rehearse(reformer, "--lengths 64 128 256 --hidden-size 64 --heads 2 --layers 2 --chunk 8")
+    compared = {f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (64, 256)}
+    assert set(result["cases"]) == {*compared, "bundle 128"}
+    assert len(result["ratios"]) == 5

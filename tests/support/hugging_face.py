@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["ALPHA", "HuggingFace", "extended_rows", "first_real_tokens"]
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -62,6 +63,8 @@ class HuggingFace:
         if model_type in ("led", "bigbird_pegasus"):
             self.model = self.model.encoder
             self._extend_encoder(max_len, alpha)
+        elif model_type == "reformer":
+            self._extend_reformer(max_len, alpha)
         elif model_type not in _COMPUTED_POSITIONS:
             self._extend(max_len, alpha)
 
@@ -91,6 +94,23 @@ class HuggingFace:
         rows = extended_rows(table, max_len, alpha=alpha).astype(np.float32)
         self.model.embed_positions.weight = torch.nn.Parameter(torch.from_numpy(rows))
 
+    def _extend_reformer(self, max_len: int, alpha: float) -> None:
+        """In float64, too, but for hashes: in float32 its -1e5 for a token's own key leaves weights two decimals."""
+        config, embeddings = self.model.config, self.model.base_model.embeddings
+        with torch.inference_mode():
+            every = torch.arange(config.max_position_embeddings)[None]
+            self.checkpoint_rows = embeddings.position_embeddings(every)[0].numpy()
+        chunks = {getattr(config, f"{kind}_attn_chunk_length") for kind in config.attn_layers}
+        max_len += -max_len % math.lcm(*chunks)
+        rows = extended_rows(self.checkpoint_rows, max_len, alpha=alpha).astype(np.float32)
+        embeddings.position_embeddings = torch.nn.Embedding.from_pretrained(torch.from_numpy(rows))
+        embeddings.max_position_embeddings = max_len
+        self.model.double()
+        for module in self.model.modules():
+            if hasattr(module, "_hash_vectors"):
+                hashes = module._hash_vectors
+                module._hash_vectors = lambda vectors, *rest, hashes=hashes: hashes(vectors.float(), *rest)
+
     def _renew(self) -> None:
         """Remake every layer's attention from the current configuration."""
         base = self.model.base_model
@@ -110,7 +130,7 @@ class HuggingFace:
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
         if self.task != "sentence-similarity":
-            return {name: outputs[name].numpy() for name in _OUTPUTS_OF_TASK.get(self.task, ("logits",))}
+            return {name: outputs[name].float().numpy() for name in _OUTPUTS_OF_TASK.get(self.task, ("logits",))}
         tokens = outputs.last_hidden_state.numpy()
         mean = np.stack([row[real == 1].mean(axis=0) for row, real in zip(tokens, attention_mask, strict=True)])
         embedding = mean / np.linalg.norm(mean, axis=1, keepdims=True)

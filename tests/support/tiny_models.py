@@ -121,11 +121,26 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "modernbert": {"local_attention": 16, "classifier_pooling": "mean"}
     | dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
     "mpnet": _AFTER_PADDING_ROW,
+    # Chunks of two sizes, whose whole ones are multiples of 16 tokens; the two types of layers alternate.
+    "reformer": {
+        "attention_head_size": 8,
+        "attn_layers": ["local", "lsh", "local", "lsh"],
+        "axial_pos_shape": [8, 8],
+        "axial_pos_embds_dim": [12, 20],
+        "axial_norm_std": 0.15,
+        "feed_forward_size": 48,
+        "hash_seed": 5,
+        "local_attn_chunk_length": 8,
+        "lsh_attn_chunk_length": 16,
+        "num_buckets": 8,
+        "num_hashes": 2,
+    },
     "roberta": _ROBERTA,
     "xlm-roberta": _ROBERTA,
 }
 
 _NAMED_OTHERWISE: dict[str, tuple[str, ...]] = {
+    "reformer": ("num_hidden_layers", "intermediate_size"),
     "bigbird_pegasus": (
         "hidden_size",
         "num_hidden_layers",

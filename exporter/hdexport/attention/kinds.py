@@ -24,6 +24,7 @@ import msgspec
 from hdexport.attention.blocks.kind import BlocksKind
 from hdexport.attention.dense.kind import DenseKind
 from hdexport.attention.kind import AttentionKind, OperatorNode, Setup, Subject
+from hdexport.attention.lsh.kind import LshKind
 from hdexport.attention.spec import NotUnderstoodError
 from hdexport.attention.window.kind import WindowKind
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
@@ -35,7 +36,7 @@ logger = logging.getLogger(__name__)
 _ENTRY_POINTS = "hdexport.attention"
 """Group in which other packages register theirs."""
 
-_OURS: tuple[AttentionKind, ...] = (DenseKind(), WindowKind(), BlocksKind())
+_OURS: tuple[AttentionKind, ...] = (DenseKind(), WindowKind(), BlocksKind(), LshKind())
 
 
 @functools.cache

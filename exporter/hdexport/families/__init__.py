@@ -22,6 +22,7 @@ _MODULE_OF_MODEL_TYPE = {
     "longformer": "longformer",
     "modernbert": "modernbert",
     "mpnet": "mpnet",
+    "reformer": "reformer",
     "roberta": "roberta",
     "xlm-roberta": "roberta",
 }

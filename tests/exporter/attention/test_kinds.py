@@ -37,7 +37,7 @@ def manifest(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
 
 def test_every_kind_has_a_name_a_record_and_words_of_its_own() -> None:
     names = [kind.name for kind in kinds()]
-    assert names[:3] == ["dense", "window", "blocks"]
+    assert names[:4] == ["dense", "window", "blocks", "lsh"]
     assert len(set(names)) == len(names)
     words = [word for kind in kinds() for word in kind.forms]
     assert len(set(words)) == len(words)
@@ -98,7 +98,7 @@ def test_a_kind_of_another_package_that_cannot_be_loaded_is_left_out_with_a_warn
     monkeypatch.syspath_prepend(str(tmp_path))
     kinds.cache_clear()
     try:
-        assert [kind.name for kind in kinds()] == ["dense", "window", "blocks"]
+        assert [kind.name for kind in kinds()] == ["dense", "window", "blocks", "lsh"]
     finally:
         monkeypatch.undo()
         kinds.cache_clear()

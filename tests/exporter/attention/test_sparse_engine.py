@@ -32,6 +32,8 @@ SIZES = {"hidden_size": 128, "initializer_range": 0.1}
 """Heads of 32, the smallest that there are kernels for."""
 
 
+REFORMER = {"attention_head_size": 32}
+
 BLOCKS = {"block_size": 64, "num_random_blocks": 1}
 """Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
 
@@ -44,12 +46,15 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
         ("big_bird", "bigbird:mode=table", "float32", BLOCKS, {"BlockSparseAttention": 1}),
         # Blocks of the paper's size.
         ("bert", "etc:global=6,block=84,tokens=3", "float16", {}, {"BlockSparseAttention": 1}),
+        ("reformer", None, "float16", REFORMER, {"ChunkAttention": 2, "LSHAttention": 2}),
+        pytest.param("reformer", None, "float16", REFORMER, {}, marks=pytest.mark.nightly),
+        ("bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}),
     ],
 )
 def test_an_engine_is_built(
     tmp_path: Path, model_type: str, spec: str | None, precision: str, changes: dict[str, int], plugins: dict[str, int]
 ) -> None:
-    sizes = {"num_hidden_layers": 1, **SIZES, **changes}
+    sizes = changes if model_type == "reformer" else {"num_hidden_layers": 1, **SIZES, **changes}
     save_tiny_model(tmp_path / "model", model_type, Task.FEATURE_EXTRACTION, **sizes)
     output = tmp_path / "bundle"
     manifest = build(
@@ -69,7 +74,9 @@ def test_an_engine_is_built(
             verify=None,
         )
     )
-    assert recorded(manifest, "blocks").mode == ("table" if precision == "float32" else "none" if spec else "hf_eval")
+    if model_type == "big_bird" or str(spec).startswith("etc"):
+        mode = "table" if precision == "float32" else "none" if spec else "hf_eval"
+        assert recorded(manifest, "blocks").mode == mode
     (engine,) = manifest.engines
     assert engine.profiles == PROFILES
     assert (output / engine.file).stat().st_size > 10_000

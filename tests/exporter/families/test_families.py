@@ -32,12 +32,12 @@ HEAD_LENGTHS = (1, 65, 300)
 COSINE = 0.999
 
 
-def is_block_sparse(family: Family) -> bool:
-    return family.own is not None and family.own.kind == "blocks"
+def counts_padding(family: Family) -> bool:
+    return family.own is not None and family.own.kind in ("blocks", "lsh")
 
 
-BLOCK_SPARSE = [name for name in SUPPORTED_MODEL_TYPES if is_block_sparse(family_of(name))]
-"""Model types whose answers depend on the padding, as Hugging Face has it; test_big_bird.py has more of them."""
+COUNTS_PADDING = [name for name in SUPPORTED_MODEL_TYPES if counts_padding(family_of(name))]
+"""Model types whose answers depend on the padding, as in Hugging Face: see test_big_bird.py and test_reformer.py."""
 
 DISTINCT_TASKS = {
     # The head's pooling is ours.
@@ -57,7 +57,7 @@ TASKS_OF_MODEL_TYPE = [
     )
     for name in SUPPORTED_MODEL_TYPES
     for task in Task
-    if task in (family_of(name).tasks or Task) and (name not in BLOCK_SPARSE or task is Task.FEATURE_EXTRACTION)
+    if task in (family_of(name).tasks or Task) and (name not in COUNTS_PADDING or task is Task.FEATURE_EXTRACTION)
 ]
 
 
@@ -152,7 +152,7 @@ def test_a_row_of_padding_alone_changes_no_other(
         assert_close(both[1, real], alone[0, real], atol=atol)
 
 
-@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name not in BLOCK_SPARSE])
+@pytest.mark.parametrize("model_type", [name for name in SUPPORTED_MODEL_TYPES if name not in COUNTS_PADDING])
 def test_a_row_answers_the_same_in_any_batch(tiny_bundles, model_type: str) -> None:
     bundle = tiny_bundles(model_type)
     _, input_ids, attention_mask = next(batch for batch in batches(129) if batch[0] == "padding on the right, batch 3")

@@ -34,6 +34,11 @@ PADDING_ROW_FAMILIES = ("camembert", "longformer", "mpnet", "roberta", "xlm-robe
 
 def checkpoint_table(checkpoint: Path) -> np.ndarray:
     weights = load_file(checkpoint / "model.safetensors")
+    axial = [value for name, value in sorted(weights.items()) if "position_embeddings.weights." in name]
+    if axial:  # Reformer's: [rows, 1, width] and [1, columns, width]
+        rows, columns = len(axial[0]), axial[1].shape[1]
+        parts = [np.broadcast_to(part, (rows, columns, part.shape[2])) for part in axial]
+        return np.concatenate(parts, axis=2).reshape(rows * columns, -1)
     endings = ("embeddings.position_embeddings.weight", "encoder.embed_positions.weight")
     (table,) = (value for name, value in weights.items() if name.endswith(endings))
     return table
@@ -220,7 +225,7 @@ def test_an_extended_model_takes_longer_input_in_pytorch(
     assert getattr(model.config, family.positions_key) == positions.first_row + 208
     with torch.inference_mode():
         output = model(torch.full((1, 208), 7)).last_hidden_state
-    assert output.shape == (1, 208, model.config.hidden_size)
+    assert output.shape == (1, 208, family.token_width(model.config))
     assert output.isfinite().all()
 
 

@@ -33,7 +33,7 @@ from hdexport.tune.options import Loss, Trained, TuneOptions
 from hdexport.tune.run import RECORD_FILE, Tuned, tune
 from hdexport.tune.state import kept_steps
 from hdexport.tune.student import make_student
-from hdruntime.errors import HdexportError, InputError, NonFiniteOutputError
+from hdruntime.errors import HdexportError, InputError, ModelError, NonFiniteOutputError
 from support.tiny_models import BASE, COPIES, save_sentence_modules, save_tiny_model
 from support.waiting import wait_until
 
@@ -95,7 +95,12 @@ def test_only_new_rows_change_and_all_else_keeps_every_bit(
 
 
 @pytest.mark.parametrize(
-    "model_type", [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions and name not in COPIES]
+    "model_type",
+    [
+        name
+        for name in SUPPORTED_MODEL_TYPES
+        if family_of(name).learned_positions and family_of(name).why_not_tuned is None and name not in COPIES
+    ],
 )
 def test_every_family_with_a_table_is_tuned(run: Run, tmp_path: Path, model_type: str) -> None:
     other = tmp_path / model_type
@@ -107,6 +112,16 @@ def test_every_family_with_a_table_is_tuned(run: Run, tmp_path: Path, model_type
     assert torch.equal(after[: len(before)], before)
     assert len(after) == len(before) - BASE + MAX_LEN
     assert done.extension.base == BASE
+
+
+def test_a_family_that_is_not_tuned_says_why(run: Run, tmp_path: Path) -> None:
+    other = tmp_path / "reformer"
+    save_tiny_model(other, "reformer", Task.FEATURE_EXTRACTION, axial_pos_embds=False)
+    with pytest.raises(
+        ModelError, match=r"is not tuned: the library trains it at whole chunks only(.|\n)*hdexport build"
+    ):
+        run(model=other, loss=Loss.DISTILL, steps=1, attention_scale="none")
+    assert not (tmp_path / "tuned").exists()
 
 
 def test_short_texts_are_answered_as_before(run: Run, model: Path, tmp_path: Path) -> None:

@@ -1,0 +1,291 @@
+"""LSH attention, as a kind: a Reformer's own, or in place of dense attention."""
+
+from __future__ import annotations
+
+__all__ = ["LshKind", "LshSetup"]
+
+import dataclasses
+import logging
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hdexport.attention.kind import (
+    NOT_TRAINED,
+    AttentionKind,
+    Boundaries,
+    Form,
+    OperatorNode,
+    ReferenceFacts,
+    Setup,
+    Subject,
+)
+from hdexport.attention.lsh.record import Chunks, Hashes, LayerType, LshAttention, LshRequest, buckets_for
+from hdexport.attention.spec import SpecReader
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Dtype, Manifest, PaddingRule
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+logger = logging.getLogger(__name__)
+
+_FORM = Form(
+    grammar="lsh[:chunk=C,rounds=R,buckets=B[/B...],before=N,after=N,seed=S]",
+    example="lsh:chunk=64,rounds=4",
+    help="experimental: Reformer's attention. Tokens are sorted by hashes of their queries, which are their keys as "
+    "well, in R rounds (default: 4) of B buckets; a query sees its chunk of C tokens (default: 64), N chunks before it "
+    "(default: 1) and N after it (default: 0). A Reformer checkpoint takes rounds, buckets and seed",
+)
+
+_NAMES = ("chunk", "rounds", "buckets", "before", "after", "seed")
+
+_DEFAULT_CHUNK, _DEFAULT_ROUNDS, _DEFAULT_SEED = 64, 4, 0
+
+_MOST_CHUNK, _MOST_CHUNKS, _MOST_ROUNDS, _MOST_FACTOR, _MOST_SEED = 2**15, 64, 64, 2**12, 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class LshSetup(Setup):
+    """LSH attention in a model.
+
+    Attributes:
+        record: what the manifest says of it.
+        dtype: of the bundle.
+    """
+
+    record: LshAttention
+    dtype: Dtype = "float32"
+
+    def rotations(self, model: PreTrainedModel) -> torch.Tensor | None:
+        """[heads, head_dim, rounds, directions], float32, one for all layers; None without hashes."""
+        from hdplugins.operators.lsh_attention.hashing import draw_rotations
+
+        hashes, config = self.record.hashes, model.config
+        if hashes is None:
+            return None
+        heads = int(config.num_attention_heads)
+        head_dim = int(getattr(config, "attention_head_size", config.hidden_size // heads))
+        return draw_rotations(hashes.seed, heads=heads, head_dim=head_dim, buckets=hashes.buckets, rounds=hashes.rounds)
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """The family's own, or hashes around the layers."""
+        if self.is_own:
+            assert family.own is not None
+            family.own.adapt(model, self)
+            return
+        from hdexport.attention.lsh.node import LshMask
+        from hdexport.attention.model_parts import wrap_layers
+
+        # A buffer, so that it is an initializer of the graph, and after the model was cast: it stays in float32.
+        model.register_buffer("lsh_rotations", self.rotations(model), persistent=False)
+        record = self.record
+        wrap_layers(
+            model,
+            lambda states, mask, layers: layers(states, LshMask(record, mask.int(), model.get_buffer("lsh_rotations"))),
+        )
+
+
+class LshKind(AttentionKind):
+    """Chunks of tokens sorted by their hashes, and chunks of tokens as they come."""
+
+    name = "lsh"
+    forms = MappingProxyType({"lsh": _FORM})
+    record_type = LshAttention
+    holds_scores = False
+
+    def request(self, spec: str | None, options: Mapping[str, Any]) -> LshRequest | None:
+        """The numbers of the form."""
+        return None if spec is None else _request(spec)
+
+    def setup(self, request: LshRequest | None, subject: Subject) -> LshSetup | None:
+        """A Reformer's own, its hashes frozen; or hashes in place of dense attention."""
+        config, max_len = subject.model.config, subject.max_len
+        own: LshAttention | None = subject.family.own_attention(self.name, config)
+        if own is None and request is None:
+            return None
+        if own is None:
+            assert request is not None
+            subject.check_convertible(to="LSH")
+            record = _converted(request, layers=config.num_hidden_layers, max_len=max_len)
+            remark = f"Experimental: attention is among tokens of alike hashes, {NOT_TRAINED.format('hashes')}"
+            _warn_if_dense(record, max_len)
+            return LshSetup(is_own=False, record=record, remark=remark)
+        record, frozen = _frozen(own, request or LshRequest(), config, max_len)
+        _warn_if_dense(record, max_len)
+        return dataclasses.replace(_own(record), remark=frozen)
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> LshAttention | None:
+        """What the graph was traced with."""
+        return setup.record if isinstance(setup, LshSetup) else None
+
+    def problems(self, record: LshAttention, manifest: Manifest) -> Iterator[str]:
+        """Layers need what they are made of, and chunks are whole."""
+        for layer, parts in (("lsh", (record.hashes, record.hashed)), ("local", (record.local,))):
+            if layer in record.layers and None in parts:
+                yield f".layers has layers {layer}, and what they are is missing"
+        for chunks in (record.hashed, record.local):
+            if chunks is not None and record.multiple % chunks.tokens:
+                yield f".multiple {record.multiple} is no multiple of a chunk's {chunks.tokens} tokens"
+        if record.hashes is not None and any(factor % 2 for factor in record.hashes.buckets):
+            yield ".hashes.buckets has an odd number"
+
+    def read(self, record: LshAttention, bundle: Bundle) -> LshSetup:
+        """All of it is in the record."""
+        setup = LshSetup(is_own=False, record=record) if record.converted else _own(record)
+        return dataclasses.replace(setup, dtype=bundle.manifest.dtype)
+
+    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+        """The library's Reformer, or its attention in place of dense one."""
+        from hdexport.attention.lsh.recall import recall
+        from hdexport.attention.lsh.reference import use_hashes, use_own_hashes
+
+        assert isinstance(setup, LshSetup)
+        if setup.is_own:
+            decisions = use_own_hashes(model, setup)
+            return ReferenceFacts(undefined_padding=True, counts_from_padding=True, decisions=decisions)
+        return ReferenceFacts(
+            replaced=True,
+            undefined_padding=True,
+            decisions=use_hashes(model, setup),
+            information=lambda ids: recall(model, setup, ids),
+        )
+
+    def boundaries(self, record: LshAttention) -> Boundaries:
+        """Around a chunk, where texts stop to be attended to densely, and around whole chunks."""
+        sizes = {chunks.tokens for chunks in (record.hashed, record.local) if chunks is not None} | {record.multiple}
+        lengths = {size * count + step for size in sizes for count in (1, 2) for step in (-1, 0, 1)} - {0}
+        return Boundaries(lengths=frozenset(lengths), first=min(sizes) + 1, second=3 * record.multiple + 1, alone=True)
+
+    def keys_of_layers(self, record: LshAttention, manifest: Manifest, tokens: int) -> list[int]:
+        """Those of a query's chunks, in every round."""
+        keys = {"lsh": 0, "local": 0}
+        if record.hashed is not None and record.hashes is not None:
+            keys["lsh"] = record.hashes.rounds * record.hashed.keys
+        if record.local is not None:
+            keys["local"] = record.local.keys
+        return [min(tokens, keys[layer]) for layer in record.layers]
+
+    def peer_remark(self, record: LshAttention) -> str | None:
+        """PyTorch's model is dense where hashes took that place, and may draw others where they are its own."""
+        if not record.converted:
+            return "draws its hashes by config.json, anew in each call where that has no hash_seed"
+        return "does not use hashes: its attention is dense, and its answers are those of the model before --attention"
+
+    def export_remark(self, record: LshAttention, tokens: int) -> str | None:
+        """PyTorch's exporters see what the code chose for one length."""
+        return None if record.converted else "pads and hashes as the model does for a text of that length"
+
+    def describe(self, record: LshAttention) -> Iterator[tuple[str, str]]:
+        """Layers, chunks and hashes."""
+        counts = ", ".join(f"{count} {layer}" for layer, count in Counter(record.layers).items())
+        yield "lsh attention", f"layers: {counts}; texts are padded to a multiple of {record.multiple} tokens"
+        if record.hashes is not None and record.hashed is not None:
+            buckets = " x ".join(map(str, record.hashes.buckets))
+            yield "", f"{record.hashes.rounds} rounds of {buckets} buckets, drawn with seed {record.hashes.seed}"
+            yield "", f"hashed: {_chunks_text(record.hashed)}"
+        if record.local is not None:
+            yield "", f"local: {_chunks_text(record.local)}"
+        if record.causal:
+            yield "", "causal: tokens see earlier ones only"
+        if record.converted:
+            yield "", "experimental: made from dense attention"
+
+
+def _chunks_text(chunks: Chunks) -> str:
+    return f"chunks of {chunks.tokens} tokens, with {chunks.before} before and {chunks.after} after"
+
+
+def _request(spec: str) -> LshRequest:
+    _, colon, parts = spec.partition(":")
+    reader = SpecReader(spec, parts if colon else None, names=_NAMES, sign="=", example=_FORM.example)
+    buckets = None
+    if "buckets" in reader.given:
+        factors = reader.given["buckets"].split("/")
+        buckets = tuple(reader.number("buckets", factor, least=2, most=_MOST_FACTOR) for factor in factors)
+        if any(factor % 2 for factor in buckets):
+            raise InputError(
+                f"--attention {spec} asks for {' x '.join(map(str, buckets))} buckets; each must be even: half of "
+                "the buckets are directions, and half their opposites.\nFor example: --attention lsh:buckets=32"
+            )
+    return LshRequest(
+        chunk=reader.optional("chunk", least=1, most=_MOST_CHUNK),
+        before=reader.optional("before", least=0, most=_MOST_CHUNKS),
+        after=reader.optional("after", least=0, most=_MOST_CHUNKS),
+        buckets=buckets,
+        rounds=reader.optional("rounds", least=1, most=_MOST_ROUNDS),
+        seed=reader.optional("seed", least=0, most=_MOST_SEED),
+    )
+
+
+def _converted(request: LshRequest, *, layers: int, max_len: int) -> LshAttention:
+    chunk = request.chunk or _DEFAULT_CHUNK
+    padded = -(-max_len // chunk) * chunk
+    hashed: list[LayerType] = ["lsh"] * layers
+    return LshAttention(
+        layers=tuple(hashed),
+        hashes=Hashes(
+            buckets=request.buckets or buckets_for(padded, chunk=chunk, positions=max_len),
+            rounds=request.rounds or _DEFAULT_ROUNDS,
+            seed=_DEFAULT_SEED if request.seed is None else request.seed,
+        ),
+        hashed=Chunks(tokens=chunk, before=1 if request.before is None else request.before, after=request.after or 0),
+        local=None,
+        multiple=chunk,
+        converted=True,
+    )
+
+
+def _frozen(own: LshAttention, request: LshRequest, config: Any, max_len: int) -> tuple[LshAttention, str | None]:
+    """A Reformer's attention with all that its code would decide at the first text, and what was decided.
+
+    Raises:
+        InputError: the model was trained with other chunks than were requested.
+    """
+    if not (request.chunk is request.before is request.after is None):
+        raise InputError(
+            f"A {config.model_type} has its chunks, by config.json: --attention lsh takes rounds, buckets and seed for "
+            "it.\nFor example: --attention lsh:rounds=8,seed=0"
+        )
+    if own.hashed is None:
+        if request != LshRequest():
+            raise InputError(
+                f"This {config.model_type} has local layers only, and hashes nothing.\nLeave out --attention."
+            )
+        return own, None
+    said = []
+    buckets, seed = request.buckets or _buckets(config), config.hash_seed if request.seed is None else request.seed
+    if buckets is None:
+        padded = -(-max_len // own.multiple) * own.multiple
+        buckets = buckets_for(padded, chunk=own.hashed.tokens, positions=config.max_position_embeddings)
+        factors = " x ".join(map(str, buckets))
+        said.append(f"num_buckets {factors}, as the library takes for a first text of {max_len} tokens")
+    if seed is None:
+        seed = _DEFAULT_SEED
+        said.append(f"hash_seed {seed}; --attention lsh:seed=S chooses another")
+    hashes = Hashes(buckets=buckets, rounds=request.rounds or config.num_hashes, seed=seed)
+    frozen = f"config.json leaves open, and the bundle has for good: {'; '.join(said)}." if said else None
+    return dataclasses.replace(own, hashes=hashes), frozen
+
+
+def _buckets(config: Any) -> tuple[int, ...] | None:
+    buckets = config.num_buckets
+    return None if buckets is None else (buckets,) if isinstance(buckets, int) else tuple(buckets)
+
+
+def _own(record: LshAttention) -> LshSetup:
+    return LshSetup(is_own=True, record=record, padding=PaddingRule(multiple_of=record.multiple))
+
+
+def _warn_if_dense(record: LshAttention, max_len: int) -> None:
+    chunks = [chunks.tokens for chunks in (record.hashed, record.local) if chunks is not None]
+    if math.ceil(max_len / record.multiple) * record.multiple <= min(chunks):
+        logger.warning(
+            "Chunks of %d tokens cover every text of up to %d tokens: the attention is dense.", min(chunks), max_len
+        )

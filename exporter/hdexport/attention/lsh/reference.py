@@ -1,0 +1,167 @@
+"""What bundles with LSH attention are compared with: the attention of the library's Reformer.
+
+The library's attention runs in float64: in float32 its -1e5 for a token's own key leaves two decimals of a weight.
+"""
+
+from __future__ import annotations
+
+__all__ = ["use_hashes", "use_own_hashes"]
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import ReformerConfig
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.reformer.modeling_reformer import LSHSelfAttention
+
+from hdexport.attention.lsh.decisions import HashDecisions
+from hdexport.attention.lsh.record import LshAttention
+from hdexport.attention.model_parts import wrap_layers
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hdexport.attention.lsh.kind import LshSetup
+
+_IMPLEMENTATION = "hdexport-lsh-reference"
+"""Name under which the library's attention interface knows the reference."""
+
+
+def use_own_hashes(model: PreTrainedModel, setup: LshSetup) -> HashDecisions | None:
+    """Make the library's Reformer hash as a bundle does, in place.
+
+    Returns:
+        The buckets of a graph, which it follows; None where it hashes nothing.
+    """
+    rotations = setup.rotations(model)
+    if rotations is None:
+        return None
+    decisions = HashDecisions(setup.record, rotations, setup.dtype)
+    modules = [module for module in model.modules() if isinstance(module, LSHSelfAttention)]
+    for layer, module in enumerate(modules):
+        decisions.use(module)
+        module.double()
+        module.register_forward_pre_hook(functools.partial(_before, decisions, layer), with_kwargs=True)
+        module.register_forward_hook(_to_float)
+    return decisions
+
+
+def _before(
+    decisions: HashDecisions, layer: int, _: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, dict[str, Any]]:
+    decisions.begin_layer(layer)
+    return args, kwargs | {"hidden_states": kwargs["hidden_states"].double()}
+
+
+def _to_float(_: torch.nn.Module, args: tuple[Any, ...], output: Any) -> Any:
+    return output._replace(hidden_states=output.hidden_states.float())
+
+
+def use_hashes(model: PreTrainedModel, setup: LshSetup) -> HashDecisions:
+    """Put the attention of the library's Reformer in the place of a model's dense one, in place.
+
+    Args:
+        model: whose attention is reached through the library's attention interface.
+        setup: what the bundle's is.
+
+    Returns:
+        The buckets of a graph, which it follows.
+    """
+    rotations, record = setup.rotations(model), setup.record
+    assert rotations is not None
+    decisions = HashDecisions(record, rotations, setup.dtype)
+    attention = _library_attention(record, *rotations.shape[:2])
+    decisions.use(attention)
+    ALL_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, _attend)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(_IMPLEMENTATION, lambda *_, attention_mask, **__: attention_mask)
+    model.config._attn_implementation = _IMPLEMENTATION
+    wrap_layers(model, lambda states, mask, layers: layers(states, _Texts(attention, decisions, record.multiple, mask)))
+    return decisions
+
+
+@dataclass(frozen=True)
+class _Texts:
+    """What layers are given for a mask: the library's attention, and which tokens of each text are real.
+
+    Attributes:
+        attention: of a Reformer; its hidden states are queries and values side by side.
+        decisions: that it follows.
+        multiple: of how many tokens it takes a text of more than one chunk.
+        mask: [batch, tokens], nonzero for real tokens.
+    """
+
+    attention: LSHSelfAttention
+    decisions: HashDecisions
+    multiple: int
+    mask: torch.Tensor
+
+
+def _attend(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: _Texts,
+    scaling: float | None = None,
+    **_: Any,
+) -> tuple[torch.Tensor, None]:
+    """The attention function: each text alone, without its padding; padding has 0.
+
+    Args:
+        module: the layer's attention.
+        query, key, value: [batch, heads, tokens, head_dim]; keys are not looked at.
+        attention_mask: which tokens are real.
+        scaling: factor of the scores; None for head_dim ** -0.5.
+
+    Returns:
+        [batch, tokens, heads, head_dim], and no weights.
+    """
+    head_dim = query.shape[-1]
+    # The library's factor is fixed. Hashes and keys do not depend on the length of a vector.
+    factor = 1.0 if scaling is None else scaling * math.sqrt(head_dim)
+    states = torch.cat([(query * factor).transpose(1, 2).flatten(2), value.transpose(1, 2).flatten(2)], dim=-1).double()
+    attended = torch.zeros_like(query).transpose(1, 2).flatten(2)
+    for row, real in enumerate(attention_mask.mask.bool()):
+        attention_mask.decisions.begin_layer(tokens=real)
+        text = states[row, real]
+        tokens, multiple = len(text), attention_mask.multiple
+        if tokens:
+            padding = -tokens % multiple if tokens > multiple else 0
+            padded = torch.nn.functional.pad(text, (0, 0, 0, padding))[None]
+            mask = (torch.arange(tokens + padding) < tokens).long()[None]
+            found = attention_mask.attention(hidden_states=padded, attention_mask=mask).hidden_states
+            attended[row, real] = found[0, :tokens].to(attended.dtype)
+    return attended.unflatten(2, (-1, head_dim)), None
+
+
+def _library_attention(record: LshAttention, heads: int, head_dim: int) -> LSHSelfAttention:
+    assert record.hashed is not None
+    config = ReformerConfig(
+        attn_layers=["lsh"],
+        num_attention_heads=heads,
+        attention_head_size=head_dim,
+        hidden_size=2 * heads * head_dim,
+        axial_pos_embds_dim=[heads * head_dim, heads * head_dim],
+        lsh_attn_chunk_length=record.hashed.tokens,
+        lsh_num_chunks_before=record.hashed.before,
+        lsh_num_chunks_after=record.hashed.after,
+    )
+    attention = LSHSelfAttention(config, layer_idx=0).double().eval()
+    width = heads * head_dim
+    attention.query_key, attention.value = _Columns(0, width), _Columns(width, 2 * width)
+    return attention
+
+
+class _Columns(torch.nn.Module):
+    """A projection that picks columns."""
+
+    def __init__(self, first: int, end: int) -> None:
+        super().__init__()
+        self._columns = slice(first, end)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        return states[..., self._columns]

@@ -1,0 +1,205 @@
+"""Reformer answers as Hugging Face does, and so does a BERT with its attention; wrong hashes are found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.verify import Grid, Verification, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.reader import open_bundle
+from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
+from support.attention_records import recorded
+from support.comparators import assert_close
+from support.grids import nightly_unless
+from support.padded_batches import batches, cases
+from support.tampered_bundles import tampered
+from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+
+LENGTHS = (7, 8, 9, 15, 16, 17, 24, 33, 211)
+"""Around chunks of both sizes, the positions of the checkpoint, and whole chunks; a prime."""
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "chunks of two sizes, alternating layers": {},
+    "causal": {"is_decoder": True, "attn_layers": ["local", "lsh"]},
+    "buckets in two factors, three rounds, chunks on both sides": {
+        "attn_layers": ["lsh", "lsh"],
+        "num_buckets": [4, 6],
+        "num_hashes": 3,
+        "lsh_num_chunks_after": 1,
+    },
+    "one round, more chunks than short texts have": {
+        "attn_layers": ["lsh", "local"],
+        "num_hashes": 1,
+        "lsh_num_chunks_before": 3,
+        "local_num_chunks_before": 2,
+        "local_num_chunks_after": 2,
+    },
+    "local layers alone, positions in a table": {"attn_layers": ["local", "local"], "axial_pos_embds": False},
+    "chunks of which neither divides the other": {"lsh_attn_chunk_length": 12, "attn_layers": ["lsh", "local"]},
+}
+NIGHTLY_VARIANTS = {"one round, more chunks than short texts have"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [nightly_unless(name not in NIGHTLY_VARIANTS, changes) for name, changes in VARIANTS.items()],
+    ids=VARIANTS,
+)
+def test_both_graphs_answer_as_hugging_face(tiny_bundles, changes: dict[str, Any]) -> None:
+    assert_as_hugging_face(tiny_bundles("reformer", **changes), LENGTHS, sizes=(1, 3))
+
+
+@pytest.mark.parametrize("task", [nightly_unless(False, "fill-mask"), nightly_unless(False, "question-answering")])
+def test_the_tasks_answer_as_hugging_face(tiny_bundles, task: str) -> None:
+    assert_as_hugging_face(tiny_bundles("reformer", task), (1, 33))
+
+
+def test_a_classifier_answers_as_hugging_face(tiny_bundles) -> None:
+    """It reads the first token, which has no answer where it is padding."""
+    bundle = tiny_bundles("reformer", "text-classification")
+    for tokens, name, input_ids, attention_mask in cases((1, 33), sizes=(1, 3)):
+        if attention_mask[:, 0].all():
+            feeds = inputs_of(bundle, input_ids, attention_mask)
+            assert_answers(bundle, feeds, bundle.hugging_face(**feeds), case=(tokens, name))
+
+
+LONG = {
+    "max_len": 4096,
+    "attn_layers": ["local", "lsh"],
+    "local_attn_chunk_length": 64,
+    "lsh_attn_chunk_length": 64,
+    "num_buckets": 128,
+}
+"""Chunks and buckets of a real model; 64 positions become 4096."""
+
+
+def test_texts_of_up_to_4096_tokens_answer_as_hugging_face(tiny_bundles) -> None:
+    bundle = tiny_bundles("reformer", **LONG)
+    name, input_ids, attention_mask = next(batch for batch in batches(4096, sizes=(3,)) if "right" in batch[0])
+    feeds = inputs_of(bundle, input_ids, attention_mask)
+    assert_answers(bundle, feeds, bundle.hugging_face(**feeds), case=(name,))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("tokens", [24, 1000, 4096])
+def test_long_texts_answer_as_hugging_face_whatever_their_padding(tiny_bundles, tokens: int) -> None:
+    assert_as_hugging_face(tiny_bundles("reformer", **LONG), (tokens,), sizes=(1, 3))
+
+
+@pytest.mark.parametrize("spec", [None, "lsh:chunk=16,rounds=2"])
+def test_two_calls_give_every_bit_alike(tiny_bundles, spec: str | None) -> None:
+    bundle = tiny_bundles("bert" if spec else "reformer", attention=spec)
+    _, input_ids, attention_mask = list(batches(129))[-1]
+    feeds = inputs_of(bundle, input_ids, attention_mask)
+    for run in (bundle.portable, bundle.session):
+        first, second = (run(**feeds)["last_hidden_state"] for _ in range(2))
+        np.testing.assert_array_equal(first, second)
+
+
+def test_the_output_is_as_wide_as_both_streams(tiny_bundles) -> None:
+    bundle = tiny_bundles("reformer")
+    assert bundle.manifest.hidden_size == 64
+    assert recorded(bundle.manifest, "lsh").layers == ("local", "lsh", "local", "lsh")
+
+
+def test_padding_to_whole_chunks_changes_nothing_and_more_does(tiny_bundles) -> None:
+    bundle = tiny_bundles("reformer")
+    assert bundle.manifest.padding.multiple_of == 16
+    ids = np.random.default_rng(0).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, 80))
+    mask = (np.arange(80) < 55).astype(np.int64)[None]
+    found = [
+        bundle.portable(input_ids=ids[:, :tokens], attention_mask=mask[:, :tokens])["last_hidden_state"][:, :55]
+        for tokens in (55, 64, 80)
+    ]
+    assert_close(found[1], found[0], atol=ATOL)
+    assert np.abs(found[2] - found[0]).max() > 100 * ATOL
+
+
+# A BERT with hashes.
+
+CONVERSIONS = (
+    "lsh:chunk=16,rounds=2",
+    "lsh:chunk=5,rounds=3,buckets=2/4,after=1,seed=9",
+    "lsh:chunk=300",
+)
+
+
+def verified(path, bundle, grid: Grid = Grid.FULL) -> Verification:
+    reference = reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
+    return verify_bundle(open_bundle(path), reference, grid=grid)
+
+
+@pytest.mark.parametrize("spec", [CONVERSIONS[0], *(nightly_unless(False, spec) for spec in CONVERSIONS[1:])])
+@pytest.mark.parametrize("model_type", ["bert", nightly_unless(False, "roberta"), nightly_unless(False, "albert")])
+def test_a_bert_with_hashes_is_that_with_the_librarys_attention(tiny_bundles, model_type: str, spec: str) -> None:
+    bundle = tiny_bundles(model_type, attention=spec)
+    found = verified(bundle.path, bundle)
+    assert found.passed, found.summary()
+    assert {check.graph for check in found.checks} == {"model.onnx", "onnxruntime_cpu.onnx"}
+    (line,) = found.information
+    assert "of the 16 keys with the largest scores of each query" in line
+
+
+def test_padding_changes_nothing_where_chunks_are_each_texts_own(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", attention=CONVERSIONS[0])
+    assert bundle.manifest.padding is None
+    for name, input_ids, attention_mask in batches(129):
+        feeds = inputs_of(bundle, input_ids, attention_mask)
+        for run in (bundle.portable, bundle.session):
+            together = run(**feeds)["last_hidden_state"]
+            for row, mask in enumerate(attention_mask):
+                last = np.flatnonzero(mask)[-1] + 1
+                alone = run(**{key: values[row : row + 1, :last] for key, values in feeds.items()})
+                real = mask[:last] == 1
+                assert_close(together[row, :last][real], alone["last_hidden_state"][0, real], atol=ATOL)
+                assert name
+
+
+# Wrong graphs.
+
+
+def other_rotations(model: ir.Model) -> None:
+    """As if drawn with another seed, in one direction of the first head."""
+    (rotations,) = {node.inputs[3] for node in model.graph if node.op_type.startswith("LSHAttention")}
+    values = rotations.const_value.numpy().copy()
+    values[0, :, 0, 0] = values[0, ::-1, 0, 0]
+    rotations.const_value = ir.tensor(values, name=rotations.name)
+
+
+def smallest_product(model: ir.Model) -> None:
+    """ArgMin of a factor."""
+    for function in model.functions.values():
+        for node in function.all_nodes():
+            if node.op_type == "ArgMax":
+                node.op_type = "ArgMin"
+
+
+def other_values(model: ir.Model) -> None:
+    """Queries in place of values in the last layer, after which nothing is decided."""
+    *_, node = (node for node in model.graph if node.op_type.startswith("LSHAttention"))
+    node.replace_input_with(1, node.inputs[0])
+
+
+@pytest.mark.parametrize("file", ["model.onnx", "onnxruntime_cpu.onnx"])
+@pytest.mark.parametrize(
+    ("change", "decides"), [(other_rotations, True), (smallest_product, True), (other_values, False)]
+)
+@pytest.mark.parametrize("spec", [None, CONVERSIONS[0]])
+def test_a_wrong_graph_fails_and_wrong_hashes_are_named(
+    tiny_bundles, tmp_path, change: Any, decides: bool, spec: str | None, file: str
+) -> None:
+    bundle = tiny_bundles("bert" if spec else "reformer", attention=spec)
+    found = verified(tampered(bundle, tmp_path / "wrong", change, file), bundle, Grid.QUICK)
+    assert all(check.passed for check in found.checks if check.graph != file)
+    failed = [check for check in found.checks if not check.passed]
+    assert failed
+    wrong = [check for check in failed if check.wrong_decisions]
+    assert bool(wrong) == decides
+    if decides:
+        assert "tokens in a bucket of a smaller product" in wrong[0].line()
+        assert wrong[0].record()["wrong_decisions"] == list(wrong[0].wrong_decisions)
