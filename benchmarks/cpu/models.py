@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = [
     "BUNDLE",
     "DENSE",
+    "HEAD_DIM",
     "HUGGING_FACE",
     "VOCAB_SIZE",
     "add_shape_arguments",
@@ -24,7 +25,7 @@ BUNDLE, HUGGING_FACE, DENSE = "bundle", "hugging-face", "dense-sdpa"
 """Ours, the library's own model, and a BERT of that shape in PyTorch."""
 
 VOCAB_SIZE = 1000
-_HEAD_DIM = 64
+HEAD_DIM = 64
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +52,7 @@ def save_models(
         "vocab_size": VOCAB_SIZE,
         "hidden_size": hidden_size,
         "num_hidden_layers": layers,
-        "num_attention_heads": hidden_size // _HEAD_DIM,
+        "num_attention_heads": hidden_size // HEAD_DIM,
         "intermediate_size": 4 * hidden_size,
     }
     torch.manual_seed(0)

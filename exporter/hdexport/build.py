@@ -25,7 +25,7 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
-from hdexport.model.positions import Form, Scheme
+from hdexport.model.positions import LONGEST, Form, Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
@@ -43,7 +43,7 @@ from hdruntime.bundle.manifest import (
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
 from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, FORMAT_VERSION, PORTABLE_LOWERING
-from hdruntime.errors import VerificationError
+from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -81,6 +81,8 @@ class BuildOptions:
         rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
+        ffn_chunk: most tokens of a batch, at least 1, that a feed-forward network computes at once in ONNX Runtime;
+            None for all.
         engines: engines beside the ONNX graphs.
         verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison.
         force: replace a bundle at `output`.
@@ -98,6 +100,7 @@ class BuildOptions:
     attention_scale: AttentionScale | None = None
     rope_factor: float | None = None
     attention: Mapping[str, Any] = field(default_factory=dict)
+    ffn_chunk: int | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
     force: bool = False
@@ -119,6 +122,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     """
     progress = progress or Progress()
     engine_builder = EngineBuilder(options.engines)
+    _check_ffn_chunk(options.ffn_chunk)
     with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
         progress.step("Reading the checkpoint")
         checkpoint = _checkpoint(options)
@@ -134,6 +138,14 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         progress.step("Writing the bundle")
     _warn_of_untrained_positions(manifest.positions)
     return manifest
+
+
+def _check_ffn_chunk(tokens: int | None) -> None:
+    if tokens is not None and not 1 <= tokens <= LONGEST:
+        raise InputError(
+            f"--ffn-chunk is {tokens}; a chunk has 1 to {LONGEST} tokens.\n"
+            "Give a number such as 256, or leave it out: feed-forward networks then compute all tokens at once."
+        )
 
 
 def _checkpoint(options: BuildOptions) -> Checkpoint:
@@ -177,7 +189,9 @@ def _write_graphs(
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
-    graphs = _lower(portable, directory, options.precision)
+    graphs = _lower(portable, directory, options, layers=module.model.config.num_hidden_layers)
+    if options.ffn_chunk is not None and options.engines.flavours:
+        progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
     engines = engine_builder.build(portable, directory, dtype=options.precision, progress=progress)
     return dataclasses.replace(
         _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters),
@@ -357,18 +371,22 @@ def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
         tensor.data = tensor.data.new_empty(0)
 
 
-def _lower(portable: onnx_ir.Model, directory: Path, dtype: Dtype) -> tuple[GraphFile, ...]:
+def _lower(portable: onnx_ir.Model, directory: Path, options: BuildOptions, *, layers: int) -> tuple[GraphFile, ...]:
     """Write the graphs for ONNX Runtime, which share the portable graph's weights; the GPU's only where it differs."""
     import onnx_ir as ir
 
     from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
     from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
+    from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
 
+    dtype = options.precision
     graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=dtype)]
-    ir.save(lower_for_onnxruntime_cpu(portable.clone()), directory / _CPU_FILE)
+    for_gpu, chunked = portable.clone(), 0
+    if options.ffn_chunk is not None:
+        chunked = chunk_feed_forward(for_gpu, tokens=options.ffn_chunk, layers=layers)
+    ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / _CPU_FILE)
     graphs.append(GraphFile(file=_CPU_FILE, lowering=CPU_LOWERING, dtype="float32"))
-    for_gpu = portable.clone()
-    if lower_for_onnxruntime_cuda(for_gpu):
+    if lower_for_onnxruntime_cuda(for_gpu) or chunked:
         ir.save(for_gpu, directory / _CUDA_FILE)
         graphs.append(GraphFile(file=_CUDA_FILE, lowering=CUDA_LOWERING, dtype=dtype))
     return tuple(graphs)
@@ -413,6 +431,7 @@ def _describe(
         labels=tuple(config.id2label[index] for index in sorted(config.id2label)) if labelled else (),
         verification=None,
         made_by=_made_by(checkpoint, options),
+        ffn_chunk=options.ffn_chunk,
         files={},
     )
 

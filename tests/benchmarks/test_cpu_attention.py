@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cpu import bigbird, dense, reformer, window
+from benchmarks.cpu import bigbird, dense, ffn_chunk, reformer, window
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import Status
+from support.needs import needs_rtx
 
 SHAPE = "--hidden-size 64 --layers 1"
 BLOCKS = f"{SHAPE} --block 8 --random 1"
@@ -53,3 +54,16 @@ def test_hashes_are_measured_for_every_model(rehearse: Any) -> None:
     compared = {f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (64, 256)}
     assert set(result["cases"]) == {*compared, "bundle 128"}
     assert len(result["ratios"]) == 5
+
+
+@pytest.mark.nightly
+@needs_rtx
+def test_chunks_are_measured_and_what_engines_plan(rehearse: Any) -> None:
+    result, _ = rehearse(ffn_chunk, "--tokens 64 128 --short 16 --chunk 48 --hidden-size 128 --layers 1")
+    compared = {f"{bundle} {tokens}" for bundle in ("whole", "chunks") for tokens in (64, 128)}
+    assert set(result["cases"]) == {*compared, "short"}
+    assert len(result["ratios"]) == 4
+    attentions = ("dense attention", "windows")
+    assert set(result["engine_bytes"]) == {*attentions, *(f"{name}, networks cut out" for name in attentions)}
+    for name in attentions:
+        assert 0 < result["engine_bytes"][f"{name}, networks cut out"] <= result["engine_bytes"][name]

@@ -256,6 +256,13 @@ def test_global_tokens_are_described(
     assert line in lines_of(hdexport("inspect", bundle).stdout)
 
 
+def test_chunks_are_described(hdexport: Command, bundle: Path) -> None:
+    assert "feed-forward" not in hdexport("inspect", bundle).stdout
+    change(bundle, ffn_chunk=1024)
+    line = "feed-forward in chunks of up to 1024 tokens in ONNX Runtime; engines compute it whole"
+    assert line in lines_of(hdexport("inspect", bundle).stdout)
+
+
 def test_a_bundle_without_operators_of_ours_has_standard_ones(hdexport: Command, bundle: Path) -> None:
     change(bundle, operators={})
     assert "attention standard operators" in lines_of(hdexport("inspect", bundle).stdout)

@@ -203,6 +203,7 @@ WRONG = [
         r"manifest\.positions\.scheme should be one of .*'hierarchical'.*\n.*\n.*pip install -U",
     ),
     ("positions/attention_scale", "log", r"manifest\.positions\.attention_scale should be one of 'logn', 'none'"),
+    ("ffn_chunk", 0, r"manifest\.ffn_chunk should be"),
     ("positions/rope_factor", 1.0, r"manifest\.positions\.rope_factor should be"),
     (
         "positions/rope_factor",

@@ -95,6 +95,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         scheme: str = "hierarchical",
         attention_scale: AttentionScale = "none",
         rope_factor: float | None = None,
+        ffn_chunk: int | None = None,
         **changes: Any,
     ) -> TinyBundle:
         def save_and_build(directory: Path) -> None:
@@ -111,13 +112,14 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 alpha=ALPHA,
                 attention_scale=attention_scale,
                 rope_factor=rope_factor,
+                ffn_chunk=ffn_chunk,
                 attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
                 verify=None,
             )
             build(options)
 
         positions = (max_len, scheme, attention_scale, rope_factor)
-        others = repr((positions, attention, max_global, last_block, sorted(changes.items())))
+        others = repr((positions, attention, max_global, last_block, ffn_chunk, sorted(changes.items())))
         name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
         if name not in bundles:
             directory = made_once(tmp_path_factory, name, save_and_build)

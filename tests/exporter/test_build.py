@@ -19,7 +19,7 @@ from hdexport.model.tasks import Task
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.errors import ExportError, HdexportError, VerificationError
+from hdruntime.errors import ExportError, HdexportError, InputError, VerificationError
 from support.comparators import assert_close
 from support.grids import nightly_unless
 from support.hugging_face import ALPHA
@@ -99,6 +99,13 @@ def test_a_bundle_that_differs_from_pytorch_is_not_written(checkpoint, tmp_path,
     assert list(tmp_path.iterdir()) == []
     assert any("onnxruntime_cpu.onnx" in line and "FAILED" in line for line in lines)
     assert not any("model.onnx" in line and "FAILED" in line for line in lines)
+
+
+@pytest.mark.parametrize("tokens", [0, 2**24 + 1])
+def test_a_chunk_of_no_tokens_or_too_many_is_refused_first(checkpoint, tmp_path, tokens: int) -> None:
+    with pytest.raises(InputError, match=f"--ffn-chunk is {tokens}; a chunk has 1 to 16777216 tokens.\nGive"):
+        build(options_for(checkpoint, tmp_path / "bundle", ffn_chunk=tokens))
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_engine_that_cannot_be_built_here_is_reported_first(checkpoint, tmp_path) -> None:

@@ -60,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
     parser.add_argument(
+        "--ffn-chunk",
+        metavar="TOKENS",
+        type=whole_number,
+        help="let ONNX Runtime compute feed-forward networks in chunks of at most TOKENS tokens, so that their memory "
+        "does not grow with the text; answers differ by rounding only, and 256 costs no time (default: all tokens of a "
+        "batch at once). TensorRT engines compute them whole: they need less memory so",
+    )
+    parser.add_argument(
         "--verify",
         choices=["quick", "full", "none"],
         default="quick",
@@ -164,6 +172,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         **positions,
         rope_factor=options.rope,
         attention=attention,
+        ffn_chunk=options.ffn_chunk,
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),

@@ -148,6 +148,11 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "", manifest.positions.reason
     yield "attention", _counts(manifest.operators) or "standard operators"
     yield from _attention(manifest)
+    if manifest.ffn_chunk is not None:
+        yield (
+            "feed-forward",
+            f"in chunks of up to {manifest.ffn_chunk} tokens in ONNX Runtime; engines compute it whole",
+        )
     if manifest.labels:
         yield "labels", ", ".join(manifest.labels)
     info = manifest.tokenizer

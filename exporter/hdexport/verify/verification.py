@@ -109,11 +109,17 @@ def _information(bundle: Bundle, reference: Reference, report: Callable[[str], N
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
-    """Those of attention, and where queries begin to be scaled in a model whose table is longer than it was trained."""
+    """Those of attention, where feed-forward networks get a second chunk, and where queries begin to be scaled.
+
+    The last is for a model whose table is longer than it was trained; the grid has the checkpoint's own limit.
+    """
     for item in attention_of(manifest):
         found = item.kind.boundaries(item.record)
         if found is not None:
             yield found
+    chunk = manifest.ffn_chunk
+    if chunk is not None:
+        yield Boundaries(lengths=frozenset({chunk, chunk + 1, 2 * chunk + 1}), first=chunk, second=chunk + 1)
     trained = manifest.positions.trained
     if manifest.positions.attention_scale != "none" and trained is not None and trained != manifest.positions.base:
         lengths = frozenset({trained - 1, trained, trained + 1, 2 * trained})

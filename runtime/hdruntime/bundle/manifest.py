@@ -348,6 +348,8 @@ class Manifest:
         sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
             that were built before it was kept.
         half_range: of the portable graph; None if it is not float16, or was not verified.
+        ffn_chunk: most tokens that a feed-forward network computes at once, in the graphs for ONNX Runtime that are not
+            portable; None for all of a batch.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
             `Verification` names is as it says.
@@ -381,6 +383,7 @@ class Manifest:
     padding: PaddingRule | None = None
     half_range: HalfRange | None = None
     sentence: SentenceSettings | None = None
+    ffn_chunk: Length | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -37,7 +38,7 @@ def verified(tiny_bundles, tmp_path) -> Callable[..., Verification]:
     """Verify a copy of a tiny bundle after a change to one graph, by default the only one that is looked at."""
 
     def verify(
-        file: str, change: Change, grid: Grid, bundle: dict[str, str], *, alone: bool = True, **options: Any
+        file: str, change: Change, grid: Grid, bundle: dict[str, Any], *, alone: bool = True, **options: Any
     ) -> Verification:
         right = tiny_bundles(**({"model_type": "bert"} | bundle))
         path = tampered(right, tmp_path / grid.value, change, file)
@@ -188,8 +189,20 @@ def wrong_norm(model: ir.Model) -> None:
     )
 
 
+def padding_in_front(model: ir.Model) -> None:
+    """Chunks begin with their padding, so that tokens move on in batches of several chunks."""
+    for loop in [node for node in model.graph if node.op_type == "Scan"]:
+        padded = loop.inputs[0].producer().inputs[0].producer()
+        assert padded.op_type == "Concat"
+        tokens, padding = padded.inputs
+        padded.replace_input_with(0, padding)
+        padded.replace_input_with(1, tokens)
+
+
 FILL_MASK = {"task": "fill-mask"}
-QUICK: dict[str, tuple[Change, str, dict[str, str]]] = {
+CHUNKS = {"attention": "window:16", "ffn_chunk": 48}
+RIGHT = ({}, {"attention": WINDOW}, {"attention": BLOCKS}, {"model_type": "longformer"}, FILL_MASK)
+QUICK: dict[str, tuple[Change, str, dict[str, Any]]] = {
     "a length is frozen": (frozen_length, PORTABLE, {}),
     "a length is frozen, on a CPU": (frozen_length, CPU, {}),
     "positions repeat beyond the checkpoint": (positions_that_repeat, PORTABLE, {}),
@@ -216,6 +229,7 @@ QUICK: dict[str, tuple[Change, str, dict[str, str]]] = {
         PORTABLE,
         {"model_type": "longformer"},
     ),
+    "chunks have their padding in front": (padding_in_front, CPU, CHUNKS),
     "a bias of the vocabulary is wrong": (wrong_head_bias, PORTABLE, FILL_MASK),
 }
 
@@ -255,11 +269,8 @@ def test_checks_fail_exactly_where_a_graph_is_wrong(
     json.dumps(record, allow_nan=False)
 
 
-@pytest.mark.parametrize("file", [PORTABLE, CPU])
-@pytest.mark.parametrize(
-    "bundle", [{}, {"attention": WINDOW}, {"attention": BLOCKS}, {"model_type": "longformer"}, FILL_MASK]
-)
-def test_the_quick_grid_passes_a_right_graph(verified, file: str, bundle: dict[str, str]) -> None:
+@pytest.mark.parametrize(("file", "bundle"), [*itertools.product((PORTABLE, CPU), RIGHT), (CPU, CHUNKS)])
+def test_the_quick_grid_passes_a_right_graph(verified, file: str, bundle: dict[str, Any]) -> None:
     found = verified(file, lambda model: None, Grid.QUICK, bundle)
     assert found.passed, [check.line() for check in found.checks if not check.passed]
     assert found.not_checked == ()

@@ -27,14 +27,15 @@ def widen_to_float32(model: onnx_ir.Model) -> int:
         to = node.attributes.get("to")
         if node.op_type == "Cast" and to is not None and to.as_int() in half:
             node.attributes["to"] = ir.AttrInt64("to", ir.DataType.FLOAT)
-        for output in node.outputs:
-            if output.dtype in half:
-                # A type of its own: copies of a model share their types, and setting `dtype` would change them all.
-                output.type = ir.TensorType(ir.DataType.FLOAT)
         for attribute in node.attributes.values():
             if attribute.type is ir.AttributeType.TENSOR and attribute.as_tensor().dtype in half:
                 wide = ir.tensor(attribute.as_tensor().numpy().astype("float32"))
                 node.attributes[attribute.name] = ir.AttrTensor(attribute.name, wide)
+    values = [output for node in graph.all_nodes() for output in node.outputs]
+    for value in (*values, *(value for inner in graph.subgraphs() for value in inner.inputs)):
+        if value.dtype in half:
+            # A type of its own: copies of a model share their types, and setting `dtype` would change them all.
+            value.type = ir.TensorType(ir.DataType.FLOAT)
     weights = [value for value in graph.initializers.values() if value.dtype in half]
     first = graph[0]
     for weight in weights:

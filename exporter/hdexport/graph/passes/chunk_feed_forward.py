@@ -1,0 +1,310 @@
+"""Compute feed-forward networks in chunks of tokens: their wide values grow with a chunk and not with the text.
+
+For ONNX Runtime only. TensorRT-RTX 1.7.1 fuses the activation with the first product, and what it plans is mostly for
+attention: 201 MB for two layers of BERT-base at 16384 tokens in float16, and as much if their networks are cut out.
+Loops add to that, because their results are kept to the end: 12 networks alone take 159 MB, in loops 383 MB.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FeedForward", "chunk_feed_forward", "feed_forward_networks"]
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hdruntime.errors import ExportError
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_ACTIVATIONS = frozenset({
+    "Celu", "Clip", "Elu", "Erf", "Exp", "Gelu", "HardSigmoid", "HardSwish", "LeakyRelu", "Mish", "Pow", "Relu", "Selu",
+    "Sigmoid", "Softplus", "Softsign", "Sqrt", "Swish", "Tanh",
+})  # fmt: skip
+"""Operators one of which is between the two linear layers of every network."""
+
+_ELEMENTWISE = _ACTIVATIONS | {"Abs", "Add", "Cast", "Div", "Identity", "Max", "Min", "Mul", "Neg", "Sub"}
+
+_PARTS = frozenset({"Slice", "Split"})
+"""Operators that take the wide values of a gated network apart."""
+
+_WIDE_AXIS = 2
+"""Of [batch, tokens, width]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForward:
+    """A feed-forward network in a graph.
+
+    Attributes:
+        nodes: in the order of the graph.
+        source: [batch, tokens, hidden], all that they read beside constants.
+        result: [batch, tokens, hidden], all that other nodes read of them.
+    """
+
+    nodes: Sequence[onnx_ir.Node]
+    source: onnx_ir.Value
+    result: onnx_ir.Value
+
+    @property
+    def hidden(self) -> int:
+        """Size of the last axis of source and result."""
+        assert self.source.shape is not None
+        return int(self.source.shape[_WIDE_AXIS])
+
+    @property
+    def graph(self) -> onnx_ir.Graph | onnx_ir.Function:
+        """What the nodes are in."""
+        graph = self.nodes[0].graph
+        assert graph is not None
+        return graph
+
+
+def feed_forward_networks(graph: onnx_ir.Graph, *, layers: int) -> list[FeedForward]:
+    """The feed-forward networks of a portable graph, in its order.
+
+    Each is two linear layers, [batch, tokens, hidden] to [batch, tokens, width] and back, with an activation and
+    elementwise operators between them.
+
+    Args:
+        graph: its values have shapes, its constants are initializers.
+        layers: of the model, each of which has a network; other parts may have one as well.
+
+    Raises:
+        ExportError: there are fewer networks than layers.
+    """
+    networks: list[FeedForward] = []
+    misses: list[_NoNetworkError] = []
+    for node in graph:
+        if _is_linear(node):
+            try:
+                networks.append(_network_before(node))
+            except _NoNetworkError as miss:
+                misses.append(miss)
+    if len(networks) < layers:
+        # The last of equals: a model ends with a network rather than with attention.
+        nearest = max(reversed(misses), key=lambda miss: miss.nodes, default="there is no linear layer")
+        raise ExportError(
+            f"--ffn-chunk found {len(networks)} feed-forward networks in {layers} layers. It takes two linear layers, "
+            "[batch, tokens, hidden] to [batch, tokens, width] and back, with an activation and elementwise operators "
+            f"between them. The nearest miss: {nearest}.\n"
+            "Build without --ffn-chunk, and please report the model and the versions that `hdexport doctor` prints."
+        )
+    return networks
+
+
+def chunk_feed_forward(model: onnx_ir.Model, *, tokens: int, layers: int) -> int:
+    """Replace the feed-forward networks of a portable graph by loops over chunks of tokens, in place.
+
+    The tokens of a batch are divided into as few chunks as possible, all of one length: there are fewer tokens of
+    padding than chunks, and a batch of up to `tokens` tokens is a single chunk without any.
+
+    Args:
+        model: a portable graph; see `feed_forward_networks`.
+        tokens: of the longest chunk, at least 1.
+        layers: of the model.
+
+    Returns:
+        The number of networks.
+
+    Raises:
+        ExportError: there are fewer networks than layers.
+    """
+    networks = feed_forward_networks(model.graph, layers=layers)
+    sizes: dict[tuple[object, ...], _Sizes] = {}
+    for number, network in enumerate(networks):
+        axes = tuple(network.source.shape or ())
+        if axes not in sizes:
+            sizes[axes] = _Sizes(network, tokens)
+        _replace_by_loop(network, sizes[axes], name=f"feed_forward_{number}")
+    return len(networks)
+
+
+class _NoNetworkError(Exception):
+    """A linear layer is not the second one of a network.
+
+    Args:
+        last: the layer.
+        nodes: number of nodes that could be of a network.
+        reason: why they are not, in a few words.
+    """
+
+    def __init__(self, last: onnx_ir.Node, nodes: int, reason: str) -> None:
+        super().__init__(f"{_described(last)} ends none, because {reason}")
+        self.nodes = nodes
+
+
+def _described(node: onnx_ir.Node) -> str:
+    weights = [f"of {value.name}" for value in node.inputs if value is not None and value.is_initializer()]
+    return " ".join([node.op_type, *filter(None, [node.name]), *weights[:1]])
+
+
+def _network_before(last: onnx_ir.Node) -> FeedForward:
+    """The network whose second linear layer is `last`.
+
+    Raises:
+        _NoNetworkError: there is none.
+    """
+    bias = _bias_after(last)
+    ends = [last] if bias is None else [last, bias]
+    inside, sources = set(ends), set()
+    pending = _variables(last)
+    while pending:
+        value = pending.pop()
+        node = value.producer()
+        if node in inside:
+            continue
+        if node is None or not (_is_linear(node) or _is_elementwise(node)):
+            found = f"the input {value.name}" if node is None else _described(node)
+            raise _NoNetworkError(last, len(inside), f"{found} is before it")
+        inside.add(node)
+        if _is_linear(node):
+            sources |= {*_variables(node)}
+        else:
+            pending += _variables(node)
+    result = ends[-1].outputs[0]
+    reason = _why_none(inside, sources, result)
+    if reason is not None:
+        raise _NoNetworkError(last, len(inside), reason)
+    (source,) = sources
+    assert last.graph is not None
+    return FeedForward(nodes=[node for node in last.graph if node in inside], source=source, result=result)
+
+
+def _is_linear(node: onnx_ir.Node) -> bool:
+    """Whether it is the product of [batch, tokens, width] and a weight."""
+    if node.op_type != "MatMul" or node.domain:
+        return False
+    states, weight = node.inputs
+    assert states is not None
+    assert weight is not None
+    return weight.is_initializer() and states.shape is not None and len(states.shape) == _WIDE_AXIS + 1
+
+
+def _is_elementwise(node: onnx_ir.Node) -> bool:
+    """Whether a token's result depends on that token alone."""
+    if node.domain:
+        return False
+    return node.op_type in _ELEMENTWISE or (node.op_type in _PARTS and _axes(node) <= {_WIDE_AXIS, -1})
+
+
+def _axes(node: onnx_ir.Node) -> set[int]:
+    """Axes along which a Slice or a Split takes values apart."""
+    import onnx_ir as ir
+
+    if node.op_type == "Split":
+        return {node.attributes.get_int("axis", 0)}
+    axes = ir.convenience.get_const_tensor(node.inputs[3]) if len(node.inputs) > 3 else None
+    return {0} if axes is None else set(axes.numpy().tolist())
+
+
+def _variables(node: onnx_ir.Node) -> list[onnx_ir.Value]:
+    return [value for value in node.inputs if value is not None and not _is_constant(value)]
+
+
+def _is_constant(value: onnx_ir.Value) -> bool:
+    return value.is_initializer() or value.const_value is not None
+
+
+def _bias_after(last: onnx_ir.Node) -> onnx_ir.Node | None:
+    """What adds a constant to a linear layer, if nothing else reads it."""
+    users = [use.node for use in last.outputs[0].uses()]
+    if len(users) != 1 or users[0].op_type != "Add":
+        return None
+    others = [value for value in users[0].inputs if value is not last.outputs[0]]
+    return users[0] if all(value is not None and _is_constant(value) for value in others) else None
+
+
+def _why_none(nodes: Collection[onnx_ir.Node], sources: Collection[onnx_ir.Value], result: onnx_ir.Value) -> str | None:
+    if len(sources) != 1:
+        return f"{len(sources)} values enter the linear layers before it"
+    if not any(node.op_type in _ACTIVATIONS for node in nodes):
+        return "there is no activation before it"
+    (source,) = sources
+    assert source.shape is not None
+    if result.shape is None or result.shape[_WIDE_AXIS] != source.shape[_WIDE_AXIS]:
+        return f"it makes {result.shape} of {source.shape}"
+    for value in (output for node in nodes for output in node.outputs if output is not result):
+        if value.is_graph_output() or any(use.node not in nodes for use in value.uses()):
+            return f"something else reads {value.name}"
+    return None
+
+
+class _Sizes:
+    """What all loops over values of one shape share.
+
+    Args:
+        network: the first of the networks.
+        tokens: of the longest chunk.
+
+    Attributes:
+        whole: [3], int64, the sizes of the network's source: batch, tokens and hidden.
+        rows: [1], int64, tokens of the batch.
+        flat: [2], int64, -1 and hidden.
+        chunked: [4], int64, chunks, 1, rows of a chunk and hidden.
+        missing: [1], int64, rows of padding in the last chunk.
+        first: [1], int64, 0.
+    """
+
+    def __init__(self, network: FeedForward, tokens: int) -> None:
+        import onnx_ir as ir
+
+        tape = ir.tape.Tape()
+
+        def constant(*values: int) -> onnx_ir.Value:
+            return tape.op("Constant", [], {"value_ints": list(values)})
+
+        def divided_up(number: onnx_ir.Value, by: onnx_ir.Value) -> onnx_ir.Value:
+            return tape.op("Div", [tape.op("Sub", [tape.op("Add", [number, by]), constant(1)]), by])
+
+        self.first, self.flat = constant(0), constant(-1, network.hidden)
+        self.whole = tape.op("Shape", [network.source])
+        batch, length = (
+            tape.op("Shape", [network.source], {"start": axis, "end": axis + 1}) for axis in range(_WIDE_AXIS)
+        )
+        self.rows = tape.op("Mul", [batch, length])
+        chunks = divided_up(self.rows, constant(tokens))
+        rows_of_chunk = divided_up(self.rows, chunks)
+        self.missing = tape.op("Sub", [tape.op("Mul", [chunks, rows_of_chunk]), self.rows])
+        self.chunked = tape.op("Concat", [chunks, constant(1), rows_of_chunk, constant(network.hidden)], {"axis": 0})
+        network.graph.insert_before(network.nodes[-1], tape.nodes)
+
+
+def _replace_by_loop(network: FeedForward, sizes: _Sizes, *, name: str) -> None:
+    import onnx_ir as ir
+
+    source, result = network.source, network.result
+    whole = ir.Value(name=f"{name}_whole", type=result.type, shape=result.shape)
+    ir.convenience.replace_all_uses_with(result, whole, replace_graph_outputs=True)
+    tape = ir.tape.Tape()
+    flat = tape.op("Reshape", [source, sizes.flat])
+    # The text's first tokens again: ONNX Runtime's Pad has no bfloat16.
+    padding = tape.op("Slice", [flat, sizes.first, sizes.missing])
+    chunks = tape.op("Reshape", [tape.op("Concat", [flat, padding], {"axis": 0}), sizes.chunked])
+    results = tape.op("Scan", [chunks], {"num_scan_inputs": 1})
+    rows = tape.op("Slice", [tape.op("Reshape", [results, sizes.flat]), sizes.first, sizes.rows])
+    tape.op("Reshape", [rows, sizes.whole], output=whole)
+    network.graph.insert_before(network.nodes[-1], tape.nodes)
+    scan = results.producer()
+    assert scan is not None
+    scan.attributes["body"] = ir.AttrGraph("body", _moved(network, name))
+
+
+def _moved(network: FeedForward, name: str) -> onnx_ir.Graph:
+    """The network's nodes in a graph of their own, from [1, rows, hidden] to that shape."""
+    import onnx_ir as ir
+
+    source, nodes = network.source, network.nodes
+    chunk = ir.Value(name="chunk", type=source.type, shape=source.shape)
+    for node in nodes:
+        for index, value in enumerate(node.inputs):
+            if value is source:
+                node.replace_input_with(index, chunk)
+    for value in (chunk, *(output for node in nodes for output in node.outputs)):
+        # Later passes give out names that are free in the outer graph, which the loop shares.
+        value.name = f"{name}_{value.name}"
+        assert value.shape is not None
+        value.shape = ir.Shape([1, None, value.shape[_WIDE_AXIS]])
+    network.graph.remove(nodes)
+    return ir.Graph([chunk], [network.result], nodes=nodes, name=name)
