@@ -161,11 +161,17 @@ class Checkpoint:
 
     def _check_task(self, task: Task) -> None:
         tasks = self.family.tasks
-        if tasks is not None and task not in tasks:
+        if tasks is None or task in tasks:
+            return
+        if Task.FILL_MASK in tasks:
             raise ModelError(
-                f"The task {task.value} of a {self.config['model_type']} needs its decoder; encoders are supported.\n"
-                f"Build what its encoder gives: --task {tasks[0].value}"
+                f"The task {task.value} of a {self.config['model_type']} has no model in transformers; there are "
+                f"{', '.join(known.value for known in tasks)}.\nBuild one of these: --task {tasks[0].value}"
             )
+        raise ModelError(
+            f"The task {task.value} of a {self.config['model_type']} needs its decoder; encoders are supported.\n"
+            f"Build what its encoder gives: --task {tasks[0].value}"
+        )
 
 
 def find_checkpoint(model: str | Path, *, revision: str | None = None, allow_pickle: bool = False) -> Checkpoint:

@@ -9,9 +9,11 @@ import onnx_ir as ir
 import pytest
 
 from hdexport.checkpoint import find_checkpoint
+from hdexport.model.tasks import Task
 from hdexport.verify import Grid, Verification, verify_bundle
 from hdexport.verify.pytorch_reference import reference_of
 from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.attention_records import recorded
 from support.comparators import assert_close
@@ -54,9 +56,20 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, changes: dict[str, Any
     assert_as_hugging_face(tiny_bundles("reformer", **changes), LENGTHS, sizes=(1, 3))
 
 
-@pytest.mark.parametrize("task", [nightly_unless(False, "fill-mask"), nightly_unless(False, "question-answering")])
+@pytest.mark.parametrize(
+    "task", [nightly_unless(False, task) for task in ("fill-mask", "question-answering", "sentence-similarity")]
+)
 def test_the_tasks_answer_as_hugging_face(tiny_bundles, task: str) -> None:
     assert_as_hugging_face(tiny_bundles("reformer", task), (1, 33))
+
+
+def test_a_task_that_transformers_has_no_reformer_for_is_refused(tiny_bundles) -> None:
+    checkpoint = find_checkpoint(tiny_bundles("reformer").checkpoint)
+    message = (
+        r"token-classification of a reformer has no model in transformers; there are feature-(.|\n)*--task feature"
+    )
+    with pytest.raises(ModelError, match=message):
+        checkpoint.load(Task.TOKEN_CLASSIFICATION)
 
 
 def test_a_classifier_answers_as_hugging_face(tiny_bundles) -> None:
