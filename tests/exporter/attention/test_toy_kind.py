@@ -117,6 +117,7 @@ def test_inspect_and_rebuild_know_it(bundle: Path, tmp_path: Path) -> None:
 
 
 @needs_rtx
+@pytest.mark.nightly
 def test_it_is_benchmarked(bundle: Path, tmp_path: Path) -> None:
     options = ["--lengths", "16,64", "--rounds", "1", "--peers", "torch", "--threads", "1"]
     done = hdexport("bench", bundle, *options, "-o", tmp_path / "bench")

@@ -92,6 +92,7 @@ def test_a_model_and_its_reference_agree_in_either_order(new_model: Callable[[],
         torch.testing.assert_close(states(model)[real], states(traced[name])[real], atol=2e-5, rtol=0)
 
 
+@pytest.mark.nightly
 def test_models_of_other_attention_are_traced_as_they_are_alone(new_model: Callable[[], Model]) -> None:
     def graph_of(model: Model) -> bytes:
         module = GraphModule(model, Task.FEATURE_EXTRACTION, inputs=graph_inputs(has_token_types=True)).eval()
