@@ -174,6 +174,21 @@ def test_padding_changes_nothing_where_chunks_are_each_texts_own(tiny_bundles) -
                 assert name
 
 
+@pytest.mark.parametrize(
+    ("precision", "graphs"),
+    [
+        ("float16", {"model.onnx", "onnxruntime_cpu.onnx"}),
+        # ONNX Runtime has no bfloat16 on a CPU.
+        nightly_unless(False, "bfloat16", {"onnxruntime_cpu.onnx"}),
+    ],
+)
+def test_half_precision_is_right_for_the_hashes_that_it_decides(tiny_bundles, precision: str, graphs: set[str]) -> None:
+    bundle = tiny_bundles("reformer", precision=precision)
+    found = verified(bundle.path, bundle, Grid.QUICK)
+    assert found.passed, found.summary()
+    assert {check.graph for check in found.checks} == graphs
+
+
 # Wrong graphs.
 
 

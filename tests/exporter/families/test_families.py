@@ -73,7 +73,12 @@ def test_both_graphs_answer_as_hugging_face(tiny_bundles, model_type: str, task:
     ("model_type", "precision"),
     # What bfloat16 changes does not depend on the family, except for the bias of MPNet's scores. Blocks in float16 are
     # in test_converted_blocks.py.
-    [nightly_unless(name in ("bert", "mpnet"), name, "float16") for name in SUPPORTED_MODEL_TYPES if name not in COPIES]
+    # Reformer's hashes are decided otherwise in float16: test_reformer.py follows what its graphs decide.
+    [
+        nightly_unless(name in ("bert", "mpnet"), name, "float16")
+        for name in SUPPORTED_MODEL_TYPES
+        if name not in COPIES and name != "reformer"
+    ]
     + [nightly_unless(name == "mpnet", name, "bfloat16") for name in ("bert", "roberta", "mpnet")],
 )
 def test_half_precision_points_where_hugging_face_does(tiny_bundles, model_type: str, precision: str) -> None:
