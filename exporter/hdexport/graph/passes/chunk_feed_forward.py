@@ -144,7 +144,7 @@ def _network_before(last: onnx_ir.Node) -> FeedForward:
     """The network whose second linear layer is `last`.
 
     Raises:
-        _NoNetworkError: there is none.
+        _NoNetworkError: no network ends with it.
     """
     bias = _bias_after(last)
     ends = [last] if bias is None else [last, bias]
