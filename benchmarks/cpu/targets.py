@@ -40,6 +40,7 @@ from benchmarks.record import append, command_line, now
 from hdexport.bench.measure.calls import environment, timed, with_growth
 from hdexport.bench.measure.processes import run_process
 from hdexport.bench.results.result import Status
+from hdexport.support.memory import peak_resident_bytes
 
 TARGET_MISSED = 1
 """Exit status."""
@@ -64,6 +65,8 @@ class Figure(str, Enum):
     LATENCY = "latency"
     CPU_TIME = "CPU time"
     MEMORY = "memory growth"
+    PEAK = "peak memory"
+    """Of the whole process."""
     OVERHEAD = "overhead"
     """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
 
@@ -72,6 +75,7 @@ _KEYS = {
     Figure.LATENCY: "latency_ms",
     Figure.CPU_TIME: "cpu_ms",
     Figure.MEMORY: "growth_bytes",
+    Figure.PEAK: "peak_bytes",
     Figure.OVERHEAD: "overhead",
 }
 
@@ -137,11 +141,13 @@ def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any
     for start in range(0, ids.shape[1], warm_up_tokens):
         run(ids[:, start : start + warm_up_tokens])
     answer, growth_bytes = with_growth(lambda: run(ids))  # also warms up: the first run pays for every page it touches
+    peak_bytes = peak_resident_bytes()
     runs = [timed(lambda: run(ids)) for _ in range(_TIMED_RUNS)]
     return {
         "latency_ms": statistics.median(latency_ms for _, latency_ms, _ in runs),
         "cpu_ms": statistics.median(cpu_ms for _, _, cpu_ms in runs),
         "growth_bytes": growth_bytes,
+        "peak_bytes": peak_bytes,
         "answer": answer[0, :: max(1, ids.shape[1] // _VALUES_COMPARED)].ravel().tolist(),
     }
 

@@ -25,6 +25,7 @@ from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.families import convertible_model_types
+from hdexport.model.memories import counts_tokens
 from hdexport.model.positions import LONGEST, Form, Scheme
 from hdexport.model.tasks import Task
 from hdexport.support.garbage_collection import rare_garbage_collection
@@ -81,6 +82,7 @@ class BuildOptions:
         rope_factor: of the base of rotary positions in layers that attend to the whole text, above 1; None leaves it.
         attention: requests to kinds of attention, by the kinds' names, as `attention_from_spec` reads them; empty
             keeps the model's attention.
+        recurrence: tokens of earlier calls that the model remembers, at least 2; None for what its checkpoint says.
         ffn_chunk: most tokens of a batch, at least 1, that a feed-forward network computes at once in ONNX Runtime;
             None for all.
         engines: engines beside the ONNX graphs.
@@ -100,6 +102,7 @@ class BuildOptions:
     attention_scale: AttentionScale | None = None
     rope_factor: float | None = None
     attention: Mapping[str, Any] = field(default_factory=dict)
+    recurrence: int | None = None
     ffn_chunk: int | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
@@ -123,6 +126,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     progress = progress or Progress()
     engine_builder = EngineBuilder(options.engines)
     _check_ffn_chunk(options.ffn_chunk)
+    _check_recurrence(options.recurrence)
     with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
         progress.step("Reading the checkpoint")
         checkpoint = _checkpoint(options)
@@ -145,6 +149,15 @@ def _check_ffn_chunk(tokens: int | None) -> None:
         raise InputError(
             f"--ffn-chunk is {tokens}; a chunk has 1 to {LONGEST} tokens.\n"
             "Give a number such as 256, or leave it out: feed-forward networks then compute all tokens at once."
+        )
+
+
+def _check_recurrence(tokens: int | None) -> None:
+    # A graph for one token could not be told from a graph for any number of them.
+    if tokens is not None and not 2 <= tokens <= LONGEST:
+        raise InputError(
+            f"--recurrence is {tokens}; a model remembers 2 to {LONGEST} tokens.\n"
+            "Give a number such as 512, or leave it out."
         )
 
 
@@ -192,13 +205,9 @@ def _write_graphs(
     graphs = _lower(portable, directory, options, layers=module.model.config.num_hidden_layers)
     if options.ffn_chunk is not None and options.engines.flavours:
         progress.result("--ffn-chunk is for ONNX Runtime; engines compute feed-forward networks whole.")
-    engines = engine_builder.build(portable, directory, dtype=options.precision, progress=progress)
-    return dataclasses.replace(
-        _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters),
-        graphs=graphs,
-        engines=engines,
-        sentence=sentence,
-    )
+    manifest = _describe(portable, module, checkpoint, positions, setups, options, parameters=parameters)
+    engines = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
+    return dataclasses.replace(manifest, graphs=graphs, engines=engines, sentence=sentence)
 
 
 def _stretch(model: PreTrainedModel, checkpoint: Checkpoint, positions: Positions, options: BuildOptions) -> None:
@@ -233,6 +242,7 @@ def _attention(
         family=checkpoint.family,
         task=task,
         max_len=options.max_len,
+        recurrence=options.recurrence,
         query_scale=query_scale,
         asks_for_scale=options.attention_scale is not None,
         first_special_id=lambda: first_special_id(checkpoint),
@@ -309,12 +319,14 @@ def _graph_module(
     from hdexport.model.activations import fuse_gelu
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.precision import Precision, cast_model
-    from hdexport.model.surgery import fold_positions, fold_token_types
+    from hdexport.model.surgery import continue_positions, fold_positions, fold_token_types
 
     family = checkpoint.family
-    # All tokens of a sentence have one type, and a table of one row leaves no choice.
-    has_token_types = task is not Task.SENTENCE_SIMILARITY and model.config.to_dict().get("type_vocab_size", 0) > 1
+    memories = next((setup.memories for setup in setups.values() if setup.memories is not None), None)
+    has_token_types = family.has_token_types(model.config, task)
     folded_token_types = not has_token_types and fold_token_types(model, family)
+    if memories is not None and counts_tokens(memories.specs):
+        continue_positions(model, family, memories)
     folded_positions = fold_positions(model, family)
     cast_model(model, Precision(options.precision))
     fuse_gelu(model)
@@ -337,6 +349,7 @@ def _graph_module(
         pooling=sentence_pooling(checkpoint.path, hidden_size=family.token_width(model.config))
         if task is Task.SENTENCE_SIMILARITY
         else None,
+        memories=memories,
     ).eval()
 
 
@@ -432,6 +445,7 @@ def _describe(
         verification=None,
         made_by=_made_by(checkpoint, options),
         ffn_chunk=options.ffn_chunk,
+        document_tokens=options.max_len if counts_tokens(module.inputs) else None,
         files={},
     )
 

@@ -73,7 +73,7 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
         _copy(bundle, directory, _files_to_keep(bundle, kept))
         manifest = bundle.manifest
         portable = _portable_graph(bundle, directory)
-        built = engine_builder.build(portable, directory, dtype=manifest.dtype, progress=progress)
+        built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
         progress.step("Writing the bundle")
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}

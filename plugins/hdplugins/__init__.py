@@ -10,6 +10,7 @@ from hdplugins.operators.chunk_attention import OPERATOR as _CHUNK_ATTENTION
 from hdplugins.operators.dense_attention import OPERATOR as _DENSE_ATTENTION
 from hdplugins.operators.lsh_attention import OPERATOR as _LSH_ATTENTION
 from hdplugins.operators.operator import Operator
+from hdplugins.operators.relative_attention import OPERATOR as _RELATIVE_ATTENTION
 from hdplugins.operators.sliding_window_attention import OPERATOR as _SLIDING_WINDOW_ATTENTION
 
 OPERATORS: dict[str, Operator] = {
@@ -19,6 +20,7 @@ OPERATORS: dict[str, Operator] = {
         _CHUNK_ATTENTION,
         _DENSE_ATTENTION,
         _LSH_ATTENTION,
+        _RELATIVE_ATTENTION,
         _SLIDING_WINDOW_ATTENTION,
     )
 }

@@ -23,6 +23,7 @@ __all__ = [
     "BundleNotFoundError",
     "BundleVersionError",
     "DamagedJobError",
+    "DocumentStream",
     "Encoding",
     "EngineError",
     "ExportError",
@@ -36,6 +37,7 @@ __all__ = [
     "NonFiniteOutputError",
     "OutOfMemoryError",
     "OutputExistsError",
+    "Segment",
     "SentenceEncoder",
     "Session",
     "TextChunks",
@@ -76,6 +78,7 @@ if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend, Manifest
     from hdruntime.bundle.reader import Bundle, open_bundle
     from hdruntime.gpu.options import GpuOptions
+    from hdruntime.inference.streaming import DocumentStream, Segment
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
     from hdruntime.text.chunking import TextChunks
@@ -89,9 +92,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 _MODULE_OF_NAME = {
     "Backend": "hdruntime.bundle.manifest",
     "Bundle": "hdruntime.bundle.reader",
+    "DocumentStream": "hdruntime.inference.streaming",
     "Encoding": "hdruntime.text.tokenization",
     "GpuOptions": "hdruntime.gpu.options",
     "Manifest": "hdruntime.bundle.manifest",
+    "Segment": "hdruntime.inference.streaming",
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
     "TextChunks": "hdruntime.text.chunking",

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Encoding", "Session", "load"]
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, overload
@@ -15,15 +15,16 @@ import numpy.typing as npt
 
 from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.choice import open_runner
-from hdruntime.bundle.manifest import Backend, Manifest, Role, TensorSpec
+from hdruntime.bundle.manifest import Backend, Manifest, TensorSpec
 from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.inference.batching import padded
-from hdruntime.inference.inputs import Array, checked_inputs
+from hdruntime.inference.inputs import checked_inputs
 from hdruntime.inference.marks import check_texts_for_marks
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
+from hdruntime.inference.streaming import Document, DocumentStream, Segment, Streams
+from hdruntime.inference.text_inputs import inputs_of_texts
 from hdruntime.text.checks import check_text_lengths, checked_choice
 from hdruntime.text.chunking import LateChunking, LateChunks, Spans, TextChunks, overlap_of
 from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
@@ -89,6 +90,7 @@ class Session:
         self._bundle = bundle
         self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in bundle.manifest.outputs}
         self._output_names = list(self._has_tokens_axis)
+        self._answers = [spec.name for spec in bundle.manifest.answers]
         self._scheduler = Scheduler(
             runner,
             mask=bundle.manifest.mask,
@@ -99,6 +101,12 @@ class Session:
         info = bundle.manifest.tokenizer
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
         self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=self._max_len) if info else None
+        self._streams = Streams(
+            self._scheduler,
+            bundle.manifest,
+            max_len=self._max_len,
+            encode=lambda text: self.tokenize([text], overflow=Overflow.RECUR)[0],
+        )
 
     @property
     def manifest(self) -> Manifest:
@@ -168,8 +176,9 @@ class Session:
                 is the first real token of a row, or, for question answering, the tokens before the first separator.
                 Marks on padding are ignored.
             memories: of a recurrent model, by name, each float32 of the manifest's shape: the output that the manifest
-                names, from the previous call for the same rows; default zeros, for the start of a text.
-                :meth:`recurrent` feeds them.
+                names, from the previous call for the same rows. Axes ``memory`` have one size. The default is the start
+                of a text, with room for as many tokens as the other memories have, else for the most.
+                :meth:`stream` feeds them.
 
         Returns:
             output name -> float32 array of the shape in the manifest. Padded positions hold 0.
@@ -184,25 +193,65 @@ class Session:
         self._require_good(result, result.rows)
         return result.outputs
 
-    def recurrent(self) -> Callable[..., dict[str, FloatArray]]:
-        """A function that calls the session and feeds every memory with its output of the previous call.
+    def stream(
+        self, document: Document, *, segment: int | None = None, outputs: Sequence[str] | None = None
+    ) -> DocumentStream:
+        """Run a document of any number of tokens in segments, which see what the model remembers of those before them.
 
-        For the segments of long texts in a model with a memory, one segment of each text after the other. The first
-        call begins with the memories' defaults; a memory given to a call replaces the remembered one, and None begins a
-        new text. A failed call is not remembered.
+        The document is tokenised as a whole: special tokens are at its two ends only. What is remembered stays in the
+        backend's memory.
+
+        ::
+
+            with session.stream(text) as stream:
+                for segment in stream:
+                    print(segment.tokens, segment.outputs["last_hidden_state"].shape)
+
+        Args:
+            document: a text, an encoding (``session.tokenize(texts, overflow="recur")``), or ids with special tokens.
+            segment: tokens of a segment; None: 512, or the session's `max_len` if that is less.
+            outputs: names of the requested outputs, default all but what the model remembers.
 
         Returns:
-            a function with the session's own arguments and results; all its calls must have the same number of rows.
+            an iterator over the segments, which computes each when it is asked for.
+
+        Raises:
+            InputError: the bundle remembers nothing, the segment does not fit, or the document is empty, has an id
+                outside of the vocabulary, or is none; or, of an iterator, its stream was closed.
+            NonFiniteOutputError: of the iterator: a result is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
         """
-        sources = {spec.name: spec.fed_from for spec in self.manifest.inputs if spec.fed_from is not None}
-        remembered: dict[str, npt.ArrayLike | None] = {}
+        names = self._checked_output_names(outputs, self._answers)
+        return self._streams.of_document(document, segment=segment, outputs=names)
 
-        def call(**inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
-            outputs = self(**(remembered | inputs))
-            remembered.update({name: outputs[source] for name, source in sources.items()})
-            return outputs
+    def stream_all(
+        self,
+        documents: Iterable[Document],
+        *,
+        segment: int | None = None,
+        rows: int | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> Iterator[Segment]:
+        """Run documents as :meth:`stream` does, several of them in each batch.
 
-        return call
+        Each row of a batch has a document of its own. When it ends, the row begins the next document, and the other
+        rows go on with theirs. The results are those of each document alone.
+
+        Args:
+            documents: as of :meth:`stream`; one is taken when there is a row for it.
+            segment, outputs: as of :meth:`stream`.
+            rows: documents at a time; None: as many as fill the backend's preferred batch.
+
+        Returns:
+            an iterator over segments: those of a document in order, those of different documents interleaved. A
+            document whose results are NaN or infinite ends with a segment that has its error; the others go on.
+
+        Raises:
+            InputError: as :meth:`stream`; the message has the document's number. Or ``rows`` does not fit.
+            BackendError: as :meth:`stream`.
+        """
+        names = self._checked_output_names(outputs, self._answers)
+        return self._streams.of_documents(documents, segment=segment, rows=rows, outputs=names)
 
     def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
         """Run one batch that is in GPU memory, and leave its results there.
@@ -230,7 +279,7 @@ class Session:
                 f"The backend {self._backend.value} does not accept arrays on a GPU.\n"
                 "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
             )
-        return runner.start_on_device(inputs, self._checked_output_names(outputs))
+        return runner.start_on_device(inputs, self._checked_output_names(outputs, self._output_names))
 
     def tokenize(
         self,
@@ -286,7 +335,8 @@ class Session:
         Args:
             encodings: from :meth:`tokenize`.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            outputs: names of the requested outputs, default all.
+            outputs: names of the requested outputs, default all but what a recurrent model remembers: every text is
+                run alone.
 
         Returns:
             one dict per text, in order: output name -> float32 array without the batch axis, its tokens axis as long
@@ -298,7 +348,7 @@ class Session:
             NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
             BackendError: the backend failed, or the session is closed.
         """
-        names = self._checked_output_names(outputs)
+        names = self._checked_output_names(outputs, self._answers)
         results: list[dict[str, FloatArray]] = [{} for _ in encodings]
         for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=names):
             self._require_good(result, range(len(encodings)))
@@ -326,7 +376,7 @@ class Session:
             encodings: from :meth:`tokenize`.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
             batch_size: most texts of a batch; None: any number.
-            outputs: names of the requested outputs, default all.
+            outputs: as of :meth:`infer`.
 
         Returns:
             an iterator; each text is in one of its results.
@@ -341,8 +391,13 @@ class Session:
         check_texts_for_marks([encoding.input_ids for encoding in encodings], self.manifest)
         return self._scheduler.run(
             lengths,
-            lambda rows: self._inputs([encodings[row] for row in rows]),
-            outputs=self._checked_output_names(outputs),
+            lambda rows: inputs_of_texts(
+                [encodings[row] for row in rows],
+                self.manifest,
+                max_len=self._max_len,
+                memory=self.manifest.least_memory,
+            ),
+            outputs=self._checked_output_names(outputs, self._answers),
             batch_tokens=batch_tokens,
             batch_size=batch_size,
         )
@@ -355,6 +410,7 @@ class Session:
         overflow: Overflow | str = Overflow.ERROR,
         stride: int = 0,
         split_pooling: SplitPooling | str = SplitPooling.MEAN,
+        segment: int | None = None,
         prompt_name: str | None = None,
         prompt: str | None = None,
     ) -> FloatArray:
@@ -364,9 +420,11 @@ class Session:
             texts: may be empty strings.
             batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
             overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``, which embeds it in pieces.
+                ``recur`` streams every text, see :meth:`stream`, and pools all its tokens as those of one long text.
             stride: tokens that a piece of a split text repeats from the previous piece.
             split_pooling: combines the pieces' vectors: ``mean``, weighted by tokens, or ``max``. If all of them have
                 norm 1, the result is normalised too.
+            segment: tokens of a segment of a streamed text; None: as of :meth:`stream`.
             prompt_name: the model's prompt that goes before every text; None for the model's default, if it has one.
             prompt: the prompt itself.
 
@@ -381,10 +439,15 @@ class Session:
         output = embedding_output(self.manifest)
         pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")
         prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
+        if segment is not None and overflow != Overflow.RECUR:
+            raise InputError(f"segment is {segment}, but only overflow='recur' has segments.")
         if overflow != Overflow.SPLIT:
             if stride:
                 raise InputError(f"stride is {stride}, but only overflow='split' has a stride.")
             encodings = self.tokenize(texts, overflow=overflow, prompt=prompt)
+            if overflow == Overflow.RECUR:
+                vectors = self._streams.vectors(encodings, segment=segment, batch_tokens=batch_tokens)
+                return np.stack(vectors) if vectors else self._no_vectors()
             return self._vectors(output, encodings, range(len(texts)), batch_tokens)
         splits = self.split(texts, stride=stride, prompt=prompt)
         text_of_piece = [text for text, split in enumerate(splits) for _ in split.pieces]
@@ -482,11 +545,11 @@ class Session:
             raise InputError(f"The bundle {self._bundle.path} has no tokenizer; give it input_ids.")
         return self._tokenizer
 
-    def _checked_output_names(self, names: Sequence[str] | None) -> list[str]:
+    def _checked_output_names(self, names: Sequence[str] | None, default: Sequence[str]) -> list[str]:
         for name in names or ():
             if name not in self._output_names:
                 raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
-        return self._output_names if names is None else list(names)
+        return list(default) if names is None else list(names)
 
     def _vectors(
         self, output: TensorSpec, encodings: Sequence[Encoding], numbers: Sequence[int], batch_tokens: int | None
@@ -506,22 +569,6 @@ class Session:
     def _no_vectors(self) -> FloatArray:
         return np.empty((0, embedding_size(self.manifest)), dtype=np.float32)
 
-    def _inputs(self, encodings: Sequence[Encoding]) -> dict[str, Array]:
-        tokenizer = self.manifest.tokenizer
-        values = {
-            Role.IDS: padded(
-                [encoding.input_ids for encoding in encodings],
-                value=tokenizer.pad_token_id if tokenizer else 0,
-            ),
-            Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
-            Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
-            Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
-        }
-        if tokenizer and not tokenizer.token_types:
-            del values[Role.TOKEN_TYPES]
-        given = {spec.name: values[spec.role] for spec in self.manifest.inputs if spec.role in values}
-        return checked_inputs(given, self.manifest, max_len=self._max_len)
-
     def _require_good(self, result: BatchResult, numbers: Sequence[int]) -> None:
         """Raise for a batch with failed rows, named by the caller's numbers if there is more than one row."""
         if not result.errors:
@@ -540,7 +587,3 @@ class Session:
             else f"Compare the bundle with its checkpoint: hdexport verify {self._bundle.path}"
         )
         return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.\n{advice}")
-
-
-def _pooled_tokens(encoding: Encoding) -> list[int]:
-    return [0] * encoding.prompt_tokens + [1] * (len(encoding) - encoding.prompt_tokens)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cpu import bigbird, dense, ffn_chunk, reformer, window
+from benchmarks.cpu import bigbird, dense, ffn_chunk, reformer, window, xlnet
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import Status
 from support.needs import needs_rtx
@@ -54,6 +54,13 @@ def test_hashes_are_measured_for_every_model(rehearse: Any) -> None:
     compared = {f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (64, 256)}
     assert set(result["cases"]) == {*compared, "bundle 128"}
     assert len(result["ratios"]) == 5
+
+
+@pytest.mark.nightly
+def test_segments_are_measured_and_documents_are_streamed(rehearse: Any) -> None:
+    result, _ = rehearse(xlnet, f"--segment 16 --memory 16 --documents 32 64 {SHAPE}")
+    assert set(result["cases"]) == {"bundle", "hugging-face", "stream 32", "stream 64"}
+    assert len(result["ratios"]) == 3
 
 
 @pytest.mark.nightly

@@ -71,7 +71,7 @@ def test_a_windowed_bundle_is_verified_and_runs(hdexport: Command, windowed, tmp
     ("spec", "message"),
     [
         (None, "--bigbird-last-block row is for BigBird's attention"),
-        ("window", r"not understood at 'window'.\nIts forms are\n  window:W\[,global:G\]"),
+        ("window", r"not understood at 'window'.\nIts forms are\n  window:W\[,right:R\]"),
         ("bigbird:block=4,table=nowhere.npy", "nowhere.npy"),
         ("blocks:file=nowhere.npz,block=4", "nowhere.npz"),
     ],

@@ -46,7 +46,7 @@ def graph_with_a_branch() -> onnx.ModelProto:
     """)
 
 
-PROFILE = ProfileShape(batch=(1, 1, 8), tokens=(1, 128, 128))
+PROFILE = ProfileShape(batch=(1, 1, 8), tokens=(1, 128, 128), memory=(1, 384, 384))
 ENGINE = engine_file("tiny", precision="float16", architectures=("sm89", "sm120"), profiles=(PROFILE,))
 CHANGES = {
     "name": "tiny",
@@ -132,7 +132,7 @@ def shown(installed: Command, tmp_path_factory: pytest.TempPathFactory) -> subpr
         "If 1",
         "all 4",
         "made for tensorrt_rtx 1.7.1, sm89, sm120",
-        "profile 0 batch 1:1:8, tokens 1:128:128 (min:opt:max)",
+        "profile 0 batch 1:1:8, tokens 1:128:128, memory 1:384:384 (min:opt:max)",
         "plugins Windowed",
         "built_on driver none, gpu RTX 4090",
         "engines/tiny.engine 2.5 MB SHA256",
@@ -224,6 +224,13 @@ WINDOW = {"tokens": 64, "global_tokens": 2, "dilation": [1, 2]}
         (
             {"kind": "window", "layers": [64, 128, 64], "converted": WINDOW},
             [WINDOWS, "made from dense attention; global tokens: the first 2; dilation 1/2"],
+        ),
+        (
+            {"kind": "window", "layers": [64, 64], "converted": {**WINDOW, "right": 0}},
+            [
+                "windows tokens before and after: 64 and 0 in 2 layers",
+                "made from dense attention; global tokens: the first 2; dilation 1/2",
+            ],
         ),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 from support.disturbed_jobs import run_job, run_job_on_a_small_disk_and_a_large_one
 from support.forks import Fork
 from support.full_disks import in_mount_namespace
-from support.tiny_bundle import make_bundle
+from support.recurrent_bundle import make_streaming_bundle
 from support.waiting import wait_until
 
 WORDS = ("long", "documents", "are", "read", "whole", ".")
@@ -28,13 +28,14 @@ OPTIONS: dict[str, list[object]] = {
     "out.jsonl": [],
     "out.parquet": [],
     "chunks.parquet": ["--late-chunking", "tokens:4"],
+    "streams.jsonl": ["--overflow", "recur", "--segment", 4, "--batch-size", 2],
 }
 """Output -> options of its job."""
 
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made: Path = make_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
+    made: Path = make_streaming_bundle(tmp_path_factory.mktemp("bundles") / "tiny")
     return made
 
 

@@ -17,6 +17,7 @@ import pytest
 import hdruntime
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
+from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import AttentionScale, Manifest
@@ -64,7 +65,8 @@ class TinyBundle:
 
     @functools.cached_property
     def hugging_face(self) -> HuggingFace:
-        """The checkpoint in transformers."""
+        """The checkpoint in transformers, or in the classes that it lacks."""
+        family_of(self.manifest.model_type)
         return HuggingFace(self.checkpoint, self.manifest.task, max_len=self.manifest.max_len)
 
 
@@ -96,6 +98,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         attention_scale: AttentionScale = "none",
         rope_factor: float | None = None,
         ffn_chunk: int | None = None,
+        recurrence: int | None = None,
         **changes: Any,
     ) -> TinyBundle:
         def save_and_build(directory: Path) -> None:
@@ -113,18 +116,43 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 attention_scale=attention_scale,
                 rope_factor=rope_factor,
                 ffn_chunk=ffn_chunk,
+                recurrence=recurrence,
                 attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
                 verify=None,
             )
             build(options)
 
         positions = (max_len, scheme, attention_scale, rope_factor)
-        others = repr((positions, attention, max_global, last_block, ffn_chunk, sorted(changes.items())))
+        others = repr((positions, attention, max_global, last_block, ffn_chunk, recurrence, sorted(changes.items())))
         name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
         if name not in bundles:
             directory = made_once(tmp_path_factory, name, save_and_build)
             path = directory / "bundle"
             bundles[name] = TinyBundle(directory / "checkpoint", path, open_bundle(path).manifest)
         return bundles[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def stored_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
+    """Build ``(checkpoint, task, precision)`` of a directory in tests/data for 16 tokens, unverified."""
+
+    def make(checkpoint: Path, task: str, precision: str = "float32") -> TinyBundle:
+        def built(directory: Path) -> None:
+            options = BuildOptions(
+                model=checkpoint,
+                output=directory / "bundle",
+                max_len=16,
+                precision=precision,
+                task=Task(task),
+                allow_pickle=True,
+                verify=None,
+            )
+            build(options)
+
+        name = f"{checkpoint.name}-{task}-{precision}"
+        path = made_once(tmp_path_factory, name, built) / "bundle"
+        return TinyBundle(checkpoint, path, open_bundle(path).manifest)
 
     return make

@@ -362,6 +362,9 @@ class SimulatedDevice:
     def cuMemsetD8Async(self, address: int, value: int, size: int, stream: int) -> None:
         self._enqueue(stream, lambda: self.bytes_at(address, size).fill(value))
 
+    def cuMemsetD32Async(self, address: int, value: int, count: int, stream: int) -> None:
+        self._enqueue(stream, lambda: self.bytes_at(address, 4 * count).view(np.uint32).fill(value))
+
     def cuPointerGetAttribute(self, attribute: int, address: int) -> int:
         assert attribute == self.CUpointer_attribute.CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL
         if not any(base <= address < base + len(block) for base, block in self._memory.items()):

@@ -57,18 +57,13 @@ def plugin_of(
 
 
 def tensor_descriptions(
-    trt: Any, shape: Sequence[int], dtype: str, *others: Sequence[int], operator: str = "SlidingWindowAttention"
+    trt: Any, shapes: Sequence[Sequence[int]], dtype: str, *, operator: str = "SlidingWindowAttention"
 ) -> list[Any]:
-    """TensorRT's descriptions of an operator's states and mask, for states [batch, heads, tokens, head_dim].
-
-    The inputs after these, if any, have the other shapes.
-    """
-    of, given = OPERATORS[operator], face_of(OPERATORS[operator]).INPUT_DTYPES
-    shapes = [*[tuple(shape)] * of.states, (shape[0], shape[2]), *map(tuple, others)]
+    """TensorRT's descriptions of an operator's inputs."""
     described = []
-    for dims, own in zip(shapes, given, strict=False):
+    for dims, own in zip(shapes, face_of(OPERATORS[operator]).INPUT_DTYPES, strict=False):
         tensor = trt.PluginTensorDesc()
-        tensor.dims, tensor.format = trt.Dims(dims), trt.TensorFormat.LINEAR
+        tensor.dims, tensor.format = trt.Dims(tuple(dims)), trt.TensorFormat.LINEAR
         tensor.type = getattr(trt.DataType, _DATA_TYPES[own or dtype])
         described.append(tensor)
     return described
@@ -81,7 +76,7 @@ def plugin_answers(
 
     Args:
         operator: its name.
-        calls: the inputs of each call; they differ in batch and tokens only.
+        calls: the inputs of each call; they have one dtype, number of heads and head_dim.
         folder: an empty one, for the kernels.
         tiles: of the kernels.
         attributes: of the plugin.
@@ -92,7 +87,7 @@ def plugin_answers(
     memory: dict[int, torch.Tensor] = {}
     driver = SimulatedDriver(run=lambda launched: _run(launched, memory))
     sys.modules["cuda.bindings.driver"] = driver  # type: ignore[assignment]
-    face, states = face_of(OPERATORS[operator]), OPERATORS[operator].states
+    face = face_of(OPERATORS[operator])
     dtype = str(next(iter(calls[0].values())).dtype).removeprefix("torch.")
     shapes = [tuple(tensor.shape) for tensor in calls[0].values()]
     sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=[86], tiles=tiles)
@@ -101,7 +96,7 @@ def plugin_answers(
     answers, told = [], None
     for inputs in calls:
         shapes = [tuple(tensor.shape) for tensor in inputs.values()]
-        described = tensor_descriptions(trt, shapes[0], dtype, *shapes[states + 1 :], operator=operator)
+        described = tensor_descriptions(trt, shapes, dtype, operator=operator)
         if told != shapes:
             plugin.on_shape_change(described, described[:1])
             told = shapes

@@ -52,7 +52,10 @@ def simulated_engine(
     """An engine's file: its ONNX graph and its profiles; the types replace int64 and float."""
     described = {
         "model": base64.b64encode(model).decode(),
-        "profiles": [[list(profile.batch), list(profile.tokens)] for profile in profiles],
+        "profiles": [
+            [list(axis) for axis in (profile.batch, profile.tokens, profile.memory or (0, 0, 0))]
+            for profile in profiles
+        ],
         "input_type": input_type,
         "output_type": output_type,
     }
@@ -74,7 +77,7 @@ class SimulatedTensorRt(ModuleType):
         caches: runtime caches, in order of creation.
         scratch_bytes: scratch memory per token.
         weights_bytes: weights of every engine.
-        shapes_run: the shapes (batch, tokens) of all enqueued batches, in order.
+        shapes_run: the shapes (batch, tokens), or (batch, tokens, memory), of all enqueued batches, in order.
     """
 
     __version__ = "9.9.9"
@@ -88,7 +91,7 @@ class SimulatedTensorRt(ModuleType):
         self.caches: list[IRuntimeCache] = []
         self.scratch_bytes = 64
         self.weights_bytes = 12345
-        self.shapes_run: list[tuple[int, int]] = []
+        self.shapes_run: list[tuple[int, ...]] = []
         self._registry = PluginRegistry()
 
     def __getattr__(self, name: str) -> Any:
@@ -159,8 +162,8 @@ class ICudaEngine:
     def get_tensor_profile_shape(self, name: str, profile_index: int) -> list[tuple[int, ...]]:
         return [self._shape_of(name, *sizes) for sizes in zip(*self._profiles[profile_index], strict=True)]
 
-    def _shape_of(self, name: str, batch: int, tokens: int) -> tuple[int, ...]:
-        sizes = {"batch": batch, "tokens": tokens}
+    def _shape_of(self, name: str, batch: int, tokens: int, memory: int = 0) -> tuple[int, ...]:
+        sizes = {"batch": batch, "tokens": tokens, "memory": memory}
         return tuple(sizes.get(axis, axis) for axis in self._axes[name])
 
     def get_engine_stat(self, stat: Any) -> int:
@@ -223,7 +226,7 @@ class IRuntimeCache:
 class Bound:
     """A context's settings when a batch was enqueued; `version` is that of a captured one, which must not change."""
 
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     addresses: dict[str, int]
     scratch: tuple[int, int]
     version: int | None
@@ -269,7 +272,7 @@ class IExecutionContext:
         return self._engine._shape_of(name, *self._shape())
 
     def update_device_memory_size_for_shapes(self) -> int:
-        batch, tokens = self._shape()
+        batch, tokens, *_ = self._shape()
         self._state.needed = self._trt.scratch_bytes * batch * tokens + 1000 * self._state.profile
         return self._state.needed
 
@@ -312,8 +315,12 @@ class IExecutionContext:
             device.later(stream_handle, lambda kernel=kernel: kernel(device, context, engine, bound))
         return True
 
-    def _shape(self) -> tuple[int, int]:
-        (shape,) = {self._state.shapes[name] for name in self._engine._inputs if "tokens" in self._engine._axes[name]}
+    def _shape(self) -> tuple[int, ...]:
+        axes, shapes = self._engine._axes, self._state.shapes
+        (shape,) = {shapes[name] for name in self._engine._inputs if "tokens" in axes[name]}
+        memory = {shapes[name][1] for name in self._engine._inputs if "memory" in axes[name]}
+        assert len(memory) < 2, f"axes `memory` of sizes {memory}"
+        shape = (*shape, *memory)
         assert self._state.shapes == {name: self._engine._shape_of(name, *shape) for name in self._engine._inputs}
         return shape
 

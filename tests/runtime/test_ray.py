@@ -34,6 +34,7 @@ from hdruntime.ray import pool as pool_module
 from hdruntime.ray.cluster import Places, connected, places
 from hdruntime.ray.worker import WindowWorker
 from hdruntime.text.tokenization import Overflow
+from support.recurrent_bundle import make_streaming_bundle
 from support.tiny_bundle import MAX_LEN, WORDS, make_bundle
 from support.waiting import wait_until
 
@@ -182,6 +183,17 @@ def test_late_chunking_gives_on_a_worker_what_it_gives_in_one_process(
         got = list(pool.map(iter(windows)))
     assert comparable(got) == comparable(results_in_one_process(bundle_path, job, windows))
     assert sum(len(result.results) for _, result in got) > 2 * len(TEXTS)
+
+
+def test_streamed_rows_are_on_a_worker_what_they_are_in_one_process(cluster: Any, tmp_path: Path) -> None:
+    bundle = make_streaming_bundle(tmp_path / "bundle")
+    job = job_of(bundle, TEXTS, tmp_path, options=JobOptions(overflow=Overflow.RECUR, segment=4))
+    windows = windows_of(TEXTS)
+    with RayPool(bundle, job) as pool:
+        got = list(pool.map(iter(windows)))
+    assert comparable(got) == comparable(results_in_one_process(bundle, job, windows))
+    too_long = TEXTS.count("long " * MAX_LEN)
+    assert sum(result.counts.failed_rows for _, result in got) == len(TEXTS) / 3 - too_long
 
 
 def test_killed_workers_and_a_lost_node_change_nothing(

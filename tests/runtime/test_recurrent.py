@@ -16,7 +16,7 @@ from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
-from hdruntime.errors import BundleCorruptError, InputError, NonFiniteOutputError, OutOfMemoryError
+from hdruntime.errors import BundleCorruptError, InputError, OutOfMemoryError
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.session import Session
 from support.comparators import assert_close
@@ -169,7 +169,7 @@ def test_a_memory_that_is_nan_is_refused(session: Session) -> None:
         session(input_ids=[[2, 3]] * 3, **{MEMORY: old})
 
 
-# Recurrent calls
+# Consecutive calls
 
 
 @pytest.mark.parametrize(
@@ -177,13 +177,14 @@ def test_a_memory_that_is_nan_is_refused(session: Session) -> None:
     [[(4,), (5,), (6,)], [(4, 4, 4), (5, 5, 5), (8, 8, 8)], [(7, 7, 3), (2, 7, 7), (1, 5, 1), (6, 6, 6)]],
     ids=["one row", "equal lengths", "all lengths"],
 )
-def test_consecutive_segments_equal_the_reference(session: Session, segments: list[tuple[int, ...]]) -> None:
-    call = session.recurrent()
+def test_consecutive_calls_equal_the_reference(session: Session, segments: list[tuple[int, ...]]) -> None:
+    got: dict[str, np.ndarray] = {}
     memory = None
     for number, lengths in enumerate(segments):
         ids, mask = batch_of(lengths, max(lengths), seed=number)
         answer = recurrent_states(ids, mask, memory)
-        check(call(input_ids=ids, attention_mask=mask), answer)
+        got = session(input_ids=ids, attention_mask=mask, memory=got.get(NEW_MEMORY))
+        check(got, answer)
         memory = answer.memory
 
 
@@ -194,45 +195,6 @@ def test_a_call_that_forgets_would_be_noticed(session: Session) -> None:
         check(session(input_ids=ids), recurrent_states(ids, None, first[NEW_MEMORY]))
 
 
-def test_a_given_memory_replaces_the_remembered_one(session: Session) -> None:
-    ids, _ = batch_of([4, 4], 4)
-    call = session.recurrent()
-    call(input_ids=ids)
-    given = recurrent_states(ids, None, memories(2))
-    check(call(input_ids=ids, memory=memories(2)), given)
-    check(call(input_ids=ids), recurrent_states(ids, None, given.memory))
-    check(call(input_ids=ids, memory=None), recurrent_states(ids))
-
-
-def test_two_recurrent_calls_share_no_memory(session: Session) -> None:
-    ids, _ = batch_of([4], 4)
-    one, other = session.recurrent(), session.recurrent()
-    first = recurrent_states(ids)
-    check(one(input_ids=ids), first)
-    check(other(input_ids=ids[:, ::-1]), recurrent_states(ids[:, ::-1]))
-    check(one(input_ids=ids), recurrent_states(ids, None, first.memory))
-    check(session(input_ids=ids), first)
-
-
-def test_a_call_with_other_rows_is_refused_and_a_failed_call_is_forgotten(session: Session) -> None:
-    ids, _ = batch_of([4, 4], 4)
-    call = session.recurrent()
-    first = recurrent_states(ids)
-    check(call(input_ids=ids), first)
-    with pytest.raises(InputError, match=r"memory has shape \[2, 1, 4, 4\]; for 1 rows it must be \[batch, 1, 4, 4\]"):
-        call(input_ids=ids[:1])
-    with pytest.raises(NonFiniteOutputError, match=r"in rows 1\."):
-        call(input_ids=[[2, 3], [2, NAN_ID]])
-    check(call(input_ids=ids), recurrent_states(ids, None, first.memory))
-
-
-def test_without_a_memory_a_recurrent_call_equals_the_session(bundle_path: Path) -> None:
-    with hdruntime.load(bundle_path) as session:
-        call = session.recurrent()
-        for _ in range(2):
-            np.testing.assert_array_equal(call(input_ids=[[2, 3]])[HIDDEN], session(input_ids=[[2, 3]])[HIDDEN])
-
-
 # Texts
 
 
@@ -241,12 +203,13 @@ def test_texts_begin_with_zeros_in_any_batches(session: Session) -> None:
     encodings = session.tokenize(texts)
     alone = [recurrent_states(np.array([encoding.input_ids])) for encoding in encodings]
     for batch_tokens in (1, 12, None):
-        for result, expected in zip(session.infer(encodings, batch_tokens=batch_tokens), alone, strict=True):
+        results = session.infer(encodings, batch_tokens=batch_tokens, outputs=[HIDDEN, NEW_MEMORY])
+        for result, expected in zip(results, alone, strict=True):
             assert result[NEW_MEMORY].shape == (1, 4, 4)
             check({name: values[None] for name, values in result.items()}, expected)
     assert_close(session.embed(texts), np.array([answer.states[0].mean(axis=0) for answer in alone]), atol=1e-5)
-    (only,) = session.infer(encodings[:1], outputs=[NEW_MEMORY])
-    assert list(only) == [NEW_MEMORY]
+    (default,) = session.infer(encodings[:1])
+    assert list(default) == [HIDDEN]
 
 
 # Batches in parts
@@ -277,10 +240,11 @@ def test_a_batch_run_in_parts_keeps_the_memories_of_its_rows(bundle: Bundle, lat
         runner.most_rows = lambda tokens: most  # type: ignore[method-assign]
     ids, mask = batch_of([9, 3, 9, 1, 5, 3, 9], 9)
     with Session(bundle, runner) as session:
-        call = session.recurrent()
         first = recurrent_states(ids, mask)
-        check(call(input_ids=ids, attention_mask=mask), first)
-        check(call(input_ids=ids, attention_mask=mask), recurrent_states(ids, mask, first.memory))
+        got = session(input_ids=ids, attention_mask=mask)
+        check(got, first)
+        again = session(input_ids=ids, attention_mask=mask, memory=got[NEW_MEMORY])
+        check(again, recurrent_states(ids, mask, first.memory))
     assert runner.shapes[0][0] == (7 if most is None else most)
     assert max(rows for rows, _ in runner.shapes[-3:]) <= 2
     assert any(rows > 2 for rows, _ in runner.shapes), "a batch did not fit in memory"

@@ -64,11 +64,12 @@ def test_any_integers_are_accepted(session: Session, model: Model, dtype: str) -
     np.testing.assert_allclose(session(input_ids=given)["last_hidden_state"], model(ids), atol=1e-6)
 
 
-def test_a_boolean_mask_is_accepted(session: Session) -> None:
-    mask = np.array([[True, True, False]])
-    with_booleans = session(input_ids=[[4, 5, 6]], attention_mask=mask)
-    with_integers = session(input_ids=[[4, 5, 6]], attention_mask=mask.astype(int))
-    np.testing.assert_array_equal(with_booleans["last_hidden_state"], with_integers["last_hidden_state"])
+@pytest.mark.parametrize("dtype", [bool, np.float32])
+def test_a_mask_of_booleans_or_floats_is_accepted(session: Session, dtype: type) -> None:
+    mask = np.array([[1, 1, 0]])
+    of_dtype = session(input_ids=[[4, 5, 6]], attention_mask=mask.astype(dtype))
+    of_integers = session(input_ids=[[4, 5, 6]], attention_mask=mask)
+    np.testing.assert_array_equal(of_dtype["last_hidden_state"], of_integers["last_hidden_state"])
 
 
 def test_token_types_default_to_zeros(new_bundle: BundleMaker) -> None:
@@ -148,7 +149,7 @@ IDS = {"input_ids": [[1, 2]]}
         ({**IDS, "attention_mask": [1, 1]}, r"attention_mask has shape \[2\]"),
         ({**IDS, "attention_mask": [[1, 2]]}, r"attention_mask\[0, 1\] is 2; it must be 1 for"),
         ({**IDS, "attention_mask": [[1, -1]]}, r"attention_mask\[0, 1\] is -1"),
-        ({**IDS, "attention_mask": [[1.0, 0.0]]}, "attention_mask is of type float64"),
+        ({**IDS, "attention_mask": [[1.0, 0.5]]}, "attention_mask is of type float64"),
         ({**IDS, "token_type_ids": [[0, 0]]}, "Unknown input 'token_type_ids'; this bundle accepts input_ids, att"),
     ],
 )

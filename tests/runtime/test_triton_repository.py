@@ -25,7 +25,7 @@ from hdruntime.errors import BackendUnavailableError, BundleCorruptError, InputE
 from hdruntime.triton_repository import package_for_triton
 from hdruntime.triton_repository.config import most_rows, triton_config
 from hdruntime.triton_repository.protobuf_text import Message, protobuf_text
-from support.recurrent_bundle import MEMORY, NEW_MEMORY, make_recurrent_bundle
+from support.recurrent_bundle import MEMORY, NEW_MEMORY, make_recurrent_bundle, make_streaming_bundle
 
 ENGINE = b"a plan that only TensorRT can read"
 
@@ -142,6 +142,14 @@ def test_a_memory_is_served_as_float32_of_its_sizes(tmp_path: Path, engine: Engi
         ("last_hidden_state", model_config_pb2.TYPE_FP32, [-1, 4]),
         (NEW_MEMORY, model_config_pb2.TYPE_FP32, [1, 4, 4]),
     ]
+
+
+def test_a_memory_of_tokens_may_have_any_size(tmp_path: Path) -> None:
+    bundle = open_bundle(make_streaming_bundle(tmp_path / "bundle"))
+    config: Any = triton_config(bundle, None, name="encoder", file="model.onnx")
+    dims = {tensor["name"]: tensor["dims"] for tensor in (*config["input"], *config["output"])}
+    assert dims["mems.0"] == dims["new_mems.0"] == [-1, 4]
+    assert dims["mems.mask"] == dims["new_mems.mask"] == [-1]
 
 
 def test_onnx_runtime_loads_a_packaged_graph_with_a_memory(tmp_path: Path) -> None:

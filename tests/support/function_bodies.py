@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["growth_bytes", "new_session", "operators_of", "planned_bytes", "run"]
+__all__ = ["growth_bytes", "new_session", "nodes_within", "operators_of", "planned_bytes", "run"]
 
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +18,8 @@ _MEASURE_PEAK = """
 import sys
 import numpy as np
 import onnxruntime
-sizes = dict(zip(("batch", "tokens"), map(int, sys.argv[2:])))
+batch, tokens, keys = map(int, sys.argv[2:])
+sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens}
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
 session = onnxruntime.InferenceSession(sys.argv[1], options)
@@ -65,10 +66,13 @@ for longest in map(int, sys.argv[2:]):
         for index in range(network.num_inputs):
             tensor = network.get_input(index)
             shapes = []
-            for batch, tokens in ((1, 1), (1, opt), (2, most)):
-                rest = (tensor.shape[1], tokens, tensor.shape[3]) if len(tensor.shape) == 4 else (tokens,)
-                shapes.append((batch, *rest))
-            profile.set_shape(tensor.name, *shapes)
+            for batch, tokens, memory in ((1, 1, 0), (1, opt, 211), (2, most, 512)):
+                keys = tokens + memory
+                sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens}
+                named = enumerate(tensor.shape)
+                shapes.append([sizes[tensor.get_dimension_name(axis)] if size < 0 else size for axis, size in named])
+            if min(tensor.shape) < 0:
+                profile.set_shape(tensor.name, *shapes)
         config.add_optimization_profile(profile)
     log.text = ""
     assert builder.build_serialized_network(network, config) is not None
@@ -98,24 +102,29 @@ def run(session: onnxruntime.InferenceSession, feeds: Mapping[str, np.ndarray]) 
 
 def operators_of(graph: onnx.GraphProto | onnx.FunctionProto) -> Counter[str]:
     """How many nodes of each type there are, in its branches and loops as well."""
-    counts = Counter(node.op_type for node in graph.node)
+    return Counter(node.op_type for node in nodes_within(graph))
+
+
+def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.NodeProto]:
+    """Its nodes, and those of its branches and loops."""
     for node in graph.node:
+        yield node
         for attribute in node.attribute:
             if attribute.HasField("g"):
-                counts += operators_of(attribute.g)
-    return counts
+                yield from nodes_within(attribute.g)
 
 
-def growth_bytes(path: Path, *, tokens: int, batch: int = 1) -> int:
+def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0) -> int:
     """How far the peak memory of a process of its own grows by texts without padding (Linux).
 
     Args:
-        path: a model of float32 states and a mask, int32 or of booleans; its dynamic axes are called ``batch`` and
-            ``tokens``.
+        path: a model of float32 inputs and a mask, int32 or of booleans; its dynamic axes are called ``batch``,
+            ``tokens``, ``keys`` (a memory and the text) and ``distances`` (enough for these).
         tokens: of each text.
         batch: texts.
+        memory: tokens that each text remembers.
     """
-    command = [sys.executable, "-c", _MEASURE_PEAK, str(path), str(batch), str(tokens)]
+    command = [sys.executable, "-c", _MEASURE_PEAK, str(path), *map(str, (batch, tokens, tokens + memory))]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
@@ -125,8 +134,8 @@ def planned_bytes(path: Path, *longest: int) -> list[int]:
     A logger is for good in a process, so the builds have one of their own.
 
     Args:
-        path: a model of states, [batch, heads, tokens, head_dim], and a mask, [batch, tokens].
-        longest: lengths; two texts of them are the largest batch.
+        path: a model as `growth_bytes` takes them.
+        longest: lengths; two texts of them, with a memory of 512 tokens, are the largest batch.
     """
     command = [sys.executable, "-c", _BUILD, str(path), *map(str, longest)]
     built = subprocess.run(command, capture_output=True, text=True)

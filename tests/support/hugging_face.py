@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["ALPHA", "HuggingFace", "extended_rows", "first_real_tokens"]
 
+import functools
 import math
 from pathlib import Path
 
@@ -19,7 +20,7 @@ _AFTER_PADDING_ROW = ("camembert", "longformer", "mpnet", "roberta", "xlm-robert
 _BLOCK_SPARSE = ("big_bird", "bigbird_pegasus")
 """Model types that a short text turns into dense ones for good."""
 
-_COMPUTED_POSITIONS = ("modernbert",)
+_COMPUTED_POSITIONS = ("modernbert", "transfo-xl", "xlnet")
 """Model types without a table of positions: any length is computed."""
 
 _CLASS_OF_TASK = {
@@ -29,10 +30,12 @@ _CLASS_OF_TASK = {
     "text-classification": transformers.AutoModelForSequenceClassification,
     "token-classification": transformers.AutoModelForTokenClassification,
     "question-answering": transformers.AutoModelForQuestionAnswering,
+    "text-scoring": transformers.AutoModelForCausalLM,
 }
 _OUTPUTS_OF_TASK = {
     "feature-extraction": ("last_hidden_state",),
     "question-answering": ("start_logits", "end_logits"),
+    "text-scoring": ("log_probabilities",),
 }
 
 
@@ -117,6 +120,13 @@ class HuggingFace:
         base.set_attention_type("original_full")
         base.set_attention_type(self.model.config.attention_type)
 
+    def _summarise_last(self, attention_mask: np.ndarray) -> None:
+        """Make XLNet's classifier read the last real token, by the library's own option; it reads the last of all."""
+        summary = self.model.sequence_summary
+        last = [np.flatnonzero(row)[-1] for row in attention_mask]
+        summary.summary_type = "cls_index"
+        summary.forward = functools.partial(type(summary).forward, summary, cls_index=torch.tensor(last))
+
     def __call__(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, **others: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -127,6 +137,8 @@ class HuggingFace:
             inputs.setdefault("global_attention_mask", first_real_tokens(attention_mask))
         if self.model.config.model_type in _BLOCK_SPARSE:
             self._renew()
+        if self.model.config.model_type == "xlnet" and self.task == "text-classification":
+            self._summarise_last(attention_mask)
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
         if self.task != "sentence-similarity":

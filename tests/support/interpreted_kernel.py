@@ -96,10 +96,7 @@ def _attention(
     def run(out: torch.Tensor, **scratch: torch.Tensor) -> None:
         launch(OPERATORS[operator], list(inputs.values()), out, scratch, tiles=tiles, attributes=attributes)
 
-    # Of the mask only what it is to be: whether it is, the launch checks.
-    states = OPERATORS[operator].states
-    query, *others = (tuple(tensor.shape) for tensor in inputs.values())
-    shapes = [*([query] * states), (query[0], query[2]), *others[states:]]
+    shapes = [tuple(tensor.shape) for tensor in inputs.values()]
     return guarded(run, inputs, face_of(OPERATORS[operator]).workspace(shapes, attributes))
 
 

@@ -6,6 +6,7 @@ __all__ = [
     "BLOCK_MODES",
     "KERNELS",
     "KernelDescription",
+    "answer_of_gpu",
     "block_mask",
     "chunk_mask",
     "inputs_of",
@@ -15,16 +16,19 @@ __all__ = [
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
 import torch
 
+from hdplugins import Operator
 from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
 from hdplugins.operators.block_sparse_attention.tiles import tiles_for_blocks
 from hdplugins.operators.chunk_attention.tiles import tiles_for_chunks
+from hdplugins.operators.kernel_launch import launch
+from hdplugins.operators.plugin_face import face_of
 from support.interpreted_kernel import Inputs
 from support.sparse_operators import PADDINGS, Blocks, Chunks, Lsh, SparseLayer, Window, token_kinds
 
@@ -68,6 +72,21 @@ def right_answers(
     """By the definition."""
     states = [inputs[name].nan_to_num().to(dtype) for name in layer.operator.state_names]
     return layer.by_definition(states, inputs, **changes)
+
+
+def answer_of_gpu(operator: Operator, inputs: Inputs, attributes: Mapping[str, Any]) -> torch.Tensor:
+    """What the kernels compute on the machine's GPU, with its tiles; skips a test where PyTorch has no CUDA."""
+    if not torch.cuda.is_available():
+        pytest.skip("this PyTorch has no CUDA")
+    on_gpu, face = [tensor.cuda() for tensor in inputs.values()], face_of(operator)
+    shapes, dtype = [tuple(tensor.shape) for tensor in on_gpu], str(on_gpu[0].dtype).removeprefix("torch.")
+    sizes = face.workspace(shapes, attributes)
+    scratch = {name: torch.full((size,), 0xFF, dtype=torch.uint8, device="cuda") for name, size in sizes.items()}
+    major, minor = torch.cuda.get_device_capability()
+    tiles = face.tiles(shapes, attributes, dtype=dtype, architecture=10 * major + minor)
+    out = torch.full_like(on_gpu[0], torch.nan)
+    launch(operator, on_gpu, out, scratch, tiles=tiles, attributes=attributes)
+    return out.cpu()
 
 
 def _case(

@@ -29,7 +29,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
-from hdexport.families import SUPPORTED_MODEL_TYPES
+from hdexport.families import family_of
 from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
 
 BASE = 64
@@ -136,11 +136,34 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "num_hashes": 2,
     },
     "roberta": _ROBERTA,
+    # Without a memory, as XLNet's.
+    "transfo-xl": {
+        "cutoffs": [30, 70],
+        "d_embed": 32,
+        "d_head": 8,
+        "d_inner": 48,
+        "div_val": 2,
+        "init_std": 0.15,
+        "proj_init_std": 0.15,
+        "mem_len": 0,
+        "same_length": False,
+        "clamp_len": 50,
+    },
     "xlm-roberta": _ROBERTA,
+    # Without a memory, unless a test asks for one.
+    "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "mem_len": None},
 }
 
 _NAMED_OTHERWISE: dict[str, tuple[str, ...]] = {
     "reformer": ("num_hidden_layers", "intermediate_size"),
+    "transfo-xl": ("intermediate_size", "initializer_range", "max_position_embeddings"),
+    "xlnet": (
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+    ),
     "bigbird_pegasus": (
         "hidden_size",
         "num_hidden_layers",
@@ -170,7 +193,7 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
         task: decides the head.
         changes: values of the config that differ from the tiny defaults.
     """
-    assert model_type in SUPPORTED_MODEL_TYPES
+    family_of(model_type)  # from then on transformers knows the classes that it lacks
     sizes = _SIZES | _SIZES_OF_MODEL_TYPE.get(model_type, {})
     if model_type == "longformer" and task is not Task.FEATURE_EXTRACTION:
         sizes |= {"attention_window": [WINDOWS[0]] * len(WINDOWS)}

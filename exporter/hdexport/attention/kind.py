@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from hdexport.model.family import Family
+from hdexport.model.memories import Memories
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import InputSpec, Manifest, PaddingRule
 from hdruntime.bundle.reader import Bundle
@@ -60,7 +61,7 @@ class Form:
     """A form of ``--attention``'s value, by which a kind takes the place of dense attention.
 
     Attributes:
-        grammar: the form, ``window:W[,global:G]``.
+        grammar: the form, ``window:W[,right:R]``.
         example: a value.
         help: what it does, a sentence for the command's help.
     """
@@ -79,6 +80,7 @@ class Subject:
         family: of the model.
         task: what it is built for.
         max_len: the longest input, in tokens.
+        recurrence: tokens of earlier calls that the model is asked to remember; None for what its checkpoint says.
         first_special_id: the id that a text begins with; None where it is unknown.
         query_scale: factor of the queries; None for none. See `AttentionKind.scales_queries`.
         asks_for_scale: whether the user asked for it, and is to be told where it is always 1.
@@ -89,6 +91,7 @@ class Subject:
     family: Family
     task: Task
     max_len: int
+    recurrence: int | None = None
     query_scale: LogScale | None = None
     asks_for_scale: bool = False
     first_special_id: Callable[[], int | None] = lambda: None
@@ -133,12 +136,14 @@ class Setup:
         inputs: of the graph, in addition to those of every model.
         padding: how far rows may be padded; None for any length.
         remark: what the user has to know; None for nothing.
+        memories: of the model that was adapted; their specs are among the inputs. None where it remembers nothing.
     """
 
     is_own: bool
     inputs: tuple[InputSpec, ...] = ()
     padding: PaddingRule | None = None
     remark: str | None = None
+    memories: Memories | None = None
 
     def adapt(self, model: PreTrainedModel, family: Family) -> None:
         """Make the model attend so while it is traced, in place."""
@@ -204,6 +209,7 @@ class ReferenceFacts:
         counts_from_padding: the attention counts its blocks from the padding on the left.
         decisions: that a graph makes and rounding may turn; None where there are none.
         information: lines about a text, [1, tokens] ids, that say how good the attention is; no check.
+        memories: that PyTorch's model looks at, of the same specs as the bundle's; None where it remembers nothing.
     """
 
     replaced: bool = False
@@ -211,6 +217,7 @@ class ReferenceFacts:
     counts_from_padding: bool = False
     decisions: Decisions | None = None
     information: Callable[[torch.Tensor], Iterator[str]] | None = None
+    memories: Memories | None = None
 
 
 class AttentionKind:

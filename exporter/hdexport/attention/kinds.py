@@ -25,6 +25,7 @@ from hdexport.attention.blocks.kind import BlocksKind
 from hdexport.attention.dense.kind import DenseKind
 from hdexport.attention.kind import AttentionKind, OperatorNode, Setup, Subject
 from hdexport.attention.lsh.kind import LshKind
+from hdexport.attention.relative.kind import RelativeKind
 from hdexport.attention.spec import NotUnderstoodError
 from hdexport.attention.window.kind import WindowKind
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
@@ -36,7 +37,7 @@ logger = logging.getLogger(__name__)
 _ENTRY_POINTS = "hdexport.attention"
 """Group in which other packages register theirs."""
 
-_OURS: tuple[AttentionKind, ...] = (DenseKind(), WindowKind(), BlocksKind(), LshKind())
+_OURS: tuple[AttentionKind, ...] = (DenseKind(), WindowKind(), BlocksKind(), LshKind(), RelativeKind())
 
 
 @functools.cache
@@ -117,6 +118,13 @@ def attention_setups(requests: Mapping[str, Any], subject: Subject) -> dict[str,
     setups = {name: setup for name, setup in found.items() if setup is not None}
     if subject.query_scale is not None:
         _check_scaled(setups, subject)
+    if subject.recurrence is not None and all(setup.memories is None for setup in setups.values()):
+        convertible = subject.family.why_not_converted is None
+        raise InputError(
+            f"--recurrence {subject.recurrence} does not fit this {subject.model.config.model_type}: its attention "
+            "carries nothing from segment to segment.\nLeave it out"
+            + (", or choose windows, which do: --attention window:256,right:0,global:0" if convertible else ".")
+        )
     return setups
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Layers", "attention_modules", "layer_stack", "states_before_layers", "wrap_layers"]
+__all__ = ["Layers", "attention_calls", "attention_modules", "layer_stack", "states_before_layers", "wrap_layers"]
 
 import functools
 from collections.abc import Callable
@@ -27,10 +27,15 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
 
     A model that uses the same layer several times has one.
     """
-    found: dict[torch.nn.Module, None] = {}
+    return list(dict.fromkeys(attention_calls(model)))
+
+
+def attention_calls(model: PreTrainedModel) -> list[torch.nn.Module]:
+    """The module of each call of the library's attention interface, in order."""
+    found: list[torch.nn.Module] = []
 
     def attend(module: torch.nn.Module, query: torch.Tensor, *_: Any, **__: Any) -> tuple[torch.Tensor, None]:
-        found.setdefault(module)
+        found.append(module)
         return query.transpose(1, 2).contiguous(), None
 
     ALL_ATTENTION_FUNCTIONS.register(_RECORDING, attend)
@@ -41,7 +46,7 @@ def attention_modules(model: PreTrainedModel) -> list[torch.nn.Module]:
         _run(model, torch.zeros(1, 2, dtype=torch.int64))
     finally:
         model.config._attn_implementation = before
-    return list(found)
+    return found
 
 
 def layer_stack(model: PreTrainedModel) -> torch.nn.Module:

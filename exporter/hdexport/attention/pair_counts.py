@@ -26,7 +26,11 @@ class PairCounts(ABC):
 
     @abstractmethod
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
-        """[batch, 1 or heads, queries, tokens], float, of one layer's attention; 0 for pairs that are not seen."""
+        """[batch, 1 or heads, queries, keys], float, of one layer's attention; 0 for pairs that are not seen."""
+
+    def carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """A layer's keys and values, [batch, heads, keys, head_dim], with those of earlier calls in front, if any."""
+        return key, value
 
     def keys(self) -> torch.Tensor:
         """[batch, 1, 1 or tokens, 1], the keys by which queries are scaled; see `hdexport.attention.query_scale`."""
@@ -65,8 +69,9 @@ def _attend(
     Returns:
         [batch, tokens, heads, head_dim], and no weights.
     """
+    key, value = attention_mask.carried(key, value)
     batch, heads, tokens, _head_dim = query.shape
-    step = max(1, _SLICE_VALUES // (batch * heads * tokens))
+    step = max(1, _SLICE_VALUES // (batch * heads * key.shape[2]))
     parts = []
     for first in range(0, tokens, step):
         queries = slice(first, min(first + step, tokens))

@@ -28,7 +28,9 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 _BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 """Ends of names: values that are computed, and that older versions of transformers stored."""
 
-_LAYER = re.compile(r"(?:\w+\.)?(?:encoder\.layers?|transformer\.layer)\.(\d{1,9})\.|(?:model\.)?layers\.(\d{1,9})\.")
+_LAYER = re.compile(
+    r"(?:\w+\.)?(?:encoder\.layers?|transformer\.layer)\.(\d{1,9})\.|(?:(?:model|transformer)\.)?layers?\.(\d{1,9})\."
+)
 """Begin of the name of an encoder layer's weight, with or without the prefix of the base model."""
 
 _OPTIONAL_PARTS = ("embeddings_project",)

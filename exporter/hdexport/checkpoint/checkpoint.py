@@ -20,7 +20,7 @@ from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.weight_files import weight_files
 from hdexport.families import Family, family_of
 from hdexport.model.positions import LONGEST
-from hdexport.model.tasks import Task, infer_task
+from hdexport.model.tasks import ENCODER_TASKS, Task, infer_task
 from hdexport.support.json_files import shown
 from hdruntime.errors import InputError, ModelError
 
@@ -29,6 +29,10 @@ if TYPE_CHECKING:
 
 _READ = ("", ".json", ".model", ".safetensors", ".txt")
 """Suffixes of files and folders that are read; a broken link among them would look like a missing file."""
+
+
+_SEGMENT = 512
+"""Tokens of a segment in XLNet's training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,12 +84,14 @@ class Checkpoint:
 
     @property
     def base_positions(self) -> int:
-        """Positions that real tokens can use, before any extension.
+        """Positions that real tokens can use, before any extension; `LONGEST` where any number can.
 
         Raises:
             ModelError: ``config.json`` does not say.
         """
         file, key = self.path / "config.json", self.family.positions_key
+        if self.family.counts_distances:
+            return LONGEST
         values = {"pad_token_id": 1, **self.config}
         padding, rows = values["pad_token_id"], self.config.get(key)
         # A family whose positions follow the padding needs its id; the others can do without padding.
@@ -108,6 +114,15 @@ class Checkpoint:
                 "Set it to the number of rows of the checkpoint's position table."
             )
         return rows - first_row
+
+    @property
+    def usual_len(self) -> int:
+        """Tokens of the longest input, unless it is said: all positions, or those of a usual segment.
+
+        Raises:
+            ModelError: ``config.json`` does not say.
+        """
+        return _SEGMENT if self.family.counts_distances else self.base_positions
 
     def settings(self) -> PreTrainedConfig:
         """The configuration in transformers.
@@ -160,16 +175,16 @@ class Checkpoint:
         return weight_files(self.path, allow_pickle=allow_pickle)
 
     def _check_task(self, task: Task) -> None:
-        tasks = self.family.tasks
-        if tasks is None or task in tasks:
+        tasks = self.family.tasks or ENCODER_TASKS
+        if task in tasks:
             return
-        if Task.FILL_MASK in tasks:
+        if task in ENCODER_TASKS and Task.FILL_MASK in tasks:
             raise ModelError(
                 f"The task {task.value} of a {self.config['model_type']} has no model in transformers; there are "
                 f"{', '.join(known.value for known in tasks)}.\nBuild one of these: --task {tasks[0].value}"
             )
         raise ModelError(
-            f"The task {task.value} of a {self.config['model_type']} needs its decoder; encoders are supported.\n"
+            f"The task {task.value} of a {self.config['model_type']} {self.family.why_not_other_tasks}.\n"
             f"Build what its encoder gives: --task {tasks[0].value}"
         )
 

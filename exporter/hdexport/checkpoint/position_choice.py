@@ -70,11 +70,16 @@ def choose_positions(
         InputError: an option does not fit the checkpoint; see `hdexport.model.positions.check_options`.
         ModelError: the checkpoint's record of its extension is malformed.
     """
-    base, family = checkpoint.base_positions, checkpoint.family
+    family = checkpoint.family
+    base = max_len if family.counts_distances else checkpoint.base_positions
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     scalable = all(kind_named(name).scales_queries for name in attention)
     chosen = (
-        _as_they_are(base, extension) if max_len <= base else _beyond(checkpoint, task, scheme, extension, scalable)
+        PositionChoice(reason="scores are of distances, of which there are any number")
+        if family.counts_distances
+        else _as_they_are(base, extension)
+        if max_len <= base
+        else _beyond(checkpoint, task, scheme, extension, scalable)
     )
     if alpha is not None or attention_scale is not None:
         chosen = replace(chosen, reason="as the options say", force="")

@@ -60,6 +60,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
     parser.add_argument(
+        "--recurrence",
+        metavar="TOKENS",
+        type=whole_number,
+        help="let the model remember the last TOKENS tokens of the segments before, so that a document of any length "
+        "streams through it in bounded memory (default: what a checkpoint of XLNet or Transformer-XL says, and nothing "
+        "for other models)",
+    )
+    parser.add_argument(
         "--ffn-chunk",
         metavar="TOKENS",
         type=whole_number,
@@ -148,8 +156,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         progress.result(f"No MODEL was named; building {model.resolve()}: {reason}.")
     checkpoint = find_checkpoint(model, revision=options.revision, allow_pickle=options.allow_pickle)
     precision: Dtype = "float16" if options.fp16 else "bfloat16" if options.bf16 else "float32"
-    base = checkpoint.base_positions
-    max_len = options.max_len or base
+    max_len = options.max_len or checkpoint.usual_len
     task = None if options.task == "auto" else Task(options.task)
     positions: dict[str, Any] = {
         "scheme": Scheme(options.positions),
@@ -172,6 +179,7 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         **positions,
         rope_factor=options.rope,
         attention=attention,
+        recurrence=options.recurrence,
         ffn_chunk=options.ffn_chunk,
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
@@ -190,8 +198,10 @@ def _print_summary(output: Path, manifest: Manifest) -> None:
         f"{output}: {manifest.name}, {manifest.task}, 1 to {manifest.max_len} tokens, {manifest.dtype}, "
         f"{size_bytes / 1e6:.1f} MB, {engines}"
     )
+    from hdexport.model.positions import LONGEST
+
     settings = manifest.sentence
-    if settings is not None and settings.max_seq_length != manifest.max_len:
+    if settings is not None and settings.max_seq_length not in (manifest.max_len, LONGEST):
         lifted = "; max_seq_length='bundle' lifts that" if settings.kind == "encoder" else ""
         readers = "sentence-transformers and SentenceEncoder" if lifted else "sentence-transformers"
         print(f"Own length:  {settings.max_seq_length} tokens, to which {readers} truncate texts{lifted}")

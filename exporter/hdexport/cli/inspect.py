@@ -148,6 +148,7 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
         yield "", manifest.positions.reason
     yield "attention", _counts(manifest.operators) or "standard operators"
     yield from _attention(manifest)
+    yield from _memories(manifest)
     if manifest.ffn_chunk is not None:
         yield (
             "feed-forward",
@@ -166,7 +167,10 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
-    yield "own length", f"{settings.max_seq_length} tokens: what sentence-transformers cuts texts to"
+    from hdexport.model.positions import LONGEST
+
+    if settings.max_seq_length < LONGEST:
+        yield "own length", f"{settings.max_seq_length} tokens: what sentence-transformers cuts texts to"
     if settings.activation is not None:
         yield "cross-encoder", f"reads pairs of texts, scores by {settings.activation}"
     else:
@@ -188,6 +192,8 @@ def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
 
 def _positions(manifest: Manifest) -> str:
     positions = manifest.positions
+    if positions.form == "distances":
+        return "none"
     changes = "" if positions.attention_scale == "none" else f", queries scaled by {positions.attention_scale}"
     if positions.rope_factor is not None:
         changes += f", rotary base times {positions.rope_factor:g} in layers that attend to the whole text"
@@ -211,6 +217,16 @@ def _attention(manifest: Manifest) -> Iterator[tuple[str, str]]:
     if marks is not None:
         default = "the first token" if marks.default.fill is Fill.FIRST_TOKEN else "the question's tokens"
         yield "global tokens", f"{default} unless given" + ("" if marks.bound is None else f", at most {marks.bound}")
+
+
+def _memories(manifest: Manifest) -> Iterator[tuple[str, str]]:
+    if manifest.most_memory:
+        start = "attended to" if manifest.least_memory == manifest.most_memory else "masked"
+        yield "memory", f"the last {manifest.most_memory} tokens of earlier segments; those not yet there are {start}"
+    elif manifest.memories:
+        yield "memory", ", ".join(spec.name for spec in manifest.memories)
+    if manifest.document_tokens is not None:
+        yield "", f"a document has at most {manifest.document_tokens} tokens, in all of its segments"
 
 
 def _verification(found: dict[str, object] | None) -> Iterator[tuple[str, str]]:
@@ -260,8 +276,9 @@ def _engine(engine: EngineFile, passport: dict[str, object]) -> Iterator[tuple[s
     yield "made for", f"{engine.flavour} {engine.version}{later}, {', '.join(engine.architectures)}"
     yield "precision", engine.precision
     for index, profile in enumerate(engine.profiles):
-        batch, tokens = (":".join(map(str, shape)) for shape in (profile.batch, profile.tokens))
-        yield f"profile {index}", f"batch {batch}, tokens {tokens} (min:opt:max)"
+        axes = [(name, bounds) for name, bounds in dataclasses.asdict(profile).items() if bounds is not None]
+        sizes = ", ".join(f"{name} {':'.join(map(str, bounds))}" for name, bounds in axes)
+        yield f"profile {index}", f"{sizes} (min:opt:max)"
     shown = {field.name for field in dataclasses.fields(engine)}
     for key, value in passport.items():
         if key not in shown:

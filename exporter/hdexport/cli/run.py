@@ -135,10 +135,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--overflow",
-        choices=["error", "truncate", "split"],
+        choices=["error", "truncate", "split", "recur"],
         default="error",
         help="what happens to a text of more tokens than the bundle accepts: its row fails (default), its end is cut "
-        "off, or it runs in chunks",
+        "off, or it runs in chunks; recur streams every text, by bundles that remember the segments before, see "
+        "docs/streaming.md",
+    )
+    parser.add_argument(
+        "--segment",
+        metavar="N",
+        type=whole_number,
+        help="tokens of a segment, with --overflow recur (default: 512, or the bundle's limit if that is less)",
     )
     parser.add_argument(
         "--stride",
@@ -276,6 +283,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         batch_size=options.batch_size,
         batch_tokens=options.batch_tokens,
         overflow=Overflow(options.overflow),
+        segment=options.segment,
         stride=options.stride,
         split_pooling=SplitPooling(options.split_pooling),
         prompt_name=options.prompt_name,

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hdexport.engines.profiles import with_memory
 from hdexport.engines.targets import EngineTarget
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.support.progress import Progress
-from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, ProfileShape
+from hdruntime.bundle.manifest import Backend, Dtype, EngineFile, Manifest, ProfileShape
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import InputError
 
@@ -31,7 +32,7 @@ class EngineOptions:
     Attributes:
         flavours: flavours of TensorRT to build an engine for; empty for no engine.
         attention_impl: what computes windowed attention, our plugin or TensorRT itself.
-        profiles: optimisation profiles of every engine.
+        profiles: optimisation profiles of every engine; sizes of memories come from the bundle.
         architectures: GPU architectures of TensorRT-RTX engines, e.g. ``("sm86", "sm89")``; empty for its default.
         version_compatible: build TensorRT engines that later versions and the lean runtime also run.
     """
@@ -63,14 +64,15 @@ class EngineBuilder:
         self._targets = [EngineTarget(flavour, options.architectures) for flavour in options.flavours]
 
     def build(
-        self, portable: onnx_ir.Model, directory: Path, *, dtype: Dtype, progress: Progress
+        self, portable: onnx_ir.Model, directory: Path, *, manifest: Manifest, progress: Progress
     ) -> tuple[EngineFile, ...]:
         """Build the engines and write them, their passports and the kernels of their plugins into a bundle.
 
         Args:
             portable: the bundle's portable graph, read from ``directory``, where its weights lie.
             directory: of the bundle.
-            dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
+            manifest: what is known of the bundle, engines and files aside: the dtype of the graph's weights, and
+                the sizes of its memories.
             progress: receives each step.
 
         Raises:
@@ -83,6 +85,8 @@ class EngineBuilder:
         from hdexport.engines.kernels import write_kernels
         from hdexport.graph.lowering.tensorrt import tensorrt_graph
 
+        dtype = manifest.dtype
+        profiles = with_memory(self._options.profiles, most=manifest.most_memory)
         graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl)
         architectures = sorted({name for target in self._targets for name in target.architectures})
         has_kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
@@ -92,17 +96,25 @@ class EngineBuilder:
         (directory / ENGINES_FOLDER).mkdir(exist_ok=True)
         kernels = directory / KERNELS_FOLDER if has_kernels else None
         engines = tuple(
-            self._build_one(target, lowered, kernels, dtype=dtype, progress=progress) for target in self._targets
+            self._build_one(target, lowered, kernels, profiles, dtype=dtype, progress=progress)
+            for target in self._targets
         )
         lowered.unlink()
         return engines
 
     def _build_one(
-        self, target: EngineTarget, lowered: Path, kernels: Path | None, *, dtype: Dtype, progress: Progress
+        self,
+        target: EngineTarget,
+        lowered: Path,
+        kernels: Path | None,
+        profiles: tuple[ProfileShape, ...],
+        *,
+        dtype: Dtype,
+        progress: Progress,
     ) -> EngineFile:
         from hdexport.engines.tensorrt_builder import build_engine
 
-        progress.step(f"Building the {target.flavour.value} engine, {len(self._options.profiles)} profiles")
+        progress.step(f"Building the {target.flavour.value} engine, {len(profiles)} profiles")
         directory = lowered.parent
         return build_engine(
             lowered,
@@ -110,7 +122,7 @@ class EngineBuilder:
             target,
             bundle=directory,
             kernels=kernels,
-            profiles=self._options.profiles,
+            profiles=profiles,
             precision=dtype,
             version_compatible=self._options.version_compatible and target.flavour is Backend.TENSORRT,
             progress=progress.detail,

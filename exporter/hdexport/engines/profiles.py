@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["DEFAULT_BATCH", "default_lengths", "profiles_from_options"]
+__all__ = ["DEFAULT_BATCH", "default_lengths", "profiles_from_options", "with_memory"]
 
+import dataclasses
 import logging
 from collections.abc import Sequence
 
@@ -22,7 +23,7 @@ _MOST_TOKENS = 2**31 - 1
 """Elements in one TensorRT tensor; activations have several per token and reach it sooner, which TensorRT reports."""
 
 _INPUT_NAMES = ("input_ids", "attention_mask", "token_type_ids")
-"""Graph inputs whose shapes options may give; all are [batch, tokens]."""
+"""Graph inputs whose shapes options may give; all are [batch, tokens]. Sizes of memories are the bundle's."""
 
 _Shape = tuple[int, int]
 
@@ -81,6 +82,17 @@ def profiles_from_options(
             "Describe the profiles in one of the two ways."
         )
     return _checked_volumes(_profiles_of_shapes(max_len, shapes))
+
+
+def with_memory(profiles: Sequence[ProfileShape], *, most: int) -> tuple[ProfileShape, ...]:
+    """The profiles for memories of any size, tuned for the largest, with which streams run.
+
+    Args:
+        profiles: of batches and tokens; sizes of memories that they have are replaced.
+        most: tokens of the largest memory; 0 for a bundle whose memories, if any, have fixed sizes.
+    """
+    memory = (1, most, most) if most else None
+    return tuple(dataclasses.replace(profile, memory=memory) for profile in profiles)
 
 
 def _checked_volumes(profiles: tuple[ProfileShape, ...]) -> tuple[ProfileShape, ...]:
@@ -154,7 +166,8 @@ def _shape(text: str, *, option: str) -> _Shape:
         name, colon, sizes = item.partition(":")
         if name not in _INPUT_NAMES or not colon:
             raise InputError(
-                f"{option} names the input {name!r}; inputs are {', '.join(_INPUT_NAMES)}.\n"
+                f"{option} names the input {name!r}; inputs are {', '.join(_INPUT_NAMES)}. Memories have the sizes of "
+                "the bundle.\n"
                 f"Give for example {option}=input_ids:1x128,attention_mask:1x128."
             )
         numbers = [_number(size, option=option, example="input_ids:1x128") for size in sizes.split("x")]

@@ -50,7 +50,8 @@ def build_engine(
 
     Args:
         onnx_path: a graph lowered by :func:`hdexport.graph.lowering.tensorrt.tensorrt_graph`, weights beside it.
-            Its inputs' first axis is the batch, and another axis without a size the tokens.
+            Its inputs' first axis is the batch, an axis called memory the memory, and another without a size the
+            tokens.
         destination: the engine's file; the passport gets the same name with ``.json``.
         target: the TensorRT that builds, and the GPUs it builds for.
         bundle: directory that contains ``destination``, to which the paths in the result are relative.
@@ -187,13 +188,23 @@ def _polygraphy_profile(backend: ModuleType, network: Any, shape: ProfileShape) 
     profile = backend.Profile()
     for index in range(network.num_inputs):
         tensor = network.get_input(index)
-        # TensorRT has -1 for the axes batch and tokens; a memory's other axes have sizes.
-        _, *axes = tensor.shape
-        bounds = zip(shape.batch, shape.tokens, strict=True)
-        profile.add(
-            tensor.name, *[(batch, *(tokens if size < 0 else size for size in axes)) for batch, tokens in bounds]
-        )
+        bounds = [_bounds_of_axis(tensor, axis, shape) for axis in range(len(tensor.shape))]
+        profile.add(tensor.name, *zip(*bounds, strict=True))
     return profile
+
+
+def _bounds_of_axis(tensor: Any, axis: int, shape: ProfileShape) -> tuple[int, int, int]:
+    """(min, opt, max) of an axis of an input; TensorRT has -1 for those whose size varies."""
+    size = tensor.shape[axis]
+    if axis == 0:
+        return shape.batch
+    if size >= 0:
+        return size, size, size
+    if tensor.get_dimension_name(axis) != "memory":
+        return shape.tokens
+    if shape.memory is None:
+        raise EngineError(f"The input {tensor.name} has an axis memory, and the profile has no size for it.")
+    return shape.memory
 
 
 def _config_loader(backend: ModuleType, target: EngineTarget, *, version_compatible: bool, **options: Any) -> Any:
@@ -213,9 +224,10 @@ def _translated(error: Exception, messages: Sequence[str], profiles: Sequence[Pr
     complaint = _PROFILE_COMPLAINT.search(text)
     if complaint:
         profile = profiles[int(complaint[1])]
+        memory = "" if profile.memory is None else f", with memories of {_range(profile.memory)} tokens"
         return EngineError(
             f"The graph cannot take the profile for {_range(profile.batch)} sequences of "
-            f"{_range(profile.tokens)} tokens: {complaint[2].strip()}\n"
+            f"{_range(profile.tokens)} tokens{memory}: {complaint[2].strip()}\n"
             f"Build with --max-len {profile.tokens[2]} or more, or give shorter --profiles."
         )
     if _NO_FUSED_ATTENTION in text:

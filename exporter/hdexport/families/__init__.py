@@ -1,4 +1,4 @@
-"""The model families: one file each, and the registry of them all."""
+"""The model families: one file or folder each, and the registry of them all."""
 
 from __future__ import annotations
 
@@ -25,6 +25,8 @@ _MODULE_OF_MODEL_TYPE = {
     "reformer": "reformer",
     "roberta": "roberta",
     "xlm-roberta": "roberta",
+    "transfo-xl": "transfo_xl.family",
+    "xlnet": "xlnet",
 }
 """``model_type`` of ``config.json`` -> module of this package. The modules need torch, so they load on demand."""
 
@@ -32,7 +34,7 @@ SUPPORTED_MODEL_TYPES = tuple(sorted(_MODULE_OF_MODEL_TYPE))
 
 
 def family_of(model_type: str) -> Family:
-    """The family that a ``model_type`` belongs to.
+    """The family that a ``model_type`` belongs to; transformers knows its classes from then on.
 
     Raises:
         ModelError: no family has that type; the message lists those there are.
@@ -44,6 +46,8 @@ def family_of(model_type: str) -> Family:
             f"The model type {model_type!r} is not supported.\nSupported: {', '.join(SUPPORTED_MODEL_TYPES)}."
         ) from None
     family: Family = importlib.import_module(f"hdexport.families.{module}").FAMILY
+    if family.classes is not None:
+        family.classes.register()
     return family
 
 

@@ -158,7 +158,8 @@ def _describe(value: object, *, are_weights: bool = True) -> Hashable:
     """All that decides what a layer computes, or what it makes of an argument, but the values of its weights.
 
     What is neither a module nor plain data is taken to be the same only if it is the very same object, and so are
-    tensors that a module holds without them being parameters or buffers.
+    tensors that a module holds without them being parameters or buffers. An object whose attribute `differs_by_layer`
+    is true is something else for each layer.
     """
     if isinstance(value, torch.Tensor) and are_weights:
         # Sizes by name: whether two symbols are equal is a question that would freeze them.
@@ -175,4 +176,4 @@ def _describe(value: object, *, are_weights: bool = True) -> Hashable:
         return frozenset(value)
     if value is None or isinstance(value, (bool, int, float, str)):
         return type(value), value
-    return id(value)
+    return object() if getattr(value, "differs_by_layer", False) else id(value)

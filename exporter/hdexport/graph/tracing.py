@@ -15,9 +15,9 @@ import torch
 from hdexport.graph.passes.module_names import name_transposed_weights
 from hdexport.graph.passes.repeat_layers import repeat_layers
 from hdexport.graph.repeated_layers import layers_traced_once
-from hdexport.model.graph_module import GraphModule, named_arguments
+from hdexport.model.graph_module import GraphModule, argument_name, named_arguments
 from hdplugins import ONNX_OPSET
-from hdruntime.bundle.manifest import Role
+from hdruntime.bundle.manifest import InputSpec, Role
 from hdruntime.errors import ExportError
 
 if TYPE_CHECKING:
@@ -26,10 +26,12 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 # Not a length, batch or block size that anything else uses, so that a frozen size shows at once.
-_TRACED_BATCH, _TRACED_TOKENS = 2, 37
+_TRACED_BATCH, _TRACED_TOKENS, _TRACED_MEMORY = 2, 37, 23
 
 # An axis of size 1 is always frozen.
 _FEWEST_TRACED_TOKENS = 2
+
+_DYNAMIC_AXES = ("batch", "tokens", "memory")
 
 
 def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Model:
@@ -63,7 +65,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
                 opset_version=ONNX_OPSET,
                 verbose=False,
                 dynamic_shapes=_dynamic_shapes(module),
-                input_names=list(examples),
+                input_names=[spec.name for spec in module.inputs],
                 output_names=list(module.outputs),
                 optimize=False,  # not before it is whole
             )
@@ -80,27 +82,34 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
 
 
 def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Inputs by name: random ids, masks of ones, and whatever else is 0."""
+    """Arguments by name: random ids, masks of ones, and whatever else is 0."""
     generator = torch.Generator().manual_seed(0)
     tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
     ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
     made = {Role.IDS: ids, Role.MASK: torch.ones_like(ids), Role.POOLED: torch.ones_like(ids)}
     return {
-        spec.name: torch.zeros(_TRACED_BATCH, *map(int, spec.shape[1:]))
+        argument_name(spec): torch.zeros(_memory_sizes(spec))
         if spec.role is Role.MEMORY
         else made.get(spec.role, torch.zeros_like(ids))
         for spec in module.inputs
     }
 
 
+def _memory_sizes(spec: InputSpec) -> list[int]:
+    sizes = {"batch": _TRACED_BATCH, "memory": min(_TRACED_MEMORY, spec.bound or _TRACED_MEMORY)}
+    return [axis if isinstance(axis, int) else sizes[axis] for axis in spec.shape]
+
+
 def _dynamic_shapes(module: GraphModule) -> dict[str, Any]:
-    """The axes with names, by input.
+    """The axes with names, by argument.
 
     AUTO rather than a Dim: with a Dim the exporter insists on proving bounds, which differ by family; that no axis was
     frozen is checked on the graph.
     """
     return {
-        spec.name: {index: torch.export.Dim.AUTO for index, axis in enumerate(spec.shape) if isinstance(axis, str)}
+        argument_name(spec): {
+            index: torch.export.Dim.AUTO for index, axis in enumerate(spec.shape) if isinstance(axis, str)
+        }
         for spec in module.inputs
     }
 
@@ -132,7 +141,7 @@ def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:
     named = [(value, specs[str(value.name)]) for value in model.graph.inputs]
     for value, axes in (*named, *zip(model.graph.outputs, module.outputs.values(), strict=True)):
         assert value.shape is not None
-        dynamic = {index for index, axis in enumerate(axes) if axis in ("batch", "tokens")}
+        dynamic = {index for index, axis in enumerate(axes) if axis in _DYNAMIC_AXES}
         for index in dynamic:
             if isinstance(value.shape[index], int):
                 raise ExportError(

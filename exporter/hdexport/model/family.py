@@ -12,11 +12,19 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from hdexport.model.model_classes import ModelClasses
     from hdexport.model.tasks import Task
+    from hdruntime.bundle.manifest import InputSpec
 
 
 def _nothing_to_adapt(model: PreTrainedModel) -> None:
     """The family's attention is reached through the library's attention interface."""
+
+
+def _types_of_pairs(config: Any, task: Task) -> bool:
+    """All tokens of a sentence have one type, and a table of one row leaves no choice."""
+    types: int = config.to_dict().get("type_vocab_size", 0)
+    return task.value != "sentence-similarity" and types > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,11 +36,16 @@ class OwnAttention:
         of_config: what a checkpoint of that configuration was trained with, in the kind's terms; None where this one
             attends densely.
         adapt: called in place of `Family.adapt`: with the model, and the kind's setup.
+        remember: makes the library's own model look at the memories of the kind's setup, and leave them, in place; None
+            where the kind has no memories.
+        memories: for a configuration and a task, what else a model remembers than the kind says, if it has memories.
     """
 
     kind: str
     of_config: Callable[[Any], Any]
     adapt: Callable[[PreTrainedModel, Any], None]
+    remember: Callable[[PreTrainedModel, Any], None] | None = None
+    memories: Callable[[Any, Task], Sequence[InputSpec]] = field(default=lambda config, task: ())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +54,7 @@ class Family:
 
     Attributes:
         model_types: the ``model_type`` values of ``config.json`` that belong to the family.
+        classes: of models that transformers does not know; None where it does.
         padding_row: row of the position table that padding tokens use, or None where positions count from row 0.
             Where there is one, real positions start at the row after it and their ids follow the padding rule
             ``cumsum(is_real) * is_real + padding_row``.
@@ -48,11 +62,15 @@ class Family:
             of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
         learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is
             computed and nothing is extended.
+        counts_distances: whether positions are distances, of which a model takes any number without being told how many
+            it was trained with.
         why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
         why_not_tuned: why positions are not trained, as half a sentence; None where they are.
         token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
             1 after it, by default; None where all are 0.
-        tasks: the tasks that an encoder of the family can be built for; None for all.
+        has_token_types: whether tokens have types in models of a configuration, for a task: it is a choice of several.
+        tasks: the tasks that a model of the family can be built for; None for all of encoders.
+        why_not_other_tasks: why not the others, as the end of a sentence.
         encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
         embeddings: the module of word, position and, for some, token-type embeddings; it holds the table of positions
             as ``position_embeddings``.
@@ -77,8 +95,11 @@ class Family:
     """
 
     model_types: tuple[str, ...]
+    classes: ModelClasses | None = None
     padding_row: Callable[[Any], int | None] = field(default=lambda config: None)
+    has_token_types: Callable[[Any, Task], bool] = field(default=_types_of_pairs)
     tasks: tuple[Task, ...] | None = None
+    why_not_other_tasks: str = "needs its decoder; encoders are supported"
     encoder: Callable[[PreTrainedModel], PreTrainedModel] = field(default=lambda model: model)
     embeddings: Callable[[PreTrainedModel], Any] = field(default=lambda model: model.base_model.embeddings)
     prepare: Callable[[PreTrainedModel], None] = _nothing_to_adapt
@@ -95,6 +116,7 @@ class Family:
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     shares_layers: bool = False
     learned_positions: bool = True
+    counts_distances: bool = False
     why_not_converted: str | None = None
     why_not_tuned: str | None = None
     token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)

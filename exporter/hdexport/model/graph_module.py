@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OUTPUTS_OF_TASK", "GraphModule", "graph_inputs", "named_arguments"]
+__all__ = ["OUTPUTS_OF_TASK", "GraphModule", "argument_name", "graph_inputs", "named_arguments"]
 
 import contextlib
 import inspect
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.model.memories import Memories
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
 
@@ -27,6 +28,7 @@ OUTPUTS_OF_TASK: dict[Task, dict[str, tuple[str, ...]]] = {
     Task.TEXT_CLASSIFICATION: {"logits": ("batch", "labels")},
     Task.TOKEN_CLASSIFICATION: {"logits": ("batch", "tokens", "labels")},
     Task.QUESTION_ANSWERING: {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")},
+    Task.TEXT_SCORING: {"log_probabilities": ("batch", "tokens")},
 }
 """Task -> name of each output -> its axes. All outputs are float32."""
 
@@ -41,6 +43,7 @@ class GraphModule(torch.nn.Module):
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
         pooling: what follows the encoder in a sentence-similarity model.
+        memories: that the model's modules look at; None for a model that remembers nothing.
     """
 
     def __init__(
@@ -52,9 +55,11 @@ class GraphModule(torch.nn.Module):
         folded_token_types: bool = False,
         folded_positions: bool = False,
         pooling: torch.nn.Module | None = None,
+        memories: Memories | None = None,
     ) -> None:
         super().__init__()
         self.model, self.task, self.pooling, self.inputs = model, task, pooling, tuple(inputs)
+        self._memories = Memories(()) if memories is None else memories
         self.folded_token_types, self.folded_positions = folded_token_types, folded_positions
 
     @property
@@ -82,25 +87,31 @@ class GraphModule(torch.nn.Module):
         elif self.folded_token_types:
             # Never looked at; without ids the embeddings would gather them from a buffer.
             extra["token_type_ids"] = input_ids
+        given = {spec.name: others.pop(spec.name) for spec in self._memories.specs}
         extra |= others
         if self.folded_positions:
             # Only its shape is looked at; the model's own ids are a slice that clamps the length to the table.
             extra["position_ids"] = input_ids
-        outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
+        with self._memories.of_call(given):
+            outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
+            left = tuple(value.float() for value in self._memories.left())
         if self.pooling is not None:
             tokens = outputs.last_hidden_state.float()
             pooled = attention_mask if pooling_mask is None else attention_mask * pooling_mask
-            return tokens, self.pooling(tokens, pooled)
-        return tuple(getattr(outputs, name).float() for name in self.outputs)
+            return tokens, self.pooling(tokens, pooled), *left
+        return *(getattr(outputs, name).float() for name in OUTPUTS_OF_TASK[self.task]), *left
 
 
 @contextlib.contextmanager
 def named_arguments(module: GraphModule) -> Iterator[None]:
-    """Give a module's forward one argument an input, in order: PyTorch's exporters do not understand ``**others``."""
-    original, names = module.forward, [spec.name for spec in module.inputs]
+    """Give a module's forward one argument an input, in order: PyTorch's exporters do not understand ``**others``.
+
+    An argument's name is `argument_name` of the input's.
+    """
+    original, names = module.forward, {argument_name(spec): spec.name for spec in module.inputs}
 
     def forward(*given: torch.Tensor, **named: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return original(**dict(zip(names, given, strict=False)), **named)
+        return original(**dict(zip(names.values(), given, strict=False)), **{names[key]: named[key] for key in named})
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     signature = inspect.Signature([inspect.Parameter(name, kind) for name in names])
@@ -110,6 +121,11 @@ def named_arguments(module: GraphModule) -> Iterator[None]:
         yield
     finally:
         del module.forward
+
+
+def argument_name(spec: InputSpec) -> str:
+    """Name of a function's argument for an input, whose own name may hold dots."""
+    return spec.name.replace(".", "_")
 
 
 def graph_inputs(

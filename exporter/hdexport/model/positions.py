@@ -93,6 +93,8 @@ class Form(str, Enum):
     """The checkpoint's table, looked up by each text's own length."""
     COMPUTED = "computed"
     """No table: positions are computed in the graph, as rotary ones are."""
+    DISTANCES = "distances"
+    """No positions: scores are of distances, of which there are any number."""
 
 
 @dataclass(frozen=True, kw_only=True)

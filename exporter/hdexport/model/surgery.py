@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["extend_positions", "fold_positions", "fold_token_types"]
+__all__ = ["PositionsByLength", "continue_positions", "extend_positions", "fold_positions", "fold_token_types"]
 
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hdexport.model.family import Family
+from hdexport.model.memories import POSITION, Memories
 from hdexport.model.positions import FactoredTable, Form, Scheme, choose_form, extend_table, factor_table
 from hdruntime.bundle.manifest import Positions
 
@@ -113,6 +114,42 @@ class PositionsByLength(torch.nn.Module):
         return torch.nn.functional.embedding(row, self.weight)
 
 
+class _ContinuedRows(torch.nn.Module):
+    """A table whose positions continue from call to call: a real token's row lies behind those of earlier calls.
+
+    A token of padding has the row that it would have in a first call, which the table has however long the document.
+
+    Args:
+        table: of positions, looked up by row.
+        first_row: of the first position.
+        memories: where the number of earlier tokens is.
+        text: tells real tokens from padding.
+    """
+
+    def __init__(self, table: torch.nn.Module, first_row: int, memories: Memories, text: _TextMask) -> None:
+        super().__init__()
+        self.table, self.first_row = table, first_row
+        self._memories, self._text = memories, text
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """Look up each token's position.
+
+        Args:
+            rows: [1 or batch, tokens], int64, of a first call.
+
+        Returns:
+            [batch, tokens, width].
+        """
+        before = self._memories.given(POSITION)  # [batch, 1]
+        real = self._text.mask.to(torch.int64)
+        if self.first_row:
+            # The padding id has the padding row wherever it is, and counts for nothing.
+            real = real * (rows >= self.first_row)
+        self._memories.leave(POSITION, before + real.sum(1, keepdim=True))
+        embedded: torch.Tensor = self.table(rows + before.to(torch.int64) * real)
+        return embedded
+
+
 class _FirstRows(torch.nn.Module):
     """A folded table whose rows are taken from the top: positions that count from 0 need no lookup."""
 
@@ -171,10 +208,11 @@ def extend_positions(
         InputError: the options do not fit; see `hdexport.model.positions.check_options`.
     """
     if not family.learned_positions:
-        base, model.config.max_position_embeddings = int(model.config.max_position_embeddings), max_len
-        return Positions(
-            scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=Form.COMPUTED.value
-        )
+        base, form = max_len, Form.DISTANCES
+        if not family.counts_distances:
+            form = Form.COMPUTED
+            base, model.config.max_position_embeddings = int(model.config.max_position_embeddings), max_len
+        return Positions(scheme=Scheme.NONE.value, alpha=None, base=base, rows=max_len, first_row=0, form=form.value)
     family.prepare(model)
     embeddings = family.embeddings(model)
     first_row = family.first_row(model.config)
@@ -209,11 +247,26 @@ def extend_positions(
     )
 
 
+def continue_positions(model: PreTrainedModel, family: Family, memories: Memories) -> None:
+    """Make positions continue from call to call, in place; of a family that learns them.
+
+    Args:
+        model: whose positions were extended to as many as a document has tokens, by a table.
+        family: of the model.
+        memories: of its calls; `POSITION` is among them.
+    """
+    text, embeddings = _TextMask(), family.embeddings(model)
+    model.base_model.register_forward_pre_hook(text.note, with_kwargs=True)
+    embeddings.position_embeddings = _ContinuedRows(
+        embeddings.position_embeddings, family.first_row(model.config), memories, text
+    )
+
+
 def fold_positions(model: PreTrainedModel, family: Family) -> bool:
     """Take the rows of positions that count from 0 straight from the table, in place.
 
     Where positions follow the padding rule the lookup has to stay: which row a token uses depends on its text.
-    Positions by each text's length find the tokens by themselves.
+    Positions by each text's length find the tokens by themselves, and those that continue are looked up.
 
     Returns:
         Whether the lookup was folded; the embeddings then look at the shape of ``position_ids`` only.

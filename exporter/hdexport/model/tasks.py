@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["AUTO_CLASS_OF_TASK", "Task", "infer_task"]
+__all__ = ["AUTO_CLASS_OF_TASK", "ENCODER_TASKS", "Task", "infer_task"]
 
 from enum import Enum
 
@@ -16,6 +16,12 @@ class Task(str, Enum):
     TEXT_CLASSIFICATION = "text-classification"
     TOKEN_CLASSIFICATION = "token-classification"
     QUESTION_ANSWERING = "question-answering"
+    TEXT_SCORING = "text-scoring"
+    """The log-probability of each token after those before it; optimum has no name for it."""
+
+
+ENCODER_TASKS = tuple(task for task in Task if task is not Task.TEXT_SCORING)
+"""The tasks of encoders, unless their family says otherwise."""
 
 
 AUTO_CLASS_OF_TASK = {
@@ -25,6 +31,7 @@ AUTO_CLASS_OF_TASK = {
     Task.TEXT_CLASSIFICATION: "AutoModelForSequenceClassification",
     Task.TOKEN_CLASSIFICATION: "AutoModelForTokenClassification",
     Task.QUESTION_ANSWERING: "AutoModelForQuestionAnswering",
+    Task.TEXT_SCORING: "AutoModelForCausalLM",
 }
 """Class of ``transformers`` that loads a checkpoint for a task."""
 
@@ -36,6 +43,7 @@ _TASK_OF_HEAD = (
     ("ForSequenceClassification", Task.TEXT_CLASSIFICATION),
     ("ForTokenClassification", Task.TOKEN_CLASSIFICATION),
     ("ForQuestionAnswering", Task.QUESTION_ANSWERING),
+    ("TransfoXLLMHeadModel", Task.TEXT_SCORING),
 )
 """Ending of an architecture's name -> task."""
 

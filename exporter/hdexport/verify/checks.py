@@ -15,6 +15,7 @@ from hdexport.graph.vocabulary_head import HEAD_INPUT
 from hdexport.verify.comparison import NOT_FINITE, Comparison, compare, joined
 from hdexport.verify.expected import samples_of_row
 from hdexport.verify.grid import Case, Grid
+from hdexport.verify.remembered import there
 from hdruntime.bundle.manifest import Manifest
 
 IntArray = npt.NDArray[np.int64]
@@ -185,6 +186,7 @@ def compare_case(
         wrong_decisions: see `Check`.
     """
     has_tokens = {spec.name: "tokens" in spec.shape for spec in manifest.outputs}
+    left = {spec.fed_from: spec for spec in manifest.memories}
     if samples is not None:
         has_tokens[HEAD_INPUT] = True
     outputs = {}
@@ -192,14 +194,20 @@ def compare_case(
         found = []
         for row, length in enumerate(case.lengths):
             actual = got[name][row]
-            if samples is not None and name != HEAD_INPUT:
+            wanted = expected[row][name]
+            if name in left:
+                is_there = there(left[name], expected[row])
+                actual, wanted = actual[is_there], wanted[is_there]
+            elif samples is not None and name != HEAD_INPUT:
                 actual = actual[samples_of_row(case, length, samples)]
             elif is_by_token:
                 actual = actual[case.real(length)]
-            # Scores without a feature axis ([batch, tokens]) are compared as one vector per row.
-            pair = np.atleast_2d(actual), np.atleast_2d(expected[row][name])
-            found.append(compare(*pair, half_precision=manifest.dtype != "float32"))
-        outputs[name] = joined(found)
+            if actual.size:
+                # Scores without a feature axis ([batch, tokens]) are compared as one vector per row.
+                pair = np.atleast_2d(actual), np.atleast_2d(wanted)
+                found.append(compare(*pair, half_precision=manifest.dtype != "float32"))
+        if found:
+            outputs[name] = joined(found)
     return Check(
         graph=graph,
         case=case,

@@ -6,6 +6,7 @@ __all__ = ["expected_rows", "padded_batch", "sampled_tokens", "samples_of_row", 
 
 import contextlib
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -22,8 +23,8 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 
 
-def padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
-    """The inputs, [batch, tokens] each; memories are 0.
+def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]]:
+    """The inputs, [batch, tokens] each, and what is remembered.
 
     On the right padding holds ordinary ids, because they must not matter. On the left it holds the
     padding id, from which models of RoBERTa's kind number their positions.
@@ -49,7 +50,7 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, IntArray]:
         Role.MARKS: marks,
         Role.POOLED: pooled,
     }
-    return reference.named(of_role, rows=case.batch)
+    return reference.named(of_role, reference.past.of_case(case))
 
 
 def sampled_tokens(case: Case, base: int) -> IntArray:
@@ -106,7 +107,8 @@ def expected_rows(
         in_front = range(case.tokens)[case.real(length)].start
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)] - in_front
         with _following(reference, decisions, row, slice(in_front, in_front + length)):
-            rows.append(reference.unpadded(row, length, shift=in_front, samples=of_row))
+            memories = reference.past.of_row(case, row)
+            rows.append(reference.unpadded(row, length, memories=memories, shift=in_front, samples=of_row))
     return rows
 
 
@@ -130,8 +132,11 @@ def _expected_of_padded_rows(
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)]
         with _following(reference, decisions, row, slice(0, case.tokens)):
             outputs = reference.batch({name: array[row : row + 1] for name, array in inputs.items()}, samples=of_row)
+        left = {spec.fed_from for spec in reference.past.specs}
         rows.append({
-            name: values[0] if _is_of_real_tokens(axes.get(name), of_row) else values[0, case.real(length)]
+            name: values[0]
+            if name in left or _is_of_real_tokens(axes.get(name), of_row)
+            else values[0, case.real(length)]
             for name, values in outputs.items()
         })  # fmt: skip
     return rows

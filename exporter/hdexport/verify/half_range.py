@@ -17,6 +17,7 @@ import numpy.typing as npt
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
+from hdexport.verify.remembered import empty_memory
 from hdexport.verify.sample_text import sample_ids
 from hdruntime.bundle.manifest import HalfRange, Manifest, Role
 from hdruntime.bundle.reader import Bundle
@@ -229,7 +230,7 @@ def _runner(bundle: Bundle, model: onnx_ir.Model) -> Callable[[Sequence[str], In
         ones = np.ones_like(first)
         known = {Role.IDS: text[np.newaxis], Role.MASK: ones, Role.MARKS: first, Role.POOLED: ones}
         feeds = {
-            spec.name: np.zeros((1, *map(int, spec.shape[1:])), np.float32)
+            spec.name: empty_memory(spec, 1, bundle.manifest.least_memory)
             if spec.role is Role.MEMORY
             else known.get(spec.role, np.zeros_like(first))
             for spec in bundle.manifest.inputs

@@ -18,6 +18,7 @@ from hdexport.checkpoint import Checkpoint
 from hdexport.families import Family
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme
 from hdexport.model.tasks import Task
+from hdexport.verify.remembered import PastTexts, empty_memory
 from hdruntime.bundle.manifest import Manifest, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import ModelError
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hdexport.model.graph_module import GraphModule
+
+_PAST_ROW = 1000
+"""Number of the text that is remembered; no case has as many rows."""
 
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
@@ -41,6 +45,7 @@ class Reference:
         positions_shift: whether padding before a text shifts its positions.
         special_ids: that no text has.
         facts: what its attention is like.
+        longest: tokens that a text and what is remembered may have in all; None for any number.
     """
 
     def __init__(
@@ -52,11 +57,14 @@ class Reference:
         positions_shift: bool,
         special_ids: Sequence[int],
         facts: ReferenceFacts,
+        longest: int | None = None,
     ) -> None:
         self._module, self.facts = module, facts
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
+        memories = [spec for spec in module.inputs if spec.role is Role.MEMORY]
+        self.past = PastTexts(memories, self._leaves, longest=longest)
 
     @property
     def task(self) -> Task:
@@ -68,15 +76,23 @@ class Reference:
         """Whether PyTorch can compute a text as if padding were before it."""
         return "position_ids" in inspect.signature(self._module.model.forward).parameters
 
-    def named(self, of_role: Mapping[Role, IntArray], *, rows: int) -> dict[str, npt.NDArray[Any]]:
-        """The model's inputs by name, from what each role holds; what is not said, such as a memory, is 0."""
+    def named(
+        self, of_role: Mapping[Role, IntArray], memories: Mapping[str, FloatArray]
+    ) -> dict[str, npt.NDArray[Any]]:
+        """The model's inputs by name, from what each role holds, 0 where it is not said, and what is remembered."""
         shape = of_role[Role.IDS].shape
         return {
-            spec.name: np.zeros((rows, *map(int, spec.shape[1:])), np.float32)
+            spec.name: memories[spec.name]
             if spec.role is Role.MEMORY
             else of_role.get(spec.role, np.zeros(shape, np.int64))
             for spec in self._module.inputs
         }
+
+    def _leaves(self, tokens: int, memory: int) -> dict[str, FloatArray]:
+        """What a text of so many tokens leaves in a memory of that size, [1, ...] each."""
+        empty = {spec.name: empty_memory(spec, 1, memory) for spec in self.past.specs}
+        left = self.unpadded(_PAST_ROW, tokens, memories=empty)
+        return {str(spec.fed_from): left[str(spec.fed_from)][None] for spec in self.past.specs}
 
     def token_types(self, length: int) -> IntArray:
         """[length], the types of a text's tokens in a check: its second half is another text than its first."""
@@ -99,13 +115,20 @@ class Reference:
         return self._ids[generator.integers(0, len(self._ids), length)].astype(np.int64)
 
     def unpadded(
-        self, row: int, length: int, *, shift: int = 0, samples: IntArray | None = None
+        self,
+        row: int,
+        length: int,
+        *,
+        memories: Mapping[str, FloatArray] | None = None,
+        shift: int = 0,
+        samples: IntArray | None = None,
     ) -> dict[str, FloatArray]:
         """The outputs for one row's text alone: name -> array without the batch axis.
 
         Args:
             row: which text.
             length: its tokens.
+            memories: what is remembered, [1, ...] each; None for a model that remembers nothing.
             shift: padding before it, which shifts the positions of models of BERT's kind.
             samples: as :meth:`batch` takes it.
         """
@@ -117,7 +140,7 @@ class Reference:
             Role.MARKS: self.marks(length)[None],
             Role.POOLED: self.pooled(length)[None],
         }
-        inputs = self.named(of_role, rows=1)
+        inputs = self.named(of_role, memories or {})
         if shift and self.positions_shift and self.takes_position_ids:
             inputs["position_ids"] = np.arange(shift, shift + length)[None]
         return {name: values[0] for name, values in self.batch(inputs, samples=samples).items()}
@@ -187,6 +210,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         pooling=sentence_pooling(checkpoint.path, hidden_size=checkpoint.family.token_width(model.config))
         if task is Task.SENTENCE_SIMILARITY
         else None,
+        memories=facts.memories,
     ).eval()
     pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)
     return Reference(
@@ -196,6 +220,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         positions_shift=positions.first_row == 0 and positions.form != Form.BY_LENGTH.value,
         special_ids=[pad_token_id, 0, 1, 2, 3],
         facts=facts,
+        longest=manifest.document_tokens,
     )
 
 
@@ -220,6 +245,7 @@ def _use_attention(model: PreTrainedModel, family: Family, bundle: Bundle) -> Re
         counts_from_padding=any(facts.counts_from_padding for facts in found),
         decisions=next((facts.decisions for facts in found if facts.decisions is not None), None),
         information=next((facts.information for facts in found if facts.information is not None), None),
+        memories=next((facts.memories for facts in found if facts.memories is not None), None),
     )
 
 

@@ -63,14 +63,18 @@ def attend_keys(
     tail: tl.constexpr,
     masked: tl.constexpr,
     factors=None,  # [keys], of their scores; None for 1
+    initial=None,  # [queries, keys], what the products are added to; None for 0
+    added=None,  # [queries, keys], to the sums; None for nothing. Both may be laid out differently.
 ):
     """Add one block of keys to the running softmax; `present` and `seen` count only where masked."""
     sums, sums_tail, top, norm = state
     key = load_rows(keys, offsets, present, head, 0, masked)
-    scores = tl.dot(query, tl.trans(key), input_precision="ieee")
+    scores = tl.dot(query, tl.trans(key), initial, input_precision="ieee")
     if tail:
         key_tail = load_rows(keys, offsets, present, tail, head, masked)
         scores = tl.dot(query_tail, tl.trans(key_tail), scores, input_precision="ieee")
+    if added is not None:
+        scores += added
     if factors is not None:
         scores *= factors[None, :]
     if masked:

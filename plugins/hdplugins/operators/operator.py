@@ -22,7 +22,8 @@ class Operator:
         version: grows when the semantics change.
         package: import path of the operator's folder.
         inputs: names of the inputs, in order: the states, the mask, and others.
-        states: number of leading inputs of shape [batch, heads, tokens, head_dim]. The mask, [batch, tokens], is next.
+        states: number of leading inputs of shape [batch, heads, tokens, head_dim]; behind the first, `tokens` may be
+            more: those of keys. The mask, [batch, tokens] of the last state, is next.
         optional_inputs: the trailing inputs that a node may leave out.
         attributes: names of the attributes.
     """

@@ -120,7 +120,7 @@ class PluginFace(ABC):
         self.launches(shapes, attributes, constants=constants)
 
     def check_shapes(self, shapes: Shapes) -> None:
-        """Refuse shapes that do not belong together.
+        """Refuse shapes that do not belong together: here of states that are alike, and of a mask of their tokens.
 
         Raises:
             ValueError: it says what fits.

@@ -82,13 +82,13 @@ class _Plan:
     """A call's launches, packed for one set of shapes.
 
     Attributes:
-        first_shape: of the first input.
+        shapes: of the states.
         launches: to be started in order.
         offsets: of the scratch buffers in the workspace, in bytes.
         stream_type: the driver's ``CUstream``.
     """
 
-    first_shape: tuple[int, ...]
+    shapes: tuple[tuple[int, ...], ...]
     launches: tuple[PreparedLaunch, ...]
     offsets: tuple[int, ...]
     stream_type: Any
@@ -197,10 +197,9 @@ class Plugin:
                 "there are no kernels to launch: the plugin was created without a bundle's folder of kernels, or its "
                 "shapes were refused. Deserialise the engine within hdplugins.tensorrt.plugins.plugins_with_kernels."
             )
-        if tuple(input_desc[0].dims) != plan.first_shape:
-            raise LaunchError(
-                f"the plugin was set up for shapes {plan.first_shape}, but got {tuple(input_desc[0].dims)}."
-            )
+        shapes = tuple(tuple(tensor.dims) for tensor in input_desc[: len(plan.shapes)])
+        if shapes != plan.shapes:
+            raise LaunchError(f"the plugin was set up for shapes {plan.shapes}, but got {shapes}.")
         addresses = (*inputs, *outputs, *(workspace + offset for offset in plan.offsets))
         cuda_stream = plan.stream_type(stream)
         for launch in plan.launches:
@@ -219,7 +218,7 @@ class Plugin:
         given = self.operator.inputs[: len(shapes)]
         places = {name: place for place, name in enumerate((*given, face.OUTPUT, *offsets))}
         return _Plan(
-            first_shape=shapes[0],
+            shapes=shapes[: self.operator.states],
             launches=tuple(
                 PreparedLaunch(self._loaded[launch.kernel], launch, places)
                 for launch in face.launches(shapes, self.attributes, constants=constants)

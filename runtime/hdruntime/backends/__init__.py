@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceRunner", "Runner"]
+__all__ = ["DeviceRunner", "Memories", "Runner"]
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -14,6 +14,39 @@ from hdruntime.bundle.manifest import Backend
 
 if TYPE_CHECKING:
     from hdruntime.gpu.device_arrays import DeviceArray
+
+
+class Memories(Protocol):
+    """What some rows remember, kept where the runner computes; memories of tokens have their full size.
+
+    For one thread at a time. It is freed with the last reference to it.
+    """
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
+        """Run one segment of each row, and remember what it leaves. A failed run ends the use of these memories.
+
+        Args:
+            inputs: every input of the manifest but its memories, checked; a row without real tokens is not computed, or
+                its results have no meaning.
+            outputs: names of the requested outputs; others are not copied out of the runner's memory.
+
+        Returns:
+            as :meth:`Runner.start`.
+
+        Raises:
+            InputError: the runner does not accept so many rows or tokens, or the memories.
+            BackendError, OutOfMemoryError: as :meth:`Runner.start`.
+        """
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """Tokens computed for segments with this mask, int64 [batch, tokens], including all padding."""
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Set what these rows remember to the manifest's defaults, for another document.
+
+        Raises:
+            BackendError: the backend cannot, or is closed.
+        """
 
 
 class Runner(Protocol):
@@ -58,6 +91,14 @@ class Runner(Protocol):
         Raises:
             BackendError: the backend failed, or is closed. Raised here or by the returned function.
             OutOfMemoryError: memory is too small for this batch; a smaller one may fit. Likewise.
+        """
+
+    def open_memories(self, rows: int) -> Memories:
+        """The memories of batches of so many rows, which begin with the manifest's defaults.
+
+        Raises:
+            BackendError: the backend is closed.
+            OutOfMemoryError: memory is too small; fewer rows may fit.
         """
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.backends.onnxruntime_memories import HostMemories
 from hdruntime.backends.onnxruntime_sessions import (
     GraphRunner,
     Inputs,
@@ -88,8 +89,13 @@ class OnnxRuntimeRunner(GraphRunner):
         whole = ~right_padded_rows(attention_mask)
         return int(attention_mask[~whole].sum()) + attention_mask[whole].size
 
-    def _run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        attention_mask = inputs[self._mask]
+    def open_memories(self, rows: int) -> HostMemories:
+        """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
+        return HostMemories(self, rows)
+
+    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run a batch; see :class:`hdruntime.backends.Runner`."""
+        attention_mask = inputs[self.mask]
         if attention_mask.all():
             return self._run_as_given(inputs, outputs)
         batch, tokens = attention_mask.shape
@@ -118,11 +124,20 @@ class OnnxRuntimeRunner(GraphRunner):
         """Rows that run together, and how many of their tokens do; None for all."""
         return [(np.arange(len(attention_mask)), None)] if self._keeps_padding else equal_length_groups(attention_mask)
 
-    def _arrays(self, session: Any, inputs: Inputs, outputs: Sequence[str]) -> list[npt.NDArray[np.float32]]:
-        arrays: list[npt.NDArray[np.float32]] = session.run(outputs, dict(inputs))
+    def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        with self._open_session(inputs) as session:
+            arrays: list[npt.NDArray[np.float32]] = session.run(outputs, dict(inputs))
+        self._give_memory_back(inputs)
+        return dict(zip(outputs, arrays, strict=True))
+
+    def _bound(self, session: Any, inputs: Inputs, *others: Any) -> Outputs:
+        results = super()._bound(session, inputs, *others)
+        self._give_memory_back(inputs)
+        return results
+
+    def _give_memory_back(self, inputs: Inputs) -> None:
         if inputs[self._ids].size > _LARGE_RUN_TOKENS:
             _give_memory_back()
-        return arrays
 
 
 def equal_length_groups(attention_mask: npt.NDArray[np.int64]) -> Iterator[_Group]:

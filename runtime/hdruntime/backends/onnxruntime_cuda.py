@@ -8,12 +8,10 @@ import contextlib
 import io
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.backends.onnxruntime_memories import DeviceMemories
 from hdruntime.backends.onnxruntime_sessions import (
     GraphRunner,
     Inputs,
@@ -68,32 +66,31 @@ class OnnxRuntimeCudaRunner(GraphRunner):
         session = open_session(bundle, graph, session_options(threads), providers=_providers(gpu))
         _check_provider(session)
         super().__init__(bundle, session)
-        self._device_id = gpu.device
+        self.device = _DEVICE, gpu.device
         self._lock = threading.Lock()
         logger.info("%s runs %s on GPU %d", self.backend.value, graph.file, gpu.device)
 
-    def _run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+    def open_memories(self, rows: int) -> DeviceMemories:
+        """Values in the memory of the GPU; see :class:`hdruntime.backends.Runner`."""
+        return DeviceMemories(self, rows)
+
+    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run a batch; see :class:`hdruntime.backends.Runner`."""
+        return self.run_bound(inputs, outputs, {}, {})
+
+    def run_bound(
+        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        """Run a batch on memories that stay on the GPU."""
         # One batch at a time: two at once would need the memory of both.
         with self._lock:
-            results = self._run_as_given(inputs, outputs)
-        attention_mask = inputs[self._mask]
+            results = super().run_bound(inputs, outputs, memories, left)
+        attention_mask = inputs[self.mask]
         if not attention_mask.all():
             for name, values in results.items():
                 if self._has_tokens_axis[name]:
                     values[attention_mask == 0] = 0
         return results
-
-    def _arrays(self, session: Any, inputs: Inputs, outputs: Sequence[str]) -> list[npt.NDArray[np.float32]]:
-        import onnxruntime
-
-        binding = session.io_binding()
-        for name, array in inputs.items():
-            value = onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), _DEVICE, self._device_id)
-            binding.bind_ortvalue_input(name, value)
-        for name in outputs:
-            binding.bind_output(name, _DEVICE, self._device_id)
-        session.run_with_iobinding(binding)
-        return list(binding.copy_outputs_to_cpu())
 
 
 def _providers(gpu: GpuOptions) -> list[tuple[str, dict[str, str]]]:

@@ -5,10 +5,11 @@ from __future__ import annotations
 __all__ = ["GraphRunner", "Inputs", "Outputs", "chosen_graph", "open_session", "run_error", "session_options"]
 
 import abc
+import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -45,15 +46,24 @@ class GraphRunner(abc.ABC):
     Args:
         bundle: an opened bundle.
         session: of one of its graphs.
+
+    Attributes:
+        device: ONNX Runtime's name of the memory for inputs and outputs, and its number.
+        memories: inputs that outputs of the previous call feed.
+        most_memory: the most tokens of their axis ``memory``.
+        mask: name of the input that tells real tokens from padding.
     """
+
+    device: tuple[str, int] = ("cpu", 0)
 
     most_in_flight = 1
     """A run waits for its results; a second one would only share the same cores or memory."""
 
     def __init__(self, bundle: Bundle, session: Any) -> None:
         manifest = bundle.manifest
-        self._ids, self._mask = manifest.ids, manifest.mask
+        self._ids, self.mask = manifest.ids, manifest.mask
         self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in (*manifest.inputs, *manifest.outputs)}
+        self.memories, self.most_memory = manifest.memories, manifest.most_memory
         self.max_len = manifest.max_len
         self._session: Any = session
 
@@ -67,28 +77,64 @@ class GraphRunner(abc.ABC):
 
     def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
         """The run of a batch, which begins when its results are requested; see :class:`hdruntime.backends.Runner`."""
-        return functools.partial(self._run, inputs, outputs)
+        return functools.partial(self.run, inputs, outputs)
 
     def close(self) -> None:
         """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""
         self._session = None
 
     @abc.abstractmethod
-    def _run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs: ...
+    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run a batch; see :class:`hdruntime.backends.Runner`."""
 
-    @abc.abstractmethod
-    def _arrays(self, session: Any, inputs: Inputs, outputs: Sequence[str]) -> Sequence[npt.NDArray[np.float32]]:
-        """What the session computes, padding included."""
+    def on_device(self, array: npt.NDArray[Any]) -> Any:
+        """An ``OrtValue`` of the array: a copy on a GPU, the array itself on the CPU."""
+        import onnxruntime
 
-    def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        return onnxruntime.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *self.device)
+
+    def run_bound(
+        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        """Run a batch as given, on memories that stay on the device.
+
+        Args:
+            inputs: without memories.
+            outputs: names of the requested outputs.
+            memories: name of an input -> ``OrtValue``.
+            left: name of an output -> ``OrtValue`` that it is written to.
+        """
+        with self._open_session(inputs) as session:
+            return self._bound(session, inputs, outputs, memories, left)
+
+    def _bound(
+        self, session: Any, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        binding = session.io_binding()
+        # Referred to until the run has ended: on the CPU they are the caller's arrays.
+        given = {name: self.on_device(array) for name, array in inputs.items()} | dict(memories)
+        for name, value in given.items():
+            binding.bind_ortvalue_input(name, value)
+        answers = [name for name in outputs if name not in left]
+        for name in answers:
+            binding.bind_output(name)  # in the memory of the CPU
+        for name, value in left.items():
+            binding.bind_ortvalue_output(name, value)
+        session.run_with_iobinding(binding)
+        found = dict(zip(answers, (value.numpy() for value in binding.get_outputs()), strict=False))
+        # On the CPU these share memory with what the next call replaces.
+        return found | {name: left[name].numpy().copy() for name in outputs if name in left}
+
+    @contextlib.contextmanager
+    def _open_session(self, inputs: Inputs) -> Iterator[Any]:
+        """The session, for one run, whose errors are translated."""
         session = self._session
         if session is None:
             raise BackendError("The ONNX Runtime session is closed; load the bundle again.")
         try:
-            arrays = self._arrays(session, inputs, outputs)
+            yield session
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
             raise run_error(error, *inputs[self._ids].shape) from error
-        return dict(zip(outputs, arrays, strict=True))
 
 
 def chosen_graph(bundle: Bundle, lowerings: Sequence[str], *, where: str) -> GraphFile:

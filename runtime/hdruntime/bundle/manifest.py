@@ -38,11 +38,12 @@ Task = Literal[
     "text-classification",
     "token-classification",
     "question-answering",
+    "text-scoring",
 ]
 Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
 Scheme = Literal["hierarchical", "tile", "interpolate", "interpolate:static", "group", "none"]
-Form = Literal["folded", "factored", "by_length", "computed"]
+Form = Literal["folded", "factored", "by_length", "computed", "distances"]
 AttentionScale = Literal["logn", "none"]
 Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
@@ -88,7 +89,8 @@ class Role(str, Enum):
     POOLED = "pooled"
     """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for those of its prompt."""
     MEMORY = "memory"
-    """[batch, ...], float32, sizes but for the batch: an output of the previous call; see `InputSpec.fed_from`."""
+    """[batch, ...] or [batch, memory, ...], float32, other axes sizes: an output of the previous call; see
+    `InputSpec.fed_from`. All axes ``memory`` of a call have one size, and what the call leaves has it, too."""
 
 
 class Fill(str, Enum):
@@ -132,6 +134,11 @@ class TensorSpec:
         """Whether the axis after the batch is that of the tokens."""
         return self.shape[1:2] == ("tokens",)
 
+    @property
+    def has_memory_axis(self) -> bool:
+        """Whether the axis after the batch is that of the tokens of earlier calls."""
+        return self.shape[1:2] == ("memory",)
+
 
 @dataclass(frozen=True, kw_only=True)
 class InputSpec(TensorSpec):
@@ -140,7 +147,8 @@ class InputSpec(TensorSpec):
     Attributes:
         role: its purpose.
         default: its value if a caller omits it.
-        bound: of marks, the most that a row may have; None for any number, and for other roles.
+        bound: of marks, the most that a row may have, or None for any number; of a memory with an axis ``memory``, the
+            most that it may have. None for others.
         fed_from: of a memory, the output that it was in the call before, whose name is another: names in a graph are
             unique. None for other roles.
     """
@@ -175,7 +183,8 @@ class Positions:
         rows: positions served, equal to ``max_len``.
         first_row: row of the checkpoint's table that holds the first position (``padding_idx + 1``, or 0).
         form: ``folded`` into one table, ``factored`` into two lookups and an add, ``by_length``: looked up in the
-            checkpoint's rows by each text's own length, or ``computed``: there is no table.
+            checkpoint's rows by each text's own length, ``computed``: there is no table, or ``distances``: there are no
+            positions but distances, of which any number is served.
         attention_scale: ``logn`` where queries are multiplied by max(1, ln n / ln trained), n being the tokens of a
             text that they attend to; else ``none``.
         trained: positions that the model was trained with before it was extended, which may be fewer than `base`; None
@@ -231,10 +240,11 @@ class HalfRange:
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileShape:
-    """One optimisation profile of an engine: (min, opt, max) of each dynamic axis."""
+    """One optimisation profile of an engine: (min, opt, max) of each dynamic axis; None for one that no input has."""
 
     batch: tuple[Size, Size, Size]
     tokens: tuple[Size, Size, Size]
+    memory: tuple[Size, Size, Size] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -350,6 +360,8 @@ class Manifest:
         half_range: of the portable graph; None if it is not float16, or was not verified.
         ffn_chunk: most tokens that a feed-forward network computes at once, in the graphs for ONNX Runtime that are not
             portable; None for all of a batch.
+        document_tokens: the most real tokens of a document that comes in segments, in all of them together: its
+            positions continue, and no more are served. None for any number, and of models without memories.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
             `Verification` names is as it says.
@@ -384,10 +396,33 @@ class Manifest:
     half_range: HalfRange | None = None
     sentence: SentenceSettings | None = None
     ffn_chunk: Length | None = None
+    document_tokens: Length | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""
         return next((spec for spec in self.inputs if spec.role is role), None)
+
+    @property
+    def memories(self) -> tuple[InputSpec, ...]:
+        """The inputs that outputs of the previous call feed."""
+        return tuple(spec for spec in self.inputs if spec.role is Role.MEMORY)
+
+    @property
+    def answers(self) -> tuple[TensorSpec, ...]:
+        """The outputs that feed no memory."""
+        fed = {spec.fed_from for spec in self.memories}
+        return tuple(spec for spec in self.outputs if spec.name not in fed)
+
+    @property
+    def most_memory(self) -> int:
+        """The most tokens of an axis ``memory``; 0 without one."""
+        return max((spec.bound or 0 for spec in self.memories), default=0)
+
+    @property
+    def least_memory(self) -> int:
+        """Tokens of the axis ``memory`` of a text of one segment: all where what is not yet there is attended to."""
+        attended = any(spec.has_memory_axis and spec.default.fill is Fill.ONES for spec in self.memories)
+        return self.most_memory if attended else min(1, self.most_memory)
 
     @property
     def ids(self) -> str:

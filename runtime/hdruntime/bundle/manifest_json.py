@@ -30,6 +30,7 @@ _OUTPUTS_OF_TASK: dict[str, dict[str, tuple[str, ...]]] = {
     "text-classification": {"logits": _VECTOR},
     "token-classification": {"logits": _VECTORS},
     "question-answering": {"start_logits": _TOKENS, "end_logits": _TOKENS},
+    "text-scoring": {"log_probabilities": _TOKENS},
 }
 """The outputs that a task needs; a graph may have others beside these."""
 
@@ -42,7 +43,7 @@ _FILLS_OF_ROLE = {
     Role.TOKEN_TYPES: (Fill.ZEROS, Fill.AFTER_TOKEN),
     Role.MARKS: (Fill.REQUIRED, Fill.ZEROS, Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN),
     Role.POOLED: (Fill.ONES,),
-    Role.MEMORY: (Fill.ZEROS,),
+    Role.MEMORY: (Fill.ZEROS, Fill.ONES),
 }
 
 _FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
@@ -115,6 +116,11 @@ def _problems(manifest: Manifest) -> Iterator[str]:
 
 def _input_problems(manifest: Manifest) -> Iterator[str]:
     yield from _repeated("inputs", (spec.name for spec in manifest.inputs))
+    bounds = {spec.bound for spec in manifest.inputs if spec.has_memory_axis}
+    if len(bounds) > 1:
+        yield f"inputs has memories of {' and '.join(map(str, sorted(map(str, bounds))))} tokens; they must be equal"
+    if manifest.document_tokens is not None and not manifest.memories:
+        yield f"document_tokens is {manifest.document_tokens}, but no input has the role memory"
     roles = Counter(spec.role for spec in manifest.inputs)
     for role in Role:
         if role in _ONE_OF_ROLE and roles[role] != 1:
@@ -131,16 +137,19 @@ def _problems_of_input(spec: InputSpec, outputs: Iterable[TensorSpec]) -> Iterat
         yield f".default.fill should be {fills} for {spec.role.value}, not {spec.default.fill.value}"
     if (spec.default.token_id is None) == (spec.default.fill in _FILLS_BY_TOKEN):
         yield f".default.token_id is {spec.default.token_id} for the fill {spec.default.fill.value}"
-    if spec.bound is not None and spec.role is not Role.MARKS:
-        yield f".bound is {spec.bound}; only marks have a bound"
+    if spec.bound is not None and spec.role is not Role.MARKS and not spec.has_memory_axis:
+        yield f".bound is {spec.bound}; only marks and memories of tokens have a bound"
     if spec.role is not Role.MEMORY:
         if spec.fed_from is not None:
             yield f".fed_from is {spec.fed_from}; only memories are fed from an output"
         if spec.dtype != "int64" or spec.shape != ("batch", "tokens"):
             yield f" should be int64 [batch, tokens], not {_described(spec)}"
         return
-    if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(n, int) for n in spec.shape[1:]):
-        yield f" should be float32 [batch, ...] with sizes, not {_described(spec)}"
+    sizes = spec.shape[2 if spec.has_memory_axis else 1 :]
+    if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(size, int) for size in sizes):
+        yield f" should be float32 [batch, ...] or [batch, memory, ...] with sizes, not {_described(spec)}"
+    if spec.has_memory_axis and spec.bound is None:
+        yield ".bound is None; a memory of tokens needs the most that it may have"
     if spec.fed_from is None:
         yield ".fed_from is None; a memory needs the name of an output"
         return
@@ -154,7 +163,7 @@ def _output_problems(manifest: Manifest) -> Iterator[str]:
     outputs = {spec.name: spec for spec in manifest.outputs}
     yield from _repeated("outputs", (spec.name for spec in manifest.outputs))
     for index, spec in enumerate(manifest.outputs):
-        named = 2 if spec.shape[1:2] == ("tokens",) else 1
+        named = 2 if spec.has_tokens_axis or spec.has_memory_axis else 1
         sizes = spec.shape[named:]
         if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(size, int) for size in sizes):
             yield f"outputs[{index}] should be float32 [batch, ...] or [batch, tokens, ...], not {_described(spec)}"
@@ -210,8 +219,8 @@ def _engine_problems(where: str, engine: EngineFile) -> Iterator[str]:
     if not engine.profiles:
         yield f"{where}.profiles is empty"
     for index, profile in enumerate(engine.profiles):
-        for axis in (profile.batch, profile.tokens):
-            if list(axis) != sorted(axis):
+        for axis in (profile.batch, profile.tokens, profile.memory):
+            if axis is not None and list(axis) != sorted(axis):
                 yield f"{where}.profiles[{index}] should be (min, opt, max), not {axis}"
 
 

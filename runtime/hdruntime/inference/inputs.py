@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Array", "checked_inputs"]
+__all__ = ["BUILD_WITH_MEMORY", "Array", "checked_inputs"]
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,11 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.bundle.manifest import Fill, InputSpec, Manifest, Role
+from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.errors import InputError
 from hdruntime.inference.marks import check_marks, default_marks
 from hdruntime.text.checks import length_error
 
 _INT64_MAX = np.iinfo(np.int64).max
+
+BUILD_WITH_MEMORY = (
+    "XLNet and Transformer-XL remember, and models like BERT that are built with windows and a memory: "
+    "hdexport build MODEL --attention window:256,right:0,global:0 --recurrence 512"
+)
+"""Advice where a bundle without memories is given one."""
 
 _MEANINGS = {
     Role.MASK: (1, "1 for real tokens and 0 for padding"),
@@ -28,17 +35,21 @@ _MEANINGS = {
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[np.float32]
 Array = npt.NDArray[Any]
-"""An input: int64 [batch, tokens], or a memory, float32 [batch, ...]."""
+"""An input: int64 [batch, tokens], or a memory, float32 [batch, ...] or [batch, memory, ...]."""
 
 
-def checked_inputs(given: Mapping[str, object], manifest: Manifest, *, max_len: int | None = None) -> dict[str, Array]:
+def checked_inputs(
+    given: Mapping[str, object], manifest: Manifest, *, max_len: int | None = None, memory: int | None = None
+) -> dict[str, Array]:
     """The inputs of the bundle's graphs, with defaults filled in.
 
     Args:
-        given: name -> array, tensor or nested list: integers [batch, tokens], masks and marks also as booleans; for a
-            memory floats of the manifest's shape. A missing input, or None, gets the manifest's default.
+        given: name -> array, tensor or nested list: integers [batch, tokens], masks and marks also as booleans, and the
+            mask as floats 0 and 1; for a memory floats of the manifest's shape. A missing input, or None, gets the
+            manifest's default.
         manifest: of the bundle.
-        max_len: most tokens, if the backend accepts fewer than the manifest says.
+        max_len: most tokens, if the backend accepts another number than the manifest says.
+        memory: size of the axis ``memory`` if no memory with that axis is given; None for the most.
 
     Returns:
         name -> int64 [batch, tokens], or, for a memory, float32 of the manifest's shape; in the manifest's order.
@@ -49,7 +60,7 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest, *, max_len: 
     accepted = [spec.name for spec in manifest.inputs]
     for name in given:
         if name not in accepted:
-            raise InputError(f"Unknown input {name!r}; this bundle accepts {', '.join(accepted)}.")
+            raise _unknown_input(name, manifest)
     for spec in manifest.inputs:
         if spec.default.fill is Fill.REQUIRED and given.get(spec.name) is None:
             raise InputError(f"{spec.name} is missing; give it as integers of shape [batch, tokens].")
@@ -63,11 +74,12 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest, *, max_len: 
         if value is not None and spec.name != manifest.ids:
             read[spec.name] = _read(value, spec)
             _check_shape(spec, read[spec.name], ids, manifest.ids)
+    memory = _size_of_memory(read, manifest, manifest.most_memory if memory is None else memory)
     _check_ids(ids, manifest.ids, manifest.vocab_size)
     mask = read.setdefault(manifest.mask, np.ones_like(ids))
     for spec in manifest.inputs:
         if spec.name not in read:
-            read[spec.name] = _default(spec, ids, mask)
+            read[spec.name] = _default(spec, ids, mask, memory)
         elif spec.role in _MEANINGS:
             _check_range(spec.name, read[spec.name], *_MEANINGS[spec.role])
         if spec.role is Role.MARKS:
@@ -75,9 +87,31 @@ def checked_inputs(given: Mapping[str, object], manifest: Manifest, *, max_len: 
     return {name: read[name] for name in accepted}
 
 
-def _default(spec: InputSpec, ids: IntArray, mask: IntArray) -> Array:
+def _unknown_input(name: str, manifest: Manifest) -> InputError:
+    accepted = f"Unknown input {name!r}; this bundle accepts {', '.join(spec.name for spec in manifest.inputs)}."
+    if name.startswith("mem") and not manifest.memories:
+        accepted += f"\nIt remembers nothing from one call to the next. {BUILD_WITH_MEMORY}"
+    return InputError(accepted)
+
+
+def _size_of_memory(given: Mapping[str, Array], manifest: Manifest, default: int) -> int:
+    """The size that all given memories agree on; the default if none with that axis is given."""
+    sizes = {
+        spec.name: given[spec.name].shape[1]
+        for spec in manifest.memories
+        if spec.has_memory_axis and spec.name in given
+    }
+    if len(set(sizes.values())) > 1:
+        shown = ", ".join(f"{name} has {size}" for name, size in sizes.items())
+        raise InputError(
+            f"The memories differ in their tokens: {shown}.\nGive all of them from one call, or leave all of them out."
+        )
+    return next(iter(sizes.values()), default)
+
+
+def _default(spec: InputSpec, ids: IntArray, mask: IntArray, memory: int) -> Array:
     if spec.role is Role.MEMORY:
-        return np.zeros((len(ids), *_sizes(spec)), np.float32)
+        return memory_at_start(spec, rows=len(ids), memory=memory)
     if spec.default.fill in (Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN):
         return default_marks(spec, ids, mask)
     if spec.default.fill is Fill.AFTER_TOKEN:
@@ -90,7 +124,10 @@ def _default(spec: InputSpec, ids: IntArray, mask: IntArray) -> Array:
 def _read(value: object, spec: InputSpec) -> Array:
     if spec.role is Role.MEMORY:
         return _floats(value, spec)
-    return _integers(value, spec.name, may_be_boolean=spec.role in (Role.MASK, Role.MARKS, Role.POOLED))
+    is_mask = spec.role is Role.MASK
+    return _integers(
+        value, spec.name, may_be_boolean=is_mask or spec.role in (Role.MARKS, Role.POOLED), may_be_float=is_mask
+    )
 
 
 def _floats(value: object, spec: InputSpec) -> FloatArray:
@@ -107,17 +144,12 @@ def _floats(value: object, spec: InputSpec) -> FloatArray:
     return np.ascontiguousarray(array, dtype=np.float32)
 
 
-def _sizes(spec: InputSpec) -> tuple[int, ...]:
-    """Sizes of a memory's axes after the batch."""
-    return tuple(int(size) for size in spec.shape[1:])
-
-
 def _shown(spec: InputSpec) -> str:
     return f"[{', '.join(map(str, spec.shape))}]"
 
 
-def _integers(value: object, name: str, *, may_be_boolean: bool = False) -> IntArray:
-    """The value as an int64 array [batch, tokens], or an error with the reason."""
+def _integers(value: object, name: str, *, may_be_boolean: bool = False, may_be_float: bool = False) -> IntArray:
+    """The value as an int64 array [batch, tokens], or an error with the reason; floats may be 0 and 1 only."""
     try:
         array = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -136,6 +168,9 @@ def _integers(value: object, name: str, *, may_be_boolean: bool = False) -> IntA
     if array.size and array.dtype == object:
         # NumPy's type for integers beyond 64 bits; no other list of numbers becomes this type.
         raise InputError(f"{name} holds values that are not integers of at most 64 bits.")
+    if may_be_float and array.dtype.kind == "f" and np.isin(array, (0, 1)).all():
+        # As XLNet's mask is in Hugging Face.
+        array = array.astype(np.int64)
     if array.size and array.dtype.kind not in ("iub" if may_be_boolean else "iu"):
         raise InputError(f"{name} is of type {array.dtype}; it must be integers, for example int64.")
     if array.size and array.dtype == np.uint64 and int(array.max()) > _INT64_MAX:
@@ -148,11 +183,17 @@ def _check_shape(spec: InputSpec, array: Array, ids: IntArray, ids_name: str) ->
         raise InputError(
             f"{spec.name} has shape {list(array.shape)}, but {ids_name} {list(ids.shape)}; they must be equal."
         )
-    if spec.role is Role.MEMORY and array.shape != (len(ids), *_sizes(spec)):
-        raise InputError(
-            f"{spec.name} has shape {list(array.shape)}; for {len(ids)} rows it must be {_shown(spec)}: the previous "
-            "call's output for the same rows."
-        )
+    if spec.role is not Role.MEMORY:
+        return
+    start = 2 if spec.has_memory_axis else 1
+    fits = len(array) == len(ids) and array.shape[start:] == spec.shape[start:]
+    if fits and (start == 1 or 1 <= array.shape[1] <= (spec.bound or 0)):
+        return
+    sizes = f", memory being 1 to {spec.bound}" if spec.has_memory_axis else ""
+    raise InputError(
+        f"{spec.name} has shape {list(array.shape)}; for {len(ids)} rows it must be {_shown(spec)}{sizes}: the "
+        "previous call's output for the same rows."
+    )
 
 
 def _check_ids(input_ids: IntArray, name: str, vocab_size: int) -> None:

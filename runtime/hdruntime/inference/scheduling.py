@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends import Runner
+from hdruntime.backends import Memories, Runner
 from hdruntime.errors import BackendError, HdexportError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.batching import pack_by_tokens
 from hdruntime.inference.forking import keep_for_ever, tell_of_forks
@@ -174,6 +174,22 @@ class Scheduler:
         )
         return _joined(list(parts), mask)
 
+    def run_on(self, memories: Memories, inputs: Inputs, *, outputs: Sequence[str]) -> BatchResult:
+        """Run one segment of each row on memories that the runner keeps.
+
+        Args:
+            memories: of the runner.
+            inputs: without memories.
+            outputs: names of the requested outputs.
+
+        Raises:
+            BackendError: the backend failed, or the session is closed.
+        """
+        _ = self.runner  # raises if it is closed
+        mask = self.mask_of(inputs)
+        results = memories.run(inputs, outputs)
+        return self._finished(list(range(len(mask))), mask, results, memories.computed_tokens(mask))
+
     def mask_of(self, inputs: Inputs) -> IntArray:
         """int64 [batch, tokens], 1 for real tokens."""
         return inputs[self._mask]
@@ -203,22 +219,20 @@ class Scheduler:
         Raises:
             BackendError: it failed.
         """
-        outputs = batch.results()
-        mask = batch.attention_mask
+        outputs, mask = batch.results(), batch.attention_mask
+        return self._finished(batch.rows, mask, outputs, self.runner.computed_tokens(mask))
+
+    def _finished(self, rows: list[int], mask: IntArray, outputs: Outputs, computed_tokens: int) -> BatchResult:
         self.memory.note_success(mask.shape[1])
-        self._count(mask)
+        tokens = int(np.count_nonzero(mask))
+        with self._lock:
+            self._tokens += tokens
+            self._padded_tokens += computed_tokens - tokens
         errors: dict[int, HdexportError] = {}
         for name, wrong in non_finite_rows(outputs).items():
             for index in wrong:
-                errors.setdefault(batch.rows[index], self._non_finite_error(name, []))
-        return BatchResult(rows=batch.rows, attention_mask=mask, outputs=outputs, errors=errors)
-
-    def _count(self, attention_mask: IntArray) -> None:
-        tokens = int(np.count_nonzero(attention_mask))
-        padded = self.runner.computed_tokens(attention_mask) - tokens
-        with self._lock:
-            self._tokens += tokens
-            self._padded_tokens += padded
+                errors.setdefault(rows[index], self._non_finite_error(name, []))
+        return BatchResult(rows=rows, attention_mask=mask, outputs=outputs, errors=errors)
 
 
 def non_finite_rows(outputs: Outputs) -> dict[str, list[int]]:

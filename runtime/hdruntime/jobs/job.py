@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from hdruntime.bundle.manifest import SentenceSettings
+from hdruntime.bundle.manifest import Manifest, SentenceSettings
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputChangedError, InputError
+from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.files import damaged
 from hdruntime.jobs.folder import JobFolder, StandardOutput, check_job, check_place, opened_job_folder
 from hdruntime.jobs.identity import Identity, identity_of_bundle, identity_of_inputs
@@ -28,7 +29,7 @@ from hdruntime.jobs.results import TaskResults, check_columns, column_of_spans, 
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
 from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors
-from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, cut_windows
+from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, checked_streaming, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
 from hdruntime.text.chunking import overlap_of
 from hdruntime.text.tokenization import Overflow
@@ -112,7 +113,7 @@ def plan_job(
     )
     spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
     options = replace(options, columns=replace(options.columns, spans=spans))
-    _check_options(bundle.manifest.task, task, options, max_len=bundle.manifest.max_len)
+    _check_options(bundle.manifest, task, options)
     prompt = options.chosen_prompt(bundle.manifest, task)
     files = find_inputs(
         inputs,
@@ -266,15 +267,20 @@ def _require_unchanged(change: str | None, folder: JobFolder | StandardOutput) -
     raise InputChangedError(f"{change}.\n{kept}")
 
 
-def _check_options(task: str, results: TaskResults, options: JobOptions, *, max_len: int) -> None:
-    columns = options.columns
+def _check_options(manifest: Manifest, results: TaskResults, options: JobOptions) -> None:
+    columns, task, max_len = options.columns, manifest.task, manifest.max_len
+    if options.overflow is Overflow.RECUR:
+        checked_streaming(manifest, results)
+        checked_segment(options.segment, manifest, max_len=max_len)
     if options.overflow is Overflow.SPLIT and columns.input_ids is not None:
         raise InputError(
             "Rows of ids are not split: which special ids each piece needs is unknown.\n"
             "Give texts, split them yourself, or cut them: --overflow truncate"
         )
     if options.overflow is Overflow.SPLIT and not results.splits:
-        raise InputError(f"The bundle's task is {task}, whose texts are not split.\nCut them: --overflow truncate")
+        streams = results.streams and bool(manifest.memories)
+        advice = "Stream them: --overflow recur" if streams else "Cut them: --overflow truncate"
+        raise InputError(f"The bundle's task is {task}, whose texts are not split.\n{advice}")
     if options.late_chunking is not None and columns.text_pair is not None:
         raise InputError("--late-chunking reads one text per row.\nLeave out --text-pair-column.")
     if options.overlap is not None and options.overlap >= max_len:
@@ -369,6 +375,7 @@ def _identity(
         "--id-column": columns.id or None,
         "--input-ids-column": columns.input_ids,
         "--overflow": options.overflow.value,
+        "--segment": options.segment,
         "--stride": options.stride,
         "--split-pooling": options.split_pooling.value,
         "--keep-columns": ",".join(columns.keep or ()) or None,

@@ -27,6 +27,7 @@ from hdruntime.text.tasks import (
     continued_words,
     entities,
     fillings,
+    text_score,
 )
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
@@ -58,7 +59,8 @@ class TaskResults:
             raises InputError for a row that does not fit the task. None with `chunks`.
         chunks: for late chunking, (the row's pieces; the row; the prompt) -> its chunks, to which the output of every
             piece is added; raises InputError for a row without chunks.
-        splits: whether the needed part of all pieces is small enough to combine.
+        splits: whether pieces that are run by themselves give a text's values, small enough to combine.
+        streams: whether the outputs of all tokens of a streamed document are small enough to join.
         prompts: whether a text may have a prompt; ids include it already.
         texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
     """
@@ -70,6 +72,7 @@ class TaskResults:
     chunks: Callable[[SplitEncoding, Row, str], LateChunks] | None = None
     of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
     splits: bool = True
+    streams: bool = True
     prompts: bool = False
     texts: str = "a question and its context"
     columns: tuple[str, str] = ("question", "context")
@@ -255,7 +258,24 @@ def _fill_mask(bundle: Bundle) -> TaskResults:
     filling = pa.struct([("token", pa.string()), ("token_id", pa.int32()), ("score", pa.float32())])
     fields = (pa.field("masks", pa.list_(pa.list_(filling))),)
     # Logits for the whole vocabulary at every token of a long text would fill the memory.
-    return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values, splits=False)
+    return TaskResults(
+        outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values, splits=False, streams=False
+    )
+
+
+def _text_scoring(bundle: Bundle) -> TaskResults:
+    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+        return vars(text_score(outputs["log_probabilities"]))
+
+    columns = {"log_probability": pa.float64(), "perplexity": pa.float64(), "log_probabilities": pa.list_(pa.float32())}
+    # The first token of a piece that is run by itself would have no score.
+    return TaskResults(
+        outputs=("log_probabilities",),
+        pairs=Pairs.REFUSED,
+        fields=tuple(pa.schema(columns)),
+        values=values,
+        splits=False,
+    )
 
 
 _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
@@ -264,6 +284,7 @@ _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
     "text-classification": _text_classification,
     "question-answering": _question_answering,
     "fill-mask": _fill_mask,
+    "text-scoring": _text_scoring,
 }
 
 _TASKS_ON_TEXT = ("token-classification", "question-answering")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from hdruntime.errors import InputError
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.inference.marks import check_texts_for_marks
+from hdruntime.inference.streaming import check_document_length
 from hdruntime.jobs.rows import Row
 from hdruntime.session import Session
 from hdruntime.text.checks import check_text_lengths
@@ -72,20 +73,23 @@ class RowEncoder:
             split = [_in_one_piece(encoding) for encoding in encodings]
         for text in split:
             for piece in text.pieces:
+                if self._overflow is Overflow.RECUR:
+                    check_document_length(len(piece), self._session.manifest)
                 self._check(piece.input_ids)
         return split
 
     def _from_ids(self, ids: list[int]) -> Encoding:
         if self._overflow is Overflow.TRUNCATE:
             ids = ids[: self._session.max_len]
-        check_text_lengths([len(ids)], self._session.max_len)
-        return Encoding(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
+        if self._overflow is not Overflow.RECUR:
+            check_text_lengths([len(ids)], self._session.max_len)
+        return Encoding.of_ids(ids)
 
     def _check(self, ids: Sequence[int]) -> None:
         """Refuse what would fail a whole batch: an id beyond the vocabulary, no question where it is marked."""
         manifest = self._session.manifest
         if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
-            checked_inputs({manifest.ids: [ids]}, manifest)
+            checked_inputs({manifest.ids: [ids]}, manifest, max_len=len(ids), memory=0)
         check_texts_for_marks([ids], manifest)
 
 

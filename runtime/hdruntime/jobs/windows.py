@@ -10,6 +10,7 @@ __all__ = [
     "WindowOptions",
     "WindowPool",
     "WindowResult",
+    "checked_streaming",
     "cut_windows",
 ]
 
@@ -23,8 +24,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError
+from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.scheduling import BatchResult, PaddingCount
+from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.progress import RowCounts
 from hdruntime.jobs.results import TaskResults
 from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
@@ -33,6 +35,7 @@ from hdruntime.session import Session
 from hdruntime.text.chunking import LateChunks, TextChunks, overlap_of
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
+from hdruntime.text.streamed import StreamedOutputs
 from hdruntime.text.tasks import Aggregation
 from hdruntime.text.tokenization import Encoding, Overflow
 
@@ -45,6 +48,9 @@ _CHARACTERS_PER_TOKEN = 4
 
 _WINDOW_BATCHES = 8
 """Batches per window: enough for full batches of rows of similar length."""
+
+_LANE_CHARACTERS = 2**16
+"""Of a window of streamed rows, for each that is run at a time: about 16384 tokens, so that lanes are seldom empty."""
 
 _MOST_CHARACTERS = 2**22
 """Upper bound on window size; each token uses about 200 bytes."""
@@ -66,6 +72,8 @@ class WindowOptions:
         batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None: the backend's default.
         batch_size: maximum rows per batch; None: any number.
         overflow: what happens to a row with too many tokens. A row of ids is truncated at its end; it cannot be split.
+            With ``recur`` every row is streamed, see :meth:`hdruntime.Session.stream_all`.
+        segment: tokens of a segment of a streamed row; None: as of :meth:`hdruntime.Session.stream`.
         stride: tokens that each piece of a split text repeats from the previous piece.
         split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits.
         prompt_name: name of the model's prompt before every text; None for the model's default, if it has one.
@@ -81,6 +89,7 @@ class WindowOptions:
     batch_tokens: int | None = None
     batch_size: int | None = None
     overflow: Overflow = Overflow.ERROR
+    segment: int | None = None
     stride: int = 0
     split_pooling: SplitPooling = SplitPooling.MEAN
     prompt_name: str | None = None
@@ -106,6 +115,8 @@ class WindowOptions:
             raise InputError(f"--stride {self.stride} is negative.\nUse 0 or more tokens.")
         if self.stride and self.overflow is not Overflow.SPLIT:
             raise InputError("--stride is for texts that are split.\nAdd --overflow split, or leave it out.")
+        if self.segment is not None and self.overflow is not Overflow.RECUR:
+            raise InputError("--segment is for texts that are streamed.\nAdd --overflow recur, or leave it out.")
         if self.prompt is not None and self.prompt_name is not None:
             raise InputError("--prompt and --prompt-name both define the prompt.\nLeave one of them out.")
         if self.late_chunking is not None and self.overflow is not Overflow.ERROR:
@@ -207,8 +218,9 @@ class LocalPool:
     def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
         options = options or WindowOptions()
         batch_tokens = options.batch_tokens or session.batch_tokens
-        self.window_characters = min(_WINDOW_BATCHES * batch_tokens * _CHARACTERS_PER_TOKEN, _MOST_CHARACTERS)
         self._infer = WindowInference(session, task, options=options)
+        characters = _WINDOW_BATCHES * batch_tokens * _CHARACTERS_PER_TOKEN
+        self.window_characters = min(max(characters, self._infer.lanes * _LANE_CHARACTERS), _MOST_CHARACTERS)
 
     def map(self, windows: Iterator[Window]) -> Iterator[tuple[Window, WindowResult]]:
         """Run every window; see `WindowPool`."""
@@ -252,6 +264,12 @@ class WindowInference:
         session: that runs them.
         task: whose results are computed.
         options: default `WindowOptions()`. Batches are smaller if their outputs would fill the memory.
+
+    Attributes:
+        lanes: rows that are streamed at a time; 0 if rows are not streamed.
+
+    Raises:
+        InputError: rows are to be streamed, and the bundle or its task does not allow it.
     """
 
     def __init__(self, session: Session, task: TaskResults, *, options: WindowOptions | None = None) -> None:
@@ -266,7 +284,16 @@ class WindowInference:
         self._encoder = RowEncoder(session, overflow=overflow, stride=stride, prompt=self._prompt)
         batch_tokens = options.batch_tokens or session.batch_tokens
         self._batch_size = options.batch_size
-        self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, task))
+        self._streamed, self._segment, self.lanes = None, 0, 0
+        outputs: Sequence[str] = task.outputs
+        if overflow is Overflow.RECUR:
+            self._streamed = checked_streaming(session.manifest, task)
+            outputs = self._streamed.needed
+        self._batch_tokens = min(batch_tokens, _tokens_that_fit(session.manifest, outputs))
+        if overflow is Overflow.RECUR:
+            self._segment = checked_segment(options.segment, session.manifest, max_len=session.max_len)
+            lanes = min(self._batch_tokens // self._segment, session.most_rows(self._segment))
+            self.lanes = max(1, min(lanes, options.batch_size or lanes))
         self._with_tokens = {spec.name for spec in session.manifest.outputs if spec.shape[1:2] == ("tokens",)}
         self._known_good: Encoding | None = None
 
@@ -279,7 +306,8 @@ class WindowInference:
         before = self._session.padding
         items = [_Item(row=row, error=row.error, error_kind=row.error_kind) for row in rows]
         self._encode([item for item in items if item.error is None])
-        self._infer([item for item in items if item.encoding is not None])
+        run = self._infer if self._streamed is None else self._stream
+        run([item for item in items if item.encoding is not None])
         counts = _counts(items, before, self._session.padding)
         return WindowResult(results=[result for item in items for result in self._results(item)], counts=counts)
 
@@ -318,6 +346,59 @@ class WindowInference:
         if failure is not None and not has_worked:
             self._require_working_session(failure)
 
+    def _stream(self, items: list[_Item]) -> None:
+        """Stream rows, some at a time. Those of a batch that failed begin again, with fewer rows or alone."""
+        lanes, failure, has_worked = self.lanes, None, False
+        while items:
+            lanes = min(lanes, len(items))
+            try:
+                for _ in self._streamed_items(items, lanes):
+                    has_worked = True
+                break
+            except BackendError as error:
+                items = [item for item in items if item.values is None and item.error is None]
+                if lanes == 1:
+                    items.pop(0).fail(error)
+                    failure = failure or error
+                elif isinstance(error, OutOfMemoryError):
+                    lanes = self.lanes = lanes // 2
+                else:
+                    lanes = 1
+        if failure is not None and not has_worked:
+            self._require_working_session(failure)
+
+    def _streamed_items(self, items: list[_Item], lanes: int) -> Iterator[_Item]:
+        """Yields each row when it has its values or its error."""
+        assert self._streamed is not None
+        begun = {}
+        encodings = [item.encoding.whole for item in items if item.encoding is not None]
+        for part in self._session.stream_all(
+            encodings, segment=self._segment, rows=min(lanes, len(items)), outputs=self._streamed.needed
+        ):
+            item, encoding = items[part.document], encodings[part.document]
+            if part.document not in begun:
+                begun[part.document] = self._streamed.begin(encoding)
+            if part.error is not None:
+                item.fail(part.error)
+            else:
+                begun[part.document].add(part.tokens.start, part.outputs)
+            if not part.is_last:
+                continue
+            document = begun.pop(part.document)
+            if part.error is None:
+                self._known_good = Encoding.of_ids(encoding.input_ids[: self._segment])
+                self._finish(item, document.finished())
+            yield item
+
+    def _finish(self, item: _Item, outputs: Outputs) -> None:
+        """Compute a row's values from its outputs."""
+        assert self._task.values is not None, "without chunks there are values"
+        assert item.encoding is not None
+        try:
+            item.values = self._task.values(outputs, item.encoding.whole, item.row)
+        except InputError as error:
+            item.fail(error)
+
     def _run(self, encodings: list[Encoding]) -> Iterator[BatchResult]:
         return self._session.run_batches(
             encodings, batch_tokens=self._batch_tokens, batch_size=self._batch_size, outputs=self._task.outputs
@@ -343,11 +424,7 @@ class WindowInference:
         in_order = [item.outputs[number] for number in range(len(item.outputs))]
         item.outputs = {}
         whole = merged(item.encoding, in_order, specs=self._session.manifest.outputs, pooling=self._pooling)
-        assert self._task.values is not None, "without chunks there are values"
-        try:
-            item.values = self._task.values(whole, item.encoding.whole, item.row)
-        except InputError as error:
-            item.fail(error)
+        self._finish(item, whole)
 
     def _require_working_session(self, failure: BackendError) -> None:
         """Raise the failure if the session fails on rows that it ran before, or never ran any."""
@@ -384,10 +461,25 @@ def _counts(items: Sequence[_Item], before: PaddingCount, after: PaddingCount) -
     )
 
 
-def _tokens_that_fit(manifest: Manifest, task: TaskResults) -> int:
+def checked_streaming(manifest: Manifest, task: TaskResults) -> StreamedOutputs:
+    """How the rows of a task get their outputs when they are streamed.
+
+    Raises:
+        InputError: the bundle remembers nothing, or the task's results cannot be made segment by segment.
+    """
+    checked_segment(None, manifest, max_len=manifest.max_len)
+    if not task.streams:
+        raise InputError(
+            f"The bundle's task is {manifest.task}, whose outputs for all tokens of a document would fill the memory.\n"
+            "Cut the texts: --overflow truncate"
+        )
+    return StreamedOutputs(manifest, task.outputs)
+
+
+def _tokens_that_fit(manifest: Manifest, outputs: Sequence[str]) -> int:
     """Number of tokens whose outputs take `_OUTPUT_BYTES`."""
     bytes_per_token = 0
     for spec in manifest.outputs:
-        if spec.name in task.outputs and "tokens" in spec.shape:
+        if spec.name in outputs and "tokens" in spec.shape:
             bytes_per_token += 4 * math.prod(size for size in spec.shape if isinstance(size, int))
     return max(1, _OUTPUT_BYTES // max(1, bytes_per_token))

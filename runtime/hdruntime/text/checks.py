@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["check_text_lengths", "checked_choice", "length_error"]
 
+import sys
 from collections.abc import Sequence
 from enum import Enum
 from typing import TypeVar
@@ -47,4 +48,5 @@ def checked_choice(choices: type[Choice], value: Choice | str, *, option: str) -
 def length_error(what: str, tokens: int, max_len: int, remedy: str) -> InputError:
     """The error for a text of that length, with its remedy."""
     advice = f"\n{remedy}, or rebuild with --max-len {tokens}." if tokens > max_len else ""
-    return InputError(f"{what} has {tokens} tokens; this bundle accepts 1 to {max_len}.{advice}")
+    fits = "1 or more" if max_len == sys.maxsize else f"1 to {max_len}"
+    return InputError(f"{what} has {tokens} tokens; this bundle accepts {fits}.{advice}")

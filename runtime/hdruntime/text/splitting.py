@@ -7,7 +7,8 @@
         whole = merged(split, outputs, specs=session.manifest.outputs, pooling=SplitPooling.MEAN)
 
 Every piece is run by itself: it has special tokens and the prompt, and pieces of a pair the whole first text.
-Nothing is carried from piece to piece, as the memory of a recurrent model would be: no family of this version has one.
+Nothing is carried from piece to piece. Bundles that remember what came before are streamed instead, see
+:meth:`hdruntime.Session.stream`.
 """
 
 from __future__ import annotations

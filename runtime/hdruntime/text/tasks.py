@@ -11,12 +11,14 @@ __all__ = [
     "Classification",
     "Entity",
     "Filling",
+    "TextScore",
     "answer",
     "classification",
     "continued_words",
     "entities",
     "fillings",
     "softmax",
+    "text_score",
 ]
 
 from collections.abc import Callable, Sequence
@@ -100,6 +102,18 @@ class Filling:
     token: str
     token_id: int
     score: float
+
+
+@dataclass(frozen=True)
+class TextScore:
+    """How probable a text is: its log-probability, the perplexity of a token, and each token's log-probability.
+
+    The first token has 0 and does not count: nothing predicts it. A text of one token has no perplexity, None.
+    """
+
+    log_probability: float
+    perplexity: float | None
+    log_probabilities: list[float]
 
 
 def classification(
@@ -238,6 +252,18 @@ def fillings(
     if not len(masks):
         raise InputError(f"The text has no mask to fill.\nWrite {spelling(mask_token_id)} in place of a word.")
     return [_best_tokens(softmax(logits[mask]), spelling) for mask in masks]
+
+
+def text_score(log_probabilities: np.ndarray) -> TextScore:
+    """How probable a text is.
+
+    Args:
+        log_probabilities: [tokens], float32, 0 for the first.
+    """
+    total, predicted = float(log_probabilities.sum(dtype=np.float64)), len(log_probabilities) - 1
+    with np.errstate(over="ignore"):
+        perplexity = float(np.exp(-total / predicted)) if predicted > 0 else None
+    return TextScore(total, perplexity, [_number(value) for value in log_probabilities])
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

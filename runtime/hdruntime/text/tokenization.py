@@ -25,6 +25,8 @@ class Overflow(str, Enum):
     """Its end is cut off, of a pair that of the longer text."""
     SPLIT = "split"
     """It is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
+    RECUR = "recur"
+    """Every text is streamed, by bundles that remember the segments before; see :meth:`hdruntime.Session.stream`."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +46,11 @@ class Encoding:
     offsets: list[tuple[int, int]]
     sequence_ids: list[int | None]
     prompt_tokens: int = 0
+
+    @classmethod
+    def of_ids(cls, ids: list[int]) -> Encoding:
+        """An encoding of ids alone: one text, without places in it."""
+        return cls(ids, [0] * len(ids), [(0, 0)] * len(ids), [0] * len(ids))
 
     def __len__(self) -> int:
         """Number of tokens."""
@@ -79,7 +86,7 @@ class TextTokenizer:
             texts: may be empty strings: those become special tokens only.
             pairs: the second text of each pair, as many as ``texts``.
             overflow: ``truncate`` cuts the end of a text, or of the longer of a pair, and keeps the special
-                tokens. ``split`` gives the whole text, however long it is.
+                tokens. ``split`` and ``recur`` give the whole text, however long it is.
             prompt: what goes before every text, or before the first text of every pair.
 
         Raises:
@@ -105,7 +112,8 @@ class TextTokenizer:
                 raise
             raise _unencodable(tokenizer, batch, error) from error
         # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
-        check_text_lengths([len(item) for item in encoded], sys.maxsize if choice is Overflow.SPLIT else self.max_len)
+        any_length = choice in (Overflow.SPLIT, Overflow.RECUR)
+        check_text_lengths([len(item) for item in encoded], sys.maxsize if any_length else self.max_len)
         in_prompt = _tokens_of_prompt(tokenizer, prompt)
         return [
             Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids, min(in_prompt, len(item)))

@@ -9,7 +9,7 @@ from hdexport.attention.dense.node import dense_attention_node
 from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdplugins.operators.dense_attention.reference import dense_attention
 
-SPARSE_BY_DESIGN = ("big_bird", "bigbird_pegasus", "led", "longformer", "modernbert", "reformer")
+SPARSE_BY_DESIGN = ("big_bird", "bigbird_pegasus", "led", "longformer", "modernbert", "reformer", "transfo-xl", "xlnet")
 """Model types with nodes of another kind; each has tests of its own."""
 
 

@@ -20,18 +20,20 @@ from hdruntime.errors import InputError, ModelError
 FORMS = {word: form for kind in kinds() for word, form in kind.forms.items()}
 
 READ = {
-    "window:256": (256, 1, (1,)),
-    "window:1,global:0": (1, 0, (1,)),
-    "global:7,window:256": (256, 7, (1,)),
-    "window:64,dilation:2": (64, 1, (2,)),
-    "window:64,global:2,dilation:1/1/2/4": (64, 2, (1, 1, 2, 4)),
-    f"window:64,global:{MOST_GLOBAL_TOKENS}": (64, MOST_GLOBAL_TOKENS, (1,)),
+    "window:256": (256, 1, (1,), None),
+    "window:1,global:0": (1, 0, (1,), None),
+    "global:7,window:256": (256, 7, (1,), None),
+    "window:64,dilation:2": (64, 1, (2,), None),
+    "window:64,global:2,dilation:1/1/2/4": (64, 2, (1, 1, 2, 4), None),
+    f"window:64,global:{MOST_GLOBAL_TOKENS}": (64, MOST_GLOBAL_TOKENS, (1,), None),
+    "window:64,right:0": (64, 1, (1,), 0),
+    "right:100,window:64,global:0": (64, 0, (1,), 100),
 }
 
 
 @pytest.mark.parametrize(("spec", "expected"), READ.items())
 def test_a_window_is_read(spec: str, expected: tuple[object, ...]) -> None:
-    window = Window(**dict(zip(("tokens", "global_tokens", "dilation"), expected, strict=True)))
+    window = Window(**dict(zip(("tokens", "global_tokens", "dilation", "right"), expected, strict=True)))
     assert attention_from_spec(spec) == {"window": WindowRequest(window=window)}
 
 
@@ -78,7 +80,8 @@ def test_a_policy_of_the_last_block_is_read() -> None:
     [
         "", "window", "window:", "256", "window=256", "windows:256", "window:2.5", "window:many", "global:1", "dense",
         "window:8,window:9", "window:8,", "window:8,dilation:", "window:8,dilation:1,2", "window:8,dilation:1//2",
-        "window:8;global:1", "window:8,block:64", "bigbird=64", "bigbird:", "bigbird:64", "bigbird:block:64",
+        "window:8;global:1", "window:8,block:64", "right:8", "window:8,right:",
+        "bigbird=64", "bigbird:", "bigbird:64", "bigbird:block:64",
         "bigbird:block=", "bigbird:block=x", "bigbird:global=3", "bigbird:mode=train", "bigbird:block=8,block=8", "etc",
         "etc:block=64", "etc:global=2,random=3", "etc:global=2,tokens=a", "blocks:file=x.npz", "blocks:block=64",
     ],
@@ -97,6 +100,7 @@ def test_an_invalid_specification_is_answered_with_the_grammar(spec: str) -> Non
     [
         ("window:0", "asks for window 0; it must be 1 or more"),
         ("window:-3", "asks for window -3; it must be 1 or more"),
+        ("window:8,right:-1", "asks for right -1; it must be 0 or more"),
         ("window:8,global:-1", "asks for global -1; it must be 0 to 3840"),
         ("window:8,global:3841", "asks for global 3841; it must be 0 to 3840"),
         ("window:8,dilation:0", "asks for dilation 0; it must be 1 or more"),
@@ -156,8 +160,16 @@ def test_a_family_that_cannot_be_windowed_says_why_and_which_can(model_type: str
         check(Window(tokens=8, global_tokens=1, dilation=(1,)), model_type=model_type)
 
 
-@pytest.mark.parametrize(("tokens", "warns"), [(510, False), (511, True), (512, True), (100_000, True)])
-def test_a_window_that_covers_every_text_is_allowed_with_a_warning(caplog, tokens: int, warns: bool) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "right", "warns"),
+    [
+        (510, None, False), (511, None, True), (512, None, True), (100_000, None, True), (512, 510, False),
+        (510, 512, False), (511, 512, True), (100_000, 0, False),
+    ],
+)  # fmt: skip
+def test_a_window_that_covers_every_text_is_allowed_with_a_warning(
+    caplog, tokens: int, right: int | None, warns: bool
+) -> None:
     with caplog.at_level(logging.WARNING, logger="hdexport"):
-        check(Window(tokens=tokens, global_tokens=1, dilation=(1,)))
+        check(Window(tokens=tokens, global_tokens=1, dilation=(1,), right=right))
     assert ("the attention is dense" in caplog.text) == warns

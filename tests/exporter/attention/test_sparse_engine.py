@@ -1,4 +1,4 @@
-"""Engines of sparse attention: real ones of TensorRT-RTX, with several profiles, by our plugins and by its layers.
+"""Engines of attention by operators: real ones of TensorRT-RTX, with several profiles, by our plugins and its layers.
 
 A build proves one shape of each profile, its opt; that the graph is right at all others is shown in ONNX Runtime, by
 the tests of the families and of conversions.
@@ -14,7 +14,7 @@ import pytest
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.build import BuildOptions, build
 from hdexport.engines.build import EngineOptions
-from hdexport.engines.profiles import profiles_from_options
+from hdexport.engines.profiles import profiles_from_options, with_memory
 from hdexport.graph.lowering.tensorrt import AttentionImpl
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Backend
@@ -34,6 +34,11 @@ SIZES = {"hidden_size": 128, "initializer_range": 0.1}
 
 REFORMER = {"attention_head_size": 32}
 
+MEMORY = 301
+REMEMBERING = {"mem_len": MEMORY}
+XLNET, TRANSFO_XL = {"d_model": 128, **REMEMBERING}, {"d_head": 32, **REMEMBERING}
+"""Their profiles are for memories of up to 301 tokens, where 23 are traced."""
+
 BLOCKS = {"block_size": 64, "num_random_blocks": 1}
 """Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
 
@@ -49,6 +54,10 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
         ("reformer", None, "float16", REFORMER, {"ChunkAttention": 2, "LSHAttention": 2}),
         pytest.param("reformer", None, "float16", REFORMER, {}, marks=pytest.mark.nightly),
         ("bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}),
+        ("xlnet", None, "float16", XLNET, {"RelativeAttention": 2}),
+        pytest.param("xlnet", None, "float32", XLNET, {"RelativeAttention": 2}, marks=pytest.mark.nightly),
+        ("xlnet", None, "float16", XLNET, {}),
+        ("transfo-xl", None, "float16", TRANSFO_XL, {"RelativeAttention": 1}),
     ],
 )
 def test_an_engine_is_built(
@@ -78,7 +87,9 @@ def test_an_engine_is_built(
         mode = "table" if precision == "float32" else "none" if spec else "hf_eval"
         assert recorded(manifest, "blocks").mode == mode
     (engine,) = manifest.engines
-    assert engine.profiles == PROFILES
+    remembers = model_type in ("transfo-xl", "xlnet")
+    assert {profile.memory for profile in engine.profiles} == {(1, MEMORY, MEMORY) if remembers else None}
+    assert engine.profiles == with_memory(PROFILES, most=MEMORY if remembers else 0)
     assert (output / engine.file).stat().st_size > 10_000
     assert json.loads((output / engine.passport).read_text())["plugins"] == plugins
     kernels = {Path(name).name for name in manifest.files if name.startswith("kernels/")}

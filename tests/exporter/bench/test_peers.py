@@ -236,6 +236,17 @@ def test_peers_of_dense_attention_alone_are_marked_and_differ(
     assert (found.passed, (found.max_abs_error or 0) > 0.01) == (False, True)
 
 
+@pytest.mark.parametrize("peer", ["torch", "onnx-plain"])
+def test_peers_of_a_bundle_that_remembers_run_texts_alone(workshop: Any, peer: str) -> None:
+    # Windows over all of a text, so that answers are those of dense attention.
+    case = workshop("bert", attention="window:300,global:0", recurrence=16)
+    made = PEERS[peer].prepare(case.subject, case.folder, device="cpu")
+    assert made.remark is None
+    found = case.error(peer, 3, 65, made.artefact)
+    assert found.passed
+    assert found.tolerance.endswith("; it has no new_mems.0, new_mems.1, new_mems.mask, new_mems.position")
+
+
 @pytest.mark.parametrize("peer", list(PEERS))
 def test_peers_without_a_table_of_random_blocks_are_marked(manifest: Manifest, peer: str) -> None:
     table = msgspec.to_builtins(dataclasses.replace(BIGBIRD, mode=Mode.TABLE, random_blocks=2))

@@ -99,6 +99,24 @@ def test_the_rows_of_longformers_global_tokens_are_counted_as_the_graph_has_them
     assert without == by_hand - 2 * 2 * width * sum(tokens - window - 1 for window in (4, 8))
 
 
+def test_texts_are_alone_and_what_is_computed_once_is_not_counted(tiny_bundles: Callable[..., Any]) -> None:
+    """Two layers of XLNet; the products of the weights with the sines of distances do not depend on the text."""
+    built, tokens, memory, width = tiny_bundles("xlnet", mem_len=20), 30, 1, 32
+    keys = tokens + memory
+    projections = 2 * (2 * tokens * width**2 + 2 * keys * width**2 + 2 * tokens * width * 48)
+    # Query by key, query by position, and weights by value.
+    by_hand = 2 * (projections + 3 * 2 * tokens * keys * width)
+    work = work_of(built.path, batch=1, tokens=tokens)
+    assert (work.flops, work.dense_flops) == (by_hand, by_hand)
+    assert work_of(built.path, batch=3, tokens=tokens).flops == 3 * by_hand
+
+
+def test_keys_behind_a_query_are_counted_only_had_attention_been_dense(tiny_bundles: Callable[..., Any]) -> None:
+    """Two layers of Transformer-XL, with four heads of 8."""
+    work = work_of(tiny_bundles("transfo-xl").path, batch=1, tokens=30)
+    assert work.dense_flops - work.flops == 2 * 3 * 2 * (30 * 29 // 2) * 32
+
+
 ONE_LAYER = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 48, "num_hidden_layers": 1}
 
 

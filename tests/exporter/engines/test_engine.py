@@ -22,7 +22,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hdexport.cli.interruption import exit_code, stopped_like_interrupted
 from hdexport.engines.build import EngineOptions
-from hdexport.engines.profiles import profiles_from_options
+from hdexport.engines.profiles import profiles_from_options, with_memory
 from hdexport.engines.targets import EngineTarget
 from hdexport.engines.tensorrt_builder import build_engine
 from hdexport.engines.tensorrt_packages import (
@@ -38,6 +38,7 @@ from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape
 from hdruntime.errors import EngineError, InputError, MissingDependencyError
 from hdruntime.gpu import driver as gpu
 from support.needs import needs_rtx
+from support.onnx_models import parsed_model
 from support.recurrent_bundle import make_recurrent_bundle
 
 _POSITIONS = 256
@@ -151,7 +152,7 @@ def test_the_passport_says_what_the_engine_is_and_comes_from(onnx_path: Path, tm
     assert passport["version"] == engine.version == trt.__version__
     assert passport["precision"] == "float16"
     assert tuple(passport["architectures"]) == engine.architectures == ("sm89", "sm120")
-    assert passport["profiles"] == [{"batch": [1, 2, 4], "tokens": [1, 100, 100]}]
+    assert passport["profiles"] == [{"batch": [1, 2, 4], "tokens": [1, 100, 100], "memory": None}]
     assert passport["plugins"] == {}
     assert passport["engine_sha256"] == hashlib.sha256((tmp_path / engine.file).read_bytes()).hexdigest()
     assert passport["onnx_sha256"] == {
@@ -259,6 +260,50 @@ def test_an_engine_takes_a_memory_of_its_own_shape(tmp_path: Path) -> None:
     manifest = rebuild(RebuildOptions(bundle=bundle, output=bundle, engines=engines))
     assert [engine.profiles for engine in manifest.engines] == [profiles]
     assert (bundle / manifest.engines[0].file).stat().st_size > 0
+
+
+@pytest.fixture
+def remembering(tmp_path: Path) -> Path:
+    """A graph with a memory of tokens, 50 at most, and one of 3 numbers."""
+    nodes = """
+        own = Gather(table, input_ids)
+        size = Shape<start = 1, end = 2>(memory)
+        rows = Slice(table, zero, size, zero)
+        remembered = Add(memory, rows)
+        all = Concat<axis = 1>(remembered, own)
+        tokens = Shape<start = 1, end = 2>(input_ids)
+        new_memory = Slice(all, tokens, end, one)
+        mean = ReduceMean(all, one)
+        counted = ReduceSum<keepdims = 1>(counts, one)
+        count = Unsqueeze(counted, one)
+        states = Add(own, mean)
+        result = Add(states, count)
+    """
+    shapes = {"input_ids": "int64[batch, tokens]", "memory": "float[batch, memory, 8]", "counts": "float[batch, 3]"}
+    outputs = {"result": "float[batch, tokens, 8]", "new_memory": "float[batch, memory, 8]"}
+    constants = {"table": np.ones((50, 8), np.float32), "zero": [0], "one": [1], "end": [2**31]}
+    path = tmp_path / "remembering.onnx"
+    onnx.save(parsed_model(shapes, outputs, nodes, constants), path)
+    return path
+
+
+@needs_rtx
+def test_the_tokens_of_a_memory_have_sizes_of_their_own(remembering: Path, tmp_path: Path) -> None:
+    profiles = with_memory(profiles_from_options(99, profiles="17,99", batch="1:2:3"), most=50)
+    engine = _build(remembering, tmp_path, profiles=profiles, precision="float32")
+    assert [profile.memory for profile in engine.profiles] == [(1, 50, 50)] * 2
+    passport = json.loads((tmp_path / engine.passport).read_text())
+    assert [profile["memory"] for profile in passport["profiles"]] == [[1, 50, 50]] * 2
+
+
+@needs_rtx
+def test_a_memory_of_more_tokens_than_the_graph_takes_is_refused(remembering: Path, tmp_path: Path) -> None:
+    profiles = with_memory(profiles_from_options(40), most=51)
+    with pytest.raises(EngineError, match="1 to 40 tokens, with memories of 1 to 51 tokens: "):
+        _build(remembering, tmp_path / "bundle", profiles=profiles, precision="float32")
+    with pytest.raises(EngineError, match="The input memory has an axis memory, and the profile has no size for it"):
+        _build(remembering, tmp_path / "bundle", profiles=profiles_from_options(40), precision="float32")
+    assert not (tmp_path / "bundle").exists()
 
 
 @needs_rtx

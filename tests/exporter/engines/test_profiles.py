@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdexport.engines.profiles import DEFAULT_BATCH, default_lengths, profiles_from_options
+from hdexport.engines.profiles import DEFAULT_BATCH, default_lengths, profiles_from_options, with_memory
 from hdruntime.errors import InputError
 
 
@@ -120,6 +120,7 @@ def test_a_length_given_twice_is_refused() -> None:
     ("shape", "message"),
     [
         ("ids:1x1", "names the input 'ids'; inputs are input_ids"),
+        ("mems.0:1x512x768", r"names the input 'mems.0'; .* Memories have the sizes of the bundle"),
         ("input_ids", "for example --minShapes=input_ids"),
         ("input_ids:1", "two axes, batch and tokens"),
         ("input_ids:1x1x1", "two axes, batch and tokens"),
@@ -166,3 +167,13 @@ def test_one_profile_serves_all_lengths_unless_profiles_are_named() -> None:
     assert [profile.tokens for profile in profiles_from_options(4096, one_profile=True)] == [(1, 4096, 4096)]
     named = profiles_from_options(4096, profiles="128,4096", one_profile=True)
     assert [profile.tokens for profile in named] == [(1, 128, 128), (1, 4096, 4096)]
+
+
+def test_memories_are_tuned_for_their_full_size_and_replace_those_of_an_engine_before() -> None:
+    plain = profiles_from_options(4096, profiles="512,4096")
+    with_them = with_memory(plain, most=384)
+    assert [(profile.tokens, profile.memory) for profile in with_them] == [
+        ((1, 512, 512), (1, 384, 384)), ((1, 4096, 4096), (1, 384, 384)),
+    ]  # fmt: skip
+    assert {profile.memory for profile in with_memory(with_them, most=64)} == {(1, 64, 64)}
+    assert with_memory(with_them, most=0) == plain

@@ -39,6 +39,8 @@ def test_every_task_has_a_class_of_transformers_and_outputs(task: Task) -> None:
         ("XLMRobertaForSequenceClassification", Task.TEXT_CLASSIFICATION),
         ("DistilBertForTokenClassification", Task.TOKEN_CLASSIFICATION),
         ("MPNetForQuestionAnswering", Task.QUESTION_ANSWERING),
+        ("TransfoXLLMHeadModel", Task.TEXT_SCORING),
+        ("XLNetLMHeadModel", Task.FEATURE_EXTRACTION),
         ("SomethingOfItsOwn", Task.FEATURE_EXTRACTION),
     ],
 )

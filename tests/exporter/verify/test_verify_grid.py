@@ -8,13 +8,14 @@ from hdexport.attention.blocks.kind import BlocksKind
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.kind import Boundaries
 from hdexport.attention.window.kind import WindowKind
-from hdexport.attention.window.record import WindowAttention
+from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.verify.grid import Case, Grid, cases, grid_lengths
 
 
-def around_windows(*layers: int) -> Boundaries:
-    """The lengths that layers with so many tokens on each side want."""
-    boundaries = WindowKind().boundaries(WindowAttention(layers=layers))
+def around_windows(*layers: int, right: int | None = None) -> Boundaries:
+    """The lengths that layers with so many tokens on each side want; or with `right` after a query, in one layer."""
+    converted = None if right is None else Window(tokens=layers[0], global_tokens=0, dilation=(1,), right=right)
+    boundaries = WindowKind().boundaries(WindowAttention(layers=layers, converted=converted))
     assert boundaries is not None
     return boundaries
 
@@ -26,6 +27,7 @@ MODELS = {
     "one more": (512, 513, []),
     "windowed": (4096, 4096, [around_windows(*[256] * 12)]),
     "made windowed": (512, 4096, [around_windows(64, 256)]),
+    "nothing after": (512, 4096, [around_windows(256, right=0)]),
     "blocks": (4096, 4096, [BLOCKS]),
     "short": (64, 40, []),
     "tiny": (64, 2, []),
@@ -79,6 +81,15 @@ def test_the_grid_surrounds_every_window() -> None:
     lengths = grid_lengths(4096, 4096, boundaries=[around_windows(32, 256, 32)])
     assert {32, 33, 34, 65, 256, 257, 258, 513} <= set(lengths)
     assert lengths == sorted(set(lengths))
+
+
+def test_the_grid_surrounds_both_sides_of_a_window() -> None:
+    lengths = grid_lengths(4096, 4096, boundaries=[around_windows(256, right=32)])
+    assert {32, 33, 34, 256, 257, 258, 289} <= set(lengths)
+    causal = around_windows(256, right=0)
+    assert 0 not in causal.lengths
+    # A text of two tokens is the first in which a query does not see every key; at 257 the first key is cut off.
+    assert Case(tokens=258, lengths=(258, 2, 1), padding="right") in cases(Grid.QUICK, 64, 300, boundaries=[causal])
 
 
 def test_a_full_grid_fills_long_batches() -> None:

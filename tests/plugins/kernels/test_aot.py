@@ -70,6 +70,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 WINDOWS, BLOCKS, CHUNKS, LSH = "SlidingWindowAttention", "BlockSparseAttention", "ChunkAttention", "LSHAttention"
+RELATIVE = "RelativeAttention"
+EVERY = (WINDOWS, BLOCKS, CHUNKS, LSH, RELATIVE)
 
 
 def sources_of(
@@ -81,15 +83,20 @@ def sources_of(
     architectures: Sequence[int] = (80,),
     optional: bool = True,
 ) -> tuple[KernelSource, ...]:
-    """Of an operator, with a table where it takes one; blocks or chunks are of that many tokens."""
+    """Of an operator, with a table or segments where it takes them; blocks or chunks are of that many tokens."""
     operator, state = OPERATORS[name], (1, 1, 1, head_dim)
-    others = {BLOCKS: [(1, 1, 1)] if optional else [], LSH: [(1, head_dim, 1, 1)]}.get(name, [])
+    last = [(1, 1, 1)] if optional else []
+    others = {
+        BLOCKS: last,
+        LSH: [(1, head_dim, 1, 1)],
+        RELATIVE: [(1, 1, head_dim), (1, head_dim), (1, head_dim), *last],
+    }.get(name, [])
     shapes = [*[state] * operator.states, (1, 1), *others]
     attributes = {"block_size": size, "chunk": size}
     return face_of(operator).kernel_sources(shapes, attributes, dtype=dtype, architectures=architectures)
 
 
-ALL_SOURCES = [source for name in (WINDOWS, BLOCKS, CHUNKS, LSH) for source in sources_of(name, head_dim=80)]
+ALL_SOURCES = [source for name in EVERY for source in sources_of(name, head_dim=80)]
 
 
 def called_modules(kernel: Any) -> set[str]:
@@ -113,7 +120,7 @@ def narrow_loads(ptx: str) -> int:
     return len(re.findall(r"ld\.global\S*\.[bu](?:8|16)\b", ptx))
 
 
-@pytest.fixture(scope="module", params=[WINDOWS, BLOCKS, CHUNKS, LSH])
+@pytest.fixture(scope="module", params=EVERY)
 def attend(request: pytest.FixtureRequest) -> CompiledKernel:
     """`attend` for sm_80, from the user's cache, as for all kernels that are ours."""
     (kernel,) = compile_kernels([source for source in sources_of(request.param) if source.function == "attend"])
@@ -156,9 +163,10 @@ def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(tmp_path: Path)
         ([80, 86, 90, 120], "float16", 64, BLOCKS, 64), ([86, 90], "float32", 64, BLOCKS, 64),
         ([86, 90], "float16", 64, BLOCKS, 84), ([80, 120], "float16", 64, CHUNKS, 64),
         ([80, 120], "float16", 64, LSH, 64), ([86], "float32", 128, LSH, 32),
+        ([80, 90, 120], "float16", 64, RELATIVE, 0), ([86], "float32", 64, RELATIVE, 0),
         *(
             pytest.param(list(SHARED_BYTES), *case, 64, marks=pytest.mark.nightly)
-            for case in itertools.product(("float16", "float32"), (64,), (WINDOWS, BLOCKS, CHUNKS, LSH))
+            for case in itertools.product(("float16", "float32"), (64,), EVERY)
         ),
         *(
             pytest.param(list(SHARED_BYTES), *case, marks=pytest.mark.nightly)
@@ -183,11 +191,33 @@ def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
             assert 0 < kernel.registers <= 255
             assert kernel.shared_bytes > 0
             ptx = kernel.ptx.read_text()
-            assert min(wide_loads(ptx)) > 0
-            assert narrow_loads(ptx) == 0
+            loads, copies = wide_loads(ptx)
+            assert loads > 0
+            # Triton pipelines no loop around another: that over a head's columns, where a product takes some of them.
+            assert (copies > 0) == (kernel.constants.get("columns", head_dim) == head_dim)
+            # A query has one score of other segments.
+            is_narrow = dtype != "float32" and "segment_scores" in dict(kernel.arguments)
+            assert (narrow_loads(ptx) > 0) == is_narrow
             assert (TENSOR_CORES[kernel.architecture] in ptx) == (dtype != "float32")
     without_compilers(monkeypatch)
     assert compile_kernels(sources) == compiled
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+def test_distances_with_and_without_segments_keep_all_in_registers(head_dim: int, dtype: str) -> None:
+    sources = [
+        source
+        for segments in (True, False)
+        for source in sources_of(
+            RELATIVE, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES), optional=segments
+        )
+    ]
+    for kernel in compile_kernels(sources):
+        assert_no_spills(kernel)
+        assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
+        assert kernel.constants["block_queries"] <= kernel.constants["block_keys"]
 
 
 @pytest.mark.nightly
@@ -470,7 +500,11 @@ def test_kernels_are_kept_where_the_platform_keeps_caches(
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
 def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype(head_dim: int, dtype: str) -> None:
-    for operator, size in ((WINDOWS, 0), *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128))):
+    for operator, size in (
+        (WINDOWS, 0),
+        (RELATIVE, 0),
+        *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128)),
+    ):
         sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
         assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
         assert len(sources) == len(SHARED_BYTES) * len(face_of(OPERATORS[operator]).kernels)

@@ -148,7 +148,7 @@ def test_a_gpu_gives_the_right_answers_at_once_and_from_a_cuda_graph(
     workspace = gpu.upload(np.full(FACE.workspace(shapes, attributes)["plan"], 0xFF, np.uint8))
 
     plugin = plugin_of(trt, attributes, tmp_path).attach_to_context(None)
-    described = tensor_descriptions(trt, tensors[0].shape, name)
+    described = tensor_descriptions(trt, shapes, name)
     plugin.on_shape_change(described, described[:1])
 
     def enqueue() -> None:

@@ -8,12 +8,14 @@ import onnx
 import pytest
 
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
+from support.relative_operator import Relative
 from support.sparse_operators import DESCRIPTIONS
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
 ATTRIBUTES = {name: described.layers[0].node_attributes for name, described in DESCRIPTIONS.items()}
 ATTRIBUTES["DenseAttention"] = {"scale": 0.5}
+ATTRIBUTES["RelativeAttention"] = Relative().node_attributes
 
 
 def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:

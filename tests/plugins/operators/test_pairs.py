@@ -17,6 +17,7 @@ from hdplugins import OPERATORS, Operator
 from hdplugins.operators.block_sparse_attention.pairs import pairs as block_pairs
 from hdplugins.operators.sliding_window_attention.pairs import pairs as window_pairs
 from support.attention_graphs import Dense
+from support.relative_operator import NODES
 from support.sparse_operators import DESCRIPTIONS, Blocks, Layer
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
@@ -24,6 +25,7 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPER
 HEADS = 4
 LAYERS: dict[str, Sequence[Layer]] = {name: described.layers for name, described in DESCRIPTIONS.items()}
 LAYERS["DenseAttention"] = [Dense(heads=HEADS)]
+LAYERS["RelativeAttention"] = NODES
 
 
 @each_operator
@@ -41,10 +43,11 @@ def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Oper
 
 @each_operator
 def test_the_attributes_of_a_node_are_what_the_count_takes(operator: Operator) -> None:
-    """And those optional inputs that decide which pairs there are: a bias does not."""
+    """And those optional inputs that decide which pairs there are, and a memory where keys have one."""
     parameters = tuple(inspect.signature(operator.face("pairs").pairs).parameters)
-    deciding = tuple(name for name in operator.optional_inputs if name != "bias")
-    assert parameters == ("tokens", "heads", "global_tokens", *operator.attributes, *deciding)
+    deciding = tuple(name for name in operator.optional_inputs if name not in ("bias", "segment_scores"))
+    memory = ("memory",) if operator.mask == "key_kind" else ()
+    assert parameters == ("tokens", "heads", "global_tokens", *memory, *operator.attributes, *deciding)
 
 
 @settings(max_examples=150, deadline=None)

@@ -30,6 +30,8 @@ from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, t
 from support.comparators import assert_close
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import inputs_of, right_answers
+from support.relative_operator import Relative, exact_answer, key_kinds
+from support.relative_operator import inputs_of as relative_inputs
 from support.sparse_operators import Blocks, Chunks, Lsh, SparseLayer, Window
 
 provide_library_link()
@@ -41,15 +43,21 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which h
 WINDOW_LAYER = Window(left=16, right=16, bound=5)
 WINDOW = WINDOW_LAYER.node_attributes
 BLOCKS, CHUNKS, LSH, WINDOWS = "BlockSparseAttention", "ChunkAttention", "LSHAttention", "SlidingWindowAttention"
+RELATIVE = "RelativeAttention"
 BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
 BIGBIRD = BLOCK_LAYER.node_attributes
 CHUNK_LAYER, LSH_LAYER = Chunks(chunk=16, multiple=2), Lsh(chunk=16, buckets=(4, 2), by_row=1)
 CIRCLE, REFORMER = CHUNK_LAYER.node_attributes, LSH_LAYER.node_attributes
-ATTRIBUTES: dict[str, dict[str, Any]] = {BLOCKS: BIGBIRD, CHUNKS: CIRCLE, LSH: REFORMER, WINDOWS: WINDOW}
+DISTANCES = Relative(reach=40, dtype="float16").node_attributes
+ATTRIBUTES: dict[str, dict[str, Any]] = {
+    BLOCKS: BIGBIRD, CHUNKS: CIRCLE, LSH: REFORMER, RELATIVE: DISTANCES, WINDOWS: WINDOW,
+}  # fmt: skip
 TILES = {
     WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
-    **dict.fromkeys((CHUNKS, LSH), Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)),
+    **dict.fromkeys(
+        (CHUNKS, LSH, RELATIVE), Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+    ),
 }
 SHAPE = (2, 2, 70, 32)
 STREAM, WORKSPACE = 0x570, 0x9000
@@ -104,9 +112,16 @@ LISTED, UNLISTED = shapes_of((2, 2, 1000, 64), TABLE), shapes_of((2, 2, 1000, 64
 ROTATED = shapes_of((2, 2, 1000, 32), (2, 32, 2, 3), operator=LSH)
 
 
+def remembered(tokens: int, keys: int) -> list[Sequence[int]]:
+    """The shapes of relative attention without segments."""
+    state, bias = (2, 2, keys, 32), (2, 32)
+    return [(2, 2, tokens, 32), state, state, (2, keys), (2, keys + tokens, 32), bias, bias]
+
+
 def set_up(attached: Any, shape: Sequence[int] = SHAPE, *tables: Sequence[int], dtype: str = "float16") -> list[Any]:
     """Pass a plugin its shapes, as an execution context does before a call; its tensors' descriptions."""
-    described = tensor_descriptions(trt, shape, dtype, *tables, operator=attached.operator.name)
+    name = attached.operator.name
+    described = tensor_descriptions(trt, shapes_of(shape, *tables, operator=name), dtype, operator=name)
     attached.on_shape_change(described, described[:1])
     return described
 
@@ -170,6 +185,25 @@ def test_a_plugin_gives_the_right_answers(
         assert (answer.masked_select(is_padding[:, None, :, None]) == 0).all()
 
 
+def relative_call(node: Relative, memory: int, tokens: int) -> tuple[Inputs, np.ndarray]:
+    """The inputs of a call, and its right answer."""
+    arrays = relative_inputs(node, key_kinds("right", tokens, memory), tokens)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}, exact_answer(node, arrays)
+
+
+@pytest.mark.parametrize(
+    "node", [Relative(reach=40, dtype="float16"), Relative(causal=1, segments=False, dtype="float16")], ids=str
+)
+def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(
+    node: Relative, interpreter: Interpreter, tmp_path: Path
+) -> None:
+    calls, wanted = zip(*(relative_call(node, *sizes) for sizes in ((16, 30), (7, 30), (0, 9), (16, 30))), strict=True)
+    arguments = (RELATIVE, list(calls), tmp_path / "kernels", TILES[RELATIVE], node.node_attributes)
+    for answer, right in zip(interpreter.run(plugin_answers, *arguments), wanted, strict=True):
+        # Somewhat more than twice what was measured, for values of about 4: 3.3e-3.
+        assert_close(answer.numpy(), right, atol=8e-3)
+
+
 def answers_of(
     layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, folder: Path, **changes: Any
 ) -> tuple[list[Inputs], list[torch.Tensor]]:
@@ -200,6 +234,7 @@ def test_the_comparison_refuses_other_attributes(
         (BLOCKS, BIGBIRD | {"window": -1, "first_global": 2**31 - 1}),
         (CHUNKS, CIRCLE),
         (LSH, REFORMER),
+        (RELATIVE, DISTANCES | {"causal": 1, "reach": 2**31 - 1}),
     ],
 )
 def test_an_engine_stores_all_that_makes_the_plugin(operator: str, attributes: dict[str, Any]) -> None:
@@ -249,6 +284,10 @@ def described(dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
             for own in ("HALF", "FLOAT", "BF16")
         ),
         *((LSH, f"{own} {own} INT32 FLOAT {own}", True) for own in ("HALF", "FLOAT", "BF16")),
+        *((RELATIVE, f"{own} {own} {own} INT32" + 5 * f" {own}", True) for own in ("HALF", "FLOAT", "BF16")),
+        (RELATIVE, "HALF HALF HALF INT32 HALF HALF HALF HALF", True),
+        (RELATIVE, "HALF HALF HALF INT32 FLOAT HALF HALF HALF", False),
+        (RELATIVE, "HALF HALF HALF INT64 HALF HALF HALF HALF", False),
         (LSH, "HALF HALF INT32 HALF HALF", False),
         (LSH, "HALF FLOAT INT32 FLOAT HALF", False),
         (WINDOWS, "HALF HALF FLOAT INT32 HALF", False),
@@ -309,6 +348,8 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
         ),
         (LSH, [*ROTATED[:3], (2, 32, 2, 4)], r"rotations is \[2, 32, 2, 4\]; it must be .*, \[2, 32, 2, 3\]"),
         (LSH, ROTATED[:3], "rotations are missing; LSH attention needs them"),
+        (RELATIVE, remembered(300, 200), "There are 200 keys for 300 tokens"),
+        (RELATIVE, remembered(300, 812)[:6], "RelativeAttention has 7 or 8 inputs, not 6"),
     ],
 )
 def test_a_build_without_a_kernel_for_it_stops(operator: str, shapes: list[Sequence[int]], message: str) -> None:
@@ -444,7 +485,7 @@ def test_kernels_that_cannot_be_loaded_are_reported(
 @pytest.mark.parametrize("place", range(6))
 def test_a_tensor_that_is_not_aligned_is_refused(place: int, kernels: Path) -> None:
     attached = run(plugin_of(trt, WINDOW, kernels))
-    described = tensor_descriptions(trt, SHAPE, "float16")
+    described = tensor_descriptions(trt, shapes_of(SHAPE), "float16")
     addresses = [*ADDRESSES, 0x5000, WORKSPACE]
     addresses[place] += 8
     with pytest.raises(LaunchError, match=r"got the address 0x\d008; it needs multiples of 16"):
@@ -453,17 +494,31 @@ def test_a_tensor_that_is_not_aligned_is_refused(place: int, kernels: Path) -> N
 
 def test_a_call_of_other_shapes_or_after_refused_ones_launches_nothing(kernels: Path) -> None:
     attached = run(plugin_of(trt, WINDOW, kernels))
-    longer = tensor_descriptions(trt, (2, 2, 71, 32), "float16")
-    with pytest.raises(LaunchError, match=r"set up for shapes \(2, 2, 70, 32\), but got \(2, 2, 71, 32\)"):
+    longer = tensor_descriptions(trt, shapes_of((2, 2, 71, 32)), "float16")
+    with pytest.raises(LaunchError, match=r"set up for shapes \(\(2, 2, 70, 32\), .* but got \(\(2, 2, 71, 32\), "):
         enqueue(attached, longer)
     with pytest.raises(LaunchError, match="no kernels to launch"):
         enqueue(attached.clone(), longer)
-    wrong = tensor_descriptions(trt, SHAPE, "float16")
+    wrong = tensor_descriptions(trt, shapes_of(SHAPE), "float16")
     wrong[3].dims = trt.Dims((2, 69))
     with pytest.raises(ValueError, match=r"token_kind is \[2, 69\]"):
         attached.on_shape_change(wrong, wrong[:1])
     with pytest.raises(LaunchError, match="no kernels to launch"):
         enqueue(attached, wrong)
+
+
+def test_a_call_with_a_memory_of_another_size_launches_nothing(tmp_path: Path, launched: list[LaunchedKernel]) -> None:
+    folder = kernels_for(tmp_path, remembered(1, 1), operator=RELATIVE, architectures=[86])
+    attached = plugin_of(trt, DISTANCES, folder, operator=RELATIVE).attach_to_context(None)
+    few, many = (
+        tensor_descriptions(trt, remembered(70, keys), "float16", operator=RELATIVE) for keys in (70, 99)
+    )  # fmt: skip
+    attached.on_shape_change(many, many[:1])
+    with pytest.raises(LaunchError, match=r"set up for shapes .*\(2, 2, 99, 32\)\), but got .*\(2, 2, 70, 32\)\)\."):
+        enqueue(attached, few)
+    enqueue(attached, many)
+    (launch,) = launched
+    assert (launch.arguments["tokens"], launch.arguments["keys"], launch.arguments["distances"]) == (70, 99, 169)
 
 
 def test_execution_contexts_have_shapes_of_their_own(kernels: Path, launched: list[LaunchedKernel]) -> None:
@@ -587,7 +642,7 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == [BLOCKS, CHUNKS, LSH, WINDOWS]
+    assert [operator.name for operator in plugin_operators()] == [BLOCKS, CHUNKS, LSH, RELATIVE, WINDOWS]
     assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
     for operator in plugin_operators():
         face = face_of(operator)
@@ -681,7 +736,7 @@ print(sum(len(face_of(operator).kernels) for operator in plugin_operators()))
 print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "12\n[]\n"
+    assert done.stdout == "13\n[]\n"
 
 
 def block_nodes() -> list[onnx.NodeProto]:
@@ -699,9 +754,45 @@ def reformer_nodes() -> list[onnx.NodeProto]:
     ]
 
 
-def plugin_node(operator: str, inputs: Sequence[str], output: str) -> onnx.NodeProto:
+def relative_graph() -> onnx.ModelProto:
+    """Keys are what is remembered and the text, as a model has them; a node with segments, and a causal one without."""
+    state = ["batch", 2, "tokens", 64]
+    half, bias = TensorProto.FLOAT16, ["content_bias", "position_bias"]
+    inputs = [
+        helper.make_tensor_value_info(name, kind, shape)
+        for name, kind, shape in (
+            ("query", half, state), ("mems", half, ["batch", 2, "memory", 64]),
+            ("kind", TensorProto.INT32, ["batch", "tokens"]), ("mems_kind", TensorProto.INT32, ["batch", "memory"]),
+        )
+    ]  # fmt: skip
+    nodes = [
+        helper.make_node("Concat", ["mems", "query"], ["key"], axis=2),
+        helper.make_node("Concat", ["mems_kind", "kind"], ["key_kind"], axis=1),
+        helper.make_node("Shape", ["key_kind"], ["keys"], start=1),
+        helper.make_node("Shape", ["kind"], ["tokens"], start=1),
+        helper.make_node("Add", ["keys", "tokens"], ["distances"]),
+        helper.make_node("Slice", ["table", "zero", "distances", "one"], ["positions"]),
+        helper.make_node("ReduceMean", ["query", "last"], ["segments"], keepdims=0),
+        plugin_node(RELATIVE, ["query", "key", "key", "key_kind", "positions", *bias, "segments"], "first"),
+        plugin_node(RELATIVE, ["first", "key", "key", "key_kind", "positions", *bias], "second", causal=1, reach=0),
+    ]
+    constants = {
+        "table": np.ones((2, 9000, 64), np.float16), **dict.fromkeys(bias, np.ones((2, 64), np.float16)),
+        "zero": np.array([0]), "one": np.array([1]), "last": np.array([3]),
+    }  # fmt: skip
+    return helper.make_model(
+        helper.make_graph(
+            nodes, "attentions", inputs, [helper.make_tensor_value_info("second", half, state)],
+            [onnx.numpy_helper.from_array(array, name) for name, array in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+        ir_version=10,
+    )  # fmt: skip
+
+
+def plugin_node(operator: str, inputs: Sequence[str], output: str, **changes: int) -> onnx.NodeProto:
     """As lowering leaves it."""
-    own = {**ATTRIBUTES[operator], "plugin_namespace": "hdexport", "plugin_version": "1"}
+    own = {**ATTRIBUTES[operator], **changes, "plugin_namespace": "hdexport", "plugin_version": "1"}
     return helper.make_node(operator, inputs, [output], domain="hdexport", **own)
 
 
@@ -722,30 +813,34 @@ def plugin_graph(nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize(
-    ("nodes", "num_inputs", "field"),
+    ("model", "num_inputs", "field"),
     # The name of a field, which the engine must hold to make the plugin again.
-    [(block_nodes(), [5, 4], b"first_repeats"), (reformer_nodes(), [4, 4], b"ends_by_row")],
-    ids=["blocks with and without a table", "chunks and hashes"],
+    [
+        (plugin_graph(block_nodes()), [5, 4], b"first_repeats"),
+        (plugin_graph(reformer_nodes()), [4, 4], b"ends_by_row"),
+        (relative_graph(), [8, 7], b"reach"),
+    ],
+    ids=["blocks with and without a table", "chunks and hashes", "distances with and without segments"],
 )
-def test_tensorrt_builds_nodes_for_several_lengths(
-    nodes: Sequence[onnx.NodeProto], num_inputs: list[int], field: bytes
-) -> None:
+def test_tensorrt_builds_nodes_for_several_lengths(model: onnx.ModelProto, num_inputs: list[int], field: bytes) -> None:
     log = trt.Logger(trt.Logger.ERROR)
     builder = trt.Builder(log)
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, log)
     with plugins_with_kernels(trt, None):
-        assert parser.parse(plugin_graph(nodes).SerializeToString()), parser.get_error(0).desc()
+        assert parser.parse(model.SerializeToString()), parser.get_error(0).desc()
         layers = [network.get_layer(index) for index in range(network.num_layers)]
         ours = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
         assert [layer.num_inputs for layer in ours] == num_inputs
         config = builder.create_builder_config()
         for opt, most in ((97, 500), (1001, 4096)):
             profile = builder.create_optimization_profile()
+            bounds = {"batch": (1, 1, 2), "tokens": (1, opt, most), "memory": (1, 331, 371)}
             for index in range(network.num_inputs):
                 tensor = network.get_input(index)
-                dims = [(1, 1), (1, opt), (2, most)]
-                profile.set_shape(tensor.name, *((b, 2, n, 64) if len(tensor.shape) == 4 else (b, n) for b, n in dims))
+                names = [tensor.get_dimension_name(axis) for axis in range(len(tensor.shape))]
+                axes = [bounds.get(name, (size,) * 3) for name, size in zip(names, tensor.shape, strict=True)]
+                profile.set_shape(tensor.name, *zip(*axes, strict=True))
             config.add_optimization_profile(profile)
         engine = builder.build_serialized_network(network, config)
     assert engine is not None, take_plugin_errors()

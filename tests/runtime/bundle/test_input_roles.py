@@ -69,6 +69,13 @@ def test_there_may_be_several_memories(manifest: Manifest) -> None:
     assert found.input_of(Role.MEMORY) == MEMORY
 
 
+def test_only_a_model_that_remembers_has_documents_of_several_calls(manifest: Manifest) -> None:
+    limited = dataclasses.replace(manifest, document_tokens=16)
+    assert read(limited, IDS, MASK, MEMORY, outputs=(FED,)).document_tokens == 16
+    with pytest.raises(BundleCorruptError, match=r"manifest\.document_tokens is 16, but no input has the role memory"):
+        read(limited, IDS, MASK)
+
+
 def with_one(spec: InputSpec, **changes: object) -> list[InputSpec]:
     """The inputs of every model and one more, or one in the place of its like; the changed one is the last."""
     return [*(other for other in (IDS, MASK) if other.role is not spec.role), dataclasses.replace(spec, **changes)]
@@ -111,7 +118,7 @@ RIGHT = {
     MASK: ([ONES], "ones"),
     TYPES: ([ZEROS, AFTER], "zeros or after_token"),
     MARKS: ([REQUIRED, ZEROS, FIRST_TOKEN, UNTIL], "required or zeros or first_token or until_token"),
-    MEMORY: ([ZEROS], "zeros"),
+    MEMORY: ([ZEROS, ONES], "zeros or ones"),
 }
 
 
@@ -142,7 +149,7 @@ def test_a_token_that_contradicts_its_rule_is_named(
 
 
 OF_ONE_ROLE = [
-    (Role.MARKS, {"bound": 5}, r"\.bound is 5; only marks have a bound"),
+    (Role.MARKS, {"bound": 5}, r"\.bound is 5; only marks and memories of tokens have a bound"),
     (
         Role.MEMORY,
         {"fed_from": "last_hidden_state"},
@@ -181,7 +188,10 @@ def test_what_only_one_role_has_is_refused_in_others(
     ("changes", "message"),
     [
         *(
-            (changes, rf"{{last}} should be float32 \[batch, \.\.\.\] with sizes, not {found}")
+            (
+                changes,
+                rf"{{last}} should be float32 \[batch, \.\.\.\] or \[batch, memory, \.\.\.\] with sizes, not {found}",
+            )
             for changes, found in (
                 ({"dtype": "int64"}, r"int64 \[batch, 1, 4, 4\]"),
                 ({"shape": ("batch", "tokens", 4)}, r"float32 \[batch, tokens, 4\]"),
@@ -190,6 +200,11 @@ def test_what_only_one_role_has_is_refused_in_others(
                 ({"shape": ()}, r"float32 \[\]"),
             )
         ),
+        (
+            {"shape": ("batch", "memory", 4)},
+            r"{last}\.bound is None; a memory of tokens needs the most that it may have",
+        ),
+        ({"bound": 4}, r"{last}\.bound is 4; only marks and memories of tokens have a bound"),
         ({"fed_from": None}, r"{last}\.fed_from is None; a memory needs the name of an output"),
         ({"fed_from": "right"}, r"{last} is float32 \[batch, 1, 4, 4\], fed from the output right, but there is none"),
         (

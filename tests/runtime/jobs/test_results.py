@@ -116,3 +116,18 @@ def test_masks_are_filled(new_bundle: BundleMaker, tmp_path: Path, ending: str) 
     two, none = results(bundle, ["long whole whole", "long"], ending=ending)
     assert [(len(mask), mask[0]["token"]) for mask in two["masks"]] == [(5, "read"), (5, "read")]
     assert "The text has no mask to fill.\nWrite whole in place of a word." in str(none["error"])
+
+
+@pytest.mark.parametrize("ending", [".jsonl", ".parquet"])
+def test_a_text_has_its_perplexity_and_the_score_of_every_token(
+    new_bundle: BundleMaker, tmp_path: Path, ending: str
+) -> None:
+    table = np.full(len(VOCABULARY), -np.log(2))
+    table[VOCABULARY.index("[CLS]")] = 0
+    bundle = gather_bundle(new_bundle(), "text-scoring", {"log_probabilities": table})
+    row, failed = results(bundle, ["long documents", None], ending=ending)
+    assert list(row) == ["id", "log_probability", "perplexity", "log_probabilities", "tokens", "error"]
+    assert row["log_probabilities"] == pytest.approx([0, *[-np.log(2)] * 3], rel=1e-6)
+    assert row["log_probability"] == pytest.approx(-3 * np.log(2), rel=1e-6)
+    assert row["perplexity"] == pytest.approx(2, rel=1e-6)
+    assert (failed["log_probability"], failed["log_probabilities"]) == (None, None)

@@ -20,6 +20,7 @@ from hdruntime.text.tasks import (
     entities,
     fillings,
     softmax,
+    text_score,
 )
 from hdruntime.text.tokenization import Encoding
 
@@ -194,3 +195,8 @@ def test_a_text_without_a_mask_is_refused_with_how_to_write_one() -> None:
 
 def test_scores_have_no_digits_that_float32_does_not() -> None:
     assert str(classification(floats(0.1), ["x"], activation=Activation.IDENTITY).score) == "0.1"
+
+
+def test_a_text_of_one_token_has_no_perplexity() -> None:
+    found = text_score(np.zeros(1, np.float32))
+    assert (found.log_probability, found.perplexity, found.log_probabilities) == (0, None, [0])

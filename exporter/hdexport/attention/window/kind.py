@@ -25,6 +25,7 @@ from hdexport.attention.kind import (
 from hdexport.attention.spec import SpecReader
 from hdexport.attention.window.record import Window, WindowAttention
 from hdexport.model.family import Family
+from hdexport.model.memories import Memories
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role
 from hdruntime.bundle.reader import Bundle
@@ -38,14 +39,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _FORM = Form(
-    grammar="window:W[,global:G][,dilation:D[/D...]]",
+    grammar="window:W[,right:R][,global:G][,dilation:D[/D...]]",
     example="window:256,global:1",
     help="every query attends to W tokens on each side (Longformer's attention_window counts both sides: its 512 is "
-    "W = 256) in steps of D tokens, one D for all heads or one per head; the first G tokens (default: 1) are "
-    "global",
+    "W = 256), or to W before it and R after it, in steps of D tokens, one D for all heads or one per head; the first "
+    "G tokens (default: 1) are global",
 )
 
-_NAMES = ("window", "global", "dilation")
+_NAMES = ("window", "right", "global", "dilation")
 
 MOST_GLOBAL_TOKENS = 3840
 """Largest k of a TopK in TensorRT, by which the graph finds them."""
@@ -91,9 +92,13 @@ class WindowSetup(Setup):
             family.own.adapt(model, self)
             return
         from hdexport.attention.model_parts import wrap_layers
+        from hdexport.attention.window.carried import carried_mask
         from hdexport.attention.window.node import window_mask
 
-        window, query_scale = self.window, self.query_scale
+        window, memories, query_scale = self.window, self.memories, self.query_scale
+        if memories is not None:
+            wrap_layers(model, lambda states, mask, layers: layers(states, carried_mask(window, mask, memories)))
+            return
         wrap_layers(model, lambda states, mask, layers: layers(states, window_mask(window, mask, query_scale)))
 
 
@@ -143,11 +148,22 @@ class WindowKind(AttentionKind):
             return None
         _check(request.window, heads=config.num_attention_heads, max_len=subject.max_len)
         subject.warn_if_unscaled(request.window.most_keys)
-        remark = (
-            f"Attention is cut to windows of {request.window.tokens} tokens on each side, "
-            f"{NOT_TRAINED.format('windows')}"
+        remark = f"Attention is cut to windows of {request.window.describe()}, {NOT_TRAINED.format('windows')}"
+        memories = None
+        if subject.recurrence is not None:
+            memories = _memories(request.window, subject.recurrence, subject)
+            remark += (
+                f" In later segments of a document they reach up to {subject.recurrence} tokens into the segments "
+                f"before; a document has at most {subject.max_len} tokens."
+            )
+        return WindowSetup(
+            is_own=False,
+            inputs=() if memories is None else memories.specs,
+            window=request.window,
+            remark=remark,
+            memories=memories,
+            query_scale=subject.query_scale,
         )
-        return WindowSetup(is_own=False, window=request.window, remark=remark, query_scale=subject.query_scale)
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> WindowAttention | None:
         """The windows of the nodes, which layers of the library have, too."""
@@ -164,8 +180,10 @@ class WindowKind(AttentionKind):
 
     def read(self, record: WindowAttention, bundle: Bundle) -> WindowSetup:
         """All of it is in the record, and in the inputs."""
-        marks = tuple(spec for spec in bundle.manifest.inputs if spec.role is Role.MARKS)
-        return WindowSetup(is_own=record.converted is None, inputs=marks, window=record.converted)
+        manifest = bundle.manifest
+        inputs = tuple(spec for spec in manifest.inputs if spec.role in (Role.MARKS, Role.MEMORY))
+        memories = Memories(manifest.memories) if manifest.memories else None
+        return WindowSetup(is_own=record.converted is None, inputs=inputs, window=record.converted, memories=memories)
 
     def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
         """Masks in place of windows that the model was not trained with."""
@@ -173,21 +191,32 @@ class WindowKind(AttentionKind):
         if setup.window is not None:
             from hdexport.attention.window.reference import use_window_masks
 
-            use_window_masks(model, setup.window)
+            use_window_masks(model, setup.window, setup.memories)
+        if setup.memories is not None:
+            from hdexport.model.surgery import continue_positions
+
+            continue_positions(model, family, setup.memories)
         # Longformer's own rows of padding are 0.
-        return ReferenceFacts(replaced=setup.window is not None, undefined_padding=not setup.bound)
+        return ReferenceFacts(
+            replaced=setup.window is not None, undefined_padding=not setup.bound, memories=setup.memories
+        )
 
     def boundaries(self, record: WindowAttention) -> Boundaries | None:
         """Where a text is no longer than a window reaches, and where windows are cut off on no side."""
         if not record.layers:
             return None
-        lengths = {length for w in set(record.layers) for length in (w, w + 1, w + 2, 2 * w + 1)}
-        widest = max(record.layers)
-        return Boundaries(lengths=frozenset(lengths), first=widest + 1, second=2 * widest + 2)
+        sides = set(record.sides())
+        lengths = {left + right + 1 for left, right in sides}
+        lengths |= {side + step for both in sides for side in both for step in (0, 1, 2)}
+        return Boundaries(
+            lengths=frozenset(lengths - {0}),
+            first=max(min(both) for both in sides) + 1,
+            second=max(sum(both) for both in sides) + 2,
+        )
 
     def keys_of_layers(self, record: WindowAttention, manifest: Manifest, tokens: int) -> list[int]:
         """A block of a window's queries meets the window and about a quarter of it more."""
-        return [min(tokens, 3 * window) for window in record.layers]
+        return [min(tokens, (left + right) * 3 // 2) for left, right in record.sides()]
 
     def leading_global_tokens(self, record: WindowAttention) -> int:
         """Those of a window in place of dense attention."""
@@ -202,13 +231,64 @@ class WindowKind(AttentionKind):
     def describe(self, record: WindowAttention) -> Iterator[tuple[str, str]]:
         """Windows, and what they took the place of."""
         if record.layers:
-            counts = Counter(record.layers)
-            layers = ", ".join(f"{tokens} in {count} layers" for tokens, count in counts.items())
-            yield "windows", f"tokens on each side: {layers}"
+            counts = Counter(record.sides())
+            equal = all(left == right for left, right in counts)
+            layers = ", ".join(
+                f"{left if equal else f'{left} and {right}'} in {count} layers"
+                for (left, right), count in counts.items()
+            )
+            yield "windows", f"tokens {'on each side' if equal else 'before and after'}: {layers}"
         if record.converted is not None:
             count, steps = record.converted.global_tokens, "/".join(map(str, record.converted.dilation))
             first = f"the first {count}" if count else "none"
             yield "", f"made from dense attention; global tokens: {first}; dilation {steps}"
+
+
+def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
+    """What layers with such a window carry from segment to segment.
+
+    Raises:
+        InputError: something in the model or its window is about a whole text.
+    """
+    from hdexport.attention.model_parts import attention_calls
+    from hdexport.attention.window.carried import carried_memories
+    from hdexport.model.surgery import PositionsByLength
+
+    config, family = subject.model.config, subject.family
+    # Those of all families that windows are given to; rotary ones would have to turn keys before they are carried.
+    assert family.learned_positions
+    if window.global_tokens:
+        raise InputError(
+            f"--recurrence {tokens} does not fit {window.global_tokens} global tokens: they are in a document's first "
+            "segment, and later ones cannot see them.\n"
+            f"Leave them out: --attention window:{window.tokens},right:{window.after},global:0"
+        )
+    if subject.task is Task.TEXT_CLASSIFICATION:
+        raise InputError(
+            f"--recurrence {tokens} does not fit {subject.task.value}: a {config.model_type} classifies by a text's "
+            "first token, which sees nothing of later segments.\n"
+            "Build for answers to every token: --task feature-extraction"
+        )
+    if isinstance(family.embeddings(subject.model).position_embeddings, PositionsByLength):
+        raise InputError(
+            f"--recurrence {tokens} does not fit --positions interpolate and group, which spread positions over the "
+            "length of a text: a segment does not tell the document's.\nUse --positions hierarchical, tile or none."
+        )
+    if subject.query_scale is not None and subject.query_scale.changes(window.most_keys):
+        raise InputError(
+            f"--recurrence {tokens} does not fit --attention-scale logn, which counts the tokens of a whole text.\n"
+            "Use --attention-scale none."
+        )
+    reach = window.tokens * max(window.dilation)
+    if tokens > reach:
+        logger.warning(
+            "Windows reach %d tokens back, and --recurrence carries %d: --recurrence %d does the same.",
+            reach,
+            tokens,
+            max(2, reach),
+        )
+    layers = len(attention_calls(subject.model))
+    return carried_memories(layers=layers, width=int(config.hidden_size), tokens=tokens)
 
 
 def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:
@@ -245,6 +325,7 @@ def _window(spec: str) -> Window:
     steps = reader.given.get("dilation", "1").split("/")
     return Window(
         tokens=reader.number("window", reader.required("window"), least=1),
+        right=reader.optional("right", least=0),
         global_tokens=reader.number("global", reader.given.get("global", "1"), least=0, most=MOST_GLOBAL_TOKENS),
         dilation=tuple(reader.number("dilation", step, least=1) for step in steps),
     )
@@ -257,9 +338,7 @@ def _check(window: Window, *, heads: int, max_len: int) -> None:
             f"--attention has {len(window.dilation)} dilations, and the model has {heads} heads in each layer.\n"
             f"Give one for all heads, dilation:2, or {heads}, separated by slashes."
         )
-    if window.tokens >= max_len - 1:
+    if min(window.tokens, window.after) >= max_len - 1:
         logger.warning(
-            "A window of %d tokens on each side covers every text of up to %d tokens: the attention is dense.",
-            window.tokens,
-            max_len,
+            "A window of %s covers every text of up to %d tokens: the attention is dense.", window.describe(), max_len
         )

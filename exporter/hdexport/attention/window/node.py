@@ -44,7 +44,7 @@ class WindowMask:
             value,
             self.token_kind,
             left=self.window.tokens,
-            right=self.window.tokens,
+            right=self.window.after,
             dilation=self.window.dilation,
             global_bound=self.window.global_tokens,
             scale=scale,

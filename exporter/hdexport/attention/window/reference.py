@@ -7,7 +7,9 @@ from __future__ import annotations
 
 __all__ = ["use_window_masks"]
 
-from dataclasses import dataclass
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -15,6 +17,7 @@ import torch
 from hdexport.attention.model_parts import wrap_layers
 from hdexport.attention.pair_counts import PairCounts, use_pair_counts
 from hdexport.attention.window.record import Window
+from hdexport.model.memories import MASK, Memories, remembered, text_ends
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -26,36 +29,69 @@ class _Pairs(PairCounts):
 
     Attributes:
         window: of every layer.
-        real: [batch, tokens], bool.
-        is_global: [batch, tokens], bool.
+        real: [batch, keys], bool; queries are the last of them.
+        is_global: [batch, keys], bool.
+        memories: keys and values of the tokens before the queries; None for none.
+        layers: numbers of the layers that have not attended yet.
     """
 
     window: Window
     real: torch.Tensor
     is_global: torch.Tensor
+    memories: Memories | None = None
+    layers: Iterator[int] = field(default_factory=itertools.count)
+
+    @property
+    def before(self) -> int:
+        """Keys before the first query."""
+        return 0 if self.memories is None else self.memories.given(MASK).shape[1]
+
+    def carried(self, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """What is remembered is in front, [batch, memory, 2 * width]; see :class:`PairCounts`."""
+        if self.memories is None:
+            return key, value
+        layer, states = next(self.layers), torch.cat([key, value], dim=1).transpose(1, 2)
+        memory = self.memories.given(layer)
+        ends = text_ends(self.real[:, self.before :])
+        self.memories.leave(layer, remembered(memory, states.flatten(2), ends))
+        both = torch.cat([memory.unflatten(2, states.shape[2:]), states], dim=1)  # [batch, keys, 2 * heads, head_dim]
+        keys, values = both.transpose(1, 2).chunk(2, dim=1)
+        return keys, values
 
     def of_queries(self, module: torch.nn.Module, queries: slice) -> torch.Tensor:
-        """[batch, 1 or heads, queries, tokens], 1 where a query sees a key, else 0; see :class:`PairCounts`."""
+        """[batch, 1 or heads, queries, keys], 1 where a query sees a key, else 0; see :class:`PairCounts`."""
         places = torch.arange(self.real.shape[1])
-        offset = places[None, :] - places[queries, None]
+        asking = places[self.before :][queries]
+        offset = places[None, :] - asking[:, None]
         step = torch.tensor(self.window.dilation)[:, None, None]
-        near = ((offset.abs() <= self.window.tokens * step) & (offset % step == 0))[None]
-        seen = near | self.is_global[:, None, None, :] | self.is_global[:, None, queries, None]
+        left, right = self.window.tokens * step, self.window.after * step
+        near = ((offset >= -left) & (offset <= right) & (offset % step == 0))[None]
+        seen = near | self.is_global[:, None, None, :] | self.is_global[:, None, asking, None]
         return (seen & self.real[:, None, None, :]).float()
 
     def keys(self) -> torch.Tensor:
         """[batch, 1, tokens, 1], all for global tokens, for others what a window holds; see :class:`PairCounts`."""
         real = self.real.sum(1)[:, None, None, None]
-        local = real.clamp(max=2 * self.window.tokens + 1 + self.window.global_tokens)
-        return torch.where(self.is_global[:, None, :, None], real, local)
+        local = real.clamp(max=self.window.most_keys)
+        return torch.where(self.is_global[:, None, self.before :, None], real, local)
 
 
-def use_window_masks(model: PreTrainedModel, window: Window) -> None:
-    """Make a model's own attention that of a window, in place."""
+def use_window_masks(model: PreTrainedModel, window: Window, memories: Memories | None = None) -> None:
+    """Make a model's own attention that of a window, in place.
+
+    Args:
+        model: whose attention is reached through the library's attention interface.
+        window: what a token sees.
+        memories: of the calls, with which a window has no global tokens; None for a model that remembers nothing.
+    """
 
     def pairs(attention_mask: torch.Tensor) -> _Pairs:
+        if memories is not None:
+            before = memories.given(MASK)
+            memories.leave(MASK, remembered(before, attention_mask, text_ends(attention_mask)))
+            attention_mask = torch.cat([before, attention_mask], dim=1)
         real = attention_mask.bool()
-        return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens))
+        return _Pairs(window, real, real & (real.long().cumsum(1) <= window.global_tokens), memories)
 
     use_pair_counts(model)
     wrap_layers(model, lambda states, mask, layers: layers(states, pairs(mask)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Work", "roofline", "work_of", "works_of"]
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,8 +26,17 @@ if TYPE_CHECKING:
 _ATTENTION_PRODUCTS = 2
 """Query by key, and weights by value."""
 
+_POSITION_PRODUCTS = {"RelativeAttention": 1}
+"""Operator -> more products of its pairs: query by position."""
+
+_DENSE = {"RelativeAttention": ("RelativeAttention", {"causal": 0, "reach": 0})}
+"""Operator -> the operator and attributes by which all its queries see all its keys; else dense attention."""
+
 _TABLE = "listed_blocks"
 """Input of an operator, whose content decides the pairs."""
+
+_MASK_OF_KEYS = "key_kind"
+"""Mask of an operator whose keys include a memory."""
 
 _SHAPE_BYTES = 256
 """Constants that are computed while the shapes of a graph are: other shapes, no weights."""
@@ -57,6 +66,8 @@ class Work:
 def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | None = None) -> Work:
     """Count the work of a bundle's portable graph for texts without padding; its weights are not read.
 
+    Texts are alone: a model that remembers has as little memory as it takes.
+
     Every product counts as the graph has it: a head over one token counts one token, and Longformer's rows of global
     tokens count all the slots that the graph has for them. Of global tokens that the graph itself puts in front of each
     text, the padding that completes their last block counts as well.
@@ -84,12 +95,15 @@ def work_of(bundle_path: Path, *, batch: int, tokens: int, global_tokens: int | 
         raise BundleCorruptError(f"{bundle_path} has no portable graph to count.\nBuild the bundle again.")
     model = read_graph(bundle, graphs[0])
     marked = min(tokens, _default_global_tokens(manifest) if global_tokens is None else global_tokens)
+    memory = manifest.least_memory
     # The operators lose their names below.
-    attentions = [(node.outputs[0], operator_of(node).name, _decisive(node)) for node in operator_nodes(model)]
-    _fix_shapes(model, batch, tokens)
-    products = sum(_flops_of_product(node) for node in model.graph)
+    attentions = [(node.outputs[0], operator_of(node).name, _decisive(node, memory)) for node in operator_nodes(model)]
+    _fix_shapes(model, {"batch": batch, "tokens": tokens, "memory": memory})
+    products = sum(_flops_of_product(node) for node in _computed_for_each_batch(model))
     in_windows = sum(_flops_of_attention(*attention, marked) for attention in attentions)
-    if_dense = sum(_flops_of_attention(output, "DenseAttention", {}, marked) for output, _, _ in attentions)
+    if_dense = sum(
+        _flops_of_attention(output, *_dense(name, decisive), marked) for output, name, decisive in attentions
+    )
     ends = (*model.graph.inputs, *model.graph.outputs)
     interface_bytes = sum(int(math.prod(_sizes(value)) * value.dtype.itemsize) for value in ends)
     return Work(
@@ -116,11 +130,13 @@ def works_of(bundle_path: Path, shapes: Sequence[tuple[int, int]]) -> dict[tuple
     return {(batch, tokens): work_of(bundle_path, batch=batch, tokens=tokens) for batch, tokens in shapes}
 
 
-def _decisive(node: onnx_ir.Node) -> dict[str, Any]:
-    """What decides which queries and keys of an attention see each other: its attributes, and a table of blocks."""
+def _decisive(node: onnx_ir.Node, memory: int) -> dict[str, Any]:
+    """What decides which queries and keys of an attention see each other: its attributes, and a table or a memory."""
     import onnx_ir as ir
 
     decisive = attributes_of(node)
+    if operator_of(node).mask == _MASK_OF_KEYS:
+        decisive["memory"] = memory
     for name, value in zip(operator_of(node).inputs, node.inputs, strict=False):
         if name == _TABLE and value is not None:
             table = ir.convenience.get_const_tensor(value)
@@ -133,13 +149,21 @@ def _decisive(node: onnx_ir.Node) -> dict[str, Any]:
     return decisive
 
 
+def _dense(operator: str, decisive: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """An operator by which every query sees every key, and what decides that."""
+    if operator not in _DENSE:
+        return "DenseAttention", {}
+    name, changes = _DENSE[operator]
+    return name, decisive | changes
+
+
 def _default_global_tokens(manifest: Manifest) -> int:
     leading = [item.kind.leading_global_tokens(item.record) for item in attention_of(manifest)]
     return max([int(manifest.input_of(Role.MARKS) is not None), *leading])
 
 
-def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
-    """Give every value of the graph its shape for that batch, in place.
+def _fix_shapes(model: onnx_ir.Model, sizes: Mapping[str, int]) -> None:
+    """Give every value of the graph its shape for axes of these sizes, in place.
 
     What an attention operator returns has the shape of its query, so that ONNX need not look into its body.
     """
@@ -149,7 +173,6 @@ def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
 
     for value in model.graph.inputs:
         assert value.shape is not None
-        sizes = {"batch": batch, "tokens": tokens}
         value.shape = ir.Shape([axis if isinstance(axis, int) else sizes[str(axis)] for axis in value.shape])
     for node in operator_nodes(model):
         node.op_type, node.domain = "Identity", ""
@@ -158,6 +181,16 @@ def _fix_shapes(model: onnx_ir.Model, batch: int, tokens: int) -> None:
     model.functions.clear()
     fold_constants(model, onnx_shape_inference=True, input_size_limit=_SHAPE_BYTES, output_size_limit=_SHAPE_BYTES)
     ShapeInferencePass()(model)
+
+
+def _computed_for_each_batch(model: onnx_ir.Model) -> list[onnx_ir.Node]:
+    """The nodes that depend on an input of the graph; a runtime computes the others once."""
+    given, nodes = set(model.graph.inputs), []
+    for node in model.graph:
+        if any(value in given for value in node.inputs):
+            given.update(node.outputs)
+            nodes.append(node)
+    return nodes
 
 
 def _flops_of_product(node: onnx_ir.Node) -> int:
@@ -177,7 +210,7 @@ def _flops_of_attention(output: onnx_ir.Value, operator: str, decisive: dict[str
     batch, heads, tokens, head_dim = _sizes(output)
     count = OPERATORS[operator].face("pairs").pairs
     pairs = count(tokens=tokens, heads=heads, global_tokens=global_tokens, **decisive)
-    return 2 * _ATTENTION_PRODUCTS * batch * pairs * head_dim
+    return 2 * (_ATTENTION_PRODUCTS + _POSITION_PRODUCTS.get(operator, 0)) * batch * pairs * head_dim
 
 
 def _bytes_of_weights(model: onnx_ir.Model, tokens: int) -> int:

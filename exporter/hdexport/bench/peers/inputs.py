@@ -48,7 +48,8 @@ class Texts:
         marks = manifest.input_of(Role.MARKS)
         if marks is not None and marks.default.token_id is not None:
             rows[:, min(_QUESTION_TOKENS, marks.bound or _QUESTION_TOKENS, tokens - 1)] = marks.default.token_id
-        return checked_inputs({manifest.ids: rows}, manifest)
+        # Peers run texts alone.
+        return checked_inputs({manifest.ids: rows}, manifest, memory=manifest.least_memory)
 
     def _text(self, row: int, tokens: int) -> npt.NDArray[np.int64]:
         before, content, after = self._frame

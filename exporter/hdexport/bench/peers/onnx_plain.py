@@ -67,7 +67,7 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
     Args:
         module: the model, in evaluation mode.
         path: the file to write; weights may go beside it.
-        example: the module's inputs, name -> [batch, tokens], both 2 or more.
+        example: the module's inputs, and maybe others, name -> [batch, tokens], both 2 or more.
 
     Returns:
         None, or that it took the exporter of TorchScript, and why.
@@ -79,7 +79,7 @@ def export_plainly(module: GraphModule, path: Path, example: Mapping[str, npt.ND
 
     from hdexport.model.graph_module import named_arguments
 
-    tensors = {name: torch.from_numpy(ids) for name, ids in example.items()}
+    tensors = {spec.name: torch.from_numpy(example[spec.name]) for spec in module.inputs}
     with torch.inference_mode(), warnings.catch_warnings(), named_arguments(module):
         warnings.simplefilter("ignore")
         try:

@@ -103,7 +103,7 @@ def _outputs(session: Any, manifest: Manifest) -> dict[str, str]:
     """Name in the manifest -> name in the file."""
     found = [value.name for value in session.get_outputs()]
     names: dict[str, str] = {}
-    for output in manifest.outputs:
+    for output in manifest.answers:
         for name in (output.name, _OTHER_NAMES.get(output.name)):
             if name is not None and name in found:
                 names.setdefault(output.name, name)

@@ -47,7 +47,7 @@ class SentenceTransformers(Peer):
             },
         ).eval()
         scale_queries(model[0].auto_model, family_of(manifest.model_type), manifest)
-        names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.outputs}
+        names = {output.name: _NAME_OF_OUTPUT.get(output.name, output.name) for output in manifest.answers}
 
         def run(**features: Any) -> Any:
             return model(features)

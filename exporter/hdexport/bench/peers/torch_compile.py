@@ -44,7 +44,7 @@ class TorchCompile(TorchEager):
         half_precision = runs_in_half(spec.device, manifest)
         module = load_module(Path(spec.artefact), manifest, half_precision=half_precision).to(spec.device)
         compiled = torch.compile(module, dynamic=False)
-        names = [output.name for output in manifest.outputs]
+        names = [output.name for output in manifest.answers]
 
         def run(**tensors: torch.Tensor) -> Any:
             try:

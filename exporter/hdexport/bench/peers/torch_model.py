@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers.peer import Inputs, OpenCase, Peer, not_installed, runs_in_half
-from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.manifest import Manifest, Role
 
 if TYPE_CHECKING:
     import torch
@@ -35,12 +35,12 @@ class TorchEager(Peer):
         assert spec.artefact is not None
         half_precision = runs_in_half(spec.device, manifest)
         module = load_module(Path(spec.artefact), manifest, half_precision=half_precision).to(spec.device)
-        names = [output.name for output in manifest.outputs]
+        names = [output.name for output in manifest.answers]
         return open_module(module, spec, manifest, inputs, lambda result: dict(zip(names, result, strict=True)))
 
 
 def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> GraphModule:
-    """The model of a folder, on the CPU.
+    """The model of a folder, on the CPU, for a text alone: what a bundle remembers is no input of it.
 
     PyTorch's scaled_dot_product_attention computes the attention where transformers has it for the model.
 
@@ -69,7 +69,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     return GraphModule(
         model,
         task,
-        inputs=manifest.inputs,
+        inputs=[spec for spec in manifest.inputs if spec.role is not Role.MEMORY],
         pooling=sentence_pooling(folder, hidden_size=checkpoint.family.token_width(model.config))
         if task is Task.SENTENCE_SIMILARITY
         else None,

@@ -31,7 +31,9 @@ def open_case(spec: CaseSpec) -> OpenCase:
         inputs = {name: file[name] for name in file.files}
     if spec.runner in PEERS:
         manifest = open_bundle(Path(spec.bundle), check_files=False).manifest
-        return PEERS[spec.runner].open(spec, manifest, inputs)
+        # Peers run each text alone.
+        of_text = {spec.name: inputs[spec.name] for spec in manifest.inputs if spec not in manifest.memories}
+        return PEERS[spec.runner].open(spec, manifest, of_text)
     return _open_backend(spec, inputs)
 
 

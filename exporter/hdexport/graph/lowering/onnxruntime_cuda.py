@@ -1,6 +1,6 @@
 """The graph that ONNX Runtime runs fastest on an NVIDIA GPU: the portable one, its dense attention fused.
 
-It computes in the bundle's own type and reads the portable graph's weights. Sparse attention keeps its bodies of
+It computes in the bundle's own type and reads the portable graph's weights. Other attention keeps its bodies of
 standard operators. Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the
 sources of ONNX Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):
 

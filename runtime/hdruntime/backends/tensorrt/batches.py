@@ -5,12 +5,13 @@ from __future__ import annotations
 __all__ = ["Batches"]
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.backends.tensorrt.carried import Carried
 from hdruntime.backends.tensorrt.device_inputs import DeviceInput, copy_to_device
 from hdruntime.backends.tensorrt.engine import LoadedEngine
 from hdruntime.backends.tensorrt.graph_policy import GraphPolicy
@@ -53,6 +54,8 @@ class Batches:
         choice: Choice,
         inputs: Mapping[str, npt.NDArray[Any]],
         outputs: list[str],
+        *,
+        carried: Carried | None = None,
     ) -> Callable[[], FloatArrays]:
         """Begin a batch.
 
@@ -61,6 +64,7 @@ class Batches:
             choice: the profile, and the shape to pad the batch to.
             inputs: of the types and shapes of the manifest.
             outputs: names of the requested outputs.
+            carried: memories on the GPU that the batch reads and replaces; None if they are among the inputs.
 
         Returns:
             a function that waits for the results and copies them out of the slot.
@@ -71,18 +75,19 @@ class Batches:
         """
         layouts = self._loaded.layouts(choice.shape)
         slot.ensure(*layouts)
-        self._stage(slot, layouts[0], inputs)
+        self._stage(slot, layouts[0], inputs, but=() if carried is None else carried.fed_from)
         call = self._device.call
-        call(
-            "cuMemcpyHtoDAsync",
-            slot.inputs.address,
-            slot.staged_inputs.address,
-            layouts[0].size,
-            self._machine.copying_in,
-        )
+        size = layouts[0].size
+        if carried is not None:
+            size = min(layouts[0].places[name].offset for name in carried.fed_from)
+        call("cuMemcpyHtoDAsync", slot.inputs.address, slot.staged_inputs.address, size, self._machine.copying_in)
         call("cuEventRecord", slot.copied_in, self._machine.copying_in)
         call("cuStreamWaitEvent", self._machine.computing, slot.copied_in, 0)
+        if carried is not None:
+            carried.read(slot.inputs.addresses(layouts[0]), layouts[0])
         enqueue_ms = self._machine.compute(slot, choice, layouts[0], slot.outputs.addresses(layouts[1]))
+        if carried is not None:
+            carried.replace(slot.outputs.addresses(layouts[1]))
         call("cuStreamWaitEvent", self._machine.copying_out, slot.computed, 0)
         for name in outputs:
             place = layouts[1].places[name]
@@ -181,9 +186,13 @@ class Batches:
         call("cuEventSynchronize", slot.copied_in)
         return padding_ranges(slot.staged_inputs.arrays(layout)[self._mask][: inputs[self._mask].shape[0]])
 
-    def _stage(self, slot: Slot, layout: Layout, inputs: Mapping[str, npt.NDArray[Any]]) -> None:
-        """Write inputs, padded to the shape of the layout, to the slot's staging memory."""
+    def _stage(
+        self, slot: Slot, layout: Layout, inputs: Mapping[str, npt.NDArray[Any]], but: Collection[str] = ()
+    ) -> None:
+        """Write all inputs but some, padded to the shape of the layout, to the slot's staging memory."""
         for name, staged in slot.staged_inputs.arrays(layout).items():
+            if name in but:
+                continue
             staged.fill(self._fill.get(name, 0))
             if name in inputs:
                 # Fewer rows, and fewer tokens if the input has that axis.

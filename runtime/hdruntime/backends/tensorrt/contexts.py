@@ -106,4 +106,5 @@ class ExecutionContext:
 
 
 def _named(choice: Choice) -> str:
-    return f"{choice.shape.batch} x {choice.shape.tokens} tokens (profile {choice.profile})"
+    memory = f" after {choice.shape.memory} remembered" if choice.shape.memory else ""
+    return f"{choice.shape.batch} x {choice.shape.tokens} tokens{memory} (profile {choice.profile})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DeviceInput", "copy_to_device", "device_inputs"]
+__all__ = ["DeviceInput", "copy_to_device", "device_inputs", "size_of_memory"]
 
 import contextlib
 import math
@@ -61,6 +61,26 @@ def device_inputs(
             with contextlib.suppress(BackendError):
                 device.call("cuStreamSynchronize", stream)
             raise
+
+
+def size_of_memory(arrays: Mapping[str, DeviceInput], specs: Mapping[str, TensorSpec]) -> int:
+    """Size of the axis ``memory`` of a batch; 0 without one.
+
+    Args:
+        arrays: name -> array.
+        specs: name -> the engine's input.
+
+    Raises:
+        InputError: memories differ in it.
+    """
+    sizes = {
+        name: array.shape[1] // math.prod(size for size in specs[name].shape[2:] if isinstance(size, int))
+        for name, array in arrays.items()
+        if specs[name].has_memory_axis
+    }
+    if len(set(sizes.values())) > 1:
+        raise InputError(f"The memories differ in their tokens: {sizes}.\nGive all of them from one call.")
+    return next(iter(sizes.values()), 0)
 
 
 def copy_to_device(device: Device, source: DeviceInput, target: int, place: Place, stream: Any) -> None:

@@ -19,7 +19,7 @@ from hdplugins.tensorrt.plugins import plugins_with_kernels, take_plugin_errors
 from hdruntime.backends.tensorrt.layout import Layout, layout_of
 from hdruntime.backends.tensorrt.log import TensorRtLog, log_of
 from hdruntime.backends.tensorrt.shapes import Shape
-from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, TensorSpec
+from hdruntime.bundle.manifest import Backend, EngineFile, ProfileShape, Role, TensorSpec
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import KERNELS_FOLDER
 from hdruntime.errors import BackendError, BackendUnavailableError, BundleCorruptError, HdexportError, OutOfMemoryError
@@ -58,7 +58,7 @@ class LoadedEngine:
         engine: TensorRT's own object.
         config: runtime configuration of execution contexts.
         cache: TensorRT-RTX's runtime cache, else None.
-        inputs: name -> axes, and the type in the engine.
+        inputs: name -> axes, and the type in the engine; memories last.
         outputs: name -> axes, and the type: float32.
         log: TensorRT's messages.
         keep: TensorRT's objects that must outlive the engine.
@@ -128,7 +128,9 @@ def load_engine(
         engine = runtime.deserialize_cuda_engine(bundle.file(file.file).read_bytes())
     if engine is None:
         raise error_of(log, doing)
-    inputs = _tensors(bundle, engine, trt.TensorIOMode.INPUT, bundle.manifest.inputs)
+    # A layout has the memories last, so that the inputs before them are one copy to the device.
+    specs = sorted(bundle.manifest.inputs, key=lambda spec: spec.role is Role.MEMORY)
+    inputs = _tensors(bundle, engine, trt.TensorIOMode.INPUT, specs)
     outputs = _tensors(bundle, engine, trt.TensorIOMode.OUTPUT, bundle.manifest.outputs)
     _check_profiles(bundle, file, engine)
     config, cache = _runtime_config(trt, engine, backend, specialization, cached)
@@ -211,7 +213,7 @@ def _check_profiles(bundle: Bundle, file: EngineFile, engine: Any) -> None:
 
 def _shapes(spec: TensorSpec, profile: ProfileShape) -> tuple[tuple[int, ...], ...]:
     """Smallest, best and largest shape of an input."""
-    named = {"batch": profile.batch, "tokens": profile.tokens}
+    named = {"batch": profile.batch, "tokens": profile.tokens, "memory": profile.memory or (0, 0, 0)}
     axes = [named[axis] if isinstance(axis, str) else (axis,) * 3 for axis in spec.shape]
     return tuple(zip(*axes, strict=True))
 

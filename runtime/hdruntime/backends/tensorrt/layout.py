@@ -53,9 +53,9 @@ def layout_of(tensors: Mapping[str, tuple[TensorSpec, np.dtype]], shape: Shape) 
 
     Args:
         tensors: name -> its axes, and its type in the engine.
-        shape: sizes of the axes ``batch`` and ``tokens``.
+        shape: sizes of the axes ``batch``, ``tokens`` and ``memory``.
     """
-    sizes = {"batch": shape.batch, "tokens": shape.tokens}
+    sizes = shape._asdict()
     places, end = {}, 0
     for name, (spec, dtype) in tensors.items():
         axes = tuple(axis if isinstance(axis, int) else sizes[axis] for axis in spec.shape)

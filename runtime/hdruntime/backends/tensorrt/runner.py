@@ -16,7 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from hdruntime.backends.tensorrt.batches import Batches
-from hdruntime.backends.tensorrt.device_inputs import device_inputs
+from hdruntime.backends.tensorrt.carried import Carried, EngineMemories
+from hdruntime.backends.tensorrt.device_inputs import device_inputs, size_of_memory
 from hdruntime.backends.tensorrt.engine import KernelSpecialization, load_engine
 from hdruntime.backends.tensorrt.graph_policy import GraphMode, GraphPolicy
 from hdruntime.backends.tensorrt.machine import Machine
@@ -98,6 +99,8 @@ class TensorRtRunner:
             self._loaded = load_engine(bundle, engine, self.backend, specialization=specialization, cached=cached)
             policy = GraphPolicy(mode)
             machine = Machine(self._device, self._loaded, policy, most_graphs=most_graphs)
+        self._manifest = bundle.manifest
+        self._memories = [spec.name for spec in bundle.manifest.memories if spec.has_memory_axis]
         tokenizer, self._mask = bundle.manifest.tokenizer, bundle.manifest.mask
         fill = {bundle.manifest.ids: tokenizer.pad_token_id} if tokenizer else {}
         self._batches = Batches(self._device, self._loaded, machine, policy, mask=self._mask, fill=fill)
@@ -132,12 +135,30 @@ class TensorRtRunner:
         Raises:
             InputError: no profile accepts so many rows or tokens.
         """
-        choice = self._choice(*inputs[self._mask].shape)
-        with self._slot() as (machine, slot):
-            collect = self._with_memory(machine, lambda: self._batches.start(slot, choice, inputs, list(outputs)))
-            slot.pending = pending = Pending(collect)
-            self._note_shape(choice)
-        return lambda: self._results(pending)
+        memory = next((inputs[name].shape[1] for name in self._memories), 0)
+        return self._start(self._choice(*inputs[self._mask].shape, memory=memory), inputs, outputs)
+
+    def open_memories(self, rows: int) -> EngineMemories:
+        """Memories on the GPU; see :class:`hdruntime.backends.Runner`."""
+        with self._slot() as (machine, _):
+            carried = Carried(self._device, self._manifest, machine.computing, rows=rows)
+        return EngineMemories(self, carried)
+
+    def run_carried(
+        self, carried: Carried, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]
+    ) -> FloatArrays:
+        """Run a batch on memories that are on the GPU, and replace them there; see `hdruntime.backends.Memories.run`.
+
+        Raises:
+            InputError: no profile accepts so many rows or tokens, or the memories.
+        """
+        choice = self._choice(*inputs[self._mask].shape, memory=carried.tokens)
+        return self._start(choice, inputs, outputs, carried)()
+
+    def reset(self, carried: Carried, rows: Sequence[int]) -> None:
+        """Set rows of memories to their defaults; see `hdruntime.backends.Memories.reset`."""
+        with self._slot():
+            carried.reset(rows)
 
     def start_on_device(self, inputs: Mapping[str, object], outputs: Sequence[str]) -> dict[str, DeviceArray]:
         """Begin a batch that is in GPU memory, and leave its results there; see `Session.run_on_device`.
@@ -150,7 +171,7 @@ class TensorRtRunner:
         with self._slot() as (machine, slot):
             specs = {name: spec for name, (spec, _) in self._loaded.inputs.items()}
             with device_inputs(inputs, specs, self._device, machine.copying_in) as arrays:
-                choice = self._choice(*arrays[self._mask].shape)
+                choice = self._choice(*arrays[self._mask].shape, memory=size_of_memory(arrays, specs))
                 results, wait = self._with_memory(
                     machine, lambda: self._batches.start_on_device(slot, choice, arrays, list(outputs))
                 )
@@ -177,8 +198,23 @@ class TensorRtRunner:
             except BackendError as error:
                 logger.warning("some GPU memory could not be freed: %s", error)
 
-    def _choice(self, batch: int, tokens: int) -> Choice:
-        return choose_profile(self._profiles, batch, tokens, limit=self._limit(tokens))
+    def _choice(self, batch: int, tokens: int, *, memory: int = 0) -> Choice:
+        return choose_profile(self._profiles, batch, tokens, memory=memory, limit=self._limit(tokens))
+
+    def _start(
+        self,
+        choice: Choice,
+        inputs: Mapping[str, npt.NDArray[Any]],
+        outputs: Sequence[str],
+        carried: Carried | None = None,
+    ) -> Callable[[], FloatArrays]:
+        with self._slot() as (machine, slot):
+            collect = self._with_memory(
+                machine, lambda: self._batches.start(slot, choice, inputs, list(outputs), carried=carried)
+            )
+            slot.pending = pending = Pending(collect)
+            self._note_shape(choice)
+        return lambda: self._results(pending)
 
     def _results(self, pending: Pending) -> FloatArrays:
         results = pending.results()

@@ -23,10 +23,11 @@ versions leak (NVIDIA/TensorRT#4849). Texts have any length, so without steps ne
 
 
 class Shape(NamedTuple):
-    """Shape [batch, tokens] of a batch after padding."""
+    """Shape [batch, tokens] of a batch after padding, and its axis ``memory``, which is not padded; 0 without one."""
 
     batch: int
     tokens: int
+    memory: int = 0
 
 
 class Choice(NamedTuple):
@@ -36,17 +37,25 @@ class Choice(NamedTuple):
     shape: Shape
 
 
-def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int, *, limit: int = sys.maxsize) -> Choice:
+def choose_profile(
+    profiles: Sequence[ProfileShape],
+    batch: int,
+    tokens: int,
+    *,
+    memory: int = 0,
+    limit: int = sys.maxsize,
+) -> Choice:
     """The profile that computes the fewest tokens for a batch; among equals, the narrowest.
 
     Args:
         profiles: of the engine, in its order.
         batch: rows.
         tokens: of the longest row, including the caller's padding.
+        memory: size of the axis ``memory``; 0 without one, or for any size.
         limit: most tokens that a batch of this length may be padded to; see `hdruntime.bundle.padding_limit`.
 
     Raises:
-        InputError: no profile accepts so many rows or tokens.
+        InputError: no profile accepts so many rows or tokens, or such a memory.
     """
     fitting = [
         (index, profile)
@@ -55,13 +64,20 @@ def choose_profile(profiles: Sequence[ProfileShape], batch: int, tokens: int, *,
     ]
     if not fitting:
         raise _too_large(profiles, batch, tokens, limit)
-    choices = [(Choice(index, _padded(profile, batch, tokens, limit)), profile) for index, profile in fitting]
+    fitting = [(index, profile) for index, profile in fitting if _remembers(profile, memory)]
+    if not fitting:
+        raise _no_such_memory(profiles, memory)
 
-    def cost(item: tuple[Choice, ProfileShape]) -> tuple[int, ...]:
-        (index, shape), profile = item
-        return shape.batch * shape.tokens, profile.tokens[2], profile.batch[2], index
+    def shape(profile: ProfileShape) -> Shape:
+        return Shape(max(batch, profile.batch[0]), _padded(profile, tokens, limit), memory)
 
-    return min(choices, key=cost)[0]
+    def cost(item: tuple[int, ProfileShape]) -> tuple[int, ...]:
+        index, profile = item
+        rows, length, _ = shape(profile)
+        return rows * length, profile.tokens[2], profile.batch[2], index
+
+    index, best = min(fitting, key=cost)
+    return Choice(index, shape(best))
 
 
 def most_rows(profiles: Sequence[ProfileShape], tokens: int, *, limit: int = sys.maxsize) -> int:
@@ -102,9 +118,12 @@ def _takes(profile: ProfileShape, tokens: int, limit: int) -> bool:
     return tokens <= profile.tokens[2] and profile.tokens[0] <= limit
 
 
-def _padded(profile: ProfileShape, batch: int, tokens: int, limit: int) -> Shape:
-    wanted = max(tokens, profile.tokens[0])
-    return Shape(max(batch, profile.batch[0]), min(_stepped(wanted), profile.tokens[2], limit))
+def _remembers(profile: ProfileShape, memory: int) -> bool:
+    return not memory or profile.memory is None or profile.memory[0] <= memory <= profile.memory[2]
+
+
+def _padded(profile: ProfileShape, tokens: int, limit: int) -> int:
+    return min(_stepped(max(tokens, profile.tokens[0])), profile.tokens[2], limit)
 
 
 def _stepped(tokens: int) -> int:
@@ -124,4 +143,14 @@ def _too_large(profiles: Sequence[ProfileShape], batch: int, tokens: int, limit:
     return InputError(
         f"The batch has {batch} rows of {tokens} tokens; this engine accepts up to {rows} of that length.\n"
         f"Split it, or rebuild with --batch 1:1:{batch}."
+    )
+
+
+def _no_such_memory(profiles: Sequence[ProfileShape], memory: int) -> InputError:
+    accepted = " or ".join(
+        sorted({f"{profile.memory[0]} to {profile.memory[2]}" for profile in profiles if profile.memory})
+    )
+    return InputError(
+        f"The memories have {memory} tokens; this engine accepts {accepted}.\n"
+        "Give it other memories, or rebuild the engine with a profile for these."
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from fakes.machine import LONG, SHORT, Machine, MachineMaker
 from fakes.simulated_device import SimulatedDevice
 from fakes.simulated_tensorrt import SimulatedTensorRt, add_engine
 from hdruntime.bundle.manifest import ProfileShape
-from support.recurrent_bundle import make_recurrent_bundle
 from support.tiny_bundle import make_bundle
 
 
@@ -33,7 +32,7 @@ def new_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mac
         flavour: str = "tensorrt",
         module: str | None = None,
         eagerness: float | None = None,
-        recurrent: bool = False,
+        made_by: Callable[[Path], Path] | None = None,
         **options: Any,
     ) -> Machine:
         device = SimulatedDevice(seed, eagerness=eagerness)
@@ -45,7 +44,7 @@ def new_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Mac
             {name: options.pop(name) for name in names if name in options}
             for names in (("task", "token_types", "padding"), ("input_type", "output_type"))
         )
-        make_recurrent_bundle(path) if recurrent else make_bundle(path, **of_bundle)
+        make_bundle(path, **of_bundle) if made_by is None else made_by(path)
         machines.append(Machine(add_engine(path, profiles, flavour=flavour, types=types, **options), device, trt))
         return machines[-1]
 

@@ -15,13 +15,20 @@ from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.gpu.dlpack import DlTensor
 from support.comparators import assert_close
-from support.recurrent_bundle import MEMORY, NEW_MEMORY, RecurrentAnswer, recurrent_states, with_memory_of
+from support.recurrent_bundle import (
+    MEMORY,
+    NEW_MEMORY,
+    RecurrentAnswer,
+    make_recurrent_bundle,
+    recurrent_states,
+    with_memory_of,
+)
 
 
 @pytest.fixture
 def new_recurrent(new_machine: MachineMaker) -> MachineMaker:
     """Make a machine whose bundle has a memory."""
-    return lambda seed=0, **options: new_machine(seed, recurrent=True, **options)
+    return lambda seed=0, **options: new_machine(seed, made_by=make_recurrent_bundle, **options)
 
 
 def with_memory(batch: Mapping[str, np.ndarray], seed: int = 0) -> dict[str, np.ndarray]:

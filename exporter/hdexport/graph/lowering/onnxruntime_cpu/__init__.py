@@ -42,8 +42,8 @@ def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
     lower_dense_attention(model)
     lower_sliding_window_attention(model)
     lower_block_sparse_attention(model)
-    use_sequential_bodies(model, "ChunkAttention")
-    use_sequential_bodies(model, "LSHAttention")
+    for operator in ("ChunkAttention", "LSHAttention", "RelativeAttention"):
+        use_sequential_bodies(model, operator)
     model.graph.opset_imports[CONTRIB_DOMAIN] = 1
     RemoveUnusedNodesPass()(model)
     RemoveUnusedFunctionsPass()(model)

@@ -1,0 +1,138 @@
+"""Relative attention, as a kind: that of XLNet and Transformer-XL."""
+
+from __future__ import annotations
+
+__all__ = ["RelativeKind", "RelativeSetup"]
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, ReferenceFacts, Setup, Subject
+from hdexport.attention.relative.record import RelativeAttention
+from hdexport.model.family import Family
+from hdexport.model.memories import MASK, Memories, tokens_memory
+from hdruntime.bundle.manifest import Fill, InputSpec, Manifest
+from hdruntime.bundle.reader import Bundle
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SCORE_COPIES = 6
+"""Of a layer's scores in PyTorch's own code: of contents, positions, their shift, the sum, the masked, the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RelativeSetup(Setup):
+    """Relative attention in a model.
+
+    Attributes:
+        record: what the manifest says of it.
+        max_len: tokens of the longest text.
+    """
+
+    record: RelativeAttention
+    max_len: int
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """The family's own."""
+        assert family.own is not None
+        family.own.adapt(model, self)
+
+
+class RelativeKind(AttentionKind):
+    """Scores by content and by distance, over the text and what is remembered before it."""
+
+    name = "relative"
+    record_type = RelativeAttention
+    holds_scores = False
+
+    def setup(self, request: None, subject: Subject) -> RelativeSetup | None:
+        """A family's own, which remembers what the configuration says, or as much as was asked for."""
+        config, own = subject.model.config, subject.family.own
+        # First of all: a configuration may be of use with a memory only.
+        if subject.recurrence is not None and own is not None and own.kind == self.name:
+            config.mem_len = subject.recurrence
+        record: RelativeAttention | None = subject.family.own_attention(self.name, config)
+        if record is None:
+            return None
+        memories = _memories(record, config.hidden_size)
+        if memories and own is not None:
+            memories = (*memories, *own.memories(config, subject.task))
+        return _setup(record, memories, subject.max_len)
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> RelativeAttention | None:
+        """What the graph was traced with."""
+        return setup.record if isinstance(setup, RelativeSetup) else None
+
+    def problems(self, record: RelativeAttention, manifest: Manifest) -> Iterator[str]:
+        """The memory is that of the inputs."""
+        if record.memory != manifest.most_memory:
+            yield f".memory is {record.memory}, and the inputs have memories of {manifest.most_memory} tokens"
+
+    def read(self, record: RelativeAttention, bundle: Bundle) -> RelativeSetup:
+        """All of it is in the record, and in the inputs."""
+        return _setup(record, bundle.manifest.memories, bundle.manifest.max_len)
+
+    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+        """The library's own model, or what stands in for it where the library dropped it, and what it remembers."""
+        assert isinstance(setup, RelativeSetup)
+        assert family.own is not None
+        if setup.memories is not None:
+            assert family.own.remember is not None
+            family.own.remember(model, setup)
+        # Its padding sees itself, where ours is 0.
+        return ReferenceFacts(undefined_padding=True, memories=setup.memories)
+
+    def boundaries(self, record: RelativeAttention) -> Boundaries | None:
+        """Around the size of the memory, where a text takes all of it, and where distances are clamped."""
+        sizes = {size for size in (record.memory, record.clamp, record.reuse) if size}
+        if not sizes:
+            return None
+        lengths = frozenset(size + step for size in sizes for step in (-1, 0, 1)) - {0}
+        return Boundaries(lengths=lengths, first=min(sizes), second=max(sizes) + 1)
+
+    def keys_of_layers(self, record: RelativeAttention, manifest: Manifest, tokens: int) -> list[int]:
+        """The text's own tokens; what is remembered is another call's."""
+        return [tokens] * record.layers
+
+    def reference_copies(self, record: RelativeAttention, family: Family, heads: int) -> int:
+        """All of a layer, several times."""
+        return _SCORE_COPIES * heads
+
+    def peer_remark(self, record: RelativeAttention) -> str | None:
+        """Peers run one text alone."""
+        return "runs each text alone, as if nothing had been before it" if record.memory else None
+
+    def describe(self, record: RelativeAttention) -> Iterator[tuple[str, str]]:
+        """Layers, memory and distances."""
+        yield "relative attention", f"{record.layers} layers" + (", causal" if record.causal else "")
+        if not record.memory:
+            yield "memory", "none: --recurrence TOKENS of a build gives it one"
+        elif record.reuse:
+            yield "", f"of each segment its first {record.reuse} tokens are remembered"
+        if record.reach:
+            yield "", f"a token sees {record.reach} tokens back, itself included"
+        if record.clamp:
+            yield "", f"distances beyond {record.clamp} count as {record.clamp}"
+
+
+def _memories(record: RelativeAttention, width: int) -> tuple[InputSpec, ...]:
+    """What each layer was given, and which of it is there."""
+    if not record.memory:
+        return ()
+    fill = Fill.ONES if record.empty_memory_is_seen else Fill.ZEROS
+    return (
+        *(tokens_memory(layer, width, bound=record.memory) for layer in range(record.layers)),
+        tokens_memory(MASK, bound=record.memory, fill=fill),
+    )
+
+
+def _setup(record: RelativeAttention, memories: Sequence[InputSpec], max_len: int) -> RelativeSetup:
+    return RelativeSetup(
+        is_own=True,
+        inputs=tuple(memories),
+        memories=Memories(memories) if memories else None,
+        record=record,
+        max_len=max_len,
+    )

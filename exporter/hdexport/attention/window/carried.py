@@ -1,0 +1,92 @@
+"""Windows that reach across segments: each layer carries keys and values of the tokens before the text.
+
+The operator attends among as many queries as keys, so the memory's rows have queries of zeros, and their results are
+cut off. That costs (memory + tokens) / tokens of the attention itself, and nothing of the projections.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CarriedMask", "carried_mask", "carried_memories"]
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+
+from hdexport.attention.window.node import sliding_window_node
+from hdexport.attention.window.record import Window
+from hdexport.model.memories import MASK, POSITION, Memories, remembered, state_memory, text_ends, tokens_memory
+
+
+def carried_memories(*, layers: int, width: int, tokens: int) -> Memories:
+    """What a model with windows remembers.
+
+    Args:
+        layers: calls of an attention.
+        width: of a token's keys in all heads.
+        tokens: the most that are remembered.
+    """
+    of_layers = (tokens_memory(layer, 2 * width, bound=tokens) for layer in range(layers))
+    return Memories((*of_layers, tokens_memory(MASK, bound=tokens), state_memory(POSITION, 1)))
+
+
+@dataclass(frozen=True)
+class CarriedMask:
+    """What windowed layers share: made once for each call, handed from layer to layer as the library's mask is.
+
+    Attributes:
+        window: what a token sees; without global tokens.
+        token_kind: [batch, memory + tokens], int32, 0 for padding and for memory that is not there yet, else 1.
+        ends: [batch], int64, tokens of each text up to its last real one.
+        memories: by the layers' numbers, [batch, memory, 2 * width]: keys and, after them, values.
+        layers: numbers of the layers that have not attended yet.
+    """
+
+    differs_by_layer: ClassVar[bool] = True
+    """For `hdexport.graph.repeated_layers`: no layer's nodes are those of another one."""
+
+    window: Window
+    token_kind: torch.Tensor
+    ends: torch.Tensor
+    memories: Memories
+    layers: Iterator[int] = field(default_factory=itertools.count)
+
+    def attend(
+        self, module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`."""
+        # Calls are counted, not modules: a model may use one layer several times.
+        layer, heads, head_dim = next(self.layers), query.shape[1], query.shape[3]
+        before = self.memories.given(layer)
+        states = torch.cat([key, value], dim=1).transpose(1, 2).flatten(2)  # [batch, tokens, 2 * width]
+        self.memories.leave(layer, remembered(before, states, self.ends))
+        carried = before.to(key.dtype).unflatten(2, (2 * heads, head_dim)).transpose(1, 2)
+        keys, values = carried.chunk(2, dim=1)  # [batch, heads, memory, head_dim]
+        attended = sliding_window_node(
+            torch.cat([torch.zeros_like(keys), query], dim=2),
+            torch.cat([keys, key], dim=2),
+            torch.cat([values, value], dim=2),
+            self.token_kind,
+            left=self.window.tokens,
+            right=self.window.after,
+            dilation=self.window.dilation,
+            global_bound=0,
+            scale=scale,
+        )
+        return attended[:, :, before.shape[1] :].transpose(1, 2).contiguous()
+
+
+def carried_mask(window: Window, attention_mask: torch.Tensor, memories: Memories) -> CarriedMask:
+    """What layers with such a window are given for a mask, and which tokens the next call finds in its memory.
+
+    Args:
+        window: what a token sees.
+        attention_mask: [batch, tokens], bool, True for real tokens.
+        memories: of the call.
+    """
+    there, ends = memories.given(MASK), text_ends(attention_mask)
+    memories.leave(MASK, remembered(there, attention_mask, ends))
+    kinds = torch.cat([there.to(torch.int32), attention_mask.to(torch.int32)], dim=1)
+    return CarriedMask(window, kinds, ends, memories)

@@ -1,0 +1,1 @@
+"""Transformer-XL, with model classes of its own: transformers 5 has none."""

@@ -1,0 +1,100 @@
+"""Transformer-XL as a family: causal relative attention, with a memory of the segments before."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+from typing import TYPE_CHECKING, Any
+
+from hdexport.attention.relative.node import Distances
+from hdexport.attention.relative.record import RelativeAttention
+from hdexport.families.transfo_xl.config import TransfoXLConfig
+from hdexport.families.transfo_xl.model import LAST, STARTED, TransfoXLLMHeadModel, TransfoXLModel
+from hdexport.model.family import Family, OwnAttention
+from hdexport.model.memories import Memories, state_memory
+from hdexport.model.model_classes import ModelClasses
+from hdexport.model.tasks import Task
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hdexport.attention.relative.kind import RelativeSetup
+    from hdruntime.bundle.manifest import InputSpec
+
+
+def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
+    base: Any = model.base_model
+    distances = Distances(setup.record, setup.max_len)
+    for layer in base.layers:
+        layer.dec_attn.distances = distances
+    del base.waves
+    base.register_buffer("waves", distances.waves(model.config.d_model), persistent=False)
+    if setup.memories is not None:
+        _look_up(model, setup.memories)
+
+
+def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
+    assert setup.memories is not None
+    model.config.mem_len = setup.record.memory
+    _look_up(model, setup.memories)
+
+
+def _look_up(model: Any, memories: Memories) -> None:
+    """Make a model take its memories from there, and leave them there."""
+    original = model.forward
+
+    def forward(*given: Any, **named: Any) -> Any:
+        output = original(*given, **named, mems={part: memories.given(part) for part in memories.parts})
+        for part in memories.parts:
+            memories.leave(part, output.mems[part])
+        return output
+
+    model.forward = forward
+
+
+def _attention(config: Any) -> RelativeAttention:
+    """A Transformer-XL's attention.
+
+    Raises:
+        ModelError: no token would see any.
+    """
+    memory = max(0, config.mem_len)
+    if config.same_length and not memory:
+        raise ModelError(
+            f"config.json has mem_len {config.mem_len} and same_length: a token sees mem_len tokens, which is none.\n"
+            "Give it a memory: --recurrence 512"
+        )
+    return RelativeAttention(
+        layers=config.n_layer,
+        memory=memory,
+        reach=memory if config.same_length else 0,
+        clamp=max(0, config.clamp_len),
+        causal=True,
+        empty_memory_is_seen=True,
+    )
+
+
+def _memories(config: Any, task: Task) -> tuple[InputSpec, ...]:
+    """What the first token of a segment is predicted from."""
+    if task is not Task.TEXT_SCORING:
+        return ()
+    return state_memory(LAST, config.d_model), state_memory(STARTED, 1)
+
+
+FAMILY = Family(
+    model_types=("transfo-xl",),
+    classes=ModelClasses(
+        config=TransfoXLConfig,
+        models={Task.FEATURE_EXTRACTION: TransfoXLModel, Task.TEXT_SCORING: TransfoXLLMHeadModel},
+    ),
+    learned_positions=False,
+    counts_distances=True,
+    embeddings=lambda model: model.base_model,
+    own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember, memories=_memories),
+    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.TEXT_SCORING),
+    why_not_other_tasks="has no head: it was trained to predict the next token",
+    has_sdpa=False,
+    why_not_converted="its attention is by distance, with a memory: --recurrence TOKENS sets its size",
+    why_not_tuned="its positions are distances, and none is learned",
+)

@@ -1,0 +1,243 @@
+"""XLNet: relative attention with a memory of the segments before, in one stream of queries."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import XLNetForSequenceClassification
+from transformers.models.xlnet.modeling_xlnet import XLNetModelOutput
+
+from hdexport.attention.relative.node import Distances, key_kinds, relative_node
+from hdexport.attention.relative.record import RelativeAttention
+from hdexport.model.family import Family, OwnAttention
+from hdexport.model.memories import MASK, Memories, remembered, text_ends
+from hdexport.model.tasks import Task
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hdexport.attention.relative.kind import RelativeSetup
+
+_SUMMARIES = ("last", "first", "mean")
+"""What a classifier reads of a text, by ``summary_type``: one of its tokens, or the mean of all."""
+
+
+def _projection(weight: torch.Tensor, *, is_output: bool = False) -> torch.nn.Linear:
+    """A projection that the original holds as [hidden_size, heads, head_dim]."""
+    flat = weight.detach().flatten(1)
+    linear = torch.nn.Linear(1, 1, bias=False)
+    linear.weight = torch.nn.Parameter(flat if is_output else flat.T.contiguous())
+    return linear
+
+
+class _Layer(torch.nn.Module):
+    """A layer: relative attention to what it remembers and to the text, and a feed-forward network.
+
+    Args:
+        original: an ``XLNetLayer``.
+        distances: of the texts.
+    """
+
+    def __init__(self, original: Any, distances: Distances) -> None:
+        super().__init__()
+        attention = original.rel_attn
+        self.query, self.key, self.value, self.position = (
+            _projection(getattr(attention, name)) for name in ("q", "k", "v", "r")
+        )
+        self.output = _projection(attention.o, is_output=True)
+        self.content_bias, self.position_bias = attention.r_w_bias, attention.r_r_bias
+        self.segment_bias, self.segments = attention.r_s_bias, attention.seg_embed
+        self.layer_norm, self.feed_forward = attention.layer_norm, original.ff
+        self.heads, self.scale, self.distances = int(attention.n_head), float(attention.scale), distances
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        memory: torch.Tensor | None,
+        key_kind: torch.Tensor,
+        waves: torch.Tensor,
+        has_segments: bool,
+    ) -> torch.Tensor:
+        """Compute the layer.
+
+        Args:
+            hidden_states: [batch, tokens, hidden_size]; the result has the same shape and dtype.
+            memory: [batch, memory, hidden_size]; None for none.
+            key_kind: [batch, memory + tokens], int32, as the operator wants it.
+            waves: [distances, hidden_size], of all distances.
+            has_segments: whether tokens are of different segments.
+        """
+        seen = hidden_states if memory is None else torch.cat([memory.to(hidden_states.dtype), hidden_states], dim=1)
+        query = self._heads(self.query(hidden_states))
+        # Of constants only, so that a runtime computes it once; cut to the text after that.
+        positions = self.position(waves.to(hidden_states.dtype)).unflatten(1, (self.heads, -1)).transpose(0, 1)
+        attended = relative_node(
+            query,
+            self._heads(self.key(seen)),
+            self._heads(self.value(seen)),
+            key_kind,
+            self.distances.seen(positions, tokens=hidden_states.shape[1], keys=seen.shape[1]),
+            self.content_bias,
+            self.position_bias,
+            self._segment_scores(query) if has_segments else None,
+            record=self.distances.record,
+            scale=self.scale,
+        )
+        projected = self.output(attended.transpose(1, 2).flatten(2))
+        result: torch.Tensor = self.feed_forward(self.layer_norm(projected + hidden_states))
+        return result
+
+    def _heads(self, states: torch.Tensor) -> torch.Tensor:
+        return states.unflatten(2, (self.heads, -1)).transpose(1, 2)
+
+    def _segment_scores(self, query: torch.Tensor) -> torch.Tensor:
+        """[batch, heads, tokens]: what keys of other segments have more than those of a query's own.
+
+        What those of its own have is added to all keys alike in the original, which changes no weight.
+        """
+        difference = self.segments[1] - self.segments[0]
+        return ((query + self.segment_bias[:, None]) * difference[:, None]).sum(-1)
+
+
+def _forward(
+    model: Any,
+    memories: Memories | None,
+    input_ids: torch.Tensor | None = None,
+    attention_mask: torch.Tensor | None = None,
+    token_type_ids: torch.Tensor | None = None,
+    **_: Any,
+) -> XLNetModelOutput:
+    """The model's forward for one stream of queries; memories are looked up, not given."""
+    assert input_ids is not None
+    assert attention_mask is not None
+    states, reuse = model.word_embedding(input_ids), model.record.reuse or None
+    kinds = key_kinds(attention_mask, None if memories is None else memories.given(MASK), token_type_ids)
+    reused = attention_mask[:, :reuse]
+    ends = text_ends(reused)
+    if memories is not None:
+        memories.leave(MASK, remembered(memories.given(MASK), reused, ends))
+    for number, layer in enumerate(model.layer):
+        memory = None
+        if memories is not None:
+            memory = memories.given(number)
+            memories.leave(number, remembered(memory, states[:, :reuse], ends))
+        states = layer(states, memory, kinds, model.waves, token_type_ids is not None)
+    return XLNetModelOutput(last_hidden_state=states)
+
+
+def _classify(
+    model: Any,
+    input_ids: torch.Tensor,
+    attention_mask: torch.Tensor,
+    token_type_ids: torch.Tensor | None = None,
+) -> Any:
+    """A classifier's forward: it reads real tokens only, wherever padding is."""
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    states = model.transformer(
+        input_ids=input_ids, attention_mask=attention_mask, token_type_ids=token_type_ids
+    ).last_hidden_state
+    mask = attention_mask.to(torch.int64)
+    place, last = mask.cumsum(1) * mask, mask.sum(1, keepdim=True)
+    read = {"last": place == last, "first": place == 1, "mean": mask == 1}[model.sequence_summary.summary_type]
+    weights = (read & (mask == 1)).unsqueeze(-1).float()  # [batch, tokens, 1]
+    # A product would make NaN of what padding may hold.
+    chosen = torch.where(weights > 0, states.float(), 0.0)
+    summary = chosen.sum(1) / weights.sum(1).clamp(min=1)
+    head = model.sequence_summary
+    return SequenceClassifierOutput(logits=model.logits_proj(head.activation(head.summary(summary.to(states.dtype)))))
+
+
+def _adapt(model: PreTrainedModel, setup: RelativeSetup) -> None:
+    base: Any = model.base_model
+    distances = Distances(setup.record, setup.max_len)
+    base.record = setup.record
+    base.layer = torch.nn.ModuleList(_Layer(layer, distances) for layer in base.layer)
+    base.register_buffer("waves", distances.waves(base.d_model), persistent=False)
+    base.forward = functools.partial(_forward, base, setup.memories)
+    if isinstance(model, XLNetForSequenceClassification):
+        summary = model.sequence_summary.summary_type
+        if summary not in _SUMMARIES:
+            raise ModelError(
+                f"config.json has summary_type {summary!r}; classifiers of {', '.join(_SUMMARIES)} can be built."
+            )
+        model.forward = functools.partial(_classify, model)
+
+
+def _remember(model: PreTrainedModel, setup: RelativeSetup) -> None:
+    """Hand the library's model what it remembers; it sees all of that, so what is not there is cut off before."""
+    base: Any = model.base_model
+    memories, size = setup.memories, setup.record.memory
+    assert memories is not None
+    base.mem_len = size
+    original = base.forward
+
+    def forward(*given: Any, attention_mask: torch.Tensor, **named: Any) -> Any:
+        mask = memories.given(MASK)
+        missing = int((mask[0] == 0).sum())
+        if not (mask == (torch.arange(mask.shape[1]) >= missing)).all():
+            raise ValueError("Hugging Face's XLNet sees memories whole: masks must be zeros, then ones, in all rows.")
+        before = [memories.given(layer) for layer in range(setup.record.layers)]
+        there = [memory[:, missing:].transpose(0, 1) for memory in before]
+        remembered_states = there if missing < mask.shape[1] else None
+        named |= {"mems": remembered_states, "use_mems": True}
+        output = original(*given, attention_mask=attention_mask.float(), **named)
+        for layer, (memory, left) in enumerate(zip(before, output.mems, strict=True)):
+            whole = torch.cat([memory[:, :missing], left.transpose(0, 1)], dim=1)
+            memories.leave(layer, whole[:, whole.shape[1] - memory.shape[1] :])
+        reused = attention_mask[:, : setup.record.reuse or None]
+        memories.leave(MASK, remembered(mask, reused, text_ends(reused)))
+        return output
+
+    base.forward = forward
+
+
+def _attention(config: Any) -> RelativeAttention:
+    """An XLNet's attention.
+
+    Raises:
+        ModelError: config.json describes another.
+    """
+    for key, value, fits in (
+        ("attn_type", config.attn_type, ("bi", "uni")),
+        ("bi_data", config.bi_data, (False,)),
+        ("same_length", config.same_length, (False,)),
+    ):
+        if value not in fits:
+            raise ModelError(
+                f"config.json has {key} {value!r}; {' or '.join(map(repr, fits))} can be built.\n"
+                "Set it, if the model was trained so."
+            )
+    return RelativeAttention(
+        layers=config.n_layer,
+        memory=max(0, config.mem_len or 0),
+        reuse=max(0, config.reuse_len or 0),
+        clamp=max(0, config.clamp_len),
+        causal=config.attn_type == "uni",
+    )
+
+
+FAMILY = Family(
+    model_types=("xlnet",),
+    learned_positions=False,
+    counts_distances=True,
+    embeddings=lambda model: model.base_model,
+    has_token_types=lambda config, task: True,  # the token <cls> is of a segment of its own
+    own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember),
+    tasks=(
+        Task.FEATURE_EXTRACTION,
+        Task.SENTENCE_SIMILARITY,
+        Task.TEXT_CLASSIFICATION,
+        Task.TOKEN_CLASSIFICATION,
+        Task.QUESTION_ANSWERING,
+    ),
+    why_not_other_tasks="needs a second stream of queries, which is told what to predict; one stream is supported",
+    has_sdpa=False,
+    why_not_converted="its attention is by distance, with a memory: --recurrence TOKENS sets its size",
+    why_not_tuned="its positions are distances, and none is learned",
+)

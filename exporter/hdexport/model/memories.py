@@ -1,0 +1,158 @@
+"""What a model remembers from one call to the next."""
+
+from __future__ import annotations
+
+__all__ = [
+    "MASK",
+    "POSITION",
+    "Memories",
+    "counts_tokens",
+    "left_name",
+    "memory_name",
+    "remembered",
+    "state_memory",
+    "text_ends",
+    "tokens_memory",
+]
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
+
+if TYPE_CHECKING:
+    import torch
+
+MASK = "mask"
+"""Of the memory that says which tokens of the others are there: [batch, memory], 1 for those that are, 0 for others."""
+
+POSITION = "position"
+"""Of the memory that counts a document's real tokens in earlier calls: [batch, 1]. float32 has every integer so far."""
+
+
+def memory_name(part: int | str) -> str:
+    """Name of the input that holds a memory, by the number of its layer or what it is."""
+    return f"mems.{part}"
+
+
+def left_name(part: int | str) -> str:
+    """Name of the output that a call leaves for the next one."""
+    return f"new_mems.{part}"
+
+
+def tokens_memory(part: int | str, *sizes: int, bound: int, fill: Fill = Fill.ZEROS) -> InputSpec:
+    """A memory of the last tokens: [batch, memory, ...].
+
+    Args:
+        part: number of its layer, or what it is.
+        sizes: of the axes after ``memory``.
+        bound: the most tokens.
+        fill: its value before the first call.
+    """
+    return InputSpec(
+        name=memory_name(part),
+        dtype="float32",
+        shape=("batch", "memory", *sizes),
+        role=Role.MEMORY,
+        default=Default(fill=fill),
+        bound=bound,
+        fed_from=left_name(part),
+    )
+
+
+def state_memory(part: str, size: int) -> InputSpec:
+    """A memory of one vector: [batch, size], 0 before the first call.
+
+    Args:
+        part: what it is.
+        size: of the vector.
+    """
+    return InputSpec(
+        name=memory_name(part),
+        dtype="float32",
+        shape=("batch", size),
+        role=Role.MEMORY,
+        default=Default(fill=Fill.ZEROS),
+        fed_from=left_name(part),
+    )
+
+
+def counts_tokens(inputs: Sequence[InputSpec]) -> bool:
+    """Whether a graph with these inputs continues its positions from call to call."""
+    return any(spec.name == memory_name(POSITION) for spec in inputs)
+
+
+def text_ends(attention_mask: torch.Tensor) -> torch.Tensor:
+    """[batch], int64: tokens of each row up to its last real one; 0 in a row of padding.
+
+    Args:
+        attention_mask: [batch, tokens], 0 for padding.
+    """
+    import torch
+
+    places = torch.arange(1, attention_mask.shape[1] + 1, device=attention_mask.device)
+    return (places * (attention_mask != 0)).amax(1)
+
+
+def remembered(memory: torch.Tensor, states: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """The memory after a call: as many of the last tokens as there were, of those before and the call's own.
+
+    Padding behind a text is not among them: what is remembered is what the text alone would leave.
+
+    Args:
+        memory: [batch, memory, ...].
+        states: [batch, tokens, ...].
+        ends: [batch], of the texts; see `text_ends`.
+    """
+    import torch
+
+    rows = torch.arange(memory.shape[0], device=memory.device)
+    places = ends[:, None] + torch.arange(memory.shape[1], device=memory.device)
+    return torch.cat([memory, states.to(memory.dtype)], dim=1)[rows[:, None], places]
+
+
+class Memories:
+    """The memories of the call that is being computed.
+
+    The model's modules look here for what they remember, and leave here what the next call is given: heads of the
+    library hand on no arguments that they do not know.
+
+    Args:
+        specs: of the graph's inputs.
+    """
+
+    def __init__(self, specs: Sequence[InputSpec]) -> None:
+        self.specs = tuple(specs)
+        self._given: dict[str, torch.Tensor] = {}
+        self._left: dict[str, torch.Tensor] = {}
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is remembered: numbers of layers, and names."""
+        return tuple(spec.name.removeprefix(memory_name("")) for spec in self.specs)
+
+    @contextlib.contextmanager
+    def of_call(self, given: Mapping[str, torch.Tensor]) -> Iterator[None]:
+        """While this holds, modules see these memories.
+
+        Args:
+            given: name of each input -> value of the shape in its spec.
+        """
+        self._given, self._left = dict(given), {}
+        try:
+            yield
+        finally:
+            self._given, self._left = {}, {}
+
+    def given(self, part: int | str) -> torch.Tensor:
+        """What is remembered, of the shape in its spec."""
+        return self._given[memory_name(part)]
+
+    def leave(self, part: int | str, value: torch.Tensor) -> None:
+        """Remember something for the next call, of the same shape."""
+        self._left[left_name(part)] = value
+
+    def left(self) -> tuple[torch.Tensor, ...]:
+        """What modules left, in the order of the specs."""
+        return tuple(self._left[str(spec.fed_from)] for spec in self.specs)

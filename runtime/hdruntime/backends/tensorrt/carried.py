@@ -1,0 +1,119 @@
+"""Memories that stay on the GPU from one batch to the next."""
+
+from __future__ import annotations
+
+__all__ = ["Carried", "EngineMemories"]
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.backends.tensorrt.layout import Layout
+from hdruntime.bundle.manifest import Fill, Manifest
+from hdruntime.gpu.cuda import Device
+from hdruntime.gpu.device_arrays import DeviceArray
+
+if TYPE_CHECKING:
+    from hdruntime.backends.tensorrt.runner import TensorRtRunner
+
+_ITEM_BYTES = 4
+"""Of float32."""
+
+_ZERO, _ONE = 0, int(np.float32(1).view(np.uint32))
+"""Bits of the numbers that memories begin with."""
+
+
+class Carried:
+    """The memories of some rows in GPU memory, at addresses that stay the same.
+
+    A batch copies them into its own inputs and its outputs back, on the stream that computes: CUDA graphs of its shape
+    keep their addresses, and memories of any number of documents share them.
+
+    Args:
+        device: the GPU; its context must be current here and in every call.
+        manifest: of the bundle.
+        stream: computes the batches.
+        rows: of a batch.
+
+    Attributes:
+        fed_from: name of each memory -> name of the output that replaces it.
+        tokens: size of the axis ``memory``; 0 without one.
+
+    Raises:
+        OutOfMemoryError: the GPU has too little memory.
+    """
+
+    def __init__(self, device: Device, manifest: Manifest, stream: Any, *, rows: int) -> None:
+        self._device, self._stream, self._rows = device, stream, rows
+        self.tokens = manifest.most_memory
+        self.fed_from = {spec.name: str(spec.fed_from) for spec in manifest.memories}
+        self._bits = {spec.name: _ONE if spec.default.fill is Fill.ONES else _ZERO for spec in manifest.memories}
+        self._arrays = {}
+        for spec in manifest.memories:
+            sizes = (rows, *(self.tokens if axis == "memory" else int(axis) for axis in spec.shape[1:]))
+            self._arrays[spec.name] = DeviceArray(device, sizes, padded=sizes)
+        self.reset(range(rows))
+        for array in self._arrays.values():
+            array.mark_ready(stream)
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Set rows to their defaults."""
+        for name, array in self._arrays.items():
+            items = math.prod(array.shape[1:])
+            for row in rows:
+                address = array.address + row * items * _ITEM_BYTES
+                self._device.call("cuMemsetD32Async", address, self._bits[name], items, self._stream)
+
+    def read(self, inputs: Mapping[str, int], layout: Layout) -> None:
+        """Copy the memories into a batch's inputs; rows of padding are 0.
+
+        Args:
+            inputs: name -> address.
+            layout: of the inputs.
+        """
+        for name, array in self._arrays.items():
+            size, whole = _size(array), layout.places[name].size
+            self._device.call("cuMemcpyDtoDAsync", inputs[name], array.address, size, self._stream)
+            if size < whole:
+                self._device.call("cuMemsetD8Async", inputs[name] + size, 0, whole - size, self._stream)
+
+    def replace(self, outputs: Mapping[str, int]) -> None:
+        """Copy what a batch leaves into the memories.
+
+        Args:
+            outputs: name -> address.
+        """
+        for name, array in self._arrays.items():
+            address = outputs[self.fed_from[name]]
+            self._device.call("cuMemcpyDtoDAsync", array.address, address, _size(array), self._stream)
+
+
+class EngineMemories:
+    """The memories of some rows of an engine; see `hdruntime.backends.Memories`.
+
+    Args:
+        runner: of the engine.
+        carried: where the memories are.
+    """
+
+    def __init__(self, runner: TensorRtRunner, carried: Carried) -> None:
+        self._runner, self._carried = runner, carried
+
+    def run(self, inputs: Mapping[str, npt.NDArray[Any]], outputs: Sequence[str]) -> dict[str, npt.NDArray[np.float32]]:
+        """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
+        return self._runner.run_carried(self._carried, inputs, outputs)
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """See `hdruntime.backends.Memories.computed_tokens`."""
+        return self._runner.computed_tokens(attention_mask)
+
+    def reset(self, rows: Sequence[int]) -> None:
+        """Forget what rows remember; see `hdruntime.backends.Memories.reset`."""
+        self._runner.reset(self._carried, rows)
+
+
+def _size(array: DeviceArray) -> int:
+    return math.prod(array.shape) * _ITEM_BYTES

@@ -1,0 +1,339 @@
+"""Documents of any length, run segment by segment by bundles that remember the segments before."""
+
+from __future__ import annotations
+
+__all__ = [
+    "SEGMENT_TOKENS",
+    "Document",
+    "DocumentStream",
+    "Lanes",
+    "Segment",
+    "Streams",
+    "check_document_length",
+    "checked_segment",
+]
+
+import contextlib
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.errors import HdexportError, InputError
+from hdruntime.inference.inputs import BUILD_WITH_MEMORY
+from hdruntime.inference.marks import check_texts_for_marks
+from hdruntime.inference.scheduling import BatchResult, Scheduler
+from hdruntime.inference.text_inputs import inputs_of_texts
+from hdruntime.text.checks import check_text_lengths
+from hdruntime.text.streamed import SENTENCE_EMBEDDING, StreamedOutputs
+from hdruntime.text.tokenization import Encoding
+
+SEGMENT_TOKENS = 512
+"""Default tokens of a segment, if the bundle accepts as many."""
+
+Document = str | Encoding | Sequence[int]
+"""A text, its encoding, or its ids with special tokens."""
+
+Columns = Mapping[str, npt.NDArray[np.int64]]
+"""A document: name of each input but the memories -> [tokens]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Segment:
+    """A segment of a document, and its results.
+
+    Attributes:
+        document: number of the document in its call, from 0.
+        tokens: which of the document's tokens these are.
+        is_last: whether the document ends here.
+        outputs: output name -> float32 array of the shape in the manifest without the batch axis, its tokens axis as
+            long as the segment.
+        error: why the document has no further results; its outputs here are undefined then.
+    """
+
+    document: int
+    tokens: slice
+    is_last: bool
+    outputs: dict[str, npt.NDArray[np.float32]]
+    error: HdexportError | None = None
+
+
+def checked_segment(segment: int | None, manifest: Manifest, *, max_len: int) -> int:
+    """Tokens of a segment; None for the default.
+
+    Args:
+        segment: as a caller gives it.
+        manifest: of the bundle.
+        max_len: most tokens that a call accepts.
+
+    Raises:
+        InputError: it is less than 1 or more than the bundle accepts, or the bundle remembers nothing.
+    """
+    if not manifest.memories:
+        raise InputError(
+            "This bundle remembers nothing from one segment to the next, so a document cannot be streamed.\n"
+            f"{BUILD_WITH_MEMORY}. Or run it in independent pieces: --overflow split, session.split"
+        )
+    if segment is None:
+        return min(SEGMENT_TOKENS, max_len)
+    if not 1 <= segment <= max_len:
+        advice = f", or rebuild with --max-len {segment}" if segment > max_len else ""
+        raise InputError(
+            f"A segment of {segment} tokens does not fit; this bundle accepts 1 to {max_len}.\n"
+            f"Choose another segment{advice}."
+        )
+    return segment
+
+
+def check_document_length(tokens: int, manifest: Manifest) -> None:
+    """Refuse a document without tokens, or with more than the bundle has positions for.
+
+    Raises:
+        InputError: naming the number of tokens.
+    """
+    most = manifest.document_tokens
+    if most is None or tokens < 1:
+        check_text_lengths([tokens], sys.maxsize)
+    elif tokens > most:
+        raise InputError(
+            f"The document has {tokens} tokens; this bundle has positions for {most}, counted through all segments.\n"
+            f"Rebuild it with --max-len {tokens}, or run the document in independent pieces: --overflow split."
+        )
+
+
+@dataclass
+class _Lane:
+    """A row with a document in it."""
+
+    document: int
+    columns: Columns
+    start: int = 0
+
+    def __post_init__(self) -> None:
+        self.tokens = len(next(iter(self.columns.values())))
+
+
+class Lanes:
+    """Rows of a batch, each with a document of its own; used by one thread at a time.
+
+    When a document ends, its row forgets it and begins the next one, while the other rows go on with theirs. All
+    batches have one shape; only the last segment of a document is padded, and a row without a document is all padding.
+
+    Args:
+        scheduler: of the session.
+        manifest: of the bundle.
+        rows: of the batches.
+        segment: tokens of a segment.
+        outputs: names of the requested outputs.
+
+    Raises:
+        BackendError: the session is closed.
+        OutOfMemoryError: there is too little memory for so many rows.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, manifest: Manifest, *, rows: int, segment: int, outputs: Sequence[str]
+    ) -> None:
+        self._scheduler, self._manifest = scheduler, manifest
+        self._rows, self._segment, self._outputs = rows, segment, outputs
+        self._with_tokens = {spec.name for spec in manifest.outputs if spec.has_tokens_axis}
+        self._memories = scheduler.runner.open_memories(rows)
+
+    def run(self, documents: Iterable[Columns]) -> Iterator[Segment]:
+        """Run documents; each is asked for when a row is free for it.
+
+        Yields:
+            the segments: those of a document in order, those of different documents interleaved.
+
+        Raises:
+            BackendError: the backend failed, or the session is closed.
+        """
+        waiting = enumerate(documents)
+        lanes: list[_Lane | None] = [None] * self._rows
+        while True:
+            for row, lane in enumerate(lanes):
+                if lane is None and (document := next(waiting, None)) is not None:
+                    lanes[row] = _Lane(*document)
+                    self._memories.reset([row])
+            if not any(lanes):
+                return
+            result = self._scheduler.run_on(self._memories, self._batch(lanes), outputs=self._outputs)
+            for row, lane in enumerate(lanes):
+                if lane is not None:
+                    segment = self._segment_of(lane, row, result)
+                    lanes[row] = None if segment.is_last else lane
+                    yield segment
+
+    def _batch(self, lanes: Sequence[_Lane | None]) -> dict[str, npt.NDArray[np.int64]]:
+        """The next segment of each lane, int64 [rows, segment] for each input."""
+        tokenizer, manifest = self._manifest.tokenizer, self._manifest
+        fill = {manifest.ids: tokenizer.pad_token_id} if tokenizer else {}
+        names = [spec.name for spec in manifest.inputs if spec not in manifest.memories]
+        batch = {name: np.full((len(lanes), self._segment), fill.get(name, 0), np.int64) for name in names}
+        for row, lane in enumerate(lanes):
+            if lane is not None:
+                for name, array in batch.items():
+                    part = lane.columns[name][lane.start : lane.start + self._segment]
+                    array[row, : len(part)] = part
+        return batch
+
+    def _segment_of(self, lane: _Lane, row: int, result: BatchResult) -> Segment:
+        """The result of a lane, which goes on to its next segment."""
+        tokens = slice(lane.start, min(lane.start + self._segment, lane.tokens))
+        lane.start = tokens.stop
+        # Copies: a caller may keep one row's, and not the batch's.
+        outputs = {
+            name: (values[row, : tokens.stop - tokens.start] if name in self._with_tokens else values[row]).copy()
+            for name, values in result.outputs.items()
+        }
+        error = result.errors.get(row)
+        return Segment(
+            document=lane.document,
+            tokens=tokens,
+            is_last=error is not None or lane.start == lane.tokens,
+            outputs=outputs,
+            error=error,
+        )
+
+
+class Streams:
+    """Streams of a session.
+
+    Args:
+        scheduler: of the session.
+        manifest: of the bundle.
+        max_len: most tokens that a call accepts.
+        encode: text -> its encoding, of any number of tokens.
+    """
+
+    def __init__(
+        self, scheduler: Scheduler, manifest: Manifest, *, max_len: int, encode: Callable[[str], Encoding]
+    ) -> None:
+        self._scheduler, self._manifest, self._max_len, self._encode = scheduler, manifest, max_len, encode
+
+    def of_document(self, document: Document, *, segment: int | None, outputs: Sequence[str]) -> DocumentStream:
+        """See :meth:`hdruntime.Session.stream`."""
+        lanes = self._lanes(segment, 1, outputs)
+        return DocumentStream(lanes, self._columns(document))
+
+    def of_documents(
+        self, documents: Iterable[Document], *, segment: int | None, rows: int | None, outputs: Sequence[str]
+    ) -> Iterator[Segment]:
+        """See :meth:`hdruntime.Session.stream_all`."""
+        if rows is None and isinstance(documents, Sized):
+            rows = max(1, min(len(documents), self.rows_of(segment)))
+        lanes = self._lanes(segment, rows, outputs)
+        return lanes.run(self._columns(document, number) for number, document in enumerate(documents))
+
+    def vectors(
+        self, encodings: Sequence[Encoding], *, segment: int | None, batch_tokens: int | None
+    ) -> list[npt.NDArray[np.float32]]:
+        """The vector of each document; see :meth:`hdruntime.Session.embed`."""
+        streamed = StreamedOutputs(self._manifest, [])
+        begun = [streamed.begin(encoding) for encoding in encodings]
+        rows = max(1, min(len(encodings), self.rows_of(segment, batch_tokens)))
+        for part in self.of_documents(encodings, segment=segment, rows=rows, outputs=streamed.needed):
+            if part.error is not None:
+                raise type(part.error)(f"Text {part.document}: {part.error}")
+            begun[part.document].add(part.tokens.start, part.outputs)
+        return [text.finished()[SENTENCE_EMBEDDING] for text in begun]
+
+    def rows_of(self, segment: int | None, batch_tokens: int | None = None) -> int:
+        """Rows of a batch of so many tokens, by default the backend's, as far as it has room; 1 or more."""
+        batch_tokens = self._scheduler.runner.batch_tokens if batch_tokens is None else batch_tokens
+        segment = checked_segment(segment, self._manifest, max_len=self._max_len)
+        return max(1, min(batch_tokens // segment, self._scheduler.most_rows(segment)))
+
+    def _lanes(self, segment: int | None, rows: int | None, outputs: Sequence[str]) -> Lanes:
+        segment = checked_segment(segment, self._manifest, max_len=self._max_len)
+        if rows is None:
+            rows = self.rows_of(segment)
+        if rows < 1:
+            raise InputError(f"rows is {rows}; it must be 1 or more, or None for what suits the backend.")
+        return Lanes(self._scheduler, self._manifest, rows=rows, segment=segment, outputs=outputs)
+
+    def _columns(self, document: Document, number: int | None = None) -> Columns:
+        manifest = self._manifest
+        try:
+            if isinstance(document, str):
+                document = self._encode(document)
+            elif not isinstance(document, Encoding):
+                document = Encoding.of_ids(_ids(document))
+            check_document_length(len(document), manifest)
+            check_texts_for_marks([document.input_ids], manifest)
+            inputs = inputs_of_texts([document], manifest, max_len=len(document), memory=0)
+        except InputError as error:
+            raise InputError(str(error) if number is None else f"Document {number}: {error}") from None
+        return {spec.name: inputs[spec.name][0] for spec in manifest.inputs if spec.role is not Role.MEMORY}
+
+
+class DocumentStream:
+    """The segments of one document, made by :meth:`hdruntime.Session.stream`; an iterator and a context manager.
+
+    Its memories are freed when it is closed, or no longer referred to. After an error it is closed.
+
+    Args:
+        lanes: of one row.
+        document: what is run.
+    """
+
+    def __init__(self, lanes: Lanes, document: Columns) -> None:
+        self._segments: Iterator[Segment] | None = lanes.run([document])
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> DocumentStream:
+        return self
+
+    def __next__(self) -> Segment:
+        """The next segment, which is computed now.
+
+        Raises:
+            StopIteration: the document has ended.
+            InputError: the stream was closed.
+            NonFiniteOutputError: a result is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
+        """
+        with self._lock:
+            if self._segments is None:
+                raise InputError(
+                    "This is a document whose stream was closed, and what it remembered is gone.\n"
+                    "Begin again with session.stream(document)."
+                )
+            try:
+                segment = next(self._segments)
+                if segment.error is not None:
+                    raise segment.error
+            except StopIteration:
+                raise
+            except BaseException:
+                self._segments = None
+                raise
+            return segment
+
+    def close(self) -> None:
+        """Forget the document and free its memories; may be repeated."""
+        with self._lock:
+            self._segments = None
+
+    def __enter__(self) -> DocumentStream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _ids(document: object) -> list[int]:
+    ids = None
+    if isinstance(document, (Sequence, np.ndarray)):
+        with contextlib.suppress(ValueError):  # lists of different lengths
+            ids = np.asarray(document) if len(document) else np.zeros(0, np.int64)
+    if ids is None or ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InputError(
+            f"A document is a text, an Encoding or a list of token ids; this is a {type(document).__name__}.\n"
+            "Give several documents to session.stream_all."
+        )
+    return ids.tolist()

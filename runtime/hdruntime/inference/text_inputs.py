@@ -1,0 +1,48 @@
+"""Encoded texts as the inputs of a bundle's graphs."""
+
+from __future__ import annotations
+
+__all__ = ["inputs_of_texts"]
+
+from collections.abc import Sequence
+
+from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.inference.batching import padded
+from hdruntime.inference.inputs import Array, checked_inputs
+from hdruntime.text.tokenization import Encoding
+
+
+def inputs_of_texts(
+    encodings: Sequence[Encoding], manifest: Manifest, *, max_len: int, memory: int
+) -> dict[str, Array]:
+    """A batch of texts, shorter ones padded on the right.
+
+    Args:
+        encodings: of the texts.
+        manifest: of the bundle.
+        max_len: most tokens of a text.
+        memory: size of the axis ``memory``; memories hold their defaults.
+
+    Returns:
+        as :func:`hdruntime.inference.inputs.checked_inputs`.
+
+    Raises:
+        InputError: likewise.
+    """
+    tokenizer = manifest.tokenizer
+    values = {
+        Role.IDS: padded(
+            [encoding.input_ids for encoding in encodings], value=tokenizer.pad_token_id if tokenizer else 0
+        ),
+        Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
+        Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
+        Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
+    }
+    if tokenizer and not tokenizer.token_types:
+        del values[Role.TOKEN_TYPES]
+    given = {spec.name: values[spec.role] for spec in manifest.inputs if spec.role in values}
+    return checked_inputs(given, manifest, max_len=max_len, memory=memory)
+
+
+def _pooled_tokens(encoding: Encoding) -> list[int]:
+    return [0] * encoding.prompt_tokens + [1] * (len(encoding) - encoding.prompt_tokens)

@@ -1,0 +1,144 @@
+"""The outputs of a streamed document, made of those of its segments as they arrive."""
+
+from __future__ import annotations
+
+__all__ = ["SENTENCE_EMBEDDING", "StreamedOutputs"]
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.errors import InputError
+from hdruntime.text.embeddings import normalized
+from hdruntime.text.pooling import embedding_output
+from hdruntime.text.tokenization import Encoding
+
+SENTENCE_EMBEDDING = "sentence_embedding"
+
+_POOLINGS = ("mean", "max", "lasttoken")
+"""Those that a document's segments determine, and of its tokens' vectors, one after the other."""
+
+_WHY_NOT = {"cls": "the first token, which sees the first segment only"}
+
+FloatArray = npt.NDArray[np.float32]
+Outputs = Mapping[str, FloatArray]
+
+
+class StreamedOutputs:
+    """How a bundle's streamed documents get their outputs.
+
+    One vector per document is pooled of all its tokens, as of one long text: their mean, their maximum, or the last
+    token's; normalised if the bundle normalises. Other outputs of tokens are joined, and others, such as the logits of
+    a text, are those of the last segment, which has seen the segments before it.
+
+    Args:
+        manifest: of the bundle.
+        outputs: names of outputs; those of an embedding may be ``sentence_embedding`` or what it is pooled of.
+
+    Attributes:
+        needed: names of the outputs that the segments must have.
+
+    Raises:
+        InputError: the bundle's vectors cannot be pooled of its tokens' one after the other.
+    """
+
+    def __init__(self, manifest: Manifest, outputs: Sequence[str]) -> None:
+        self._with_tokens = {spec.name for spec in manifest.outputs if spec.has_tokens_axis}
+        self._pools = manifest.task in ("feature-extraction", "sentence-similarity")
+        self._pooling, self._normalizes = "mean", False
+        self._pools_prompt = manifest.input_of(Role.POOLED) is None
+        self.needed = list(outputs)
+        if self._pools:
+            self.needed = [self._tokens_to_pool(manifest)]
+
+    def begin(self, encoding: Encoding) -> _Vector | _Joined:
+        """Begin a document.
+
+        Args:
+            encoding: the whole document.
+        """
+        if not self._pools:
+            return _Joined(self._with_tokens)
+        skipped = 0 if self._pools_prompt else encoding.prompt_tokens
+        return _Vector(self.needed[0], self._pooling, skipped, normalizes=self._normalizes)
+
+    def _tokens_to_pool(self, manifest: Manifest) -> str:
+        pooled, settings = embedding_output(manifest), manifest.sentence
+        if pooled.has_tokens_axis:
+            return pooled.name
+        if settings is None:
+            raise _unfit("the bundle does not state how it pools tokens.\nBuild it again")
+        self._pooling, self._normalizes = " and ".join(settings.pooling), settings.normalize
+        if self._pooling not in _POOLINGS:
+            why = _WHY_NOT.get(self._pooling, "which needs the states of all tokens at once")
+            raise _unfit(f"the model pools by {self._pooling}, {why}")
+        if settings.dense:
+            raise _unfit("the model has a Dense layer after its pooling")
+        return "token_embeddings"
+
+
+class _Joined:
+    """Outputs of tokens one after the other, and others of the last segment."""
+
+    def __init__(self, with_tokens: set[str]) -> None:
+        self._with_tokens = with_tokens
+        self._parts: dict[str, list[FloatArray]] = {}
+
+    def add(self, start: int, outputs: Outputs) -> None:
+        """Add a segment, the document's next.
+
+        Args:
+            start: its first token's place in the document.
+            outputs: of the segment, without batch axis.
+        """
+        for name, values in outputs.items():
+            kept = self._parts.get(name, []) if name in self._with_tokens else []
+            self._parts[name] = [*kept, values]
+
+    def finished(self) -> dict[str, FloatArray]:
+        """Name -> the document's output."""
+        return {
+            name: np.concatenate(parts) if name in self._with_tokens else parts[-1]
+            for name, parts in self._parts.items()
+        }
+
+
+class _Vector:
+    """One vector of all tokens; only sums are held."""
+
+    def __init__(self, name: str, pooling: str, skipped: int, *, normalizes: bool) -> None:
+        self._name, self._pooling, self._skipped, self._normalizes = name, pooling, skipped, normalizes
+        self._pooled: npt.NDArray[np.float64] | None = None
+        self._tokens = 0
+
+    def add(self, start: int, outputs: Outputs) -> None:
+        """Add a segment; see `_Joined.add`."""
+        states = outputs[self._name].astype(np.float64)
+        if self._pooled is None:
+            self._pooled = np.zeros(states.shape[1:])
+        states = states[max(0, self._skipped - start) :]
+        if not len(states):
+            return
+        if self._pooling == "mean":
+            self._pooled = self._pooled + states.sum(axis=0)
+        elif self._pooling == "max":
+            largest = states.max(axis=0)
+            self._pooled = np.maximum(self._pooled, largest) if self._tokens else largest
+        else:
+            self._pooled = states[-1]
+        self._tokens += len(states)
+
+    def finished(self) -> dict[str, FloatArray]:
+        """The vector, float32 [dimensions], as the output ``sentence_embedding``."""
+        assert self._pooled is not None, "a document has segments"
+        vector = self._pooled / max(1, self._tokens) if self._pooling == "mean" else self._pooled
+        return {SENTENCE_EMBEDDING: (normalized(vector) if self._normalizes else vector).astype(np.float32)}
+
+
+def _unfit(why: str) -> InputError:
+    return InputError(
+        f"Streamed documents have no vectors, because {why}.\n"
+        "Embed them in pieces (--overflow split), or build the bundle with --task feature-extraction."
+    )

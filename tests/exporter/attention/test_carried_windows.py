@@ -1,0 +1,376 @@
+"""With --recurrence, segments get Hugging Face's answers to the whole document, under a mask of all pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import onnxruntime
+import pytest
+
+from hdexport.attention.kind import Subject
+from hdexport.attention.kinds import attention_from_spec, attention_setups
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.engines.tensorrt_packages import load_flavour
+from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
+from hdexport.model.positions import Scheme
+from hdexport.model.tasks import Task
+from hdexport.verify import Grid, Verification, verify_bundle
+from hdexport.verify.pytorch_reference import Reference, reference_of
+from hdexport.verify.remembered import empty_memory
+from hdplugins.tensorrt.plugins import plugins_with_kernels
+from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError
+from support.answers import ATOL, distance
+from support.commands import run_here
+from support.comparators import assert_close, assert_same_directions, named_case
+from support.grids import nightly_unless
+from support.needs import needs_rtx
+from support.tampered_bundles import tampered
+from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
+from support.windowed import WINDOWED_TYPES, expected_of, pair_mask
+
+Feeds = dict[str, np.ndarray]
+Call = Callable[..., Feeds]
+
+SEGMENTS = np.array([(9, 37, 16, 23, 40), (5, 37, 1, 23, 12), (9, 20, 0, 16, 40)])
+"""[documents, segments], tokens: longer and shorter than windows and memories. One document waits while others go on.
+
+The checkpoints have positions for the first three.
+"""
+
+MOST = 48
+"""Of --recurrence; a call may have any smaller memory."""
+
+BOTH_SIDES, CAUSAL = "window:16,global:0", "window:16,right:0,global:0"
+ACROSS = "window:12,right:5,global:0,dilation:1/1/2/3"
+"""With its dilation of 3 it reaches over a segment of 16 or 23 tokens into the one before."""
+
+
+def feeds_of(ids: np.ndarray, mask: np.ndarray, manifest: Manifest) -> Feeds:
+    """What a bundle is given, but for its memories."""
+    feeds = {"input_ids": np.where(mask == 1, ids, PAD_TOKEN_ID), "attention_mask": mask, "token_type_ids": ids % 2}
+    return {spec.name: feeds[spec.name] for spec in manifest.inputs if spec.name in feeds}
+
+
+def documents(rows: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and mask, int64 [documents, tokens], padding on the right."""
+    lengths = SEGMENTS[:rows].sum(1)
+    ids = np.random.default_rng(rows).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (rows, lengths.max()))
+    return ids, (np.arange(lengths.max()) < lengths[:, None]).astype(np.int64)
+
+
+def first_memories(manifest: Manifest, *, rows: int, memory: int) -> Feeds:
+    return {spec.name: empty_memory(spec, rows, memory) for spec in manifest.memories}
+
+
+def streamed(
+    call: Call,
+    manifest: Manifest,
+    ids: np.ndarray,
+    *,
+    memory: int,
+    disturb: Callable[[Feeds], object] = lambda memories: None,
+) -> Iterator[Feeds]:
+    """The answers to each segment; `disturb` changes the memories of the second and later calls."""
+    memories = first_memories(manifest, rows=len(ids), memory=memory)
+    starts = np.zeros(len(ids), np.int64)
+    for number, lengths in enumerate(SEGMENTS[: len(ids)].T):
+        place = np.arange(lengths.max())
+        # What stands in the padding must not matter.
+        part = np.take_along_axis(ids, (starts[:, None] + place) % ids.shape[1], axis=1)
+        if number:
+            disturb(memories)
+        outputs = call(**feeds_of(part, (place < lengths[:, None]).astype(np.int64), manifest), **memories)
+        shapes = {name: value.shape for name, value in memories.items()}
+        memories = {spec.name: outputs[str(spec.fed_from)] for spec in manifest.memories}
+        assert {name: value.shape for name, value in memories.items()} == shapes
+        starts += lengths
+        yield outputs
+
+
+def states(segments: Iterator[Feeds]) -> np.ndarray:
+    """[tokens, hidden size] of all documents, one behind the other."""
+    found = [outputs["last_hidden_state"] for outputs in segments]
+    return np.concatenate([
+        of_segment[row, :length]
+        for row in range(len(found[0]))
+        for of_segment, length in zip(found, SEGMENTS[row], strict=True)
+    ])  # fmt: skip
+
+
+def stream_mask(mask: np.ndarray, spec: str, memory: int) -> np.ndarray:
+    """[documents, heads, tokens, tokens], True where the third axis sees the fourth."""
+    seen = pair_mask(mask, spec)
+    for row, lengths in enumerate(SEGMENTS[: len(mask)]):
+        for end, tokens in zip(np.cumsum(lengths), lengths, strict=True):
+            start = end - tokens
+            seen[row, :, start:end, end:] = False
+            seen[row, :, start:end, : max(0, start - memory)] = False
+    return seen
+
+
+def whole(bundle: Any, ids: np.ndarray, mask: np.ndarray, pairs: np.ndarray) -> np.ndarray:
+    """Hugging Face's answer to whole documents, under a mask of all pairs; as `states` gives it."""
+    return expected_of(bundle, feeds_of(ids, mask, bundle.manifest), pairs)["last_hidden_state"][mask == 1]
+
+
+def cpu_graph(bundle: Any) -> Call:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = 1, 3
+    session = onnxruntime.InferenceSession(bundle.path / "onnxruntime_cpu.onnx", options)
+    outputs = [value.name for value in session.get_outputs()]
+    return lambda **feeds: dict(zip(outputs, session.run(outputs, feeds), strict=True))
+
+
+def reference(bundle: Any) -> Reference:
+    return reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
+
+
+def check(bundle: Any, call: Call, spec: str, *, rows: int, memory: int, cosine: float | None = None) -> None:
+    ids, mask = documents(rows)
+    expected = whole(bundle, ids, mask, stream_mask(mask, spec, memory))
+    found = states(streamed(call, bundle.manifest, ids, memory=memory))
+    with named_case(f"{rows} documents, memory {memory}"):
+        if cosine is None:
+            assert_close(found, expected, atol=ATOL)
+        else:
+            assert_same_directions(found, expected, cosine=cosine)
+
+
+@pytest.mark.parametrize("model_type", [nightly_unless(name in ("albert", "bert"), name) for name in WINDOWED_TYPES])
+def test_segments_get_the_answers_of_the_whole_document(tiny_bundles, model_type: str) -> None:
+    """Its layers may be one layer that runs several times, and its positions may be factored or follow padding ids."""
+    bundle = tiny_bundles(model_type, attention=BOTH_SIDES, recurrence=MOST)
+    for call in (bundle.portable, cpu_graph(bundle), lambda **feeds: reference(bundle).batch(feeds)):
+        check(bundle, call, BOTH_SIDES, rows=3, memory=16)
+
+
+@pytest.mark.parametrize("memory", [1, 8, 16, MOST])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("spec", [nightly_unless(spec != BOTH_SIDES, spec) for spec in (BOTH_SIDES, CAUSAL, ACROSS)])
+def test_a_memory_may_be_shorter_or_longer_than_a_window(tiny_bundles, spec: str, rows: int, memory: int) -> None:
+    bundle = tiny_bundles("roberta", attention=spec, recurrence=MOST)
+    for call in (bundle.portable, cpu_graph(bundle)):
+        check(bundle, call, spec, rows=rows, memory=memory)
+
+
+@pytest.mark.parametrize("memory", [16, MOST])
+def test_causal_windows_do_not_know_of_segments(tiny_bundles, memory: int) -> None:
+    bundle = tiny_bundles("roberta", attention=CAUSAL, recurrence=MOST)
+    ids, mask = documents(3)
+    expected = whole(bundle, ids, mask, pair_mask(mask, CAUSAL))
+    found = states(streamed(cpu_graph(bundle), bundle.manifest, ids, memory=memory))
+    assert_close(found, expected, atol=ATOL)
+    too_short = states(streamed(cpu_graph(bundle), bundle.manifest, ids, memory=15))
+    assert distance(too_short, expected) > 100 * ATOL
+
+
+WRONG: dict[str, Callable[[Feeds], object]] = {
+    "keys and values shifted by one": lambda memories: memories.update({
+        name: np.roll(memories[name], 1, axis=1) for name in ("mems.0", "mems.1")
+    }),
+    "one layer's shifted by one": lambda memories: memories.update({"mems.1": np.roll(memories["mems.1"], 1, axis=1)}),
+    "layers swapped": lambda memories: memories.update({"mems.0": memories["mems.1"], "mems.1": memories["mems.0"]}),
+    "keys for values": lambda memories: memories.update({"mems.0": np.roll(memories["mems.0"], 32, axis=2)}),
+    "documents swapped": lambda memories: memories.update({name: value[::-1] for name, value in memories.items()}),
+    "mask of zeros": lambda memories: memories["mems.mask"].fill(0),
+    "mask of ones": lambda memories: memories["mems.mask"].fill(1),
+    "position of the segment": lambda memories: memories["mems.position"].fill(0),
+    "position one too far": lambda memories: memories.update({"mems.position": memories["mems.position"] + 1}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_the_comparison_sees_a_wrong_memory(tiny_bundles, wrong: str) -> None:
+    bundle = tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST)
+    ids, mask = documents(3)
+    # At the second call 9 of 48 places are filled, and windows of 16 reach to others.
+    options = {"memory": MOST, "disturb": WRONG[wrong]}
+    found = states(streamed(bundle.portable, bundle.manifest, ids, **options))
+    expected = whole(bundle, ids, mask, stream_mask(mask, BOTH_SIDES, MOST))
+    assert distance(found, expected) > 100 * ATOL
+
+
+def test_a_masked_memory_is_none(tiny_bundles) -> None:
+    """Whatever it holds."""
+    bundle = tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST)
+    ids, mask = documents(3)
+    answers = []
+    for memory, noise in ((1, 0), (20, 0), (20, 1)):
+        memories = first_memories(bundle.manifest, rows=3, memory=memory)
+        for name in ("mems.0", "mems.1"):
+            memories[name] += noise * np.random.default_rng(7).standard_normal(memories[name].shape).astype(np.float32)
+        answer = cpu_graph(bundle)(**feeds_of(ids, mask, bundle.manifest), **memories)
+        answers.append(answer["last_hidden_state"][mask == 1])
+    expected = whole(bundle, ids, mask, pair_mask(mask, BOTH_SIDES))
+    for answer in answers:
+        assert_close(answer, expected, atol=ATOL)
+
+
+def test_pytorch_leaves_the_memories_that_the_graph_leaves(tiny_bundles) -> None:
+    bundle = tiny_bundles("roberta", attention=ACROSS, recurrence=MOST)
+    ids, _ = documents(3)
+    calls = (bundle.portable, lambda **feeds: reference(bundle).batch(feeds))
+    segments = zip(*(streamed(call, bundle.manifest, ids, memory=20) for call in calls), strict=True)
+    for number, (graph, pytorch) in enumerate(segments):
+        for spec in bundle.manifest.memories:
+            name = str(spec.fed_from)
+            with named_case(number, name):
+                assert_close(graph[name], pytorch[name], atol=ATOL)
+
+
+def verified(bundle: Any, path: Path, grid: Grid = Grid.QUICK) -> Verification:
+    return verify_bundle(open_bundle(path), reference(bundle), grid=grid)
+
+
+@pytest.mark.parametrize("grid", [Grid.QUICK, pytest.param(Grid.FULL, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("model_type", ["bert", "roberta"])
+def test_a_verification_compares_answers_and_what_is_left(tiny_bundles, model_type: str, grid: Grid) -> None:
+    bundle = tiny_bundles(model_type, attention=ACROSS, recurrence=MOST)
+    found = verified(bundle, bundle.path, grid)
+    assert [check.line() for check in found.checks if not check.passed] == []
+    assert {str(spec.fed_from) for spec in bundle.manifest.memories} <= set(found.checks[0].outputs)
+
+
+@pytest.mark.parametrize("name", ["mems.1", "mems.mask", "mems.position"])
+def test_a_verification_finds_a_memory_that_is_ignored(tiny_bundles, tmp_path: Path, name: str) -> None:
+    def ignore(model: ir.Model) -> None:
+        memory = next(value for value in model.graph.inputs if value.name == name)
+        first = next(node for node in model.graph if memory in node.inputs)
+        zeros = ir.node("Sub", [memory, memory])
+        model.graph.insert_before(first, zeros)
+        for use in memory.uses():
+            if use.node is not zeros:
+                use.node.replace_input_with(use.idx, zeros.outputs[0])
+
+    bundle = tiny_bundles("bert", attention=ACROSS, recurrence=MOST)
+    wrong = verified(bundle, tampered(bundle, tmp_path / "bundle", ignore, "model.onnx"))
+    assert not all(check.passed for check in wrong.checks if check.graph == "model.onnx")
+    assert all(check.passed for check in wrong.checks if check.graph != "model.onnx")
+
+
+@needs_rtx
+@pytest.mark.parametrize("impl", AttentionImpl)
+def test_an_engine_is_built(tiny_bundles, tmp_path: Path, impl: AttentionImpl) -> None:
+    """For other lengths and another memory than the traced ones, 37 and 23."""
+    bundle = tiny_bundles("bert", precision="float16", attention=CAUSAL, recurrence=MOST, hidden_size=128)
+    ir.save(
+        tensorrt_graph(ir.load(bundle.path / "model.onnx"), dtype="float16", attention_impl=impl),
+        tmp_path / "lowered.onnx",
+        external_data="lowered.data",
+    )
+    trt = load_flavour(Backend.TENSORRT_RTX)
+    builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
+    with plugins_with_kernels(trt, None):
+        assert parser.parse_from_file(str(tmp_path / "lowered.onnx")), parser.get_error(0).desc()
+    profile, config = builder.create_optimization_profile(), builder.create_builder_config()
+    sizes = {"batch": (1, 3, 8), "tokens": (1, 100, bundle.manifest.max_len), "memory": (1, 31, MOST)}
+    for spec in bundle.manifest.inputs:
+        axes = [sizes[axis] if isinstance(axis, str) else (axis,) * 3 for axis in spec.shape]
+        profile.set_shape(spec.name, *zip(*axes, strict=True))
+    config.add_optimization_profile(profile)
+    assert builder.build_serialized_network(network, config) is not None
+
+
+def test_half_precision_keeps_directions(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", precision="float16", attention=BOTH_SIDES, recurrence=MOST)
+    check(bundle, bundle.portable, BOTH_SIDES, rows=3, memory=16, cosine=0.999)
+
+
+def test_factored_positions_continue(tiny_bundles, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of long documents are looked up."""
+    monkeypatch.setattr("hdexport.model.positions.FOLDED_LIMIT_BYTES", 0)
+    bundle = tiny_bundles("bert", attention=CAUSAL, recurrence=MOST, max_len=301)
+    assert bundle.manifest.positions.form == "factored"
+    check(bundle, cpu_graph(bundle), CAUSAL, rows=3, memory=16)
+
+
+def test_the_runtime_streams_documents(tiny_bundles) -> None:
+    bundle = tiny_bundles("roberta", attention=CAUSAL, recurrence=MOST)
+    ids, mask = documents(1)
+    found = [part.outputs["last_hidden_state"] for part in bundle.session.stream(ids[0].tolist(), segment=23)]
+    assert_close(np.concatenate(found), whole(bundle, ids, mask, pair_mask(mask, CAUSAL)), atol=ATOL)
+
+
+def test_manifest_and_inspect_say_what_a_document_may_have(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST)
+    assert bundle.manifest.document_tokens == bundle.manifest.max_len
+    assert [spec.name for spec in bundle.manifest.memories] == ["mems.0", "mems.1", "mems.mask", "mems.position"]
+    assert (bundle.manifest.most_memory, bundle.manifest.least_memory) == (MOST, 1)
+    assert tiny_bundles("bert", attention=BOTH_SIDES).manifest.document_tokens is None
+    shown = " ".join(run_here("inspect", bundle.path).stdout.split())
+    assert "memory the last 48 tokens of earlier segments; those not yet there are masked" in shown
+    assert "a document has at most 300 tokens, in all of its segments" in shown
+
+
+def test_a_memory_beyond_the_reach_of_windows_is_warned_of(tiny_bundles, caplog: pytest.LogCaptureFixture) -> None:
+    checkpoint = find_checkpoint(tiny_bundles("bert", attention=BOTH_SIDES, recurrence=MOST).checkpoint)
+    subject = Subject(
+        model=checkpoint.load(Task.FEATURE_EXTRACTION),
+        family=checkpoint.family,
+        task=Task.FEATURE_EXTRACTION,
+        max_len=64,
+        recurrence=MOST,
+    )
+    for spec, warning in ((BOTH_SIDES, "Windows reach 16 tokens back, and --recurrence carries 48"), (ACROSS, "")):
+        caplog.clear()
+        attention_setups(attention_from_spec(spec.replace("12,", "16,")), subject)
+        assert warning in caplog.text
+        assert bool(warning) == bool(caplog.text)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    """A tiny checkpoint of a type and a task."""
+
+    def make(model_type: str, task: str = "feature-extraction") -> Any:
+        path = tmp_path_factory.mktemp("recurrence") / "model"
+        save_tiny_model(path, model_type, Task(task))
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("model_type", "spec", "options", "message"),
+    [
+        ("bert", None, {}, r"48 does not fit this bert: its attention carries nothing.*\n.* --attention window:256,"),
+        ("modernbert", None, {}, r"does not fit this modernbert: its attention carries nothing.*\nLeave it out\.$"),
+        ("longformer", None, {}, r"does not fit this longformer: .*\nLeave it out\.$"),
+        ("bert", "lsh", {}, r"does not fit this bert: its attention carries nothing"),
+        ("bert", "bigbird", {}, r"does not fit this bert: its attention carries nothing"),
+        ("bert", "window:16", {}, r"does not fit 1 global .*\n.*--attention window:16,right:16,global:0$"),
+        ("bert", CAUSAL, {"task": "text-classification"}, r"does not fit text-classification.*\n.*feature-extraction"),
+        ("bert", CAUSAL, {"scheme": Scheme.INTERPOLATE}, r"does not fit --positions interpolate .*\n.*hierarchical"),
+        (
+            "bert",
+            "window:64,global:0",
+            {"attention_scale": "logn"},
+            r"does not fit --attention-scale logn.*\nUse --attention-scale none\.$",
+        ),
+    ],
+)
+def test_what_cannot_be_carried_is_refused(
+    checkpoints, tmp_path, model_type: str, spec: str | None, options: dict[str, Any], message: str
+) -> None:
+    task = options.pop("task", "feature-extraction")
+    with pytest.raises(InputError, match=rf"^--recurrence {message}" if message.startswith("48") else message):
+        build(
+            BuildOptions(
+                model=checkpoints(model_type, task),
+                output=tmp_path / "bundle",
+                max_len=100,
+                attention=attention_from_spec(spec),
+                recurrence=MOST,
+                **options,
+            )
+        )
+    assert not any(tmp_path.iterdir())

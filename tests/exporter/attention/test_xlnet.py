@@ -1,0 +1,258 @@
+"""XLNet answers as Hugging Face does, segment after segment, with what it remembers; wrong memories are found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+import torch
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.model.tasks import Task
+from hdexport.verify import Grid, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import ModelError
+from support.attention_records import recorded
+from support.comparators import assert_close, named_case
+from support.grids import nightly_unless
+from support.tampered_bundles import tampered
+from support.tiny_models import PAD_TOKEN_ID, VOCAB_SIZE
+
+MEMORY = 20
+SEGMENTS = (33, 7, 1, 64, 20)
+"""Tokens: longer than the memory, shorter, a single one, as many."""
+
+ATOL = 2e-5
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "two ways": {},
+    "causal": {"attn_type": "uni"},
+    "distances that are clamped, a part of each segment remembered": {"clamp_len": 11, "reuse_len": 5},
+}
+
+
+def segments(batch: int) -> list[dict[str, np.ndarray]]:
+    """Ids and types of tokens, [batch, tokens], of one segment after the other."""
+    generator = np.random.default_rng(batch)
+    return [
+        {
+            "input_ids": generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (batch, tokens)),
+            "token_type_ids": generator.integers(0, 3, (batch, tokens)),
+        }
+        for tokens in SEGMENTS
+    ]
+
+
+def streamed_by_hugging_face(
+    model: Any, feeds: list[dict[str, np.ndarray]]
+) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    """The hidden states of each segment, and the memory after it: [batch, tokens, hidden] each."""
+    found, memory = [], None
+    for segment in feeds:
+        given = {name: torch.from_numpy(values) for name, values in segment.items()}
+        with torch.inference_mode():
+            output = model(**given, mems=memory, use_mems=True)
+        memory = output.mems
+        found.append((output.last_hidden_state.numpy(), [layer.transpose(0, 1).numpy() for layer in memory]))
+    return found
+
+
+def in_turn(bundle: Any, feeds: Sequence[Mapping[str, np.ndarray]], *, graph: str = "session") -> Iterator[dict]:
+    """What a graph answers to one batch after the other, each of which is given what the one before has left."""
+    (batch, _), run = feeds[0]["input_ids"].shape, getattr(bundle, graph)
+    # Nothing is remembered, in as much memory as there may be.
+    memories = {
+        spec.name: np.zeros([batch, bundle.manifest.most_memory, *spec.shape[2:]], np.float32)
+        for spec in bundle.manifest.memories
+    }
+    for given in feeds:
+        got = run(**{"attention_mask": np.ones_like(given["input_ids"]), **given, **memories})
+        memories = {spec.name: got[spec.fed_from] for spec in bundle.manifest.memories}
+        yield got
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_segments_answer_as_hugging_face_with_what_is_remembered(tiny_bundles, changes: dict, batch: int) -> None:
+    bundle = tiny_bundles("xlnet", mem_len=MEMORY, **changes)
+    feeds = segments(batch)
+    expected = streamed_by_hugging_face(bundle.hugging_face.model, feeds)
+    for graph in ("portable", "session"):
+        for number, (got, (states, left)) in enumerate(zip(in_turn(bundle, feeds, graph=graph), expected, strict=True)):
+            with named_case(graph, f"segment {number}"):
+                assert_close(got["last_hidden_state"], states, atol=ATOL)
+                for layer, memory in enumerate(left):
+                    there = memory.shape[1]
+                    assert_close(got[f"new_mems.{layer}"][:, MEMORY - there :], memory, atol=ATOL)
+                    mask = np.broadcast_to(np.arange(MEMORY) >= MEMORY - there, (batch, MEMORY))
+                    np.testing.assert_array_equal(got["new_mems.mask"], mask)
+
+
+def test_a_larger_memory_remembers_more(tiny_bundles) -> None:
+    """The same segments with less remembered answer otherwise: the test above would find a memory that is ignored."""
+    feeds = segments(1)
+    expected = streamed_by_hugging_face(tiny_bundles("xlnet", mem_len=MEMORY).hugging_face.model, feeds)
+    model = tiny_bundles("xlnet", mem_len=MEMORY).hugging_face.model
+    alone = [streamed_by_hugging_face(model, [segment])[0][0] for segment in feeds]
+    assert np.abs(alone[0] - expected[0][0]).max() < ATOL
+    for of_stream, of_text in zip(expected[1:], alone[1:], strict=True):
+        assert np.abs(of_stream[0] - of_text).max() > 100 * ATOL
+
+
+@pytest.mark.parametrize("memory", [1, 7, MEMORY])
+def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> None:
+    bundle, plain = tiny_bundles("xlnet", mem_len=MEMORY), tiny_bundles("xlnet")
+    (segment, *_) = segments(3)
+    feeds = segment | {"attention_mask": np.ones_like(segment["input_ids"])}
+    generator = np.random.default_rng(0)
+    memories = {
+        # Whatever is not there must not matter.
+        spec.name: np.zeros((3, memory), np.float32)
+        if spec.name == "mems.mask"
+        else generator.normal(size=(3, memory, 32)).astype(np.float32)
+        for spec in bundle.manifest.memories
+    }
+    for graph in ("portable", "session"):
+        got = getattr(bundle, graph)(**feeds, **memories)["last_hidden_state"]
+        assert_close(got, getattr(plain, graph)(**feeds)["last_hidden_state"], atol=ATOL)
+
+
+def test_a_document_in_one_segment_is_the_document_in_pieces_where_tokens_see_earlier_ones_only(tiny_bundles) -> None:
+    """With one layer's memory as long as the document, and no token that sees what is behind it."""
+    bundle = tiny_bundles("xlnet", mem_len=128, attn_type="uni")
+    ids = np.random.default_rng(1).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (2, 128))
+    parts = [{"input_ids": ids[:, start:end]} for start, end in ((0, 50), (50, 51), (51, 100), (100, 128))]
+    pieces = [got["last_hidden_state"] for got in in_turn(bundle, parts)]
+    whole = bundle.session(input_ids=ids)["last_hidden_state"]
+    assert_close(np.concatenate(pieces, axis=1), whole, atol=ATOL)
+    for row, document in enumerate(ids):
+        streamed = [segment.outputs["last_hidden_state"] for segment in bundle.session.stream(document, segment=50)]
+        assert_close(np.concatenate(streamed), whole[row], atol=ATOL)
+
+
+@pytest.mark.parametrize("changes", VARIANTS.values(), ids=VARIANTS)
+def test_streams_of_interleaved_documents_answer_as_hugging_face(tiny_bundles, changes: dict) -> None:
+    bundle = tiny_bundles("xlnet", mem_len=MEMORY, **changes)
+    generator = np.random.default_rng(3)
+    documents = [generator.integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, tokens) for tokens in (70, 5, 16, 33, 90)]
+    found: dict[int, list[np.ndarray]] = {}
+    for part in bundle.session.stream_all(documents, segment=16, rows=2):
+        found.setdefault(part.document, []).append(part.outputs["last_hidden_state"])
+    for number, ids in enumerate(documents):
+        feeds = [{"input_ids": ids[None, start : start + 16]} for start in range(0, len(ids), 16)]
+        expected = streamed_by_hugging_face(bundle.hugging_face.model, feeds)
+        assert_close(np.concatenate(found[number]), np.concatenate([states[0] for states, _ in expected]), atol=ATOL)
+
+
+def test_padding_behind_a_text_is_not_remembered(tiny_bundles) -> None:
+    """Each row leaves what its text alone leaves; one of padding leaves what there was."""
+    bundle = tiny_bundles("xlnet", mem_len=MEMORY)
+    first, second = segments(3)[:2]
+    mask = np.ones_like(first["input_ids"])
+    mask[0, 11:], mask[1, :] = 0, 0
+    for run in (bundle.portable, bundle.session):
+        empty = {spec.name: np.zeros([3, MEMORY, *spec.shape[2:]], np.float32) for spec in bundle.manifest.memories}
+        before = run(**second, attention_mask=np.ones_like(second["input_ids"]), **empty)
+        memories = {spec.name: before[spec.fed_from] for spec in bundle.manifest.memories}
+        after = run(**first, attention_mask=mask, **memories)
+        for row, tokens in enumerate((11, 0, mask.shape[1])):
+            alone = {name: values[row : row + 1, : max(tokens, 1)] for name, values in first.items()}
+            remembered = {name: values[row : row + 1] for name, values in memories.items()}
+            expected = run(**alone, attention_mask=np.ones_like(alone["input_ids"]), **remembered)
+            for spec in bundle.manifest.memories:
+                left = expected[spec.fed_from] if tokens else remembered[spec.name]
+                assert_close(after[spec.fed_from][row : row + 1], left, atol=ATOL)
+
+
+@pytest.mark.parametrize("task", ["text-classification", nightly_unless(False, "question-answering")])
+def test_other_tasks_remember_too(tiny_bundles, task: str) -> None:
+    bundle = tiny_bundles("xlnet", task, mem_len=MEMORY)
+    model, memory = bundle.hugging_face.model, None
+    feeds = segments(3)
+    for segment, got in zip(feeds, in_turn(bundle, feeds), strict=True):
+        with torch.inference_mode():
+            expected = model(
+                **{name: torch.from_numpy(values) for name, values in segment.items()}, mems=memory, use_mems=True
+            )
+        memory = expected.mems
+        for spec in bundle.manifest.answers:
+            assert_close(got[spec.name], expected[spec.name].numpy(), atol=ATOL)
+
+
+def test_the_memory_is_asked_for_where_the_checkpoint_has_none(tiny_bundles) -> None:
+    plain, asked = tiny_bundles("xlnet"), tiny_bundles("xlnet", recurrence=12)
+    assert (recorded(plain.manifest, "relative").memory, recorded(asked.manifest, "relative").memory) == (0, 12)
+    assert not plain.manifest.memories
+    assert [spec.name for spec in asked.manifest.memories] == ["mems.0", "mems.1", "mems.mask"]
+    assert {spec.bound for spec in asked.manifest.memories} == {12}
+
+
+@pytest.mark.parametrize(
+    ("summary", "changes"),
+    [("last", {"mem_len": MEMORY}), ("mean", {}), nightly_unless(False, "first", {})],
+)
+def test_summaries_of_texts_are_of_real_tokens(tiny_bundles, summary: str, changes: dict[str, Any]) -> None:
+    bundle = tiny_bundles("xlnet", "text-classification", summary_type=summary, **changes)
+    ids = np.random.default_rng(2).integers(PAD_TOKEN_ID + 1, VOCAB_SIZE, (1, 40))
+    alone = bundle.hugging_face.model(input_ids=torch.from_numpy(ids)).logits.detach().numpy()
+    padded = np.concatenate([ids, np.full((1, 9), 5)], axis=1)
+    mask = (np.arange(49) < 40).astype(np.int64)[None]
+    for graph in ("portable", "session"):
+        feeds = {"input_ids": padded, "attention_mask": mask, "token_type_ids": np.zeros_like(padded)}
+        memories = {spec.name: np.zeros([1, 1, *spec.shape[2:]], np.float32) for spec in bundle.manifest.memories}
+        assert_close(getattr(bundle, graph)(**feeds, **memories)["logits"], alone, atol=ATOL)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"same_length": True}, "same_length True; False can be built"),
+        ({"bi_data": True}, "bi_data True; False can be built"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(tiny_bundles, changes: dict, message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        tiny_bundles("xlnet", mem_len=MEMORY, **changes)
+
+
+def test_masks_cannot_be_filled(tiny_bundles) -> None:
+    checkpoint = find_checkpoint(tiny_bundles("xlnet").checkpoint)
+    with pytest.raises(ModelError, match=r"fill-mask of a xlnet needs a second stream(.|\n)*--task feature"):
+        checkpoint.load(Task.FILL_MASK)
+
+
+def verified(bundle: Any, directory: Any = None) -> Any:
+    opened = open_bundle(directory or bundle.path)
+    reference = reference_of(opened, find_checkpoint(bundle.checkpoint))
+    return verify_bundle(opened, reference, grid=Grid.QUICK)
+
+
+def test_a_verification_remembers_texts_and_compares_what_is_left(tiny_bundles) -> None:
+    found = verified(tiny_bundles("xlnet", mem_len=MEMORY))
+    assert found.passed
+    assert len(found.checks) > 12
+    assert {"new_mems.0", "new_mems.mask"} <= set(found.checks[0].outputs)
+
+
+@pytest.mark.parametrize("wrong", ["a memory that is ignored", "a memory of the wrong tokens"])
+def test_a_verification_finds_a_wrong_memory(tiny_bundles, tmp_path, wrong: str) -> None:
+    def change(model: ir.Model) -> None:
+        mask = next(value for value in model.graph.inputs if value.name == "mems.mask")
+        if wrong == "a memory that is ignored":
+            (cast,) = [node for node, _ in mask.uses() if node.op_type == "Cast"]
+            cast.attributes["to"] = ir.AttrInt64("to", cast.attributes["to"].as_int())
+            zero = ir.node("Sub", [mask, mask])
+            model.graph.insert_before(cast, zero)
+            cast.replace_input_with(0, zero.outputs[0])
+        else:
+            memory = next(value for value in model.graph.inputs if value.name == "mems.1")
+            other = next(value for value in model.graph.inputs if value.name == "mems.0")
+            memory.replace_all_uses_with(other)
+
+    bundle = tiny_bundles("xlnet", mem_len=MEMORY)
+    found = verified(bundle, tampered(bundle, tmp_path / "wrong", change, "model.onnx"))
+    assert not found.passed

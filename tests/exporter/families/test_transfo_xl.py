@@ -1,0 +1,352 @@
+"""Transformer-XL answers as transformers 4 did, segment after segment, and scores tokens as its softmax did."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch.overrides import TorchFunctionMode
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.families import family_of
+from hdexport.families.transfo_xl.adaptive import AdaptiveSoftmax
+from hdexport.families.transfo_xl.config import TransfoXLConfig
+from hdexport.model.tasks import Task
+from hdexport.verify import Grid, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdexport.verify.remembered import empty_memory
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError, ModelError
+from hdruntime.jobs.rows import Columns
+from hdruntime.text.tokenization import Overflow
+from support.comparators import assert_close, named_case
+from support.grids import nightly_unless
+from support.job_runs import read, run
+from support.tiny_models import change_json, save_tiny_model
+
+DATA = Path(__file__).parents[2] / "data" / "transfo_xl"
+VARIANTS = ("clusters", "pre_lnorm", "shared_biases", "untied")
+
+ATOL = 2e-5
+
+TASKS = (Task.FEATURE_EXTRACTION, Task.TEXT_SCORING)
+OUTPUTS = {Task.FEATURE_EXTRACTION: "last_hidden_state", Task.TEXT_SCORING: "log_probabilities"}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """Answers of transformers 4 for a batch of documents; see tests/data/transfo_xl/make.py for the axes."""
+
+    segments: list[int]
+    ids: np.ndarray
+    states: np.ndarray
+    scores: np.ndarray
+    mems: np.ndarray
+
+    def of_task(self, task: Task) -> np.ndarray:
+        return self.scores if task is Task.TEXT_SCORING else self.states
+
+
+def expected_answers(variant: str, rows: int) -> Expected:
+    with np.load(DATA / variant / "expected.npz") as stored:
+        arrays = {name: stored[f"{name}_{rows}"] for name in ("ids", "states", "scores", "mems")}
+        return Expected(segments=stored["segments"].tolist(), **arrays)
+
+
+def copy_of(variant: str, directory: Path) -> Path:
+    return shutil.copytree(DATA / variant, directory / variant)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_the_module_answers_as_transformers_4_did(variant: str, task: Task, rows: int) -> None:
+    expected = expected_answers(variant, rows)
+    model = find_checkpoint(DATA / variant).load(task, allow_pickle=True)
+    mems, found = None, []
+    with torch.inference_mode():
+        for ids in torch.from_numpy(expected.ids).split(expected.segments, dim=1):
+            output = model(ids, mems=mems)
+            mems = output.mems
+            found.append(output[OUTPUTS[task]])
+    assert_close(torch.cat(found, dim=1).numpy(), expected.of_task(task), atol=1e-5)
+    for layer, memory in enumerate(expected.mems):
+        assert_close(mems[str(layer)].numpy(), memory, atol=1e-5)
+
+
+def streams(bundle: Any, rows: int) -> dict[str, Callable[..., dict[str, np.ndarray]]]:
+    """Name of a graph -> function that runs one segment after the other, of so many rows, with what is remembered."""
+    return {name: stream(bundle, getattr(bundle, name), rows) for name in ("portable", "session")}
+
+
+def stream(bundle: Any, run: Callable[..., dict[str, np.ndarray]], rows: int) -> Callable[..., dict[str, np.ndarray]]:
+    memories = {spec.name: empty_memory(spec, rows, bundle.manifest.most_memory) for spec in bundle.manifest.memories}
+
+    def call(input_ids: np.ndarray, attention_mask: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        mask = np.ones_like(input_ids) if attention_mask is None else attention_mask
+        outputs = run(input_ids=input_ids, attention_mask=mask, **memories)
+        memories.update({spec.name: outputs[spec.fed_from] for spec in bundle.manifest.memories})
+        return outputs
+
+    return call
+
+
+def pieces(ids: np.ndarray, segments: Sequence[int]) -> list[np.ndarray]:
+    return np.split(ids, list(itertools.accumulate(segments))[:-1], axis=1)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+# Scoring has the layers of the other task, and shows what they leave.
+@pytest.mark.parametrize(
+    ("variant", "task"),
+    [
+        *(nightly_unless(name in ("clusters", "pre_lnorm"), name, Task.TEXT_SCORING) for name in VARIANTS),
+        nightly_unless(False, "clusters", Task.FEATURE_EXTRACTION),
+    ],
+)
+def test_bundles_answer_as_transformers_4_did(stored_bundles, variant: str, task: Task, rows: int) -> None:
+    bundle, expected = stored_bundles(DATA / variant, task.value), expected_answers(variant, rows)
+    for name, call in streams(bundle, rows).items():
+        outputs = [call(input_ids=ids) for ids in pieces(expected.ids, expected.segments)]
+        with named_case(name):
+            answers = np.concatenate([output[OUTPUTS[task]] for output in outputs], axis=1)
+            assert_close(answers, expected.of_task(task), atol=ATOL)
+            for layer, memory in enumerate(expected.mems):
+                assert_close(outputs[-1][f"new_mems.{layer}"], memory, atol=ATOL)
+
+
+@pytest.mark.parametrize("segments", [(16, 16, 2), (1, 1, 16, 16), (15, 3, 1, 15)])
+@pytest.mark.parametrize("variant", ["clusters", nightly_unless(False, "untied")])
+def test_where_all_tokens_see_equally_far_segments_change_nothing(
+    stored_bundles, variant: str, segments: tuple[int, ...]
+) -> None:
+    bundle, expected = stored_bundles(DATA / variant, "text-scoring"), expected_answers(variant, 3)
+    for name, call in streams(bundle, 3).items():
+        outputs = [call(input_ids=ids)["log_probabilities"] for ids in pieces(expected.ids, segments)]
+        with named_case(name):
+            assert_close(np.concatenate(outputs, axis=1), expected.scores, atol=ATOL)
+
+
+def test_documents_are_scored_as_they_stream(stored_bundles) -> None:
+    """Documents of different lengths, each of which begins one of the expected ones."""
+    bundle, expected = stored_bundles(DATA / "clusters", "text-scoring"), expected_answers("clusters", 3)
+    lengths, scores = (34, 5, 20), {0: [], 1: [], 2: []}
+    documents = [ids[:length] for ids, length in zip(expected.ids, lengths, strict=True)]
+    for segment in bundle.session.stream_all(documents, segment=12, rows=2):
+        scores[segment.document].append(segment.outputs["log_probabilities"])
+    for row, length in enumerate(lengths):
+        assert_close(np.concatenate(scores[row]), expected.scores[row, :length], atol=ATOL)
+
+
+def test_a_job_scores_documents_of_more_tokens_than_a_segment(stored_bundles, tmp_path: Path) -> None:
+    bundle, expected = stored_bundles(DATA / "clusters", "text-scoring"), expected_answers("clusters", 3)
+    rows = [json.dumps({"ids": ids.tolist()}) for ids in expected.ids]
+    (tmp_path / "in.jsonl").write_text("\n".join(rows))
+    columns = Columns(input_ids="ids")
+    run(bundle.path, tmp_path / "in.jsonl", tmp_path / "out.jsonl", columns=columns, overflow=Overflow.RECUR)
+    for row, scores in zip(read(tmp_path / "out.jsonl"), expected.scores, strict=True):
+        assert_close(np.array(row["log_probabilities"]), scores, atol=ATOL)
+        assert row["perplexity"] == pytest.approx(np.exp(-scores[1:].mean()), rel=ATOL)
+
+
+def test_pieces_that_are_run_by_themselves_are_not_scored(tiny_bundles, tmp_path: Path) -> None:
+    bundle = tiny_bundles("transfo-xl", "text-scoring", recurrence=12, same_length=True)
+    (tmp_path / "in.jsonl").write_text('{"text": "w1"}')
+    with pytest.raises(InputError, match=r"texts are not split\.\nStream them: --overflow recur"):
+        run(bundle.path, tmp_path / "in.jsonl", tmp_path / "out.jsonl", overflow=Overflow.SPLIT)
+
+
+def test_padding_behind_a_document_changes_nothing_and_is_not_remembered(stored_bundles) -> None:
+    """Rows of 9, 4 and no tokens; what follows them continues each document where it ended."""
+    bundle, expected = stored_bundles(DATA / "clusters", "text-scoring"), expected_answers("clusters", 3)
+    first, lengths = expected.ids[:, :7], np.array([9, 4, 0])
+    mask = (np.arange(9) < lengths[:, None]).astype(np.int64)
+    for filler in (0, 59):
+        for name, call in streams(bundle, 3).items():
+            call(input_ids=first)
+            padded = call(input_ids=np.where(mask == 1, expected.ids[:, 7:16], filler), attention_mask=mask)
+            after = call(input_ids=expected.ids[:, :5])
+            with named_case(name, f"filler {filler}"):
+                assert (padded["log_probabilities"][mask == 0] == 0).all()
+                for row, length in enumerate(lengths):
+                    alone = streams(bundle, 1)[name]
+                    row_ids = expected.ids[row : row + 1]
+                    alone(input_ids=row_ids[:, :7])
+                    if length:
+                        scores = alone(input_ids=row_ids[:, 7 : 7 + length])["log_probabilities"]
+                        assert_close(padded["log_probabilities"][row, :length], scores[0], atol=ATOL)
+                    continued = alone(input_ids=row_ids[:, :5])
+                    for output in ("log_probabilities", *(spec.fed_from for spec in bundle.manifest.memories)):
+                        assert_close(after[output][row], continued[output][0], atol=ATOL)
+
+
+def test_padding_before_a_text_is_not_seen() -> None:
+    """Without a memory, whose distance padding would change."""
+    config = TransfoXLConfig(**family_sizes(mem_len=0, same_length=False))
+    model = random_model(Task.TEXT_SCORING, config)
+    ids = torch.from_numpy(expected_answers("clusters", 3).ids[:, :12])
+    mask = torch.ones_like(ids)
+    mask[:, :5] = 0
+    with torch.inference_mode():
+        padded, alone = model(ids, attention_mask=mask), model(ids[:, 5:])
+    assert_close(padded.log_probabilities[:, 5:].numpy(), alone.log_probabilities.numpy(), atol=1e-5)
+    assert (padded.log_probabilities[:, :5] == 0).all()
+
+
+@pytest.mark.nightly
+def test_half_precision_scores_nearly_as_transformers_4_did(stored_bundles) -> None:
+    bundle, expected = stored_bundles(DATA / "clusters", "text-scoring", "float16"), expected_answers("clusters", 3)
+    call = streams(bundle, 3)["portable"]
+    scores = [call(input_ids=ids)["log_probabilities"] for ids in pieces(expected.ids, expected.segments)]
+    assert_close(np.concatenate(scores, axis=1), expected.scores, atol=0.02)
+
+
+def family_sizes(**changes: Any) -> dict[str, Any]:
+    sizes = {"vocab_size": 60, "cutoffs": [20, 35], "d_model": 24, "d_embed": 24, "n_head": 3, "d_head": 8}
+    return sizes | {"d_inner": 32, "n_layer": 2, "mem_len": 9, "div_val": 2} | changes
+
+
+def random_model(task: Task, config: TransfoXLConfig) -> Any:
+    torch.manual_seed(0)
+    model = family_of("transfo-xl").classes.models[task](config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.25)
+    return model
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"div_val": 2}, {"div_val": 1}, {"div_val": 1, "d_embed": 16}, {"cutoffs": [], "div_val": 1}]
+)
+@pytest.mark.parametrize("most_logits", [7, 16384])
+def test_probabilities_of_all_tokens_add_up_to_1(sizes: dict[str, Any], most_logits: int) -> None:
+    softmax = random_model(Task.TEXT_SCORING, TransfoXLConfig(**family_sizes(**sizes))).crit
+    softmax.most_logits = most_logits
+    states = torch.randn(1, 5, 24).repeat_interleave(60, dim=0)  # [tokens of the vocabulary, 5, d_model]
+    with torch.inference_mode():
+        scores = softmax(states, torch.arange(60)[:, None].expand(60, 5))
+    assert scores.std() > 0.5
+    torch.testing.assert_close(scores.exp().sum(0), torch.ones(5))
+
+
+class WidestStates(TorchFunctionMode):
+    """Notes the largest last axis of what functions make of a batch."""
+
+    most = 0
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = function(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and result.dim() == 3:
+            self.most = max(self.most, result.shape[-1])
+        return result
+
+
+def test_no_more_logits_than_a_chunk_are_in_memory() -> None:
+    softmax = AdaptiveSoftmax(TransfoXLConfig(**family_sizes(vocab_size=3000, cutoffs=[700, 900])))
+    for most_logits in (64, 16384):
+        softmax.most_logits = most_logits
+        with WidestStates() as widest, torch.inference_mode():
+            softmax(torch.zeros(2, 5, 24), torch.zeros(2, 5, dtype=torch.int64))
+        assert widest.most == min(most_logits, 2100)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"cutoffs": [35, 20]}, r"cutoffs is \[35, 20\]; it must ascend within 1 to vocab_size - 1 \(59\)"),
+        ({"cutoffs": [20, 60]}, r"cutoffs is \[20, 60\]; it must ascend"),
+        ({"attn_type": 1}, "attn_type is 1; relative attention, 0, is supported"),
+        ({"adaptive": False}, "adaptive is false; adaptive embeddings, true, are supported"),
+        ({"div_val": 0}, "div_val is 0; it must be 1 or more"),
+        ({"div_val": 5}, "d_embed 24 divided by div_val 5 for each of 2 cutoffs leaves no width"),
+        ({"tie_projs": [True]}, r"tie_projs is \[True\]; it must have 3 entries"),
+        ({"mem_len": "many"}, "mem_len"),
+        ({"d_model": 23}, r"d_model is 23; it must be even"),
+    ],
+)
+def test_a_configuration_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    checkpoint = copy_of("clusters", tmp_path)
+    change_json(checkpoint / "config.json", **changes)
+    with pytest.raises(ModelError, match=f"(?s)config.json does not describe a transfo-xl: .*{message}"):
+        find_checkpoint(checkpoint).load(Task.TEXT_SCORING)
+
+
+def test_a_token_that_would_see_none_is_refused(tiny_bundles) -> None:
+    with pytest.raises(ModelError, match=r"mem_len 0 and same_length(.|\n)*--recurrence 512"):
+        tiny_bundles("transfo-xl", same_length=True)
+
+
+def test_another_memory_than_in_training_is_asked_for(tiny_bundles) -> None:
+    bundle = tiny_bundles("transfo-xl", "text-scoring", recurrence=12, same_length=True)
+    (record,) = bundle.manifest.attention
+    assert (record["memory"], record["reach"]) == (12, 12)
+    found = verified(bundle)
+    assert found.passed
+
+
+def verified(bundle: Any) -> Any:
+    opened = open_bundle(bundle.path)
+    return verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.QUICK)
+
+
+def test_scores_are_verified_against_pytorch(stored_bundles) -> None:
+    found = verified(stored_bundles(DATA / "clusters", "text-scoring"))
+    assert found.passed
+    assert {"log_probabilities", "new_mems.0", "new_mems.last"} <= set(found.checks[0].outputs)
+
+
+@pytest.mark.parametrize("prefix", ["transformer.", ""])
+def test_a_missing_weight_is_named(tmp_path: Path, prefix: str) -> None:
+    checkpoint = copy_of("clusters", tmp_path)
+    stored = load_file(checkpoint / "model.safetensors")
+    weights = {name.removeprefix("transformer."): weight for name, weight in stored.items()}
+    del weights["layers.1.dec_attn.r_net.weight"]
+    weights = {name if name.startswith("crit") else prefix + name: weight for name, weight in weights.items()}
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=r"has no weights for (transformer\.)?layers\.1\.dec_attn\.r_net\.weight"):
+        find_checkpoint(checkpoint).load(Task.TEXT_SCORING if prefix else Task.FEATURE_EXTRACTION)
+
+
+def test_another_number_of_layers_than_the_weights_have_is_refused(tmp_path: Path) -> None:
+    checkpoint = copy_of("clusters", tmp_path)
+    change_json(checkpoint / "config.json", n_layer=1000)
+    with pytest.raises(ModelError, match="has n_layer 1000, and the weights are of the layers 0 to 1"):
+        find_checkpoint(checkpoint).load(Task.TEXT_SCORING)
+
+
+def test_pickled_weights_and_vocabularies_are_not_read_unless_they_are_trusted(tmp_path: Path) -> None:
+    checkpoint = find_checkpoint(copy_of("shared_biases", tmp_path))
+    (checkpoint.path / "vocab.pkl").write_bytes(b"not read")
+    assert checkpoint.tokenizer is None
+    with pytest.raises(ModelError, match="--allow-pickle"):
+        checkpoint.load(Task.TEXT_SCORING)
+    checkpoint.load(Task.TEXT_SCORING, allow_pickle=True)
+
+
+def test_a_converted_tokenizer_is_read(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "transfo-xl", Task.TEXT_SCORING)
+    (tmp_path / "vocab.pkl").write_bytes(b"not read")
+    change_json(tmp_path / "tokenizer_config.json", tokenizer_class="TransfoXLTokenizer")
+    assert find_checkpoint(tmp_path).tokenizer("w1 w2").input_ids == [0, 6, 7, 2]
+
+
+def test_the_task_is_that_of_the_head() -> None:
+    checkpoint = find_checkpoint(DATA / "clusters")
+    assert checkpoint.task() is Task.TEXT_SCORING
+    with pytest.raises(ModelError, match=r"fill-mask of a transfo-xl has no head(.|\n)*--task feature-extraction"):
+        checkpoint.load(Task.FILL_MASK)
+
+
+def test_encoders_do_not_score_texts(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path, "bert", Task.FILL_MASK)
+    with pytest.raises(ModelError, match=r"text-scoring of a bert(.|\n)*--task feature-extraction"):
+        find_checkpoint(tmp_path).load(Task.TEXT_SCORING)

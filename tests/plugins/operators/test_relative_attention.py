@@ -1,0 +1,297 @@
+"""Relative attention: its definition by hand, and its ONNX bodies against the definition around every block."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hdplugins.operators.onnx_text import BlockOrder
+from hdplugins.operators.relative_attention.pairs import pairs
+from support.comparators import assert_as_accurate, assert_close, named_case
+from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.relative_operator import (
+    MEMORIES,
+    NODES,
+    Relative,
+    exact_answer,
+    inputs_of,
+    key_kinds,
+    model_of,
+    wrong_nodes,
+)
+from support.sparse_operators import PADDINGS
+
+BLOCK = 128
+LENGTHS = (1, 5, BLOCK - 1, BLOCK, BLOCK + 1, 211, 2 * BLOCK, 2 * BLOCK + 1)
+WIDE = Relative(heads=4, head_dim=64)
+
+each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_node = pytest.mark.parametrize("node", NODES, ids=str)
+
+
+@functools.cache
+def session_of(node: Relative, order: BlockOrder) -> onnxruntime.InferenceSession:
+    return new_session(model_of([node], order))
+
+
+@functools.cache
+def usual_error_of_pytorch(node: Relative) -> torch.Tensor:
+    """[1], of a text that is long enough to show what rounding does."""
+    inputs = inputs_of(node, key_kinds("none", 211, 7), 211)
+    error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
+    return torch.tensor([error.max()])
+
+
+def assert_right(node: Relative, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
+    exact = torch.from_numpy(exact_answer(node, inputs))
+    # Few values do not show what rounding does to one.
+    usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
+    assert_as_accurate(torch.from_numpy(got), exact, usual)
+    tokens = got.shape[2]
+    assert (got.swapaxes(1, 2)[inputs["key_kind"][:, -tokens:] == 0] == 0).all()
+
+
+# The definition.
+
+
+@each_node
+def test_the_definition_is_a_softmax_over_the_keys_in_view(node: Relative) -> None:
+    tokens, memory = 13, 5
+    for padding in ("right", "holes"):
+        kinds = key_kinds(padding, tokens, memory)
+        inputs = inputs_of(replace(node, dtype="float64"), kinds, tokens)
+        got = exact_answer(node, inputs)
+        for batch, head, i in np.ndindex(got.shape[:3]):
+            query, expected = inputs["query"][batch, head, i], np.zeros(node.head_dim)
+            seen = node.keys_by_hand(kinds[batch], tokens, i)
+            if seen:
+                to_key = (query + inputs["content_bias"][head]) @ inputs["key"][batch, head, seen].T
+                rows = inputs["positions"][head][[tokens - 1 - i + key for key in seen]]
+                scores = to_key + (query + inputs["position_bias"][head]) @ rows.T
+                if node.segments:
+                    other = kinds[batch, seen] != kinds[batch, memory + i]
+                    scores += other * inputs["segment_scores"][batch, head, i]
+                weights = np.exp((scores - scores.max()) * node.head_dim**-0.5)
+                expected = weights @ inputs["value"][batch, head, seen] / weights.sum()
+            assert_close(got[batch, head, i], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"causal": 2}, "causal is 2; it must be 0 or 1"),
+        ({"reach": -1}, "reach is -1; it must be 0 or more"),
+        ({"key": torch.zeros(3, 2, 4, 32)}, "There are 4 keys for 9 tokens"),
+        ({"positions": torch.zeros(2, 19, 32)}, "positions has 19 distances; 20 are needed"),
+    ],
+    ids=str,
+)
+def test_what_the_operator_does_not_define_is_refused(changes: dict[str, Any], message: str) -> None:
+    inputs = inputs_of(NODES[0], key_kinds("none", 9, 3), 9)
+    with pytest.raises(ValueError, match=message):
+        exact_answer(NODES[0], inputs, torch.float32, **changes)
+
+
+@settings(max_examples=60, deadline=None)
+@given(tokens=st.integers(1, 12), memory=st.integers(0, 9), causal=st.integers(0, 1), reach=st.integers(0, 25))
+def test_the_count_of_pairs_includes_those_with_a_memory(tokens: int, memory: int, causal: int, reach: int) -> None:
+    node = Relative(causal=causal, reach=reach)
+    counted = pairs(tokens=tokens, heads=node.heads, memory=memory, **node.node_attributes)
+    assert counted == node.looked_at(tokens, memory=memory)
+
+
+@pytest.mark.parametrize(("changes", "message"), [({"causal": -1}, "causal is -1"), ({"reach": -5}, "reach is -5")])
+def test_what_the_operator_does_not_define_is_not_counted(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pairs(**({"tokens": 9, "heads": 2, "causal": 0, "reach": 0} | changes))
+
+
+# The bodies against the definition.
+
+
+@each_order
+@each_node
+def test_a_body_matches_the_definition_at_every_length(node: Relative, order: BlockOrder) -> None:
+    """Paddings, memories, batches and positions that are too many alternate."""
+    paddings, batches = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3))
+    for number, (tokens, memory) in enumerate(itertools.product(LENGTHS, MEMORIES)):
+        padding, batch = next(paddings), next(batches)
+        inputs = inputs_of(node, key_kinds(padding, tokens, memory, batch=batch), tokens, spare=number % 4)
+        with named_case(tokens, memory, padding, batch):
+            assert_right(node, run(session_of(node, order), inputs), inputs)
+
+
+@each_order
+@pytest.mark.parametrize("padding", PADDINGS)
+@each_node
+def test_every_padding_meets_every_batch_and_memory(node: Relative, padding: str, order: BlockOrder) -> None:
+    for memory, batch in itertools.product((0, 7), (1, 3)):
+        inputs = inputs_of(node, key_kinds(padding, 131, memory, batch=batch), 131)
+        with named_case(memory, batch):
+            assert_right(node, run(session_of(node, order), inputs), inputs)
+
+
+@each_order
+def test_a_memory_far_longer_than_the_text(order: BlockOrder) -> None:
+    for tokens in (1, 3):
+        inputs = inputs_of(NODES[0], key_kinds("none", tokens, 1021), tokens)
+        assert_right(NODES[0], run(session_of(NODES[0], order), inputs), inputs)
+
+
+@each_order
+@pytest.mark.parametrize("node", [NODES[0], NODES[3]], ids=str)
+def test_what_is_not_seen_does_not_change_the_answer(node: Relative, order: BlockOrder) -> None:
+    """Padding of the text and the part of the memory that is not there yet."""
+    kinds = key_kinds("holes", 97, 40)
+    inputs = inputs_of(node, kinds, 97)
+    before = run(session_of(node, order), inputs)
+    for name in ("key", "value"):
+        inputs[name].swapaxes(1, 2)[kinds == 0] = 50.0
+    np.testing.assert_array_equal(before, run(session_of(node, order), inputs))
+
+
+@each_order
+def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
+    """Scaled after the product, 60 x 60 x 64 would be outside float16."""
+    node = Relative(head_dim=64, dtype="float16", segments=False)
+    inputs = inputs_of(node, key_kinds("right", 40, 9), 40)
+    for name in ("query", "key", "positions"):
+        inputs[name][:] = 60.0
+    # All scores of a query are equal: what is left is the rounding of weights and values. Measured 2.4e-4.
+    assert_close(run(session_of(node, order), inputs), exact_answer(node, inputs), atol=5e-4)
+
+
+@each_order
+def test_nodes_that_differ_share_a_model(order: BlockOrder) -> None:
+    nodes = (NODES[0], replace(NODES[0], reach=9), NODES[0])
+    model, inputs = model_of(nodes, order), inputs_of(NODES[0], key_kinds("right", 131, 7), 131)
+    exact = {name: array.astype(np.float64) if name != "key_kind" else array for name, array in inputs.items()}
+    for node in nodes:
+        exact["query"] = exact_answer(node, exact)
+    assert len(model.functions) == 2
+    # Measured 6.6e-6; values reach 4.
+    assert_close(run(new_session(model), inputs), exact["query"], atol=1.3e-5)
+
+
+# Wrong answers are found.
+
+
+@each_node
+def test_the_measure_of_bodies_refuses_wrong_answers(node: Relative) -> None:
+    inputs = inputs_of(node, key_kinds("right", 211, 7), 211, spare=211)
+    assert_right(node, exact_answer(node, inputs).astype(node.dtype), inputs)
+    wrong = [exact_answer(other, inputs) for other in wrong_nodes(node)]
+    wrong.append(exact_answer(node, inputs, scale=1.01 * node.head_dim**-0.5))
+    shifts = {"positions": np.roll(inputs["positions"], 1, axis=1), "content_bias": inputs["position_bias"]}
+    wrong += [exact_answer(node, inputs | {name: array}) for name, array in shifts.items()]
+    wrong.append(exact_answer(node, inputs | {"key_kind": np.maximum(inputs["key_kind"], 1)}))
+    for answer in wrong:
+        with pytest.raises(AssertionError):
+            assert_right(node, answer.astype(node.dtype), inputs)
+
+
+@each_order
+@pytest.mark.parametrize(
+    ("result", "op_type"),
+    [
+        ("shift", "Min"),  # 1
+        ("blocks_behind", "Min"),  # blocks in front
+        ("content_sum", "Sub"),
+        ("position_sum", "Sub"),
+        ("first_seen_row", "Add"),
+        ("is_behind", "Greater"),
+        ("is_far", "LessOrEqual"),
+        ("is_hidden", "And"),
+        ("key_scores", "Sub"),
+    ],
+)
+def test_a_wrong_body_is_found(result: str, op_type: str, order: BlockOrder) -> None:
+    model = model_of([NODES[3]], order)
+    (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
+    changed.op_type = op_type
+    inputs = inputs_of(NODES[3], key_kinds("right", 211, 7), 211)
+    got = run(new_session(model), inputs)
+    with pytest.raises(AssertionError):
+        assert_right(NODES[3], got, inputs)
+
+
+# What a body is made of.
+
+
+@each_order
+@each_node
+def test_a_body_is_of_standard_operators_and_builds_each_score_matrix_once(node: Relative, order: BlockOrder) -> None:
+    body = node.body(order)
+    assert tuple(body.input) == (*node.operator.state_names, *node.inputs)
+    counts = operators_of(body)
+    assert not {"NonZero", "ScatterND", "ScatterElements", "TopK", "EyeLike", "Compress", "Unique"} & set(counts)
+    assert all(onnx.defs.has(name) for name in counts)
+    is_sequential = order is BlockOrder.SEQUENTIAL
+    assert counts["MatMul"] + counts["Gemm"] == 3
+    assert (counts["Softmax"], counts["Scan"]) == (1, 1 + is_sequential)
+
+
+@each_order
+def test_bodies_that_differ_have_names_that_differ(order: BlockOrder) -> None:
+    nodes = [
+        Relative(causal=causal, reach=reach, segments=segments)
+        for causal, reach, segments in itertools.product((0, 1), (0, 1, 9), (False, True))
+    ]
+    bodies = {node.body(order).name: node.body(order).SerializeToString() for node in nodes}
+    assert len(bodies) == len(set(bodies.values())) == len(nodes)
+    assert Relative(causal=1, reach=9).name == "RelativeAttention_causal_reach9_segments"
+
+
+@pytest.mark.parametrize(("changes", "message"), [({"causal": 2}, "causal is 2"), ({"reach": -1}, "reach is -1")])
+def test_a_body_of_nonsense_is_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(NODES[0], **changes).body()
+
+
+# Memory, measured in processes of their own.
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
+@each_order
+def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
+    """The scores of a head of 4096 tokens that see 4608 keys take 75 MB."""
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of([WIDE], order), path)
+    short, long = (growth_bytes(path, tokens=tokens, memory=512) for tokens in (2048, 4096))
+    output_bytes = 4 * 2048 * 64 * 4
+    assert short > output_bytes, "less than the output: nothing was measured"
+    assert long <= 2.2 * short
+    if order is BlockOrder.SEQUENTIAL:
+        assert short <= 12 * output_bytes
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        replace(WIDE, dtype="float16"),
+        replace(WIDE, causal=1, reach=600, segments=False),
+        pytest.param(replace(WIDE, reach=600, dtype="bfloat16"), marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_tensorrt_rtx_builds_a_body_and_plans_memory_linear_in_tokens(node: Relative, tmp_path: Path) -> None:
+    """Text and memory are dynamic. What it builds at its kOPT alone, the bodies show at other lengths above."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of([node]), path)
+    short_bytes, long_bytes = planned_bytes(path, 2048, 4096)
+    all_scores_bytes = 2 * node.heads * 4096 * (4096 + 512) * 4  # two texts
+    assert 0 < short_bytes < long_bytes < all_scores_bytes
+    assert long_bytes <= 2.1 * short_bytes

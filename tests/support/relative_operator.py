@@ -1,0 +1,175 @@
+"""The operator RelativeAttention as tests need it: nodes, their inputs, models of them, and keys in view by hand."""
+
+from __future__ import annotations
+
+__all__ = [
+    "MEMORIES",
+    "NODES",
+    "Relative",
+    "exact_answer",
+    "inputs_of",
+    "key_kinds",
+    "model_of",
+    "wrong_nodes",
+]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+from onnx import TensorProto, helper
+
+from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
+from hdplugins.operators.onnx_text import BlockOrder
+from support.sparse_operators import Layer, token_kinds
+
+MEMORIES = (0, 1, 7, 512)
+"""Sizes of a memory, in tokens."""
+
+_PROTO = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relative(Layer):
+    """A node RelativeAttention."""
+
+    operator = OPERATORS["RelativeAttention"]
+    causal: int = 0
+    reach: int = 0
+    segments: bool = True
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"causal": self.causal, "reach": self.reach}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("key_kind", "positions", "content_bias", "position_bias", *["segment_scores"] * self.segments)
+
+    def distances(self, tokens: int, keys: int) -> int:
+        """The rows of the positions that are needed."""
+        return keys if self.causal else keys + tokens - 1
+
+    def keys_by_hand(self, kinds: np.ndarray, tokens: int, query: int) -> list[int]:
+        """The keys that a query sees in one text; `kinds` is [keys]."""
+        own = len(kinds) - tokens + query
+        if kinds[own] == 0:
+            return []
+        return [
+            key
+            for key, kind in enumerate(kinds)
+            if kind and (key <= own or not self.causal) and (own - key < self.reach or not self.reach)
+        ]
+
+    def looked_at(self, tokens: int, global_tokens: int = 0, *, memory: int = 0, **changes: torch.Tensor) -> int:
+        """As of every operator; `memory` tokens are remembered."""
+        kinds = np.ones(memory + tokens, np.int32)
+        return self.heads * sum(len(self.keys_by_hand(kinds, tokens, query)) for query in range(tokens))
+
+
+NODES = (
+    Relative(),
+    Relative(segments=False, heads=3, dtype="float16"),
+    Relative(causal=1, segments=False),
+    Relative(causal=1, reach=9, head_dim=64),
+    Relative(reach=70, dtype="float16", heads=1),
+    Relative(reach=1, segments=False, head_dim=80),
+)
+
+
+def wrong_nodes(node: Relative) -> list[Relative]:
+    """Nodes that must not pass for it."""
+    return [
+        replace(node, causal=1 - node.causal),
+        replace(node, reach=node.reach + 1),
+        replace(node, reach=5),
+        *([replace(node, segments=False)] if node.segments else []),
+    ]
+
+
+def key_kinds(padding: str, tokens: int, memory: int, *, batch: int = 3, segments: int = 3) -> np.ndarray:
+    """[batch, memory + tokens], int32, 0 for padding, else the segment of the token, and 1.
+
+    The first text has the padding, as in `token_kinds`. Of the memory, the second text remembers half, the third
+    nothing.
+    """
+    real = token_kinds(padding, tokens, batch=batch)
+    remembered = np.ones((batch, memory), np.int32)
+    remembered[1:2, : memory // 2] = 0
+    remembered[2:] = 0
+    kinds = np.concatenate([remembered, real], axis=1)
+    drawn = np.random.default_rng(kinds.shape[1]).integers(1, segments + 1, kinds.shape)
+    return np.where(kinds == 0, 0, np.sort(drawn, axis=1)).astype(np.int32)
+
+
+def inputs_of(node: Relative, kinds: np.ndarray, tokens: int, *, spare: int = 0) -> dict[str, np.ndarray]:
+    """The inputs of a node by name, such that the softmax is far from uniform; half precision is float16.
+
+    Args:
+        node: of them.
+        kinds: [batch, keys].
+        tokens: of the text.
+        spare: rows of the positions that are not needed.
+    """
+    (batch, keys), generator = kinds.shape, np.random.default_rng(kinds.shape[1] + tokens)
+    shapes: dict[str, tuple[int, ...]] = {
+        "query": (batch, node.heads, tokens, node.head_dim),
+        "key": (batch, node.heads, keys, node.head_dim),
+        "value": (batch, node.heads, keys, node.head_dim),
+        "positions": (node.heads, node.distances(tokens, keys) + spare, node.head_dim),
+        "content_bias": (node.heads, node.head_dim),
+        "position_bias": (node.heads, node.head_dim),
+        "segment_scores": (batch, node.heads, tokens),
+    }
+    sizes = {"query": 1.5, "key": 1.5, "value": 1.5, "segment_scores": 5.0}
+    drawn = {name: generator.normal(size=shape) * sizes.get(name, 1.0) for name, shape in shapes.items()}
+    names = [*node.operator.state_names, *node.inputs]
+    return {name: kinds if name == "key_kind" else drawn[name].astype(node.dtype) for name in names}
+
+
+def exact_answer(
+    node: Relative, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
+) -> np.ndarray:
+    """By the definition, computed in that dtype; `changes` are attributes."""
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    typed = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes).numpy()
+
+
+def model_of(nodes: Sequence[Relative], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
+    """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
+
+    The inputs are those of the operator; their axes are called batch, tokens, keys and distances.
+    """
+    first = nodes[0]
+    heads, size, dtype = first.heads, first.head_dim, _PROTO[first.dtype]
+    state: list[str | int] = ["batch", heads, "tokens", size]
+    axes: dict[str, list[str | int]] = {
+        "query": state,
+        "key": ["batch", heads, "keys", size],
+        "value": ["batch", heads, "keys", size],
+        "key_kind": ["batch", "keys"],
+        "positions": [heads, "distances", size],
+        "content_bias": [heads, size],
+        "position_bias": [heads, size],
+        "segment_scores": ["batch", heads, "tokens"],
+    }
+    names = dict.fromkeys(name for node in nodes for name in (*node.operator.state_names, *node.inputs))
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT32 if name == "key_kind" else dtype, axes[name])
+        for name in names
+    ]
+    made, current = [], "query"
+    for number, node in enumerate(nodes):
+        given, current = [current, "key", "value", *node.inputs], f"attended_{number}"
+        made.append(helper.make_node(node.name, given, [current], domain=ONNX_DOMAIN, **node.node_attributes))
+    between = [helper.make_tensor_value_info(f"attended_{number}", dtype, state) for number in range(len(nodes))]
+    return helper.make_model(
+        helper.make_graph(made, "attention", inputs, between[-1:], value_info=between[:-1]),
+        functions=list({node.name: node.body(order) for node in nodes}.values()),
+        opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)],
+        ir_version=10,
+    )
