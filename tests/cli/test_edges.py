@@ -105,7 +105,7 @@ def test_output_without_a_reader_ends_a_command_as_it_ends_cat(
         pytest.param(
             ["bench", "{bundle}", "--lengths", "8", "--peers", "none", "--rounds", "1", "-o", "{output}"],
             0,
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

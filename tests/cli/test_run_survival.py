@@ -18,6 +18,7 @@ import pytest
 from support.disturbed_jobs import run_job, run_job_on_a_small_disk_and_a_large_one
 from support.forks import Fork
 from support.full_disks import in_mount_namespace
+from support.grids import nightly_unless
 from support.recurrent_bundle import make_streaming_bundle
 from support.waiting import wait_until
 
@@ -83,7 +84,7 @@ def started(*arguments: object) -> Fork:
 
 
 @pytest.mark.parametrize("kills", [3, pytest.param(8, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [nightly_unless(name != "chunks.parquet", name) for name in OPTIONS])
 def test_killed_at_random_moments_it_writes_the_same_bytes(
     bundle: Path, rows: Path, whole: Path, tmp_path: Path, name: str, kills: int
 ) -> None:

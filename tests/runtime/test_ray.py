@@ -344,7 +344,7 @@ def blocks_of_docs(language: str, replaced: dict[str, str]) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_examples_of_the_documentation_run_and_leave_the_cluster(
     two_nodes: Any, bundle_path: Path, tmp_path: Path
 ) -> None:

@@ -73,7 +73,9 @@ def test_every_family_can_be_converted(tiny_bundles, model_type: str, spec: str)
     check(tiny_bundles(model_type, attention=spec), 44, 61)
 
 
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(
+    "name", [nightly_unless(name not in ("hf_eval by row", "one global token"), name) for name in SPECS]
+)
 def test_every_kind_is_right_at_every_length(tiny_bundles, name: str) -> None:
     check(of_kind(tiny_bundles, name), *LENGTHS)
 

@@ -45,7 +45,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "local layers alone, positions in a table": {"attn_layers": ["local", "local"], "axial_pos_embds": False},
     "chunks of which neither divides the other": {"lsh_attn_chunk_length": 12, "attn_layers": ["lsh", "local"]},
 }
-NIGHTLY_VARIANTS = {"one round, more chunks than short texts have"}
+NIGHTLY_VARIANTS = {
+    "chunks of which neither divides the other",
+    "local layers alone, positions in a table",
+    "one round, more chunks than short texts have",
+}
 
 
 @pytest.mark.parametrize(

@@ -47,13 +47,13 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
     ("model_type", "spec", "precision", "changes", "plugins"),
     [
         ("big_bird", None, "float16", {**BLOCKS, "num_hidden_layers": 2}, {"BlockSparseAttention": 2}),
-        ("big_bird", None, "float16", BLOCKS, {}),
+        pytest.param("big_bird", None, "float16", BLOCKS, {}, marks=pytest.mark.nightly),
         ("big_bird", "bigbird:mode=table", "float32", BLOCKS, {"BlockSparseAttention": 1}),
         # Blocks of the paper's size.
         ("bert", "etc:global=6,block=84,tokens=3", "float16", {}, {"BlockSparseAttention": 1}),
         ("reformer", None, "float16", REFORMER, {"ChunkAttention": 2, "LSHAttention": 2}),
         pytest.param("reformer", None, "float16", REFORMER, {}, marks=pytest.mark.nightly),
-        ("bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}),
+        pytest.param("bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}, marks=pytest.mark.nightly),
         ("xlnet", None, "float16", XLNET, {"RelativeAttention": 2}),
         pytest.param("xlnet", None, "float32", XLNET, {"RelativeAttention": 2}, marks=pytest.mark.nightly),
         ("xlnet", None, "float16", XLNET, {}),

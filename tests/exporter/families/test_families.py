@@ -260,6 +260,7 @@ NIGHTLY_VARIANTS = {
     "albert with layers in groups",
     "bert of one head and one token type, with relu",
     "mpnet of other buckets",
+    "electra with wide embeddings",
     # Their layers are of one kind only, and their cosines scaled, which is a factor.
     "modernbert with every layer global, scaled cosines",
     "modernbert with windows wider than any text, scaled cosines",
