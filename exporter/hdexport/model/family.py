@@ -88,6 +88,7 @@ class Family:
             where the library's attention interface says all of it.
         as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
             would, in place. It is what bundles are compared with.
+        classifies_first: whether the library's classifier reads the token at index 0, padding or not.
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
             "eager" code otherwise.
         query_projections: of a library's model whose attention the library's attention interface does not reach, each
@@ -112,6 +113,7 @@ class Family:
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     own: OwnAttention | None = None
     as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
+    classifies_first: bool = True
     has_sdpa: bool = True
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     shares_layers: bool = False

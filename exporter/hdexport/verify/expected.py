@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdexport.model.tasks import Task
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.bundle.manifest import Manifest, Role
@@ -99,7 +98,7 @@ def expected_rows(
     """
     by_batch = manifest.padding is not None
     shifted = case.padding == "left" and reference.positions_shift and not reference.takes_position_ids
-    reads_first = case.padding == "left" and reference.task is Task.TEXT_CLASSIFICATION
+    reads_first = case.padding == "left" and reference.reads_first
     if (by_batch and case.padding != "none") or shifted or reads_first:
         return _expected_of_padded_rows(case, reference, samples, decisions)
     rows = []
@@ -154,7 +153,7 @@ def why_not_left(manifest: Manifest, reference: Reference) -> str | None:
     which counts as an answer; in sparse attention it is undefined, but in Longformer, where it is 0.
     """
     facts = reference.facts
-    if manifest.task == Task.TEXT_CLASSIFICATION.value and facts.undefined_padding:
+    if reference.reads_first and facts.undefined_padding:
         return "Hugging Face's classifier reads token 0, and sparse attention sees no padding"
     if facts.counts_from_padding and manifest.padding is None and not reference.takes_position_ids:
         return "blocks count from each text's first token, and Hugging Face's from the padding, which moves positions"

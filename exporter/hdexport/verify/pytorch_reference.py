@@ -43,6 +43,7 @@ class Reference:
         vocab_size: ids are below it.
         pad_token_id: what padding on the left holds.
         positions_shift: whether padding before a text shifts its positions.
+        classifies_first: whether a classifier reads the token at index 0, padding or not.
         special_ids: that no text has.
         facts: what its attention is like.
         longest: tokens that a text and what is remembered may have in all; None for any number.
@@ -55,12 +56,14 @@ class Reference:
         vocab_size: int,
         pad_token_id: int,
         positions_shift: bool,
+        classifies_first: bool = True,
         special_ids: Sequence[int],
         facts: ReferenceFacts,
         longest: int | None = None,
     ) -> None:
         self._module, self.facts = module, facts
         self.pad_token_id, self.positions_shift = pad_token_id, positions_shift
+        self.reads_first = classifies_first and module.task is Task.TEXT_CLASSIFICATION
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
         memories = [spec for spec in module.inputs if spec.role is Role.MEMORY]
@@ -218,6 +221,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         vocab_size=manifest.vocab_size,
         pad_token_id=pad_token_id,
         positions_shift=positions.first_row == 0 and positions.form != Form.BY_LENGTH.value,
+        classifies_first=checkpoint.family.classifies_first,
         special_ids=[pad_token_id, 0, 1, 2, 3],
         facts=facts,
         longest=manifest.document_tokens,

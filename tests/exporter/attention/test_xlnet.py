@@ -238,6 +238,14 @@ def test_a_verification_remembers_texts_and_compares_what_is_left(tiny_bundles) 
     assert {"new_mems.0", "new_mems.mask"} <= set(found.checks[0].outputs)
 
 
+def test_a_classifier_is_verified_with_padding_on_the_left_which_it_was_trained_with(tiny_bundles) -> None:
+    """Hugging Face's reads the last token of a row, and no family's but XLNet's does."""
+    found = verified(tiny_bundles("xlnet", "text-classification", mem_len=MEMORY))
+    assert found.passed
+    assert "left" in {check.case.padding for check in found.checks}
+    assert not any("left" in what for what in found.not_checked)
+
+
 @pytest.mark.parametrize("wrong", ["a memory that is ignored", "a memory of the wrong tokens"])
 def test_a_verification_finds_a_wrong_memory(tiny_bundles, tmp_path, wrong: str) -> None:
     def change(model: ir.Model) -> None:
