@@ -216,8 +216,8 @@ class Session:
             an iterator over the segments, which computes each when it is asked for.
 
         Raises:
-            InputError: the bundle remembers nothing, the segment does not fit, or the document is empty, has an id
-                outside of the vocabulary, or is none; or, of an iterator, its stream was closed.
+            InputError: the bundle remembers nothing, the segment does not fit, or the document is empty, is of another
+                type or has an id outside of the vocabulary. Raised by the iterator: its stream was closed.
             NonFiniteOutputError: of the iterator: a result is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """

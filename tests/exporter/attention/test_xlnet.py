@@ -103,6 +103,14 @@ def test_a_larger_memory_remembers_more(tiny_bundles) -> None:
         assert np.abs(of_stream[0] - of_text).max() > 100 * ATOL
 
 
+@pytest.mark.parametrize("model_type", ["xlnet", "transfo-xl"])
+def test_a_segment_may_be_of_a_single_token(tiny_bundles, model_type: str) -> None:
+    """Of a bundle that takes no more; what is remembered has many."""
+    found = verified(tiny_bundles(model_type, mem_len=MEMORY, max_len=1))
+    assert found.passed
+    assert {check.case.tokens for check in found.checks} == {1}
+
+
 @pytest.mark.parametrize("memory", [1, 7, MEMORY])
 def test_an_empty_memory_of_any_size_is_no_memory(tiny_bundles, memory: int) -> None:
     bundle, plain = tiny_bundles("xlnet", mem_len=MEMORY), tiny_bundles("xlnet")

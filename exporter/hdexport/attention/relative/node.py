@@ -60,9 +60,14 @@ class Distances:
     max_len: int
 
     @property
+    def _longest(self) -> int:
+        """Tokens that there are distances for: of a single token no dynamic axis is traced."""
+        return max(2, self.max_len)
+
+    @property
     def farthest(self) -> int:
         """The distance of the last query of the longest text from the first key."""
-        return self.record.memory + self.max_len - 1
+        return self.record.memory + self._longest - 1
 
     def waves(self, width: int) -> torch.Tensor:
         """[distances, width], float32: sines of each distance, and then cosines, of falling frequency.
@@ -72,7 +77,7 @@ class Distances:
         Args:
             width: of the model.
         """
-        behind = 0 if self.record.causal else self.max_len - 1
+        behind = 0 if self.record.causal else self._longest - 1
         distance = torch.arange(self.farthest, -behind - 1, -1, dtype=torch.float32)
         if self.record.clamp:
             distance = distance.clamp(-self.record.clamp, self.record.clamp)
