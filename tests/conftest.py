@@ -66,7 +66,7 @@ def _variables_of_the_environment():
 
 
 _MODEL_TYPE = re.compile(
-    r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|roberta|xlm-roberta)\b"
+    r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|mt5|roberta|t5|umt5|xlm-roberta)\b"
 )
 
 _SHARED_PROCESS = re.compile(
@@ -84,7 +84,11 @@ _SECONDS = {
     "bert": 40,
     "tests/examples/test_examples.py": 40,
     "tests/plugins/operators/test_sparse_attention.py": 40,
+    "tests/plugins/operators/test_local_global_attention.py": 20,
+    "tests/exporter/families/test_longt5.py": 20,
+    "longt5": 15,
     "tests/exporter/bench/test_peers.py": 35,
+    "tests/plugins/operators/test_clipped_distance_attention.py": 35,
     "tests/exporter/attention/test_converted_blocks.py": 35,
     "modernbert": 30,
     "roberta": 30,
@@ -92,8 +96,16 @@ _SECONDS = {
     "tests/exporter/attention/test_big_bird.py": 25,
     "tests/exporter/families/test_modernbert.py": 25,
     "mpnet": 20,
+    "t5": 25,
+    "tests/exporter/families/test_t5.py": 20,
+    "mt5": 15,
+    "umt5": 15,
     "plugin": 30,
+    "tests/exporter/attention/test_favor.py": 25,
     "tests/exporter/attention/test_longformer.py": 20,
+    "tests/exporter/families/test_performer.py": 20,
+    "tests/plugins/operators/test_favor_attention.py": 20,
+    "performer": 10,
     "tests/exporter/attention/test_windowed.py": 20,
     "tests/runtime/test_late_chunking.py": 45,
     "tests/runtime/test_sentence_encoder.py": 20,

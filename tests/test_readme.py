@@ -37,7 +37,8 @@ def support_table() -> str:
         linear = "linear function" + ", fused for short texts" * (name in onnxruntime_cpu.FUSED_FOR_SHORT_TEXTS)
         cpu = "fused in " + ", ".join(fused) if fused else linear
         kind = "plugin" if operator.has_face("tensorrt_plugin") else "fused"
-        engine = f"{kind} in " + ", ".join(tensorrt.FUSED_DTYPES[name]) + "; function otherwise"
+        in_engines = tensorrt.FUSED_DTYPES.get(name)
+        engine = f"{kind} in " + ", ".join(in_engines) + "; function otherwise" if in_engines else "function"
         lines.append(f"| {name} | {function} | {cpu} | {engine} |")
     return "\n".join(lines)
 

@@ -131,7 +131,7 @@ def time_kernels(
         shape = {"batch": batch, "heads": heads, "tokens": tokens, "head_dim": head_dim, "dtype": ceilings.dtype}
         timed = list(cases.timed(window, **shape))
         if is_tuned:
-            # The one with globals, or with a table, or of several rounds.
+            # The one with globals, or with a table, or of several rounds, or with values.
             _time_tiles(job, [case for _, case, computed_by in timed if computed_by == "kernel"][1], ceilings)
             continue
         for name, case, computed_by in timed:
@@ -153,10 +153,7 @@ def count_registers(job: Job, family: str, architectures: Sequence[int] = ()) ->
         asked = itertools.product([cases.COMPILED[len(cases.COMPILED) // 2]], ("float16",), (32,))
     compiled_for = architectures or (architecture_of(job.device),)
     for attributes, dtype, head_dim in asked:
-        operator = cases.OPERATOR
-        others = len(operator.inputs) - operator.states - 1
-        shapes = [*[(1, 1, 1, head_dim)] * operator.states, (1, 1), *[(1, 1, 1)] * others]
-        face = face_of(operator)
+        face, shapes = face_of(cases.OPERATOR), cases.compiled_shapes(head_dim)
         sources = face.kernel_sources(shapes, attributes, dtype=dtype, architectures=compiled_for)
         start = time.perf_counter()
         kernels = compile_kernels(sources)
@@ -285,16 +282,19 @@ def _problem(case: Case, device: str, tiles: Tiles | None) -> str | None:
 def _difference(case: Case, tensors: Sequence[Any], actual: Any) -> str | None:
     package = case.OPERATOR.package.rpartition(".")[2]
     reference = functools.partial(getattr(case.OPERATOR.face("reference"), package), **case.attributes)
-    inputs, states = [None if tensor is None else tensor.cpu() for tensor in tensors], case.OPERATOR.states
-    right = reference(*(tensor.double() for tensor in inputs[:states]), *inputs[states:])
-    return compare(actual.cpu(), right, reference(*inputs))
+    inputs = [None if tensor is None else tensor.cpu() for tensor in tensors]
+    is_own = [dtype is None for dtype in face_of(case.OPERATOR).INPUT_DTYPES]
+    exact = [
+        tensor.double() if own and tensor is not None else tensor for tensor, own in zip(inputs, is_own, strict=False)
+    ]
+    return compare(actual.cpu(), reference(*exact), reference(*inputs))
 
 
 def _time_tiles(job: Job, case: Case, ceilings: Ceilings) -> None:
     """The table's tiles first, then others; those that do not fit are reported."""
     from triton.runtime.errors import OutOfResources
 
-    shapes = [(case.batch, case.heads, case.tokens, case.head_dim)]
+    shapes = [tuple(tensor.shape) for tensor in case.tensors(job.device) if tensor is not None]
     architecture = architecture_of(job.device)
     table = face_of(case.OPERATOR).tiles(shapes, case.attributes, dtype=case.dtype, architecture=architecture)
     heads = {table.head, 1 << (case.head_dim.bit_length() - 1)}

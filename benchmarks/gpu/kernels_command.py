@@ -25,7 +25,9 @@ WRONG_ANSWERS = 1
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of ``python -m benchmarks.gpu kernels``."""
-    parser.add_argument("family", choices=FAMILIES, help="window, block-sparse, chunk or LSH attention")
+    parser.add_argument(
+        "family", choices=FAMILIES, help="window, block-sparse, chunk or LSH attention, or by clipped distance"
+    )
     parser.add_argument("--tokens", type=int, nargs="+", default=sorted(kernels.LENGTHS))
     parser.add_argument("--head-dims", type=int, nargs="+", default=[64, 128])
     parser.add_argument("--dtype", choices=DTYPES, default="float16")

@@ -24,7 +24,7 @@ from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.checkpoint.tokenizer_files import first_special_id, write_tokenizer
 from hdexport.engines.build import EngineBuilder, EngineOptions
-from hdexport.families import convertible_model_types
+from hdexport.families import Family, convertible_model_types
 from hdexport.model.memories import counts_tokens
 from hdexport.model.positions import LONGEST, Form, Scheme
 from hdexport.model.tasks import Task
@@ -130,6 +130,8 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
     with staged_bundle(options.output, force=options.force) as directory, rare_garbage_collection():
         progress.step("Reading the checkpoint")
         checkpoint = _checkpoint(options)
+        for remark in checkpoint.remarks:
+            progress.result(remark)
         tokenizer = write_tokenizer(checkpoint, directory)
         manifest = dataclasses.replace(
             _write_graphs(checkpoint, directory, options, engine_builder, progress), tokenizer=tokenizer
@@ -140,7 +142,7 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
             progress.step("Verifying against PyTorch")
             manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
         progress.step("Writing the bundle")
-    _warn_of_untrained_positions(manifest.positions)
+    _warn_of_untrained_positions(manifest.positions, checkpoint.family)
     return manifest
 
 
@@ -270,6 +272,8 @@ def _extend(
 
     if checkpoint.family.learned_positions:
         progress.step(f"Extending positions to {options.max_len} ({choice.describe()})")
+    if choice.remark:
+        progress.result(choice.remark)
     if choice.force:
         progress.result(f"Positions: {choice.describe()}: {choice.reason}. Or: {choice.force}.")
     positions = extend_positions(
@@ -285,7 +289,7 @@ def _extend(
     )
 
 
-def _warn_of_untrained_positions(positions: Positions) -> None:
+def _warn_of_untrained_positions(positions: Positions, family: Family) -> None:
     if positions.rows <= positions.base:
         return
     if positions.form == Form.COMPUTED.value:
@@ -293,7 +297,9 @@ def _warn_of_untrained_positions(positions: Positions) -> None:
             "Positions are computed, not learned: %d to %d are served, but the model never saw them.%s",
             positions.base,
             positions.rows - 1,
-            "" if positions.rope_factor is not None else " --rope ntk:FACTOR stretches those of training.",
+            " --rope ntk:FACTOR stretches those of training."
+            if family.stretches_rotary and positions.rope_factor is None
+            else "",
         )
         return
     logger.warning(
@@ -315,7 +321,7 @@ def _graph_module(
     pools_prompts: bool,
 ) -> GraphModule:
     from hdexport.attention.interface import use_operators
-    from hdexport.checkpoint.sentence_pooling import sentence_pooling
+    from hdexport.checkpoint.sentence_pooling import sentence_head
     from hdexport.model.activations import fuse_gelu
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.precision import Precision, cast_model
@@ -346,9 +352,7 @@ def _graph_module(
         ),
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
-        pooling=sentence_pooling(checkpoint.path, hidden_size=family.token_width(model.config))
-        if task is Task.SENTENCE_SIMILARITY
-        else None,
+        pooling=sentence_head(checkpoint.path, task, hidden_size=family.token_width(model.config)),
         memories=memories,
     ).eval()
 
@@ -427,7 +431,7 @@ def _describe(
         task=task.value,
         max_len=options.max_len,
         dtype=options.precision,
-        hidden_size=checkpoint.family.token_width(config),
+        hidden_size=_token_width(portable, default=checkpoint.family.token_width(config)),
         vocab_size=config.vocab_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
@@ -448,6 +452,13 @@ def _describe(
         document_tokens=options.max_len if counts_tokens(module.inputs) else None,
         files={},
     )
+
+
+def _token_width(portable: onnx_ir.Model, *, default: int) -> int:
+    """Width of the vectors that a graph gives for tokens; the default where it gives none."""
+    shapes = {str(value.name): value.shape for value in portable.graph.outputs}
+    shape = shapes.get("last_hidden_state")
+    return default if shape is None else int(shape[2])
 
 
 def _tensor_spec(value: onnx_ir.Value) -> TensorSpec:

@@ -11,9 +11,10 @@ __all__ = ["ExtendOptions", "extend"]
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdexport.checkpoint import find_checkpoint
+from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.all_files import CHECKPOINT_DIRECTORY
 from hdexport.checkpoint.extended_files import check_extendable, extension_of, write_extended
+from hdexport.checkpoint.position_choice import configuration_remark, configured_alpha
 from hdexport.model.positions import DEFAULT_ALPHA, Form, Scheme, check_options
 from hdexport.support.progress import Progress
 from hdruntime.bundle.manifest import Positions
@@ -30,7 +31,8 @@ class ExtendOptions:
         output: the directory to write.
         max_len: number of positions; fewer than the checkpoint's cut the table.
         scheme: source of the positions after the checkpoint's.
-        alpha: weight of the coarse position in the hierarchical scheme.
+        alpha: weight of the coarse position in the hierarchical scheme; None for what the checkpoint's configuration
+            asks for, else 0.4, which suits training.
         revision: on the hub: a branch, a tag or a commit.
         force: replace a checkpoint at `output`.
         allow_pickle: also read pickled weights.
@@ -40,7 +42,7 @@ class ExtendOptions:
     output: Path
     max_len: int
     scheme: Scheme = Scheme.HIERARCHICAL
-    alpha: float = DEFAULT_ALPHA
+    alpha: float | None = None
     revision: str | None = None
     force: bool = False
     allow_pickle: bool = False
@@ -61,12 +63,15 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
     progress = progress or Progress()
     progress.step("Reading the checkpoint")
     checkpoint = find_checkpoint(options.model, revision=options.revision, allow_pickle=options.allow_pickle)
+    for remark in checkpoint.remarks:
+        progress.result(remark)
     check_extendable(checkpoint, options.output)
     base = checkpoint.base_positions
-    check_options(scheme=options.scheme, alpha=options.alpha, max_len=options.max_len, base=base)
+    alpha = _alpha(checkpoint, options, progress)
+    check_options(scheme=options.scheme, alpha=alpha, max_len=options.max_len, base=base)
     positions = Positions(
         scheme=options.scheme.value,
-        alpha=options.alpha if options.scheme is Scheme.HIERARCHICAL else None,
+        alpha=alpha if options.scheme is Scheme.HIERARCHICAL else None,
         base=base,
         rows=options.max_len,
         first_row=checkpoint.config[checkpoint.family.positions_key] - base,
@@ -78,3 +83,12 @@ def extend(options: ExtendOptions, progress: Progress | None = None) -> Position
         progress.step(f"Extending positions to {options.max_len} ({options.scheme.value})")
         write_extended(checkpoint, files, positions, extension, directory)
     return positions
+
+
+def _alpha(checkpoint: Checkpoint, options: ExtendOptions, progress: Progress) -> float:
+    configured = configured_alpha(checkpoint)
+    if configured is not None and options.max_len > checkpoint.base_positions:
+        progress.result(configuration_remark(configured, scheme=options.scheme, alpha=options.alpha))
+    if options.alpha is not None:
+        return options.alpha
+    return DEFAULT_ALPHA if configured is None else configured

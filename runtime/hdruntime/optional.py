@@ -18,6 +18,7 @@ INSTALL_ONNXRUNTIME_CUDA = (
 _EXTRA_OF_PACKAGE = {
     "altair": "bench",
     "cuda": "tensorrt",
+    "h5py": "keras",
     "huggingface_hub": "export",
     "jinja2": "bench",
     "onnx": "export",

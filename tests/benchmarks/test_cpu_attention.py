@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cpu import bigbird, dense, ffn_chunk, reformer, window, xlnet
+from benchmarks.cpu import bigbird, dense, distances, ffn_chunk, longt5, performer, reformer, window, xlnet
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import Status
 from support.needs import needs_rtx
@@ -61,6 +61,33 @@ def test_segments_are_measured_and_documents_are_streamed(rehearse: Any) -> None
     result, _ = rehearse(xlnet, f"--segment 16 --memory 16 --documents 32 64 {SHAPE}")
     assert set(result["cases"]) == {"bundle", "hugging-face", "stream 32", "stream 64"}
     assert len(result["ratios"]) == 3
+
+
+@pytest.mark.nightly
+def test_features_are_measured_against_dense_attention(rehearse: Any) -> None:
+    result, _ = rehearse(performer, f"--lengths 16 64 256 {SHAPE} --features 16")
+    compared = {f"{model} {tokens}" for model in ("bundle", "dense-sdpa") for tokens in (16, 64)}
+    assert set(result["cases"]) == {*compared, "bundle 256", "favor 16"}
+    assert len(result["ratios"]) == 6
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("architecture", ["t5", "nezha"])
+def test_distances_are_measured_for_every_model(rehearse: Any, architecture: str) -> None:
+    result, _ = rehearse(distances, f"--architecture {architecture} --lengths 16 64 128 {SHAPE}")
+    compared = {f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (16, 64)}
+    assert set(result["cases"]) == {*compared, "bundle 128"}
+    assert len(result["ratios"]) == 4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("attention", ["transient-global", "local"])
+def test_sides_are_measured_at_both_lengths(rehearse: Any, attention: str) -> None:
+    result, _ = rehearse(longt5, f"--attention {attention} --lengths 300 600 {SHAPE}")
+    assert set(result["cases"]) == {
+        f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (300, 600)
+    }
+    assert len(result["ratios"]) == 5
 
 
 @pytest.mark.nightly

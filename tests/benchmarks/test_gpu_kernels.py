@@ -118,8 +118,10 @@ def test_flex_attention_computes_what_the_operator_does_in_chunks(tokens: int) -
         # Of two lengths and two chunks, only the long ones have more than one chunk.
         ("chunks", "before", 1, 2),
         ("lsh", "before", 1, 2),
+        # Of two lengths and two tables, the single token has one key in any scale.
+        ("distances", "scale", 1, 2),
     ],
-    ids=["window", "blocks", "chunks", "lsh"],
+    ids=["window", "blocks", "chunks", "lsh", "distances"],
 )
 def test_the_check_that_precedes_timing_runs_the_kernel(
     family: str, attribute: str, change: int, wrong: int, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -134,8 +136,8 @@ def test_the_check_that_precedes_timing_runs_the_kernel(
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     ("options", "cases"),
-    [("window", 5), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3)],
-    ids=["window", "blocks", "chunks", "lsh"],
+    [("window", 5), ("blocks --tune", 2), ("chunks", 4), ("lsh", 3), ("distances", 3)],
+    ids=["window", "blocks", "chunks", "lsh", "distances"],
 )
 def test_the_kernels_of_one_operator_can_be_requested(options: str, cases: int, tmp_path: Path) -> None:
     pytest.importorskip("triton", reason="the kernel is written in Triton, which has no wheel for this platform")

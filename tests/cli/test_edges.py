@@ -8,11 +8,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from hdexport.cli.interruption import exit_code, stopped_like_interrupted
 from hdexport.cli.memory_errors import want_of_memory
 from support.tiny_bundle import make_bundle
 from support.waiting import wait_until
@@ -230,6 +232,22 @@ def test_a_build_that_is_stopped_leaves_nothing(
     assert errors.endswith("interrupted: nothing was kept\n")
     assert "Traceback" not in errors
     assert not list(tmp_path.iterdir())
+
+
+def wait_behind_a_callback_that_gets(number: signal.Signals) -> None:
+    something = type("Something", (), {})()
+    reference = weakref.ref(something, lambda _: signal.raise_signal(number))
+    del something
+    assert reference() is None
+    wait_until(lambda: False, seconds=10)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=str)
+def test_a_signal_that_python_forgets_is_sent_again(number: signal.Signals) -> None:
+    """It prints what callbacks of weak references raise, among them those of imports, and goes on."""
+    with pytest.raises(KeyboardInterrupt) as stop, stopped_like_interrupted():
+        wait_behind_a_callback_that_gets(number)
+    assert exit_code(stop.value) == 128 + number
 
 
 def test_a_stopped_build_says_that_what_it_would_have_replaced_is_as_it_was(

@@ -136,14 +136,14 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
 
 @pytest.fixture(scope="session")
 def stored_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
-    """Build ``(checkpoint, task, precision)`` of a directory in tests/data for 16 tokens, unverified."""
+    """Build ``(checkpoint, task, precision, max_len)`` of a directory in tests/data, for 16 tokens, unverified."""
 
-    def make(checkpoint: Path, task: str, precision: str = "float32") -> TinyBundle:
+    def make(checkpoint: Path, task: str, precision: str = "float32", max_len: int = 16) -> TinyBundle:
         def built(directory: Path) -> None:
             options = BuildOptions(
                 model=checkpoint,
                 output=directory / "bundle",
-                max_len=16,
+                max_len=max_len,
                 precision=precision,
                 task=Task(task),
                 allow_pickle=True,
@@ -151,7 +151,7 @@ def stored_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
             )
             build(options)
 
-        name = f"{checkpoint.name}-{task}-{precision}"
+        name = f"{checkpoint.name}-{task}-{precision}-{max_len}"
         path = made_once(tmp_path_factory, name, built) / "bundle"
         return TinyBundle(checkpoint, path, open_bundle(path).manifest)
 

@@ -24,7 +24,7 @@ from support.interpreted_kernel import Inputs, guarded
 
 _ALIGNMENT = 256
 _STREAM = 0x57
-_DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32"}
+_DATA_TYPES = {"float32": "FLOAT", "float16": "HALF", "bfloat16": "BF16", "int32": "INT32", "bool": "BOOL"}
 _FIELD_TYPES = {int: ("INT32", np.int32), tuple: ("INT32", np.int32), float: ("FLOAT32", np.float32)}
 
 

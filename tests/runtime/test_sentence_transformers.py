@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hdruntime
 from hdruntime import SentenceEncoder
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
@@ -31,14 +32,14 @@ TEXTS = ["w7 w8 w9 w10", "w11 W12", "", "w5 " * 60, "W20 w21 unknown", "w9"]
 
 PROMPTS = {"query": "w30 W31 ", "passage": "w32: "}
 
-MODELS = ("prompted", "prompt not pooled", "plain")
+MODELS = ("prompted", "prompt not pooled", "plain", "sentence-t5")
 
 
-def _save_base(path: Path) -> None:
+def _save_base(path: Path, model_type: str = "bert") -> None:
     from hdexport.model.tasks import Task
     from support.tiny_models import save_tiny_model
 
-    save_tiny_model(path, "bert", Task.FEATURE_EXTRACTION)
+    save_tiny_model(path, model_type, Task.FEATURE_EXTRACTION)
 
 
 def _save(path: Path, name: str) -> None:
@@ -51,7 +52,7 @@ def _save(path: Path, name: str) -> None:
         _save_base(path)
         return
     base = path.with_name(f"{path.name} base")
-    _save_base(base)
+    _save_base(base, "t5" if name in ("late interaction", "sentence-t5") else "bert")
     if name.startswith("cross-encoder"):
         activation = torch.nn.Softmax(dim=-1) if name.endswith("3") else None
         model = sentence_transformers.CrossEncoder(
@@ -62,6 +63,20 @@ def _save(path: Path, name: str) -> None:
             modules=[Transformer(str(base), max_seq_length=24), Pooling(32, "mean"), Normalize()],
             prompts=PROMPTS,
             default_prompt_name="query",
+        )
+    elif name == "late interaction":
+        torch.manual_seed(3)
+        of_tokens = {"module_input_name": "token_embeddings"}
+        projection = Dense(32, 20, bias=False, activation_function=torch.nn.Identity(), **of_tokens)
+        model = sentence_transformers.MultiVectorEncoder(
+            modules=[Transformer(str(base), max_seq_length=24), projection, Normalize(**of_tokens)],
+            prompts=PROMPTS,
+        )
+    elif name == "sentence-t5":
+        torch.manual_seed(2)
+        projection = Dense(32, 20, bias=False, activation_function=torch.nn.Identity())
+        model = sentence_transformers.SentenceTransformer(
+            modules=[Transformer(str(base), max_seq_length=24), Pooling(32, "mean"), projection, Normalize()]
         )
     else:
         torch.manual_seed(1)
@@ -163,6 +178,23 @@ def test_token_vectors_and_tensors_are_those_of_sentence_transformers(both: tupl
         assert type(found) is type(expected)
         torch.testing.assert_close(found, expected, atol=ATOL, rtol=0)
     assert ours.encode("w5", convert_to_numpy=False).shape == theirs.encode("w5", convert_to_numpy=False).shape
+
+
+def test_vectors_of_late_interaction_are_those_of_each_token(saved: Callable[[str], Path]) -> None:
+    """As XTR makes them: projected, of length 1, and 0 for padding."""
+    directory = saved("late interaction")
+    theirs = sentence_transformers.MultiVectorEncoder(str(directory / "checkpoint"), device="cpu")
+    with SentenceEncoder(directory / "bundle") as ours:
+        for prompt in (None, "query"):
+            found = ours.encode(TEXTS, prompt_name=prompt, output_value="token_embeddings")
+            expected = theirs.encode(TEXTS, prompt_name=prompt, convert_to_numpy=True)
+            for one, other in zip(found, expected, strict=True):
+                assert one.shape[1] == 20
+                assert_close(one, other, atol=ATOL)
+    with hdruntime.load(directory / "bundle", backend="onnxruntime") as session:
+        mask = np.array([[1, 1, 1, 0, 0]])
+        vectors = session(input_ids=np.array([[5, 6, 7, 1, 1]]), attention_mask=mask)["last_hidden_state"]
+    assert_close(np.linalg.norm(vectors, axis=2), mask, atol=ATOL)
 
 
 @pytest.mark.parametrize("function", ["cosine", "dot", "euclidean", "manhattan"])

@@ -10,6 +10,7 @@ __all__ = [
     "answer_by_definition",
     "attention_model",
     "chain_of",
+    "chain_with_inputs",
     "insert_after",
     "portable_graph",
     "session_of",
@@ -37,7 +38,10 @@ BATCH = 3
 HEADS = 2
 PROTO = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 _State = TypeVar("_State")
-_MASKS = {"key_mask": TensorProto.BOOL, "token_kind": TensorProto.INT32, "token_mask": TensorProto.INT32}
+_MASKS = {
+    "key_mask": TensorProto.BOOL,
+    **dict.fromkeys(("key_kind", "token_kind", "token_mask"), TensorProto.INT32),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,30 +49,35 @@ class Dense(Layer):
     """A node DenseAttention."""
 
     operator = OPERATORS["DenseAttention"]
-    bias: bool = False
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
         """The same in each order."""
         return function_of_node(inputs=3 + len(self.inputs), attributes=self.node_attributes)
 
-    @property
-    def inputs(self) -> tuple[str, ...]:
-        return ("key_mask", "bias") if self.bias else ("key_mask",)
-
 
 def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
+    """`chain_with_inputs` whose inputs are the states, [batch, heads, tokens, head_dim], and masks, [batch, tokens]."""
+    first = layers[0]
+    state: tuple[str | int, ...] = ("batch", first.heads, "tokens", first.head_dim)
+    masks: dict[str, Sequence[str | int]] = dict.fromkeys(_MASKS, ("batch", "tokens"))
+    return chain_with_inputs(layers, masks | dict.fromkeys(first.operator.state_names, state), order)
+
+
+def chain_with_inputs(
+    layers: Sequence[Layer], axes: Mapping[str, Sequence[str | int]], order: BlockOrder = BlockOrder.PARALLEL
+) -> onnx.ModelProto:
     """Attentions alone, each taking its first state from the one before; all are of the first one's heads and dtype.
 
-    The inputs are the states, [batch, heads, tokens, head_dim], masks, [batch, tokens], and a bias if any.
+    Args:
+        layers: the attentions.
+        axes: name of each input of the operator that is no constant of a layer -> its axes. All but masks have the
+            dtype.
+        order: of their bodies.
     """
-    first, dtype = layers[0], PROTO[layers[0].dtype]
-    state = ["batch", first.heads, "tokens", first.head_dim]
-    inputs = [helper.make_tensor_value_info(name, dtype, state) for name in first.operator.state_names]
-    for mask in dict.fromkeys(layer.inputs[0] for layer in layers):
-        inputs.append(helper.make_tensor_value_info(mask, _MASKS[mask], ["batch", "tokens"]))
-    if "bias" in first.inputs:
-        inputs.append(helper.make_tensor_value_info("bias", dtype, ["bias_batch", first.heads, "tokens", "tokens"]))
-    query, *others = first.operator.state_names
+    dtype, operator = PROTO[layers[0].dtype], layers[0].operator
+    query, *others = operator.state_names
+    tables = {name: table for layer in layers for name, table in layer.constants.items()}
+    given = dict.fromkeys(name for layer in layers for name in (*operator.state_names, *layer.inputs))
     names = [query, *(f"attended_{number}" for number in range(len(layers)))]
     nodes = [
         helper.make_node(
@@ -76,9 +85,11 @@ def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -
         )
         for layer, (before, after) in zip(layers, itertools.pairwise(names), strict=True)
     ]
-    tables = {name: table for layer in layers for name, table in layer.constants.items()}
-    *between, output = (helper.make_tensor_value_info(name, dtype, state) for name in names[1:])
+    inputs = [
+        helper.make_tensor_value_info(name, _MASKS.get(name, dtype), axes[name]) for name in given if name not in tables
+    ]
     constants = [numpy_helper.from_array(table, name) for name, table in tables.items()]
+    *between, output = (helper.make_tensor_value_info(name, dtype, axes[query]) for name in names[1:])
     return helper.make_model(
         helper.make_graph(nodes, "attention", inputs, [output], constants, value_info=between),
         functions=list({layer.name: layer.body(order) for layer in layers}.values()),
@@ -116,9 +127,6 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
     ]
     body = [helper.make_node("Cast", [name], [f"{name}_typed"], to=dtype) for name in states]
     values = [helper.make_tensor_value_info(f"{name}_typed", dtype, hidden) for name in states]
-    if "bias" in others:
-        shape = ["bias_batch", HEADS, "tokens", "tokens"]
-        inputs.append(helper.make_tensor_value_info("bias", TensorProto.FLOAT, shape))
     current, *rest = (f"{name}_typed" for name in states)
     for number, layer in enumerate(layers):
         parts = []

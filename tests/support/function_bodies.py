@@ -19,7 +19,7 @@ import sys
 import numpy as np
 import onnxruntime
 batch, tokens, keys = map(int, sys.argv[2:])
-sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens}
+sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens, "sides": -(-tokens // 16)}
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
 session = onnxruntime.InferenceSession(sys.argv[1], options)
@@ -69,6 +69,7 @@ for longest in map(int, sys.argv[2:]):
             for batch, tokens, memory in ((1, 1, 0), (1, opt, 211), (2, most, 512)):
                 keys = tokens + memory
                 sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens}
+                sizes["sides"] = -(-tokens // 16)
                 named = enumerate(tensor.shape)
                 shapes.append([sizes[tensor.get_dimension_name(axis)] if size < 0 else size for axis, size in named])
             if min(tensor.shape) < 0:

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["ALPHA", "HuggingFace", "extended_rows", "first_real_tokens"]
 
 import functools
+import json
 import math
 from pathlib import Path
 
@@ -20,7 +21,7 @@ _AFTER_PADDING_ROW = ("camembert", "longformer", "mpnet", "roberta", "xlm-robert
 _BLOCK_SPARSE = ("big_bird", "bigbird_pegasus")
 """Model types that a short text turns into dense ones for good."""
 
-_COMPUTED_POSITIONS = ("modernbert", "transfo-xl", "xlnet")
+_COMPUTED_POSITIONS = ("longt5", "modernbert", "mt5", "nezha", "t5", "transfo-xl", "umt5", "xlnet")
 """Model types without a table of positions: any length is computed."""
 
 _CLASS_OF_TASK = {
@@ -32,6 +33,12 @@ _CLASS_OF_TASK = {
     "question-answering": transformers.AutoModelForQuestionAnswering,
     "text-scoring": transformers.AutoModelForCausalLM,
 }
+_ENCODER_CLASSES = {
+    "longt5": transformers.LongT5EncoderModel,
+    **dict.fromkeys(("mt5", "t5", "umt5"), transformers.AutoModelForTextEncoding),
+}
+"""Model types whose AutoModel has a decoder as well -> what loads the encoder alone."""
+
 _OUTPUTS_OF_TASK = {
     "feature-extraction": ("last_hidden_state",),
     "question-answering": ("start_logits", "end_logits"),
@@ -61,13 +68,24 @@ class HuggingFace:
 
     def __init__(self, directory: Path, task: str, *, max_len: int, alpha: float = ALPHA) -> None:
         self.task = task
-        self.model = _CLASS_OF_TASK[task].from_pretrained(directory, dtype=torch.float32).eval()
+        with_head = _CLASS_OF_TASK[task]
+        encoder_class = _ENCODER_CLASSES.get(json.loads((directory / "config.json").read_text())["model_type"])
+        loads = encoder_class if encoder_class and with_head is transformers.AutoModel else with_head
+        self.model = loads.from_pretrained(directory, dtype=torch.float32).eval()
         model_type = self.model.config.model_type
         if model_type in ("led", "bigbird_pegasus"):
             self.model = self.model.encoder
             self._extend_encoder(max_len, alpha)
         elif model_type == "reformer":
             self._extend_reformer(max_len, alpha)
+        elif model_type == "performer":
+            table = self.model.pos_emb.emb
+            self.checkpoint_rows = table.weight.detach().numpy().copy()
+            table.weight = torch.nn.Parameter(
+                torch.from_numpy(extended_rows(self.checkpoint_rows, max_len, alpha=alpha).astype(np.float32))
+            )
+        elif model_type == "roformer":
+            self._extend_roformer(max_len)
         elif model_type not in _COMPUTED_POSITIONS:
             self._extend(max_len, alpha)
 
@@ -96,6 +114,12 @@ class HuggingFace:
             self.model.config.max_position_embeddings = max_len
         rows = extended_rows(table, max_len, alpha=alpha).astype(np.float32)
         self.model.embed_positions.weight = torch.nn.Parameter(torch.from_numpy(rows))
+
+    def _extend_roformer(self, max_len: int) -> None:
+        encoder = self.model.base_model.encoder
+        table = type(encoder.embed_positions)(max_len, encoder.embed_positions.embedding_dim)
+        table.weight = torch.nn.Parameter(table.create_weight(), requires_grad=False)
+        encoder.embed_positions = table
 
     def _extend_reformer(self, max_len: int, alpha: float) -> None:
         """In float64, too, but for hashes: in float32 its -1e5 for a token's own key leaves weights two decimals."""

@@ -20,16 +20,14 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from onnx import TensorProto, helper
 
-from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION, ONNX_OPSET, OPERATORS
+from hdplugins import OPERATORS
 from hdplugins.operators.onnx_text import BlockOrder
+from support.attention_graphs import chain_with_inputs
 from support.sparse_operators import Layer, token_kinds
 
 MEMORIES = (0, 1, 7, 512)
 """Sizes of a memory, in tokens."""
-
-_PROTO = {"float32": TensorProto.FLOAT, "float16": TensorProto.FLOAT16, "bfloat16": TensorProto.BFLOAT16}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,7 +143,7 @@ def model_of(nodes: Sequence[Relative], order: BlockOrder = BlockOrder.PARALLEL)
     The inputs are those of the operator; their axes are called batch, tokens, keys and distances.
     """
     first = nodes[0]
-    heads, size, dtype = first.heads, first.head_dim, _PROTO[first.dtype]
+    heads, size = first.heads, first.head_dim
     state: list[str | int] = ["batch", heads, "tokens", size]
     axes: dict[str, list[str | int]] = {
         "query": state,
@@ -157,19 +155,4 @@ def model_of(nodes: Sequence[Relative], order: BlockOrder = BlockOrder.PARALLEL)
         "position_bias": [heads, size],
         "segment_scores": ["batch", heads, "tokens"],
     }
-    names = dict.fromkeys(name for node in nodes for name in (*node.operator.state_names, *node.inputs))
-    inputs = [
-        helper.make_tensor_value_info(name, TensorProto.INT32 if name == "key_kind" else dtype, axes[name])
-        for name in names
-    ]
-    made, current = [], "query"
-    for number, node in enumerate(nodes):
-        given, current = [current, "key", "value", *node.inputs], f"attended_{number}"
-        made.append(helper.make_node(node.name, given, [current], domain=ONNX_DOMAIN, **node.node_attributes))
-    between = [helper.make_tensor_value_info(f"attended_{number}", dtype, state) for number in range(len(nodes))]
-    return helper.make_model(
-        helper.make_graph(made, "attention", inputs, between[-1:], value_info=between[:-1]),
-        functions=list({node.name: node.body(order) for node in nodes}.values()),
-        opset_imports=[helper.make_opsetid("", ONNX_OPSET), helper.make_opsetid(ONNX_DOMAIN, ONNX_DOMAIN_VERSION)],
-        ir_version=10,
-    )
+    return chain_with_inputs(nodes, axes, order)

@@ -527,7 +527,7 @@ WINDOWS = Description(
         (replace(_WIDE_WINDOW, right=0, bound=64, head_dim=80, dtype="bfloat16"), False),
         (Window(left=64, right=64, bound=5, heads=4, head_dim=64), True),
         (Window(left=64, right=64, dilation=(1, 1, 2, 3), bound=5, heads=4, head_dim=64, dtype="float16"), True),
-        (Window(left=64, right=64, dilation=(1, 3), bound=5, heads=2, head_dim=64), False),
+        (Window(left=64, right=64, dilation=(1, 3), bound=5, heads=2, head_dim=64), True),
     ],
     span=lambda layer: 128 + layer.left + layer.right + layer.bound,
     lowered={
@@ -627,7 +627,7 @@ BLOCKS = Description(
         (replace(_WIDE_BLOCKS, dense=0, first=2, last=0, head_dim=80, dtype="bfloat16"), False),
         (
             replace(_WIDE_BLOCKS, dense=0, first=0, last=0, window=-1, listed=(1, 256, 5), dtype="float16"),
-            False,
+            True,
         ),
     ],
     span=lambda layer: max(

@@ -30,7 +30,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoConfig, PreTrainedTokenizerFast
 
 from hdexport.families import family_of
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
+from hdexport.model.model_classes import model_from_config
+from hdexport.model.tasks import Task
 
 BASE = 64
 """Positions of every tiny checkpoint."""
@@ -78,6 +79,7 @@ _SIZES: dict[str, Any] = {
 
 _AFTER_PADDING_ROW = {"max_position_embeddings": BASE + PAD_TOKEN_ID + 1}
 _ROBERTA = _AFTER_PADDING_ROW | {"type_vocab_size": 1}
+_T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 16},
     # Texts of up to 44 tokens are short.
@@ -118,9 +120,30 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "attention_window": list(WINDOWS),
         "sep_token_id": SEPARATOR_ID,
     },
+    # Blocks of 8 tokens, and sides of 16.
+    "longt5": _T5
+    | {
+        "encoder_attention_type": "transient-global",
+        "local_radius": 7,
+        "relative_attention_num_buckets": 8,
+        "relative_attention_max_distance": 20,
+    },
     "modernbert": {"local_attention": 16, "classifier_pooling": "mean"}
     | dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
     "mpnet": _AFTER_PADDING_ROW,
+    "performer": {
+        "num_tokens": VOCAB_SIZE,
+        "max_seq_len": BASE,
+        "dim": 32,
+        "depth": 2,
+        "heads": 4,
+        "dim_head": 8,
+        "ff_mult": 2,
+        "rotary_position_emb": False,
+    },
+    # Its heads together are wider than the model.
+    "mt5": _T5 | {"num_heads": 3, "d_kv": 16},
+    "nezha": {"max_relative_position": 20},
     # Chunks of two sizes, whose whole ones are multiples of 16 tokens; the two types of layers alternate.
     "reformer": {
         "attention_head_size": 8,
@@ -136,6 +159,8 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "num_hashes": 2,
     },
     "roberta": _ROBERTA,
+    # Few buckets, so that distances count as one early.
+    "t5": _T5 | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
     # Without a memory, as XLNet's.
     "transfo-xl": {
         "cutoffs": [30, 70],
@@ -149,12 +174,31 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "same_length": False,
         "clamp_len": 50,
     },
+    "umt5": _T5,
     "xlm-roberta": _ROBERTA,
     # Without a memory, unless a test asks for one.
     "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "mem_len": None},
 }
 
+_NOT_OF_T5 = (
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "intermediate_size",
+    "initializer_range",
+    "max_position_embeddings",
+)
+
 _NAMED_OTHERWISE: dict[str, tuple[str, ...]] = {
+    "performer": (
+        "vocab_size",
+        "hidden_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "intermediate_size",
+        "max_position_embeddings",
+    ),
+    **dict.fromkeys(("longt5", "mt5", "t5", "umt5"), _NOT_OF_T5),
     "reformer": ("num_hidden_layers", "intermediate_size"),
     "transfo-xl": ("intermediate_size", "initializer_range", "max_position_embeddings"),
     "xlnet": (
@@ -193,7 +237,7 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
         task: decides the head.
         changes: values of the config that differ from the tiny defaults.
     """
-    family_of(model_type)  # from then on transformers knows the classes that it lacks
+    family = family_of(model_type)  # from then on transformers knows the classes that it lacks
     sizes = _SIZES | _SIZES_OF_MODEL_TYPE.get(model_type, {})
     if model_type == "longformer" and task is not Task.FEATURE_EXTRACTION:
         sizes |= {"attention_window": [WINDOWS[0]] * len(WINDOWS)}
@@ -207,12 +251,14 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
     sizes = {name: value for name, value in sizes.items() if name not in others}
     torch.manual_seed(len(model_type))
     config = AutoConfig.for_model(model_type, **sizes)
-    model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config).eval()
+    model = model_from_config(config, family=family, task=task).eval()
     with torch.no_grad():
         # Initialisation leaves biases at 0 and normalisations at 1, and with them what a mix-up of these would show.
         for name, parameter in model.named_parameters():
             if name.endswith("bias"):
                 parameter.normal_(std=0.1)
+            elif "relative_attention_bias" in name:
+                parameter.normal_(std=1.0)
             elif "norm" in name.lower():
                 parameter.uniform_(0.5, 1.5)
     model.save_pretrained(directory)

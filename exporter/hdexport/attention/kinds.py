@@ -22,8 +22,11 @@ from typing import Any
 import msgspec
 
 from hdexport.attention.blocks.kind import BlocksKind
+from hdexport.attention.clipped.kind import ClippedKind
 from hdexport.attention.dense.kind import DenseKind
+from hdexport.attention.favor.kind import FavorKind
 from hdexport.attention.kind import AttentionKind, OperatorNode, Setup, Subject
+from hdexport.attention.local_global.kind import LocalGlobalKind
 from hdexport.attention.lsh.kind import LshKind
 from hdexport.attention.relative.kind import RelativeKind
 from hdexport.attention.spec import NotUnderstoodError
@@ -37,7 +40,16 @@ logger = logging.getLogger(__name__)
 _ENTRY_POINTS = "hdexport.attention"
 """Group in which other packages register theirs."""
 
-_OURS: tuple[AttentionKind, ...] = (DenseKind(), WindowKind(), BlocksKind(), LshKind(), RelativeKind())
+_OURS: tuple[AttentionKind, ...] = (
+    DenseKind(),
+    WindowKind(),
+    BlocksKind(),
+    LshKind(),
+    FavorKind(),
+    RelativeKind(),
+    ClippedKind(),
+    LocalGlobalKind(),
+)
 
 
 @functools.cache

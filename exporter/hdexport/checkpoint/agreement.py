@@ -29,7 +29,8 @@ _BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 """Ends of names: values that are computed, and that older versions of transformers stored."""
 
 _LAYER = re.compile(
-    r"(?:\w+\.)?(?:encoder\.layers?|transformer\.layer)\.(\d{1,9})\.|(?:(?:model|transformer)\.)?layers?\.(\d{1,9})\."
+    r"(?:\w+\.)?(?:encoder\.(?:layers?|block)|transformer\.layer)\.(\d{1,9})\."
+    r"|(?:(?:model|transformer|performer\.net)\.)?layers?\.(\d{1,9})\."
 )
 """Begin of the name of an encoder layer's weight, with or without the prefix of the base model."""
 

@@ -6,14 +6,16 @@ __all__ = ["Checkpoint", "default_model", "find_checkpoint"]
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.config import read_config, settings_from
+from hdexport.checkpoint.foreign import convert, has_google_config, is_foreign
 from hdexport.checkpoint.hub import HubModel, download, hub_model
 from hdexport.checkpoint.loading import load_model
+from hdexport.checkpoint.sentence_modules import token_modules
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
@@ -45,6 +47,9 @@ class Checkpoint:
         source: where it came from: the directory's name, or ``organisation/name@commit``.
         config: the parsed ``config.json``.
         family: the model family.
+        origin: the directory that the user has. It is `path`, unless the checkpoint was converted from another format:
+            `path` then lasts as long as this object.
+        remarks: what the conversion chose or left out, a line each.
     """
 
     path: Path
@@ -52,6 +57,9 @@ class Checkpoint:
     source: str
     config: dict[str, Any]
     family: Family
+    origin: Path
+    remarks: tuple[str, ...] = ()
+    _kept: object = field(default=None, repr=False, compare=False)
 
     def task(self) -> Task:
         """The task that the checkpoint was made for.
@@ -60,6 +68,8 @@ class Checkpoint:
             ModelError: it was saved from a class of sentence-transformers that is not supported.
         """
         saved_from = sentence_class(self.path)
+        if saved_from in ("SentenceTransformer", "MultiVectorEncoder") and token_modules(self.path):
+            return Task.FEATURE_EXTRACTION
         if saved_from not in (None, "SentenceTransformer", "CrossEncoder"):
             raise ModelError(
                 f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
@@ -231,6 +241,8 @@ def default_model() -> tuple[Path, str]:
     """
     if Path("config.json").is_file():
         return Path(), "the current directory holds a config.json"
+    if has_google_config(Path()) and is_foreign(Path()):
+        return Path(), "the current directory holds a checkpoint of TensorFlow or Keras"
     sample = sample_path()
     if sample is None:
         raise ModelError(
@@ -244,7 +256,21 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
     for entry in sorted(path.iterdir()):
         if entry.suffix in _READ and entry.is_symlink() and not entry.exists():
             raise ModelError(f"{entry} is a broken link.\nDownload the model again, or remove the link.")
+    origin = path.resolve()
+    remarks: tuple[str, ...] = ()
+    kept: object = None
+    if is_foreign(path):
+        converted = convert(path)
+        path, remarks, kept = converted.path, converted.remarks, converted.kept
     config = read_config(path, runs_decoders=lambda model_type: family_of(model_type).runs_decoders)
+    family = family_of(str(config["model_type"]))
     return Checkpoint(
-        path=path.resolve(), name=name, source=source, config=config, family=family_of(str(config["model_type"]))
+        path=path.resolve(),
+        name=name,
+        source=source,
+        config=config,
+        family=family if family.of_config is None else family.of_config(config),
+        origin=origin,
+        remarks=remarks,
+        _kept=kept,
     )

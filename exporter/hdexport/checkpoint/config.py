@@ -30,7 +30,7 @@ _LIMITS = {
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
 """Attributes of every configuration in transformers, whatever their keys in the file are."""
 
-_EPSILONS = ("layer_norm_eps", "norm_eps")
+_EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
 
 def read_config(path: Path, *, runs_decoders: Callable[[str], bool]) -> dict[str, Any]:

@@ -39,19 +39,19 @@ def check_extendable(checkpoint: Checkpoint, output: Path) -> None:
         OutputExistsError: the output is the checkpoint itself.
         ModelError: the checkpoint's positions are computed, from nothing or from several tables.
     """
-    if checkpoint.path == output.resolve():
+    if checkpoint.origin == output.resolve():
         raise OutputExistsError(f"{output} is the checkpoint itself.\nChoose another directory with -o.")
     if not checkpoint.family.learned_positions:
         raise ModelError(
-            f"{checkpoint.path} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "
+            f"{checkpoint.origin} is a {checkpoint.config['model_type']}: its positions are computed, not learned, so "
             "there is no table to extend.\n"
-            f"Build it as it is, with the length that you need: hdexport build {checkpoint.path} --max-len 16384"
+            f"Build it as it is, with the length that you need: hdexport build {checkpoint.origin} --max-len 16384"
         )
     if not checkpoint.family.stores_table(checkpoint.config):
         raise ModelError(
-            f"{checkpoint.path} is a {checkpoint.config['model_type']} whose positions are computed from several "
+            f"{checkpoint.origin} is a {checkpoint.config['model_type']} whose positions are computed from several "
             "tables, so there is no table to extend.\n"
-            f"A build makes one of them and extends it: hdexport build {checkpoint.path} --max-len 16384"
+            f"A build makes one of them and extends it: hdexport build {checkpoint.origin} --max-len 16384"
         )
 
 

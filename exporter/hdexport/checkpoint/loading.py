@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from hdexport.checkpoint.agreement import Agreement, several
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
 from hdexport.families import Family
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
+from hdexport.model.model_classes import model_from_config
+from hdexport.model.tasks import Task
 from hdexport.support.json_files import shown
 from hdexport.support.memory import says_out_of_memory
 from hdruntime.errors import ModelError
@@ -86,7 +87,8 @@ def _not_needed(family: Family, task: Task) -> tuple[str, ...]:
     # A pooler is in no graph of ours but the classifier's, where BERT's head reads it. Families with a choice of tasks
     # are the encoders of larger models.
     pooler = () if task is Task.TEXT_CLASSIFICATION else ("pooler.",)
-    return pooler if family.tasks is None else (*pooler, "decoder.")
+    others = () if family.tasks is None else ("decoder.",)
+    return (*pooler, *others, *family.training_weights)
 
 
 def _attention(family: Family) -> str:
@@ -96,13 +98,12 @@ def _attention(family: Family) -> str:
 def _skeleton(agreement: Agreement, family: Family, task: Task) -> PreTrainedModel:
     """The model that the configuration describes, without memory for its weights."""
     import torch
-    import transformers
 
     settings: PreTrainedConfig = agreement.settings
     try:
         with torch.device("meta"):
-            skeleton: PreTrainedModel = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(
-                settings, dtype=torch.float32, attn_implementation=_attention(family)
+            return model_from_config(
+                settings, family=family, task=task, dtype=torch.float32, attn_implementation=_attention(family)
             )
     except MemoryError:
         raise
@@ -112,7 +113,6 @@ def _skeleton(agreement: Agreement, family: Family, task: Task) -> PreTrainedMod
             f"No {settings.model_type} can be made of {agreement.path / 'config.json'}: {shown(error)}\n"
             "Correct that value, or download the model's config.json again."
         ) from error
-    return skeleton
 
 
 def _check_missing(path: Path, task: Task, made_for: Callable[[], Task], keys: set[str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["EMBEDDING_ALPHA", "PositionChoice", "choose_positions"]
+__all__ = ["EMBEDDING_ALPHA", "PositionChoice", "choose_positions", "configuration_remark", "configured_alpha"]
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,9 +11,11 @@ from typing import Any
 from hdexport.attention.kinds import kind_named
 from hdexport.checkpoint.checkpoint import Checkpoint
 from hdexport.checkpoint.extension import Extension, read_extension
+from hdexport.checkpoint.hierarchical_position import HIERARCHICAL_KEY, hierarchical_alpha
 from hdexport.model.positions import DEFAULT_ALPHA, Scheme, check_options
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import AttentionScale
+from hdruntime.errors import InputError
 
 EMBEDDING_ALPHA = 0.05
 """Alpha of embedding models that nobody trains further; measured in docs/positions.md."""
@@ -30,6 +32,7 @@ class PositionChoice:
         trained: positions that the model was trained with, and the base of the factor.
         reason: why these, as half a sentence.
         force: the options of the other choice, and whom they suit; empty where there is no other.
+        remark: which word of the configuration was followed, or overruled by an option; empty where it has none.
     """
 
     scheme: Scheme = Scheme.HIERARCHICAL
@@ -38,6 +41,7 @@ class PositionChoice:
     trained: int = 0
     reason: str
     force: str = ""
+    remark: str = ""
 
     def describe(self) -> str:
         """The choice in a few words: "hierarchical, alpha 0.05, queries scaled by log n"."""
@@ -67,10 +71,15 @@ def choose_positions(
         attention: requests to kinds of attention, by the kinds' names; not all kinds can scale queries.
 
     Raises:
-        InputError: an option does not fit the checkpoint; see `hdexport.model.positions.check_options`.
+        InputError: an option does not fit the checkpoint; see also `hdexport.model.positions.check_options`.
         ModelError: the checkpoint's record of its extension is malformed.
     """
     family = checkpoint.family
+    if family.counts_distances and attention_scale == "logn":
+        raise InputError(
+            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: its scores are of distances, "
+            "and no number of positions says from how many tokens on queries are to grow.\nUse --attention-scale none."
+        )
     base = max_len if family.counts_distances else checkpoint.base_positions
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     scalable = all(kind_named(name).scales_queries for name in attention)
@@ -81,6 +90,7 @@ def choose_positions(
         if max_len <= base
         else _beyond(checkpoint, task, scheme, extension, scalable)
     )
+    remark = _remark(checkpoint, scheme=scheme, alpha=alpha) if max_len > base else ""
     if alpha is not None or attention_scale is not None:
         chosen = replace(chosen, reason="as the options say", force="")
     chosen = replace(
@@ -89,11 +99,44 @@ def choose_positions(
         alpha=chosen.alpha if alpha is None else alpha,
         attention_scale=attention_scale or chosen.attention_scale,
         trained=base if extension is None else extension.base,
+        remark=remark,
     )
     # Computed positions have no table to extend: they take any length, as tiling does.
     extended = scheme if family.learned_positions else Scheme.TILE
     check_options(scheme=extended, alpha=chosen.alpha, max_len=max_len, base=base)
     return chosen
+
+
+def configured_alpha(checkpoint: Checkpoint) -> float | None:
+    """The alpha that a checkpoint's configuration asks for; None where it asks for none, or positions were added since.
+
+    Raises:
+        ModelError: its value, or the record of an extension, is malformed.
+    """
+    file = checkpoint.path / "config.json"
+    if read_extension(checkpoint.config, file) is not None or not checkpoint.family.learned_positions:
+        return None
+    return hierarchical_alpha(checkpoint.config, file)
+
+
+def configuration_remark(configured: float, *, scheme: Scheme, alpha: float | None) -> str:
+    """A line on which of `hierarchical_position` and the options counts.
+
+    Args:
+        configured: alpha of the configuration.
+        scheme, alpha: of the options; None where there is no option.
+    """
+    said = f"{HIERARCHICAL_KEY} of the configuration (alpha {configured:g})"
+    if scheme is not Scheme.HIERARCHICAL:
+        return f"Positions: --positions {scheme.value} overrules {said}."
+    if alpha is not None and alpha != configured:
+        return f"Positions: --alpha {alpha:g} overrules {said}."
+    return f"Positions: hierarchical, as {said} says."
+
+
+def _remark(checkpoint: Checkpoint, *, scheme: Scheme, alpha: float | None) -> str:
+    configured = configured_alpha(checkpoint)
+    return "" if configured is None else configuration_remark(configured, scheme=scheme, alpha=alpha)
 
 
 def _as_they_are(base: int, extension: Extension | None) -> PositionChoice:
@@ -119,6 +162,8 @@ def _beyond(
         )
     if not family.learned_positions:
         return PositionChoice(reason="the model computes its positions")
+    if (alpha := configured_alpha(checkpoint)) is not None:
+        return PositionChoice(alpha=alpha, reason=f"as {HIERARCHICAL_KEY} of the configuration says")
     # A factor needs a logarithm to divide by; families with attention of their own were trained with it on long texts.
     scale: AttentionScale = "logn" if scalable and family.own is None and checkpoint.base_positions > 1 else "none"
     trainable, as_it_is = _options(scheme, DEFAULT_ALPHA, "none"), _options(scheme, EMBEDDING_ALPHA, scale)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 __all__ = [
+    "TOKENS",
     "TOKENS_INSTEAD",
     "PoolingSettings",
     "SentenceModule",
     "module_folders",
     "pooling_settings",
     "sentence_modules",
+    "token_modules",
 ]
 
 from dataclasses import dataclass
@@ -28,6 +30,9 @@ _MODES = {
 
 TOKENS_INSTEAD = "Build the tokens' embeddings instead: --task feature-extraction"
 """What to do about a chain that is not supported."""
+
+TOKENS = "token_embeddings"
+"""What sentence-transformers calls the vectors of a text's tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +76,32 @@ def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
     if not isinstance(modules, list) or not modules:
         raise ModelError(f"{path} lists no modules.\nDownload the model again.")
     return tuple(_sentence_module(path, module) for module in modules)
+
+
+def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
+    """The modules after a Transformer, where all of them change tokens' vectors and none pools: of late interaction.
+
+    Empty for other chains, and without the file ``modules.json``.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    modules = sentence_modules(directory)
+    following = modules[1:]
+    if not following or modules[0].kind != "Transformer":
+        return ()
+    are_of_tokens = (
+        module.kind in ("Dense", "Normalize") and _vectors_of(directory / module.folder / "config.json") == {TOKENS}
+        for module in following
+    )
+    return following if all(are_of_tokens) else ()
+
+
+def _vectors_of(file: Path) -> set[object]:
+    """What a module reads and what it writes, by the file with its settings."""
+    config = read_object(file) if file.is_file() else {}
+    reads = config.get("module_input_name") or "sentence_embedding"
+    return {reads, config.get("module_output_name") or reads}
 
 
 def module_folders(directory: Path) -> list[str]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["SentencePooling", "sentence_pooling"]
+__all__ = ["SentencePooling", "TokenLayers", "sentence_head", "sentence_pooling"]
 
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hdexport.checkpoint.sentence_modules import TOKENS_INSTEAD, pooling_settings
+from hdexport.checkpoint.sentence_modules import TOKENS, TOKENS_INSTEAD, pooling_settings, token_modules
 from hdexport.checkpoint.weight_files import read_weights
+from hdexport.model.tasks import Task
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
@@ -40,6 +41,35 @@ class SentencePooling(torch.nn.Module):
         return pooled
 
 
+class TokenLayers(torch.nn.Module):
+    """Layers that are applied to the vector of each token, for late interaction.
+
+    Args:
+        layers: in their order.
+        width: of the vectors that the last one makes.
+    """
+
+    def __init__(self, layers: list[torch.nn.Module], width: int) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(layers)
+        self.width = width
+
+    def forward(self, token_embeddings: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Apply the layers.
+
+        Args:
+            token_embeddings: [batch, tokens, hidden_size], float32.
+            attention_mask: [batch, tokens], int64, 1 for real tokens.
+
+        Returns:
+            [batch, tokens, width], float32; 0 for padding.
+        """
+        for layer in self.layers:
+            token_embeddings = layer(token_embeddings)
+        # A product would make NaN of what padding may hold.
+        return torch.where(attention_mask.unsqueeze(-1) > 0, token_embeddings, 0.0)
+
+
 class _Normalize(torch.nn.Module):
     def forward(self, pooled: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.normalize(pooled, p=2.0, dim=-1)
@@ -57,6 +87,32 @@ def _pool(mode: str, token_embeddings: torch.Tensor, mask: torch.Tensor) -> torc
     count = mask.sum(dim=1).clamp(min=1.0)
     total = (token_embeddings * mask).sum(dim=1)
     return total / (count if mode == "mean" else count.sqrt())
+
+
+def sentence_head(path: Path, task: Task, *, hidden_size: int) -> SentencePooling | TokenLayers | None:
+    """The modules after the encoder that a bundle for a task computes, with their weights; None where there are none.
+
+    Sentences' vectors take all modules. Tokens' vectors are given as they are where a pooling follows, and take the
+    modules of a chain without one.
+
+    Args:
+        path: of the checkpoint.
+        task: of the bundle.
+        hidden_size: width of the encoder's tokens.
+
+    Raises:
+        ModelError: as `sentence_pooling` does.
+    """
+    if task is Task.SENTENCE_SIMILARITY:
+        return sentence_pooling(path, hidden_size=hidden_size)
+    modules = token_modules(path) if task is Task.FEATURE_EXTRACTION else ()
+    if not modules:
+        return None
+    layers, width = [], hidden_size
+    for module in modules:
+        layer, width = _layer(module.kind, path / module.folder, width, vectors=TOKENS)
+        layers.append(layer)
+    return TokenLayers(layers, width)
 
 
 def sentence_pooling(path: Path, *, hidden_size: int) -> SentencePooling:
@@ -78,16 +134,21 @@ def sentence_pooling(path: Path, *, hidden_size: int) -> SentencePooling:
     return SentencePooling(settings.modes, layers)
 
 
-def _layer(kind: str, folder: Path, width: int) -> tuple[torch.nn.Module, int]:
-    """A layer that takes vectors of a width, and the width of what it gives."""
+def _layer(kind: str, folder: Path, width: int, *, vectors: str = "sentence_embedding") -> tuple[torch.nn.Module, int]:
+    """A layer that takes vectors of a width, and the width of what it gives.
+
+    Args:
+        kind: ``Dense`` or ``Normalize``.
+        folder: with its settings.
+        width: of what it takes.
+        vectors: sentence-transformers' name of the vectors that it reads and writes.
+    """
     file = folder / "config.json"
     # The layers of old versions that have no settings have no file.
     config = read_object(file) if kind == "Dense" or file.is_file() else {}
     for name in ("module_input_name", "module_output_name"):
-        if config.get(name) not in (None, "sentence_embedding"):
-            raise ModelError(
-                f"{file} has {name} {shown(config[name])}; only sentence_embedding is supported.\n{TOKENS_INSTEAD}"
-            )
+        if config.get(name) not in (None, vectors):
+            raise ModelError(f"{file} has {name} {shown(config[name])}; only {vectors} is supported.\n{TOKENS_INSTEAD}")
     return (_Normalize(), width) if kind == "Normalize" else _dense(folder, config, width)
 
 

@@ -6,9 +6,9 @@ __all__ = ["lowercases", "sentence_class", "sentence_settings"]
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from hdexport.checkpoint.sentence_modules import pooling_settings, sentence_modules
+from hdexport.checkpoint.sentence_modules import pooling_settings, sentence_modules, token_modules
 from hdexport.model.tasks import Task
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
@@ -65,6 +65,13 @@ class _Config:
 
 
 @dataclass(frozen=True, kw_only=True)
+class _TokensConfig(_Config):
+    """The same of a model of late interaction, whose vectors are tokens'."""
+
+    similarity_fn_name: Literal["cosine", "dot", "euclidean", "manhattan", "maxsim"] | None = None  # type: ignore[assignment]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _TokenizerOptions:
     model_max_length: Size | None = None
 
@@ -85,7 +92,7 @@ def sentence_class(path: Path) -> str | None:
     Raises:
         ModelError: a file cannot be read.
     """
-    return _read(path / _CONFIG, _Config).model_type if (path / "modules.json").is_file() else None
+    return _config(path).model_type if (path / "modules.json").is_file() else None
 
 
 def lowercases(path: Path) -> bool:
@@ -100,7 +107,7 @@ def lowercases(path: Path) -> bool:
 def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | None:
     """How sentence-transformers runs a checkpoint; None for a task that it does not have, and without a tokenizer.
 
-    Token vectors (``feature-extraction``) are given as they are, whatever modules would follow them.
+    Token vectors (``feature-extraction``) are given as they are where modules pool them, and take modules that do not.
 
     Raises:
         ModelError: a file cannot be read, a setting cannot be honoured, or its value is invalid.
@@ -121,6 +128,8 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
         _check_transformer(path, "cross-encoder")
         return SentenceSettings(kind="cross-encoder", activation=activation, **_general(checkpoint))
     if task is Task.FEATURE_EXTRACTION:
+        if token_modules(path):
+            _check_transformer(path, "encoder")
         return SentenceSettings(kind="encoder", **_general(checkpoint))
     if task is not Task.SENTENCE_SIMILARITY:
         return None
@@ -139,7 +148,7 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
 def _general(checkpoint: Checkpoint) -> dict[str, Any]:
     """Settings that encoders and cross-encoders share."""
     file = checkpoint.path / _CONFIG
-    config = _read(file, _Config)
+    config = _config(checkpoint.path)
     prompts = {name: text or "" for name, text in (config.prompts or {}).items()}
     names = list(dict.fromkeys((*_DEFAULT_PROMPTS, *prompts)))
     if config.default_prompt_name not in (None, *names):
@@ -151,7 +160,8 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
         "max_seq_length": _max_seq_length(checkpoint),
         "prompts": prompts,
         "default_prompt_name": config.default_prompt_name,
-        "similarity": config.similarity_fn_name or "cosine",
+        # MaxSim is of two texts' tokens, and what is said here of two vectors.
+        "similarity": "cosine" if config.similarity_fn_name in (None, "maxsim") else config.similarity_fn_name,
         "truncate_dim": config.truncate_dim,
     }
 
@@ -199,7 +209,7 @@ def _activation(checkpoint: Checkpoint) -> Any:
     if isinstance(of_old, dict):
         named = of_old.get("activation_fn", named)
     is_new = sentence_class(checkpoint.path) == "CrossEncoder"
-    if is_new and (of_new := _read(checkpoint.path / _CONFIG, _Config).activation_fn):
+    if is_new and (of_new := _config(checkpoint.path).activation_fn):
         file, named = checkpoint.path / _CONFIG, of_new
     if named is None:
         default = "sigmoid" if checkpoint.settings().num_labels == 1 else "identity"
@@ -212,6 +222,10 @@ def _activation(checkpoint: Checkpoint) -> Any:
             "Set it to torch.nn.Identity for logits, and apply the function to them."
         )
     return activation
+
+
+def _config(path: Path) -> _Config:
+    return _read(path / _CONFIG, _TokensConfig if token_modules(path) else _Config)
 
 
 def _transformer_file(path: Path) -> Path:

@@ -7,6 +7,7 @@ __all__ = ["SAMPLE_MODEL", "is_hub_source", "name_of_directory", "path_of_source
 import importlib
 from pathlib import Path
 
+from hdexport.checkpoint.foreign import is_foreign
 from hdexport.checkpoint.hub import cached_snapshot, hub_model
 
 SAMPLE_MODEL = "all-MiniLM-L6-v2"
@@ -70,4 +71,4 @@ def path_of_source(source: str | None, bundle: Path) -> Path | None:
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return (path / "config.json").is_file()
+    return (path / "config.json").is_file() or is_foreign(path)

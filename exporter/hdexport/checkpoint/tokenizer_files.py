@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["first_special_id", "read_tokenizer", "write_tokenizer"]
 
+import importlib.util
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -84,12 +85,22 @@ def read_tokenizer(path: Path) -> Any:
         raise
     except Exception as error:
         # Each tokenizer class fails in its own way on a damaged file.
-        raise ModelError(
-            f"The tokenizer of {path} could not be read: {shown(error)}\nDownload the model again."
-        ) from error
+        raise ModelError(f"The tokenizer of {path} could not be read: {shown(error)}\n{_remedy(path)}") from error
     if lowercases(path):
         _lowercase(tokenizer.backend_tokenizer)
     return tokenizer
+
+
+def _remedy(path: Path) -> str:
+    of_sentencepiece = next(
+        (name for name in _TOKENIZER_FILES if name.endswith(".model") and (path / name).is_file()), ""
+    )
+    if not of_sentencepiece or (path / _FILE).is_file() or importlib.util.find_spec("sentencepiece") is not None:
+        return "Download the model again."
+    return (
+        f"{of_sentencepiece} is converted by sentencepiece: pip install sentencepiece. Or put the {_FILE} beside it "
+        "that save_pretrained() of the tokenizer writes."
+    )
 
 
 def _lowercase(tokenizer: Any) -> None:

@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     with whole_or_nothing(options.output), TerminalProgress() as progress:
         progress.step("Starting")
         from hdexport.extend import ExtendOptions, extend
-        from hdexport.model.positions import DEFAULT_ALPHA, Scheme
+        from hdexport.model.positions import Scheme
 
         positions = extend(
             ExtendOptions(
@@ -52,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
                 output=options.output,
                 max_len=options.max_len,
                 scheme=Scheme(options.positions),
-                alpha=DEFAULT_ALPHA if options.alpha is None else options.alpha,
+                alpha=options.alpha,
                 revision=options.revision,
                 force=options.force,
                 allow_pickle=options.allow_pickle,

@@ -5,7 +5,9 @@ from __future__ import annotations
 __all__ = ["READER_GONE", "exit_code", "stopped_like_interrupted", "whole_or_nothing"]
 
 import contextlib
+import os
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,13 +21,17 @@ _SIGNALLED = 128
 READER_GONE = _SIGNALLED + signal.SIGPIPE
 """Exit code where the output is the result and its reader goes away, as of ``cat`` in ``cat FILE | head``."""
 
+_AGAIN_SECONDS = 0.01
+"""After which a signal is sent again that Python has forgotten."""
+
 
 @contextlib.contextmanager
 def stopped_like_interrupted() -> Iterator[None]:
     """SIGTERM and SIGHUP raise KeyboardInterrupt with their number, so that all code cleans up as after Ctrl-C.
 
     A signal that is ignored stays ignored: ``nohup`` ignores SIGHUP, and shells ignore SIGINT for background commands.
-    A signal that the calling program handles stays with its handler.
+    A signal that the calling program handles stays with its handler. A signal that arrives while Python runs a
+    destructor or the callback of a weak reference, whose exceptions it prints and forgets, is sent again.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets no other thread handle signals
@@ -38,11 +44,26 @@ def stopped_like_interrupted() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt(number)
 
+    def send_again(forgotten: sys.UnraisableHookArgs) -> None:
+        stop = forgotten.exc_value
+        if not isinstance(stop, KeyboardInterrupt):
+            report(forgotten)
+            return
+        for other in handled:
+            signal.signal(other, interrupt)
+        # Later: what is raised in here is forgotten, too.
+        number = stop.args[0] if stop.args else signal.SIGINT
+        timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
+        timer.daemon = True
+        timer.start()
+
+    report, sys.unraisablehook = sys.unraisablehook, send_again
     for number in handled:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
+        sys.unraisablehook = report
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
 

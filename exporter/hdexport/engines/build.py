@@ -87,7 +87,8 @@ class EngineBuilder:
 
         dtype = manifest.dtype
         profiles = with_memory(self._options.profiles, most=manifest.most_memory)
-        graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl)
+        longest = max(profile.tokens[-1] for profile in profiles)
+        graph = tensorrt_graph(portable, dtype=dtype, attention_impl=self._options.attention_impl, longest=longest)
         architectures = sorted({name for target in self._targets for name in target.architectures})
         has_kernels = write_kernels(graph, directory, dtype=dtype, architectures=architectures, progress=progress.step)
         # It shares the weights beside it. TensorRT reads it once; the bundle does not keep it.

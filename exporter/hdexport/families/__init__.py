@@ -6,6 +6,7 @@ __all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family
 
 import importlib
 
+from hdexport.families.unsupported import UNSUPPORTED
 from hdexport.model.family import Family
 from hdruntime.errors import ModelError
 
@@ -20,11 +21,18 @@ _MODULE_OF_MODEL_TYPE = {
     "ernie": "bert",
     "led": "led",
     "longformer": "longformer",
+    "longt5": "longt5",
     "modernbert": "modernbert",
     "mpnet": "mpnet",
+    "mt5": "t5",
+    "nezha": "nezha.family",
+    "performer": "performer.family",
     "reformer": "reformer",
     "roberta": "roberta",
+    "t5": "t5",
+    "umt5": "t5",
     "xlm-roberta": "roberta",
+    "roformer": "roformer",
     "transfo-xl": "transfo_xl.family",
     "xlnet": "xlnet",
 }
@@ -37,13 +45,16 @@ def family_of(model_type: str) -> Family:
     """The family that a ``model_type`` belongs to; transformers knows its classes from then on.
 
     Raises:
-        ModelError: no family has that type; the message lists those there are.
+        ModelError: no family has that type; the message lists those there are, and names the nearest of some.
     """
     try:
         module = _MODULE_OF_MODEL_TYPE[model_type]
     except KeyError:
+        known = UNSUPPORTED.get(model_type)
         raise ModelError(
-            f"The model type {model_type!r} is not supported.\nSupported: {', '.join(SUPPORTED_MODEL_TYPES)}."
+            f"The model type {model_type!r} is not supported"
+            + (f": {known.reason}.\nThe nearest that works: {known.nearest}" if known else ".")
+            + f"\nSupported: {', '.join(SUPPORTED_MODEL_TYPES)}."
         ) from None
     family: Family = importlib.import_module(f"hdexport.families.{module}").FAMILY
     if family.classes is not None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers.models.led.modeling_led import LEDEncoderBaseModelOutput
 
-from hdexport.families.longformer import SelfAttention, longformer_tokens
+from hdexport.families.longformer import SelfAttention, attention_windows, longformer_tokens
 from hdexport.model.family import Family, OwnAttention
 from hdexport.model.tasks import Task
 
@@ -87,7 +87,7 @@ FAMILY = Family(
     positions_key="max_encoder_position_embeddings",
     position_table="encoder.embed_positions.weight",
     padded_tokens=_padded_tokens,
-    own=OwnAttention(kind="window", of_config=lambda config: config.attention_window, adapt=_adapt),
+    own=OwnAttention(kind="window", of_config=attention_windows, adapt=_adapt),
     has_sdpa=False,
     why_not_converted="its attention is windowed already, by attention_window of config.json",
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "LongformerTokens", "SelfAttention", "longformer_tokens"]
+__all__ = ["FAMILY", "LongformerTokens", "SelfAttention", "attention_windows", "longformer_tokens"]
 
 import functools
 from dataclasses import dataclass
@@ -21,6 +21,7 @@ from hdexport.attention.window.global_rows import (
 )
 from hdexport.attention.window.node import sliding_window_node
 from hdexport.model.family import Family, OwnAttention
+from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -153,10 +154,28 @@ def _adapt(model: PreTrainedModel, setup: WindowSetup) -> None:
     base.forward = functools.partial(_forward, base, setup.bound)
 
 
+def attention_windows(config: Any) -> list[int] | int:
+    """The windows that a checkpoint of Longformer's kind was trained with: both sides of a token together.
+
+    Raises:
+        ModelError: they had gaps, which the library's code does not leave and would answer wrong without.
+    """
+    dilation = getattr(config, "attention_dilation", None)
+    steps = dilation if isinstance(dilation, (list, tuple)) else [1 if dilation is None else dilation]
+    if any(step != 1 for step in steps):
+        raise ModelError(
+            f"config.json has attention_dilation {dilation}: windows with gaps, which transformers does not compute "
+            f"for a {config.model_type}, so that there is nothing to compare with.\n"
+            "The nearest that works: a RoBERTa with --attention window:256,dilation:2"
+        )
+    windows: list[int] | int = config.attention_window
+    return windows
+
+
 FAMILY = Family(
     model_types=("longformer",),
     padding_row=lambda config: int(config.pad_token_id),
-    own=OwnAttention(kind="window", of_config=lambda config: config.attention_window, adapt=_adapt),
+    own=OwnAttention(kind="window", of_config=attention_windows, adapt=_adapt),
     has_sdpa=False,
     why_not_converted="its attention is windowed already, by attention_window of config.json",
 )

@@ -87,6 +87,7 @@ def _adapt(model: PreTrainedModel) -> None:
 FAMILY = Family(
     model_types=("modernbert",),
     learned_positions=False,
+    stretches_rotary=True,
     adapt=_adapt,
     why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
 )

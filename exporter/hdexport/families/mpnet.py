@@ -1,4 +1,4 @@
-"""MPNet: RoBERTa's positions, and a bias of relative distance on every layer's scores."""
+"""MPNet: RoBERTa's positions, and a learned bias by distance on every layer's scores, the same one for all layers."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.attention.clipped.node import attend_by_distance
 from hdexport.attention.dense.node import DenseMask
 from hdexport.model.family import Family
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 # The model's code fixes the padding row to 1, whatever the config's pad_token_id.
 _PADDING_ROW = 1
+
+_REACH = 128
+"""The distance, in tokens, beyond which the model's code tells none apart."""
 
 
 class _SelfAttention(torch.nn.Module):
@@ -31,30 +35,35 @@ class _SelfAttention(torch.nn.Module):
         self,
         hidden_states: torch.Tensor,
         attention_mask: DenseMask,
-        position_bias: torch.Tensor,
+        position_bias: torch.Tensor,  # by distance, [1, heads, 1, 2 * _REACH + 1]
         output_attentions: bool = False,
         **_: Any,
     ) -> tuple[torch.Tensor]:
         heads = (*hidden_states.shape[:-1], -1, self.head_dim)  # [batch, tokens, heads, head_dim]
         query, key, value = (project(hidden_states).view(heads).transpose(1, 2) for project in (self.q, self.k, self.v))
-        attended = attention_mask.attend(self, query, key, value, self.head_dim**-0.5, bias=position_bias)
+        attended = attend_by_distance(attention_mask, query, key, value, position_bias, scale=self.head_dim**-0.5)
         return (self.o(attended.flatten(2)),)
 
 
-def _position_bias(encoder: Any, hidden_states: torch.Tensor) -> torch.Tensor:
-    """The bias of relative distance, [1, heads, tokens, tokens]: one for the batch, where the original repeats it."""
-    positions = torch.arange(hidden_states.shape[1], device=hidden_states.device)
-    # The original passes no num_buckets, so its default of 32 holds whatever the config says; here as well.
-    buckets = encoder.relative_position_bucket(positions[None, :] - positions[:, None])
-    bias: torch.Tensor = encoder.relative_attention_bias(buckets)
-    return bias.permute(2, 0, 1).unsqueeze(0)
+def _position_bias(encoder: Any, buckets: torch.Tensor, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The bias of each distance, [1, heads, 1, 2 * _REACH + 1], where the original has one for each pair of tokens.
+
+    Args:
+        encoder: of the model.
+        buckets: [2 * _REACH + 1], int64, of each distance.
+        hidden_states: whose device counts.
+    """
+    bias: torch.Tensor = encoder.relative_attention_bias(buckets.to(hidden_states.device))
+    return bias.T[None, :, None]
 
 
 def _adapt(model: PreTrainedModel) -> None:
     encoder = model.base_model.encoder
     for layer in encoder.layer:
         layer.attention.attn = _SelfAttention(layer.attention.attn)
-    encoder.compute_position_bias = functools.partial(_position_bias, encoder)
+    # The original passes no num_buckets, so its default of 32 holds whatever the config says; here as well.
+    buckets = encoder.relative_position_bucket(torch.arange(-_REACH, _REACH + 1))
+    encoder.compute_position_bias = functools.partial(_position_bias, encoder, buckets)
 
 
 FAMILY = Family(

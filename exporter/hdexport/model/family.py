@@ -55,6 +55,10 @@ class Family:
     Attributes:
         model_types: the ``model_type`` values of ``config.json`` that belong to the family.
         classes: of models that transformers does not know; None where it does.
+        of_config: the family of checkpoints with such a ``config.json``, where these differ in what is said here; None
+            where all are of this one.
+        encoder_classes: model type -> class of transformers that loads an encoder alone, for tasks without a head. For
+            types whose AutoModel has a decoder as well, which checkpoints of an encoder have no weights for.
         padding_row: row of the position table that padding tokens use, or None where positions count from row 0.
             Where there is one, real positions start at the row after it and their ids follow the padding rule
             ``cumsum(is_real) * is_real + padding_row``.
@@ -62,6 +66,7 @@ class Family:
             of an engine repeats the program of every layer (8 MB for 12), so it gets one profile unless asked.
         learned_positions: whether there is a table of positions; without one, as with rotary positions, any length is
             computed and nothing is extended.
+        stretches_rotary: whether `hdexport.model.rotary` can multiply the base of its rotary positions.
         counts_distances: whether positions are distances, of which a model takes any number without being told how many
             it was trained with.
         why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
@@ -78,6 +83,7 @@ class Family:
             module.
         positions_key: key of ``config.json`` for the rows of that table.
         position_table: how the table's name ends among the checkpoint's weights.
+        training_weights: begins of the names of what checkpoints store for training only.
         stores_table: whether checkpoints of a configuration hold that table, which `hdexport extend` edits.
         token_width: width of what the encoder gives for a token, by the configuration.
         runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
@@ -97,6 +103,8 @@ class Family:
 
     model_types: tuple[str, ...]
     classes: ModelClasses | None = None
+    of_config: Callable[[Mapping[str, Any]], Family] | None = None
+    encoder_classes: Mapping[str, str] = field(default_factory=dict)
     padding_row: Callable[[Any], int | None] = field(default=lambda config: None)
     has_token_types: Callable[[Any, Task], bool] = field(default=_types_of_pairs)
     tasks: tuple[Task, ...] | None = None
@@ -106,6 +114,7 @@ class Family:
     prepare: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     positions_key: str = "max_position_embeddings"
     position_table: str = "embeddings.position_embeddings.weight"
+    training_weights: tuple[str, ...] = ()
     stores_table: Callable[[Mapping[str, Any]], bool] = field(default=lambda config: True)
     token_width: Callable[[Any], int] = field(default=lambda config: int(config.hidden_size))
     runs_decoders: bool = False
@@ -118,6 +127,7 @@ class Family:
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
     shares_layers: bool = False
     learned_positions: bool = True
+    stretches_rotary: bool = False
     counts_distances: bool = False
     why_not_converted: str | None = None
     why_not_tuned: str | None = None

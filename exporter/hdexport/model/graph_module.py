@@ -42,7 +42,8 @@ class GraphModule(torch.nn.Module):
         inputs: of the graph; their names are the model's arguments.
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
-        pooling: what follows the encoder in a sentence-similarity model.
+        pooling: what follows the encoder: the pooling of a sentence-similarity model, or what is applied to the tokens
+            of a feature-extraction model.
         memories: that the model's modules look at; None for a model that remembers nothing.
     """
 
@@ -97,6 +98,8 @@ class GraphModule(torch.nn.Module):
             left = tuple(value.float() for value in self._memories.left())
         if self.pooling is not None:
             tokens = outputs.last_hidden_state.float()
+            if self.task is Task.FEATURE_EXTRACTION:
+                return self.pooling(tokens, attention_mask), *left
             pooled = attention_mask if pooling_mask is None else attention_mask * pooling_mask
             return tokens, self.pooling(tokens, pooled), *left
         return *(getattr(outputs, name).float() for name in OUTPUTS_OF_TASK[self.task]), *left

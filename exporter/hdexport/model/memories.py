@@ -61,12 +61,13 @@ def tokens_memory(part: int | str, *sizes: int, bound: int, fill: Fill = Fill.ZE
     )
 
 
-def state_memory(part: str, size: int) -> InputSpec:
+def state_memory(part: str, size: int, *, bound: int | None = None) -> InputSpec:
     """A memory of one vector: [batch, size], 0 before the first call.
 
     Args:
         part: what it is.
         size: of the vector.
+        bound: of one number that counts tokens, the most with those of a call; None for others.
     """
     return InputSpec(
         name=memory_name(part),
@@ -74,6 +75,7 @@ def state_memory(part: str, size: int) -> InputSpec:
         shape=("batch", size),
         role=Role.MEMORY,
         default=Default(fill=Fill.ZEROS),
+        bound=bound,
         fed_from=left_name(part),
     )
 

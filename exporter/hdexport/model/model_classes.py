@@ -1,18 +1,23 @@
-"""Classes of models that the installed transformers does not know, where its Auto classes find them."""
+"""The classes of models: those that load a family's checkpoints for a task, and those that transformers lacks."""
 
 from __future__ import annotations
 
-__all__ = ["ModelClasses"]
+__all__ = ["ModelClasses", "model_from_config"]
 
+import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from hdexport.model.family import Family
+
+_WITHOUT_HEAD = tuple(task for task, name in AUTO_CLASS_OF_TASK.items() if name == "AutoModel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,3 +50,26 @@ class ModelClasses:
         transformers.AutoConfig.register(model_type, self.config, exist_ok=True)
         for task, model in self.models.items():
             getattr(transformers, AUTO_CLASS_OF_TASK[task]).register(self.config, model, exist_ok=True)
+
+
+def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, **options: Any) -> PreTrainedModel:
+    """A model with random weights, of the class that loads checkpoints of a family for a task.
+
+    Args:
+        config: of the model.
+        family: of the model.
+        task: decides the head.
+        options: ``dtype``, ``attn_implementation``, as ``AutoModel.from_config`` takes them.
+    """
+    import transformers
+
+    # Classes of encoders change the configuration that they are given to that of an encoder.
+    config = copy.deepcopy(config)
+    model: PreTrainedModel
+    alone = family.encoder_classes.get(config.model_type) if task in _WITHOUT_HEAD else None
+    if alone is None:
+        model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config, **options)
+    else:
+        # What an Auto class calls of the class that it finds.
+        model = getattr(transformers, alone)._from_config(config, **options)
+    return model

@@ -8,6 +8,7 @@ from enum import Enum
 
 import torch
 
+from hdexport.model.norms import float32_norm
 from hdruntime.errors import ExportError
 
 
@@ -30,22 +31,8 @@ class Precision(str, Enum):
         return 4 if self is Precision.FLOAT32 else 2
 
 
-class _Float32LayerNorm(torch.nn.Module):
-    """Layer normalisation that computes in float32 between half-precision neighbours."""
-
-    def __init__(self, original: torch.nn.LayerNorm) -> None:
-        super().__init__()
-        self.shape, self.eps = original.normalized_shape, original.eps
-        self.weight = torch.nn.Parameter(original.weight.detach().float())
-        self.bias = None if original.bias is None else torch.nn.Parameter(original.bias.detach().float())
-
-    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        normalised = torch.nn.functional.layer_norm(hidden_states.float(), self.shape, self.weight, self.bias, self.eps)
-        return normalised.to(hidden_states.dtype)
-
-
 def cast_model(model: torch.nn.Module, precision: Precision) -> None:
-    """Cast a model's weights in place; layer normalisations and buffers stay in float32.
+    """Cast a model's weights in place; normalisations and buffers stay in float32.
 
     Buffers hold what was computed, not learned: a rotary frequency that is rounded to float16 turns the token at
     position 4096 by a radian too much or too little.
@@ -61,10 +48,10 @@ def cast_model(model: torch.nn.Module, precision: Precision) -> None:
         return
     _check_range(model, precision)
     islands = [
-        (parent, name, _Float32LayerNorm(child))
+        (parent, name, island)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if isinstance(child, torch.nn.LayerNorm)
+        if (island := float32_norm(child)) is not None
     ]
     buffers = [(module, name, buffer) for module in model.modules() for name, buffer in module._buffers.items()]
     model.to(precision.torch_dtype)

@@ -34,12 +34,15 @@ def check_rope_factor(factor: float, family: Family, *, model_type: str, max_len
 
     Raises:
         InputError: positions are learned, or no text is longer than the trained ones.
+        ModelError: they are computed in a way that has no base here.
     """
     if family.learned_positions:
         raise InputError(
             f"--rope ntk:{factor:g} is for rotary positions, and those of {model_type} are learned.\n"
             "Leave it out; --positions says where positions after the checkpoint's come from."
         )
+    if not family.stretches_rotary:
+        raise ModelError(f"--rope ntk:{factor:g} cannot stretch the positions of {model_type}.\nLeave it out.")
     if max_len <= base:
         raise InputError(
             f"--rope ntk:{factor:g} changes all answers, for texts longer than the {base} tokens of training; "

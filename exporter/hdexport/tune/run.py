@@ -69,16 +69,20 @@ def tune(options: TuneOptions, progress: Progress | None = None) -> Tuned:
     progress.step("Reading the checkpoint")
     device = training_device(options.device)
     checkpoint = find_checkpoint(options.model, revision=options.revision, allow_pickle=options.allow_pickle)
+    for remark in checkpoint.remarks:
+        progress.result(remark)
     check_extendable(checkpoint, options.output)
     if checkpoint.family.why_not_tuned is not None:
         raise ModelError(
-            f"{checkpoint.path} is a {checkpoint.config['model_type']}, which is not tuned: "
-            f"{checkpoint.family.why_not_tuned}.\nBuild it as it is: hdexport build {checkpoint.path} --max-len 4096"
+            f"{checkpoint.origin} is a {checkpoint.config['model_type']}, which is not tuned: "
+            f"{checkpoint.family.why_not_tuned}.\nBuild it as it is: hdexport build {checkpoint.origin} --max-len 4096"
         )
     require_replaceable(options.output.resolve(), CHECKPOINT_DIRECTORY, force=options.force)
     loss, reason = _loss(checkpoint, options)
     progress.result(f"Loss: {loss.value}, {reason}.")
     choice = _choice(checkpoint, options)
+    if choice.remark:
+        progress.result(choice.remark)
     progress.result(f"Start: {choice.describe()}: {choice.reason}.")
     task = Task.FILL_MASK if loss is Loss.MLM else _encoder_task(checkpoint)
     progress.step("Reading the texts")
@@ -198,7 +202,7 @@ def _identity(
     weights = checkpoint.weight_files(allow_pickle=options.allow_pickle)
     return {
         "the version of hdexport": importlib.metadata.version("hdexport"),
-        "MODEL": str(checkpoint.path),
+        "MODEL": str(checkpoint.origin),
         "the size of its weights": sum(file.stat().st_size for file in weights),
         "--max-len": options.max_len,
         "--piece-tokens": options.longest_piece(checkpoint.base_positions),

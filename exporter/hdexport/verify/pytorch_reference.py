@@ -184,7 +184,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
     Raises:
         ModelError: the checkpoint is not the one that the bundle was built from.
     """
-    from hdexport.checkpoint.sentence_pooling import sentence_pooling
+    from hdexport.checkpoint.sentence_pooling import sentence_head
     from hdexport.model.graph_module import GraphModule
     from hdexport.model.rotary import use_stretched_rotary
     from hdexport.model.surgery import extend_positions
@@ -210,9 +210,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         model,
         task,
         inputs=manifest.inputs,
-        pooling=sentence_pooling(checkpoint.path, hidden_size=checkpoint.family.token_width(model.config))
-        if task is Task.SENTENCE_SIMILARITY
-        else None,
+        pooling=sentence_head(checkpoint.path, task, hidden_size=checkpoint.family.token_width(model.config)),
         memories=facts.memories,
     ).eval()
     pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)

@@ -11,7 +11,7 @@ numbers, and TF32 keeps 10 bits of the mantissa, no more than float16, which is 
 # Annotations of device functions are read by Triton, as types of its own.
 from __future__ import annotations
 
-__all__ = ["attend_keys", "load_rows", "load_tail", "nothing_seen", "store_shares"]
+__all__ = ["add_values", "attend_keys", "load_rows", "load_tail", "nothing_seen", "store_shares", "weigh_keys"]
 
 import triton
 import triton.language as tl
@@ -48,11 +48,10 @@ def nothing_seen(block_queries: tl.constexpr, head: tl.constexpr, tail: tl.const
 
 
 @triton.jit
-def attend_keys(
+def weigh_keys(
     query,
     query_tail,
     keys,
-    values,
     offsets,  # [keys], where each key's row starts
     present,  # [keys], rows that may be read
     seen,  # [queries or 1, keys]
@@ -66,8 +65,10 @@ def attend_keys(
     initial=None,  # [queries, keys], what the products are added to; None for 0
     added=None,  # [queries, keys], to the sums; None for nothing. Both may be laid out differently.
 ):
-    """Add one block of keys to the running softmax; `present` and `seen` count only where masked."""
-    sums, sums_tail, top, norm = state
+    """Weights of one block of keys, [queries, keys], and what becomes of the state: the factor of its sums of values,
+    and its new largest scores and sums of weights. `present` and `seen` count only where masked.
+    """
+    _, _, top, norm = state
     key = load_rows(keys, offsets, present, head, 0, masked)
     scores = tl.dot(query, tl.trans(key), initial, input_precision="ieee")
     if tail:
@@ -90,14 +91,59 @@ def attend_keys(
     if log2_times is not None:
         shift -= log2_times
     weights = tl.exp2(scores * scale - shift[:, None])
-    norm = norm * decay + tl.sum(weights, 1)
+    return weights, decay, new_top, norm * decay + tl.sum(weights, 1)
+
+
+@triton.jit
+def add_values(
+    weights,  # [queries, keys], of the values' dtype or not
+    decay,  # [queries], factor of the sums
+    values,
+    offsets,
+    present,
+    sums,
+    sums_tail,
+    head: tl.constexpr,
+    tail: tl.constexpr,
+    masked: tl.constexpr,
+):
+    """The sums of values after one block of keys, and those of their tails."""
     value = load_rows(values, offsets, present, head, 0, masked)
     weights = weights.to(value.dtype)
     sums = tl.dot(weights, value, sums * decay[:, None], input_precision="ieee")
     if tail:
         value_tail = load_rows(values, offsets, present, tail, head, masked)
         sums_tail = tl.dot(weights, value_tail, sums_tail * decay[:, None], input_precision="ieee")
-    return sums, sums_tail, new_top, norm
+    return sums, sums_tail
+
+
+@triton.jit
+def attend_keys(
+    query,
+    query_tail,
+    keys,
+    values,
+    offsets,
+    present,
+    seen,
+    log2_times,
+    state,
+    scale,
+    head: tl.constexpr,
+    tail: tl.constexpr,
+    masked: tl.constexpr,
+    factors=None,
+    initial=None,
+    added=None,
+):
+    """Add one block of keys to the running softmax; the arguments are those of `weigh_keys`."""
+    weights, decay, top, norm = weigh_keys(
+        query, query_tail, keys, offsets, present, seen, log2_times, state, scale, head, tail, masked,
+        factors, initial, added,
+    )  # fmt: skip
+    sums, sums_tail, _, _ = state
+    sums, sums_tail = add_values(weights, decay, values, offsets, present, sums, sums_tail, head, tail, masked)
+    return sums, sums_tail, top, norm
 
 
 @triton.jit

@@ -26,7 +26,7 @@ Shapes = Sequence[Sequence[int]]
 _NOMINAL = Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=3, head=32)
 """Tiles for a check that launches nothing."""
 
-_TRITON_TYPE = {**TRITON_TYPE, "int32": "i32"}
+_TRITON_TYPE = {**TRITON_TYPE, "int32": "i32", "bool": "i1"}
 
 _NUMBERS = {2: "two", 3: "three"}
 

@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 PLUGIN_NAMESPACE = ONNX_DOMAIN
 """Where TensorRT's registry has our creators; a node of the graph names it in its attribute ``plugin_namespace``."""
 
-_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32"}
+_DTYPES = {"FLOAT": "float32", "HALF": "float16", "BF16": "bfloat16", "INT32": "int32", "BOOL": "bool"}
 """TensorRT's name of a type -> ours."""
 
 _WORKSPACE_ALIGNMENT = 256

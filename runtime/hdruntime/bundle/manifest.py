@@ -148,7 +148,8 @@ class InputSpec(TensorSpec):
         role: its purpose.
         default: its value if a caller omits it.
         bound: of marks, the most that a row may have, or None for any number; of a memory with an axis ``memory``, the
-            most that it may have. None for others.
+            most that it may have; of a memory [batch, 1] that counts the tokens of a document, the most with those of
+            the call. None for others.
         fed_from: of a memory, the output that it was in the call before, whose name is another: names in a graph are
             unique. None for other roles.
     """
@@ -416,7 +417,7 @@ class Manifest:
     @property
     def most_memory(self) -> int:
         """The most tokens of an axis ``memory``; 0 without one."""
-        return max((spec.bound or 0 for spec in self.memories), default=0)
+        return max((spec.bound or 0 for spec in self.memories if spec.has_memory_axis), default=0)
 
     @property
     def least_memory(self) -> int:

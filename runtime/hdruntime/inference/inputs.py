@@ -84,6 +84,8 @@ def checked_inputs(
             _check_range(spec.name, read[spec.name], *_MEANINGS[spec.role])
         if spec.role is Role.MARKS:
             check_marks(spec, read[spec.name], mask)
+        elif spec.role is Role.MEMORY and not spec.has_memory_axis and spec.bound is not None:
+            _check_document(spec.name, read[spec.name], mask, spec.bound)
     return {name: read[name] for name in accepted}
 
 
@@ -194,6 +196,25 @@ def _check_shape(spec: InputSpec, array: Array, ids: IntArray, ids_name: str) ->
         f"{spec.name} has shape {list(array.shape)}; for {len(ids)} rows it must be {_shown(spec)}{sizes}: the "
         "previous call's output for the same rows."
     )
+
+
+def _check_document(name: str, before: Array, mask: IntArray, most: int) -> None:
+    """Refuse texts that go on behind the last position.
+
+    Args:
+        name: of the input `before`.
+        before: [batch, 1], float32, tokens of each document in earlier calls.
+        mask: [batch, tokens].
+        most: tokens of a document.
+    """
+    documents = before[:, 0] + mask.sum(axis=1)
+    if documents.max() > most or before.min() < 0:
+        row = int(documents.argmax() if documents.max() > most else before[:, 0].argmin())
+        raise InputError(
+            f"Row {row} has {int(mask[row].sum())} tokens after {before[row, 0]:g} of earlier calls ({name}); a "
+            f"document of this bundle has at most {most}.\n"
+            "Begin a new document by leaving the memories out, or build again with a larger --max-len."
+        )
 
 
 def _check_ids(input_ids: IntArray, name: str, vocab_size: int) -> None:

@@ -39,6 +39,8 @@ REMEMBERING = {"mem_len": MEMORY}
 XLNET, TRANSFO_XL = {"d_model": 128, **REMEMBERING}, {"d_head": 32, **REMEMBERING}
 """Their profiles are for memories of up to 301 tokens, where 23 are traced."""
 
+T5 = {"d_model": 128, "d_kv": 32, "num_layers": 1}
+
 BLOCKS = {"block_size": 64, "num_random_blocks": 1}
 """Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
 
@@ -50,14 +52,30 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
         pytest.param("big_bird", None, "float16", BLOCKS, {}, marks=pytest.mark.nightly),
         ("big_bird", "bigbird:mode=table", "float32", BLOCKS, {"BlockSparseAttention": 1}),
         # Blocks of the paper's size.
-        ("bert", "etc:global=6,block=84,tokens=3", "float16", {}, {"BlockSparseAttention": 1}),
+        pytest.param(
+            "bert",
+            "etc:global=6,block=84,tokens=3",
+            "float16",
+            {},
+            {"BlockSparseAttention": 1},
+            marks=pytest.mark.nightly,
+        ),
         ("reformer", None, "float16", REFORMER, {"ChunkAttention": 2, "LSHAttention": 2}),
         pytest.param("reformer", None, "float16", REFORMER, {}, marks=pytest.mark.nightly),
         pytest.param("bert", "lsh:chunk=64,rounds=4", "float32", {}, {"LSHAttention": 1}, marks=pytest.mark.nightly),
         ("xlnet", None, "float16", XLNET, {"RelativeAttention": 2}),
         pytest.param("xlnet", None, "float32", XLNET, {"RelativeAttention": 2}, marks=pytest.mark.nightly),
-        ("xlnet", None, "float16", XLNET, {}),
-        ("transfo-xl", None, "float16", TRANSFO_XL, {"RelativeAttention": 1}),
+        pytest.param("xlnet", None, "float16", XLNET, {}, marks=pytest.mark.nightly),
+        pytest.param("transfo-xl", None, "float16", TRANSFO_XL, {"RelativeAttention": 1}, marks=pytest.mark.nightly),
+        # By TensorRT's own layers: there is no plugin.
+        pytest.param("longt5", None, "float16", {"num_layers": 1}, {}, marks=pytest.mark.nightly),
+        pytest.param("longt5", None, "float32", {"num_layers": 1}, {}, marks=pytest.mark.nightly),
+        pytest.param("longt5", None, "float16", {"encoder_attention_type": "local"}, {}, marks=pytest.mark.nightly),
+        ("t5", None, "float16", T5, {}),
+        pytest.param("t5", None, "float16", T5, {"ClippedDistanceAttention": 1}, marks=pytest.mark.nightly),
+        pytest.param("mpnet", None, "bfloat16", {}, {"ClippedDistanceAttention": 1}, marks=pytest.mark.nightly),
+        ("nezha", None, "float16", {}, {"ClippedDistanceAttention": 1}),
+        pytest.param("umt5", None, "float32", T5, {}, marks=pytest.mark.nightly),
     ],
 )
 def test_an_engine_is_built(

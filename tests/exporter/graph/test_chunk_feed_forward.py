@@ -26,8 +26,8 @@ CHUNK = 48
 SHAPES = [(batch, tokens) for batch in (1, 3) for tokens in (1, 16, 17, 47, 48, 49, 95, 96, 97, 200)]
 """Batches of one token less than a number of chunks, of as many and of one more."""
 
-DIFFERENT = ("albert", "bert", "longformer", "modernbert", "reformer")
-"""Layers with shared weights, plain and longer ones, gated networks, and networks after a normalisation."""
+DIFFERENT = ("albert", "bert", "longformer", "modernbert", "mt5", "reformer")
+"""Layers with shared weights, plain and longer ones, networks gated in two ways, and those after a normalisation."""
 
 ATOL = 1e-5
 """Three times the largest difference measured, 2.9e-6: ONNX Runtime adds the bias within the product in a loop only."""
@@ -60,6 +60,7 @@ def loops_of(model: ir.Model) -> int:
         *(nightly_unless(name in DIFFERENT, name, {}) for name in SUPPORTED_MODEL_TYPES if name not in COPIES),
         ("bert", {"precision": "float16"}),
         ("bert", {"precision": "bfloat16"}),
+        pytest.param("t5", {"precision": "float16"}, marks=pytest.mark.nightly),
         ("bert", {"task": "fill-mask"}),
     ],
 )

@@ -16,7 +16,6 @@ from onnx import TensorProto
 
 from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
 from support.attention_graphs import (
-    BATCH,
     HEADS,
     Dense,
     answer_by_definition,
@@ -25,6 +24,7 @@ from support.attention_graphs import (
     session_of,
     states_of,
 )
+from support.clipped_operator import Shared
 from support.comparators import assert_close
 from support.function_bodies import growth_bytes
 from support.sparse_operators import (
@@ -42,6 +42,7 @@ LAYERS = {layer: longest for described in DESCRIPTIONS.values() for layer, longe
 
 CHAINS: dict[str, Sequence[Dense | SparseLayer]] = {
     "DenseAttention": (Dense(),),
+    "ClippedDistanceAttention": (Shared(reach=9), Shared(reach=9), Shared(values=True)),
     **{name: described.lowered_chain for name, described in DESCRIPTIONS.items()},
 }
 
@@ -91,18 +92,12 @@ def node_types(model: ir.Model) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.all_nodes())
 
 
-@pytest.mark.parametrize("bias_batch", [None, 1, BATCH], ids=["no bias", "shared bias", "a bias per row"])
 @pytest.mark.parametrize("head_dim", [8, 32, 64])
 @pytest.mark.parametrize("mask", PADDINGS)
 @pytest.mark.parametrize("tokens", [1, 63, 64, 65, 127])
-def test_lowered_dense_attention_matches_the_definition(
-    tokens: int, mask: str, head_dim: int, bias_batch: int | None
-) -> None:
-    layer = Dense(bias=bias_batch is not None)
+def test_lowered_dense_attention_matches_the_definition(tokens: int, mask: str, head_dim: int) -> None:
+    layer = Dense()
     feeds = feeds_of(token_kinds(mask, tokens), layer, head_dim=head_dim)
-    if bias_batch is not None:
-        shape = (bias_batch, HEADS, tokens, tokens)
-        feeds["bias"] = np.random.default_rng(tokens).normal(size=shape).astype(np.float32)
     (got,) = lowered_session(layer, head_dim=head_dim).run(None, feeds)
     assert_close(got, answer_by_definition([layer], feeds), atol=atol_of(layer))
     if mask == "all":

@@ -15,33 +15,35 @@ from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
 from support.answers import inputs_of
 from support.attention_graphs import (
     BATCH,
-    HEADS,
     Dense,
     answer_by_definition,
     portable_graph,
     session_of,
     states_of,
 )
+from support.clipped_operator import Shared
 from support.comparators import assert_close, named_case
 from support.padded_batches import cases
-from support.sparse_operators import PADDINGS, Blocks, Window, token_kinds
+from support.sparse_operators import PADDINGS, Blocks, Layer, Window, token_kinds
 
 # Around the least length of the memory-efficient kernel in float32.
 LENGTHS = (1, 64, 255, 256)
+
+BY_DISTANCE = Shared(reach=7)
 
 ATOL = {TensorProto.FLOAT: 5e-6, TensorProto.FLOAT16: 6e-3}
 """Measured 4.2e-6 and 5.0e-3, as of the portable graph; values reach 5.7."""
 
 
-def lowered(*layers: Dense, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
+def lowered(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.FLOAT) -> ir.Model:
     model = portable_graph(*layers, head_dim=head_dim, dtype=dtype)
     assert lower_for_onnxruntime_cuda(model) == len(layers)
     return model
 
 
 @functools.cache
-def lowered_session(head_dim: int, dtype: int, *, bias: bool) -> onnxruntime.InferenceSession:
-    return session_of(lowered(Dense(bias=bias), head_dim=head_dim, dtype=dtype))
+def lowered_session(layer: Layer, head_dim: int, dtype: int) -> onnxruntime.InferenceSession:
+    return session_of(lowered(layer, head_dim=head_dim, dtype=dtype))
 
 
 def feeds_of(mask: str, tokens: int, *, head_dim: int = 32) -> dict[str, np.ndarray]:
@@ -64,22 +66,34 @@ def attentions(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
 def test_lowered_attention_matches_the_definition(tokens: int, head_dim: int, dtype: int) -> None:
     for mask in PADDINGS:
         feeds = feeds_of(mask, tokens, head_dim=head_dim)
-        (got,) = lowered_session(head_dim, dtype, bias=False).run(None, feeds)
+        (got,) = lowered_session(Dense(), head_dim, dtype).run(None, feeds)
         assert_close(got, answer_by_definition([Dense()], feeds), atol=ATOL[dtype])
         if mask == "all":
             assert (got[0] == 0).all()
 
 
 @pytest.mark.parametrize("dtype", ATOL, ids=["float32", "float16"])
-@pytest.mark.parametrize("tokens", [1, 64, 255])
-def test_a_bias_is_added_to_the_scores(tokens: int, dtype: int) -> None:
+@pytest.mark.parametrize("tokens", [1, 9, 64, 255])
+def test_numbers_by_distance_are_added_to_the_scores(tokens: int, dtype: int) -> None:
     for mask in PADDINGS:
-        for bias_batch in (1, BATCH):
-            feeds = feeds_of(mask, tokens)
-            bias = np.random.default_rng(tokens).normal(size=(bias_batch, HEADS, tokens, tokens))
-            feeds["bias"] = bias.astype(np.float32)
-            (got,) = lowered_session(32, dtype, bias=True).run(None, feeds)
-            assert_close(got, answer_by_definition([Dense(bias=True)], feeds), atol=ATOL[dtype])
+        feeds = feeds_of(mask, tokens)
+        (got,) = lowered_session(BY_DISTANCE, 32, dtype).run(None, feeds)
+        assert_close(got, answer_by_definition([BY_DISTANCE], feeds), atol=ATOL[dtype])
+        if mask == "all":
+            assert (got[0] == 0).all()
+
+
+def test_texts_beyond_2048_tokens_have_no_bias_of_all_queries_and_keys() -> None:
+    """An attention whose scale is wrong shows which texts it answers."""
+    model = lowered(BY_DISTANCE)
+    for _, node in attentions(model.graph):
+        node.attributes["scale"] = ir.AttrFloat32("scale", 7.0)
+    session = session_of(model)
+    for tokens in (2047, 2048, 2049):
+        feeds = {name: feed[:1] for name, feed in feeds_of("none", tokens).items()}
+        (got,) = session.run(None, feeds)
+        is_right = np.allclose(got, answer_by_definition([BY_DISTANCE], feeds), atol=ATOL[TensorProto.FLOAT])
+        assert is_right is (tokens > 2048)
 
 
 @pytest.mark.parametrize("dtype", ATOL, ids=["float32", "float16"])
@@ -101,8 +115,8 @@ def test_each_mask_goes_to_the_attention_whose_kernel_is_linear_in_tokens_where_
                 assert is_right is (answers != changed), (changed, mask, tokens)
 
 
-@pytest.mark.parametrize(("layer", "head_dim"), [(Dense(bias=True), 32), (Dense(), 20)], ids=["a bias", "heads of 20"])
-def test_lengths_are_never_given_to_a_kernel_that_reads_them_as_something_else(layer: Dense, head_dim: int) -> None:
+@pytest.mark.parametrize(("layer", "head_dim"), [(BY_DISTANCE, 32), (Dense(), 20)], ids=["a bias", "heads of 20"])
+def test_lengths_are_never_given_to_a_kernel_that_reads_them_as_something_else(layer: Layer, head_dim: int) -> None:
     kinds = [kind for kind, _ in attentions(lowered(layer, head_dim=head_dim).graph)]
     assert sorted(kinds) == ["by key", "none"]
 
@@ -133,7 +147,7 @@ def test_the_graph_keeps_its_type(dtype: int) -> None:
 
 
 def test_sparse_attention_is_left_as_it_is() -> None:
-    model = portable_graph(Window(left=8, right=8), Blocks())
+    model = portable_graph(Window(left=8, right=8), Blocks(), Shared(values=True))
     before = ir.serde.serialize_model(model)
     assert lower_for_onnxruntime_cuda(model) == 0
     assert ir.serde.serialize_model(model) == before

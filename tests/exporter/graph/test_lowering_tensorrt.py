@@ -18,18 +18,24 @@ from onnx.reference import ReferenceEvaluator
 from hdexport.engines.tensorrt_packages import load_flavour
 from hdexport.graph.lowering.plugin_nodes import plugin_nodes
 from hdexport.graph.lowering.tensorrt import AttentionImpl, tensorrt_graph
-from hdplugins.operators.dense_attention.reference import dense_attention
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import ExportError
 from support.attention_graphs import HEADS, Dense, attention_model
-from support.sparse_operators import PADDINGS, Window, token_kinds
+from support.clipped_operator import Clipped, Shared, model_of
+from support.sparse_operators import PADDINGS, Layer, Window, token_kinds
 
 _BUILT = {("float16", False), ("bfloat16", True)}
-"""(dtype, whether there is a bias) that every run builds for each head size."""
-
+"""(dtype, whether there are numbers by distance) that every run builds for each head size."""
 
 _DENSE = Dense(dtype="float16")
+_BY_DISTANCE = Shared(reach=7, dtype="float16")
 _WINDOW = Window(left=16, right=16, bound=4, dtype="float16")
+
+
+def native_graph(*layers: Layer, dtype: str, longest: int | None = 1024) -> ir.Model:
+    """Lowered, without plugins."""
+    native = AttentionImpl.NATIVE
+    return tensorrt_graph(attention_model(*layers), dtype=dtype, attention_impl=native, longest=longest)
 
 
 def _by_the_standard(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
@@ -56,19 +62,17 @@ def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray
     return result
 
 
-@pytest.mark.parametrize("bias_batch", [None, 1, 3], ids=["no bias", "shared bias", "a bias per sequence"])
+@pytest.mark.parametrize("layer", [_DENSE, _BY_DISTANCE], ids=["dense", "by distance"])
 @pytest.mark.parametrize("kind", PADDINGS)
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 257])
-def test_lowered_attention_matches_the_definition(kind: str, tokens: int, bias_batch: int | None) -> None:
+def test_lowered_attention_matches_the_definition(kind: str, tokens: int, layer: Layer) -> None:
     generator = np.random.default_rng(tokens)
     shape = (3, HEADS, tokens, 32)
     feeds = {name: generator.normal(size=shape).astype(np.float16) for name in ("query", "key", "value")}
     feeds["key_mask"] = token_kinds(kind, tokens) != 0
-    if bias_batch is not None:
-        feeds["bias"] = generator.normal(size=(bias_batch, HEADS, tokens, tokens)).astype(np.float16)
-    lowered = tensorrt_graph(attention_model(Dense(dtype="float16", bias=bias_batch is not None)), dtype="float16")
-    exact = {name: torch.from_numpy(feed).double() for name, feed in feeds.items() if name != "key_mask"}
-    expected = dense_attention(**exact, key_mask=torch.from_numpy(feeds["key_mask"]), scale=32**-0.5).numpy()
+    lowered = native_graph(layer, dtype="float16")
+    exact = [torch.from_numpy(feeds[name]).double() for name in ("query", "key", "value")]
+    expected = layer.by_definition(exact, {"key_mask": torch.from_numpy(feeds["key_mask"])}).numpy()
     for actual in (_by_the_standard(lowered, feeds), _by_onnxruntime(lowered, feeds)):
         assert np.isfinite(actual).all()
         # Measured 0.0028: weights and results are rounded to float16, as are scores of up to 8 (by 2**-9).
@@ -135,23 +139,27 @@ def test_an_operator_that_changed_its_meaning_stops_the_lowering() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head_dim", "bias", "dtype"),
+    ("head_dim", "by_distance", "dtype"),
     [
-        # What is fused is decided by the head's size and by the dtype; a bias is one more input.
+        # What is fused is decided by the head's size and by the dtype; numbers by distance make a mask.
         pytest.param(
-            head_dim, bias, dtype, marks=() if head_dim == 64 or (dtype, bias) in _BUILT else pytest.mark.nightly
+            head_dim,
+            by_distance,
+            dtype,
+            marks=() if head_dim == 64 or (dtype, by_distance) in _BUILT else pytest.mark.nightly,
         )
         for head_dim in (8, 12, 32, 64, 256, 264)
-        for bias in (False, True)
+        for by_distance in (False, True)
         for dtype in ("float16", "bfloat16", "float32")
     ],
 )
-def test_lowered_attention_builds(head_dim: int, bias: bool, dtype: str, tmp_path: Path) -> None:
+def test_lowered_attention_builds(head_dim: int, by_distance: bool, dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX builds engines without a GPU; not installed")
     # Through hdexport, or plugins would be out of reach for the tests that follow in this process.
     trt = load_flavour(Backend.TENSORRT_RTX)
     path = tmp_path / "lowered.onnx"
-    ir.save(tensorrt_graph(attention_model(Dense(dtype=dtype, bias=bias, head_dim=head_dim)), dtype=dtype), path)
+    layer = (Shared if by_distance else Dense)(dtype=dtype, head_dim=head_dim)
+    ir.save(native_graph(layer, dtype=dtype), path)
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
@@ -163,9 +171,6 @@ def test_lowered_attention_builds(head_dim: int, bias: bool, dtype: str, tmp_pat
         for name in ("query", "key", "value"):
             profile.set_shape(name, (1, HEADS, 1, head_dim), (2, HEADS, tokens, head_dim), (8, HEADS, tokens, head_dim))
         profile.set_shape("key_mask", (1, 1), (2, tokens), (8, tokens))
-        if bias:
-            shapes = [(1, HEADS, 1, 1), *[(1, HEADS, tokens, tokens)] * 2]
-            profile.set_shape("bias", *shapes)
         config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None
     fused = dtype != "float32" and head_dim not in (8, 264)
@@ -240,3 +245,28 @@ def test_more_global_tokens_than_tensorrt_selects_are_refused_where_it_selects_t
             tensorrt_graph(portable, dtype="float16", attention_impl=impl)
     else:
         tensorrt_graph(portable, dtype="float16", attention_impl=impl)
+
+
+@pytest.mark.parametrize(
+    ("layer", "longest", "is_layer"),
+    [
+        (_BY_DISTANCE, 1024, True),
+        (_BY_DISTANCE, 1025, False),
+        (_BY_DISTANCE, None, False),
+        (replace(_BY_DISTANCE, values=True), 64, False),
+        (Clipped(by_query=True, dtype="float16"), 64, False),
+        (replace(_BY_DISTANCE, dtype="float32"), 64, False),
+    ],
+)
+def test_attention_by_distance_is_a_layer_in_engines_for_short_texts(
+    layer: Clipped, longest: int | None, is_layer: bool
+) -> None:
+    shared = isinstance(layer, Shared)
+    graph = attention_model(layer, layer) if shared else ir.serde.deserialize_model(model_of([layer]))
+    native = AttentionImpl.NATIVE
+    lowered = tensorrt_graph(graph, dtype=layer.dtype, attention_impl=native, longest=longest)
+    operators = [node.op_type for node in lowered.graph]
+    # Layers share what is made of their numbers.
+    assert operators.count("ClippedDistanceAttention_bias") == is_layer
+    assert operators.count("Attention") == 2 * is_layer
+    assert [name for _, name, _ in lowered.functions] == ["ClippedDistanceAttention_bias" if is_layer else layer.name]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import ml_dtypes
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -14,6 +17,7 @@ from hdexport.graph.passes.graph_nodes import operator_nodes
 from hdexport.graph.passes.lay_out_weights import lay_out_weights
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 from hdplugins import ONNX_DOMAIN, ONNX_DOMAIN_VERSION
+from hdplugins.operators.relative_attention import onnx_function
 from hdruntime.errors import ExportError
 
 HALF = {"float16": (ir.DataType.FLOAT16, np.float16), "bfloat16": (ir.DataType.BFLOAT16, ml_dtypes.bfloat16)}
@@ -21,27 +25,29 @@ HALF = {"float16": (ir.DataType.FLOAT16, np.float16), "bfloat16": (ir.DataType.B
 
 def attention_model(*arities: int) -> ir.Model:
     """A graph with an attention of each number of inputs, and one node of another domain."""
-    inputs = [ir.Value(name=f"input_{index}", type=ir.TensorType(ir.DataType.FLOAT)) for index in range(5)]
-    nodes = [ir.node("DenseAttention", inputs[:arity], {"scale": 1.0}, domain=ONNX_DOMAIN) for arity in arities]
+    inputs = [ir.Value(name=f"input_{index}", type=ir.TensorType(ir.DataType.FLOAT)) for index in range(8)]
+    attributes = {"causal": 0, "reach": 0, "scale": 1.0}
+    nodes = [ir.node("RelativeAttention", inputs[:arity], attributes, domain=ONNX_DOMAIN) for arity in arities]
     nodes.append(ir.node("Identity", [inputs[0]]))
     outputs = [node.outputs[0] for node in nodes]
     return ir.Model(ir.Graph(inputs, outputs, nodes=nodes, opset_imports={"": 20}), ir_version=10)
 
 
 def test_nodes_of_our_domain_are_found_in_order() -> None:
-    model = attention_model(4, 4, 4)
+    model = attention_model(7, 7, 7)
     nodes = operator_nodes(model)
     assert nodes == list(model.graph)[:3]
-    assert operator_nodes(model, "DenseAttention") == nodes
+    assert operator_nodes(model, "RelativeAttention") == nodes
     assert operator_nodes(model, "OtherAttention") == []
 
 
-@pytest.mark.parametrize("arity", [4, 5])
+@pytest.mark.parametrize("arity", [7, 8])
 def test_a_body_of_the_nodes_arity_is_attached_once(arity: int) -> None:
     model = attention_model(arity, arity)
     assert attach_functions(model) == 2
     ((key, function),) = model.functions.items()
-    assert key[:2] == (ONNX_DOMAIN, "DenseAttention")
+    assert key[0] == ONNX_DOMAIN
+    assert key[1].startswith("RelativeAttention")
     assert len(function.inputs) == arity
     assert model.graph.opset_imports[ONNX_DOMAIN] == ONNX_DOMAIN_VERSION
 
@@ -52,9 +58,18 @@ def test_a_graph_without_our_nodes_gets_no_body() -> None:
     assert not model.functions
 
 
-def test_nodes_of_different_arity_are_refused() -> None:
-    with pytest.raises(ExportError, match="DenseAttention have 4 and 5 inputs, for which one body"):
-        attach_functions(attention_model(4, 5))
+def test_nodes_that_need_two_bodies_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ours have other names for other numbers of inputs; those of another package may not."""
+    original = onnx_function.function_of_node
+
+    def of_one_name(**described: Any) -> onnx.FunctionProto:
+        body = original(**described)
+        body.name = "RelativeAttention"
+        return body
+
+    monkeypatch.setattr(onnx_function, "function_of_node", of_one_name)
+    with pytest.raises(ExportError, match="RelativeAttention have 7 and 8 inputs, for which one body"):
+        attach_functions(attention_model(7, 8))
 
 
 def half_model(dtype: str) -> ir.Model:
@@ -123,7 +138,7 @@ def test_a_widened_graph_computes_in_float32(dtype: str, condition: bool) -> Non
 
 
 def test_a_float32_graph_is_left_as_it_is() -> None:
-    model = attention_model(4)
+    model = attention_model(7)
     before = ir.serde.serialize_model(model).SerializeToString(deterministic=True)
     assert widen_to_float32(model) == 0
     assert ir.serde.serialize_model(model).SerializeToString(deterministic=True) == before

@@ -15,6 +15,7 @@ import torch
 
 from hdexport.model.precision import Precision, cast_model
 from hdruntime.errors import ExportError
+from support.function_bodies import nodes_within
 from support.grids import nightly_unless
 
 HALF = {"float16": ir.DataType.FLOAT16, "bfloat16": ir.DataType.BFLOAT16}
@@ -52,10 +53,13 @@ each_bundle = pytest.mark.parametrize(("model_type", "task", "precision"), CASES
 
 
 def inferred(bundle: Any) -> tuple[onnx.ModelProto, dict[str, int]]:
-    """The portable graph with the bodies of its functions in place, and the type of every value."""
+    """The portable graph with the bodies of its functions in place, and the type of every value, in loops as well."""
     model = onnx.inliner.inline_local_functions(onnx.load(bundle.path / "model.onnx"))
     model = onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
-    values = [*model.graph.input, *model.graph.output, *model.graph.value_info]
+    loops = [
+        attribute.g for node in nodes_within(model.graph) for attribute in node.attribute if attribute.HasField("g")
+    ]
+    values = [value for graph in (model.graph, *loops) for value in (*graph.input, *graph.output, *graph.value_info)]
     types = {value.name: value.type.tensor_type.elem_type for value in values}
     return model, types | {tensor.name: tensor.data_type for tensor in model.graph.initializer}
 
@@ -92,7 +96,7 @@ def test_weights_are_half_but_for_normalisations_and_frequencies(bundle, precisi
 @each_bundle
 def test_normalisation_and_softmax_compute_in_float32(bundle) -> None:
     model, types = inferred(bundle)
-    islands = [node for node in model.graph.node if node.op_type in ("LayerNormalization", "Softmax")]
+    islands = [node for node in nodes_within(model.graph) if node.op_type in ("LayerNormalization", "Softmax")]
     assert {node.op_type for node in islands} == {"LayerNormalization", "Softmax"}
     for node in islands:
         assert types[node.input[0]] == onnx.TensorProto.FLOAT, node.name

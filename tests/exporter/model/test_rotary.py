@@ -85,6 +85,7 @@ def test_positions_that_are_scaled_already_are_refused(tmp_path: Path) -> None:
             300,
             "--rope ntk:4 is for rotary positions, and those of bert are learned.\nLeave it out;",
         ),
+        ("roformer", 300, "--rope ntk:4 cannot stretch the positions of roformer.\nLeave it out."),
         ("modernbert", BASE, "changes all answers, for texts longer than the 64 tokens of training; --max-len 64"),
     ],
 )

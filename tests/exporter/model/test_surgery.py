@@ -39,9 +39,14 @@ def checkpoint_table(checkpoint: Path) -> np.ndarray:
         rows, columns = len(axial[0]), axial[1].shape[1]
         parts = [np.broadcast_to(part, (rows, columns, part.shape[2])) for part in axial]
         return np.concatenate(parts, axis=2).reshape(rows * columns, -1)
-    endings = ("embeddings.position_embeddings.weight", "encoder.embed_positions.weight")
+    endings = ("embeddings.position_embeddings.weight", "encoder.embed_positions.weight", "pos_emb.emb.weight")
     (table,) = (value for name, value in weights.items() if name.endswith(endings))
     return table
+
+
+def table_name(model_type: str) -> str:
+    """What the table's name in a graph holds."""
+    return "pos_emb" if model_type == "performer" else "position_embeddings"
 
 
 def initializers(model: ir.Model, part: str) -> dict[str, np.ndarray]:
@@ -67,7 +72,7 @@ def test_the_graphs_table_has_a_row_per_position_and_keeps_the_checkpoints(
     bundle = tiny_bundles(model_type, precision=precision)
     checkpoint = checkpoint_table(bundle.checkpoint)
     first_row = PAD_TOKEN_ID + 1 if model_type in PADDING_ROW_FAMILIES else 0
-    (table,) = initializers(bundle.graph, "position_embeddings").values()
+    (table,) = initializers(bundle.graph, table_name(model_type)).values()
     assert table.dtype == precision
     assert table.shape == (first_row + 300, checkpoint.shape[1])
     assert table[: first_row + BASE].tobytes() == checkpoint.astype(precision).tobytes()
@@ -90,12 +95,12 @@ def test_tables_are_as_wide_as_the_embeddings_not_the_hidden_states(tiny_bundles
 @pytest.mark.parametrize("graph", ["graph", "cpu_graph"])
 def test_positions_that_count_from_0_are_a_slice_of_the_table(tiny_bundles, model_type: str, graph: str) -> None:
     model = getattr(tiny_bundles(model_type), graph)
-    assert gathers_from(model, "position_embeddings") == 0
+    assert gathers_from(model, table_name(model_type)) == 0
     assert not operators(model).keys() & {"CumSum", "Range", "Mod", "Div", "GatherElements"}
     slices = [node for node in model.graph.all_nodes() if node.op_type == "Slice"]
     reads = [str(node.inputs[0].name) for node in slices]
     assert len(reads) == 1
-    assert "position_embeddings" in reads[0]
+    assert table_name(model_type) in reads[0]
 
 
 @pytest.mark.parametrize("model_type", PADDING_ROW_FAMILIES)
@@ -224,6 +229,7 @@ def test_an_extended_model_takes_longer_input_in_pytorch(
     positions = extend_positions(model, family, max_len=208, scheme=Scheme.HIERARCHICAL, alpha=ALPHA)
     if not family.counts_distances:
         assert getattr(model.config, family.positions_key) == positions.first_row + 208
+    family.as_trained(model)
     with torch.inference_mode():
         output = model(torch.full((1, 208), 7)).last_hidden_state
     assert output.shape == (1, 208, family.token_width(model.config))

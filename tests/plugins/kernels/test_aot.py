@@ -70,8 +70,8 @@ VARIANTS: dict[str, dict[str, object]] = {
 
 
 WINDOWS, BLOCKS, CHUNKS, LSH = "SlidingWindowAttention", "BlockSparseAttention", "ChunkAttention", "LSHAttention"
-RELATIVE = "RelativeAttention"
-EVERY = (WINDOWS, BLOCKS, CHUNKS, LSH, RELATIVE)
+RELATIVE, CLIPPED = "RelativeAttention", "ClippedDistanceAttention"
+EVERY = (WINDOWS, BLOCKS, CHUNKS, LSH, RELATIVE, CLIPPED)
 
 
 def sources_of(
@@ -83,13 +83,14 @@ def sources_of(
     architectures: Sequence[int] = (80,),
     optional: bool = True,
 ) -> tuple[KernelSource, ...]:
-    """Of an operator, with a table or segments where it takes them; blocks or chunks are of that many tokens."""
+    """Of an operator, with all that it takes or without what is optional; blocks or chunks are of that many tokens."""
     operator, state = OPERATORS[name], (1, 1, 1, head_dim)
     last = [(1, 1, 1)] if optional else []
     others = {
         BLOCKS: last,
         LSH: [(1, head_dim, 1, 1)],
         RELATIVE: [(1, 1, head_dim), (1, head_dim), (1, head_dim), *last],
+        CLIPPED: [(1, 1, 1, 3), *[(3, head_dim)] * optional],
     }.get(name, [])
     shapes = [*[state] * operator.states, (1, 1), *others]
     attributes = {"block_size": size, "chunk": size}
@@ -164,6 +165,7 @@ def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(tmp_path: Path)
         ([86, 90], "float16", 64, BLOCKS, 84), ([80, 120], "float16", 64, CHUNKS, 64),
         ([80, 120], "float16", 64, LSH, 64), ([86], "float32", 128, LSH, 32),
         ([80, 90, 120], "float16", 64, RELATIVE, 0), ([86], "float32", 64, RELATIVE, 0),
+        ([80, 120], "float16", 64, CLIPPED, 0),
         *(
             pytest.param(list(SHARED_BYTES), *case, 64, marks=pytest.mark.nightly)
             for case in itertools.product(("float16", "float32"), (64,), EVERY)
@@ -195,9 +197,9 @@ def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
             assert loads > 0
             # Triton pipelines no loop around another: that over a head's columns, where a product takes some of them.
             assert (copies > 0) == (kernel.constants.get("columns", head_dim) == head_dim)
-            # A query has one score of other segments.
+            # A query has one score of other segments; a truth is a byte.
             is_narrow = dtype != "float32" and "segment_scores" in dict(kernel.arguments)
-            assert (narrow_loads(ptx) > 0) == is_narrow
+            assert (narrow_loads(ptx) > 0) == (is_narrow or operator == CLIPPED)
             assert (TENSOR_CORES[kernel.architecture] in ptx) == (dtype != "float32")
     without_compilers(monkeypatch)
     assert compile_kernels(sources) == compiled
@@ -206,18 +208,23 @@ def test_kernels_copy_wide_keep_all_in_registers_and_fit_the_shared_memory(
 @pytest.mark.nightly
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
 @pytest.mark.parametrize("head_dim", HEAD_DIMS)
-def test_distances_with_and_without_segments_keep_all_in_registers(head_dim: int, dtype: str) -> None:
+@pytest.mark.parametrize("operator", [RELATIVE, CLIPPED])
+def test_distances_keep_all_in_registers_with_and_without_what_is_optional(
+    operator: str, head_dim: int, dtype: str
+) -> None:
+    """Segments, or values by distance."""
     sources = [
         source
-        for segments in (True, False)
+        for optional in (True, False)
         for source in sources_of(
-            RELATIVE, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES), optional=segments
+            operator, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES), optional=optional
         )
     ]
     for kernel in compile_kernels(sources):
         assert_no_spills(kernel)
         assert kernel.shared_bytes <= SHARED_BYTES[kernel.architecture]
-        assert kernel.constants["block_queries"] <= kernel.constants["block_keys"]
+        if operator == RELATIVE:
+            assert kernel.constants["block_queries"] <= kernel.constants["block_keys"]
 
 
 @pytest.mark.nightly

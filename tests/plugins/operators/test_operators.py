@@ -8,22 +8,35 @@ import onnx
 import pytest
 
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
+from support.clipped_operator import Clipped
+from support.favor_operator import Favor
+from support.local_global_operator import NODES as LOCAL_GLOBAL
 from support.relative_operator import Relative
 from support.sparse_operators import DESCRIPTIONS
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
 
 ATTRIBUTES = {name: described.layers[0].node_attributes for name, described in DESCRIPTIONS.items()}
+ATTRIBUTES["ClippedDistanceAttention"] = Clipped().node_attributes
 ATTRIBUTES["DenseAttention"] = {"scale": 0.5}
+ATTRIBUTES["FavorAttention"] = Favor().node_attributes
+ATTRIBUTES["LocalGlobalAttention"] = LOCAL_GLOBAL[0].node_attributes
 ATTRIBUTES["RelativeAttention"] = Relative().node_attributes
+
+ATTRIBUTES_OF_ALL_INPUTS = {"LocalGlobalAttention": LOCAL_GLOBAL[3].node_attributes}
+"""Of operators whose optional inputs a node has all of, or none, and whose attributes say so."""
 
 
 def body_of(operator: Operator, arity: int) -> onnx.FunctionProto:
-    return operator.face("onnx_function").function_of_node(inputs=arity, attributes=ATTRIBUTES[operator.name])
+    attributes = ATTRIBUTES[operator.name]
+    if arity == len(operator.inputs):
+        attributes = ATTRIBUTES_OF_ALL_INPUTS.get(operator.name, attributes)
+    return operator.face("onnx_function").function_of_node(inputs=arity, attributes=attributes)
 
 
-def arities(operator: Operator) -> range:
-    return range(len(operator.inputs) - len(operator.optional_inputs), len(operator.inputs) + 1)
+def arities(operator: Operator) -> list[int]:
+    least, most = len(operator.inputs) - len(operator.optional_inputs), len(operator.inputs)
+    return [least, most] if operator.name in ATTRIBUTES_OF_ALL_INPUTS else [*range(least, most + 1)]
 
 
 def test_there_are_operators_under_their_own_names() -> None:
@@ -75,6 +88,6 @@ def test_the_body_has_the_signature_of_the_specification_and_standard_operators(
 
 @each_operator
 def test_an_arity_without_a_body_is_refused(operator: Operator) -> None:
-    for arity in {0, arities(operator).start - 1, arities(operator).stop}:
+    for arity in {*range(len(operator.inputs) + 2)} - {*arities(operator)}:
         with pytest.raises(ValueError, match=f"{operator.name} has .* inputs, not {arity}"):
             body_of(operator, arity)

@@ -17,7 +17,10 @@ from hdplugins import OPERATORS, Operator
 from hdplugins.operators.block_sparse_attention.pairs import pairs as block_pairs
 from hdplugins.operators.sliding_window_attention.pairs import pairs as window_pairs
 from support.attention_graphs import Dense
-from support.relative_operator import NODES
+from support.clipped_operator import NODES as CLIPPED
+from support.favor_operator import NODES as FAVOR
+from support.local_global_operator import NODES as LOCAL_GLOBAL
+from support.relative_operator import NODES as RELATIVE
 from support.sparse_operators import DESCRIPTIONS, Blocks, Layer
 
 each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPERATORS)
@@ -25,7 +28,10 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPER
 HEADS = 4
 LAYERS: dict[str, Sequence[Layer]] = {name: described.layers for name, described in DESCRIPTIONS.items()}
 LAYERS["DenseAttention"] = [Dense(heads=HEADS)]
-LAYERS["RelativeAttention"] = NODES
+LAYERS["ClippedDistanceAttention"] = CLIPPED
+LAYERS["FavorAttention"] = FAVOR
+LAYERS["LocalGlobalAttention"] = LOCAL_GLOBAL
+LAYERS["RelativeAttention"] = RELATIVE
 
 
 @each_operator
@@ -45,7 +51,8 @@ def test_an_operator_counts_the_pairs_that_its_reference_looks_at(operator: Oper
 def test_the_attributes_of_a_node_are_what_the_count_takes(operator: Operator) -> None:
     """And those optional inputs that decide which pairs there are, and a memory where keys have one."""
     parameters = tuple(inspect.signature(operator.face("pairs").pairs).parameters)
-    deciding = tuple(name for name in operator.optional_inputs if name not in ("bias", "segment_scores"))
+    scores = ("segment_scores", "side_bias", "side_key", "side_value", "values_by_distance")
+    deciding = tuple(name for name in operator.optional_inputs if name not in scores)
     memory = ("memory",) if operator.mask == "key_kind" else ()
     assert parameters == ("tokens", "heads", "global_tokens", *memory, *operator.attributes, *deciding)
 

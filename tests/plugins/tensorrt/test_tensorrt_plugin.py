@@ -27,6 +27,9 @@ from hdplugins.operators.plugin_face import FieldType, PluginFace, face_of
 from hdplugins.tensorrt.link import provide_library_link
 from hdplugins.tensorrt.plugin_class import plugin_class
 from hdplugins.tensorrt.plugins import plugin_operators, plugins_with_kernels, take_plugin_errors
+from support.clipped_operator import Clipped
+from support.clipped_operator import exact_answer as clipped_answer
+from support.clipped_operator import inputs_of as clipped_inputs
 from support.comparators import assert_close
 from support.interpreted_kernel import Inputs, Interpreter
 from support.kernel_cases import inputs_of, right_answers
@@ -43,20 +46,22 @@ pytest.importorskip("triton", reason="the kernels are written in Triton, which h
 WINDOW_LAYER = Window(left=16, right=16, bound=5)
 WINDOW = WINDOW_LAYER.node_attributes
 BLOCKS, CHUNKS, LSH, WINDOWS = "BlockSparseAttention", "ChunkAttention", "LSHAttention", "SlidingWindowAttention"
-RELATIVE = "RelativeAttention"
+RELATIVE, CLIPPED = "RelativeAttention", "ClippedDistanceAttention"
 BLOCK_LAYER = Blocks(block=64, repeats=3, by_row=1)
 BIGBIRD = BLOCK_LAYER.node_attributes
 CHUNK_LAYER, LSH_LAYER = Chunks(chunk=16, multiple=2), Lsh(chunk=16, buckets=(4, 2), by_row=1)
 CIRCLE, REFORMER = CHUNK_LAYER.node_attributes, LSH_LAYER.node_attributes
 DISTANCES = Relative(reach=40, dtype="float16").node_attributes
+CLIPPED_LAYER = Clipped(by_query=True, values=True, reach=20, dtype="float16")
+NEZHA = CLIPPED_LAYER.node_attributes
 ATTRIBUTES: dict[str, dict[str, Any]] = {
-    BLOCKS: BIGBIRD, CHUNKS: CIRCLE, LSH: REFORMER, RELATIVE: DISTANCES, WINDOWS: WINDOW,
+    BLOCKS: BIGBIRD, CHUNKS: CIRCLE, CLIPPED: NEZHA, LSH: REFORMER, RELATIVE: DISTANCES, WINDOWS: WINDOW,
 }  # fmt: skip
 TILES = {
     WINDOWS: Tiles(block_queries=32, block_keys=16, num_warps=4, num_stages=2, head=32),
     BLOCKS: Tiles(block_queries=64, block_keys=64, num_warps=4, num_stages=2, head=32),
     **dict.fromkeys(
-        (CHUNKS, LSH, RELATIVE), Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
+        (CHUNKS, CLIPPED, LSH, RELATIVE), Tiles(block_queries=16, block_keys=16, num_warps=4, num_stages=2, head=32)
     ),
 }
 SHAPE = (2, 2, 70, 32)
@@ -204,6 +209,16 @@ def test_a_plugin_gives_the_right_answers_with_memories_of_any_size(
         assert_close(answer.numpy(), right, atol=8e-3)
 
 
+@pytest.mark.parametrize("layer", [CLIPPED_LAYER, Clipped(heads=1, dtype="float16")], ids=str)
+def test_a_plugin_gives_the_right_answers_by_distance(layer: Clipped, interpreter: Interpreter, tmp_path: Path) -> None:
+    arrays = [clipped_inputs(layer, mask(tokens, tokens, 20).numpy()) for tokens in (50, 31, 1, 50)]
+    calls = [{name: torch.from_numpy(array) for name, array in inputs.items()} for inputs in arrays]
+    arguments = (CLIPPED, calls, tmp_path / "kernels", TILES[CLIPPED], layer.node_attributes)
+    for inputs, answer in zip(arrays, interpreter.run(plugin_answers, *arguments), strict=True):
+        # Somewhat more than twice what was measured, for values of up to 5: 2.3e-3.
+        assert_close(answer.numpy(), clipped_answer(layer, inputs), atol=5e-3)
+
+
 def answers_of(
     layer: SparseLayer, calls: list[torch.Tensor], interpreter: Interpreter, folder: Path, **changes: Any
 ) -> tuple[list[Inputs], list[torch.Tensor]]:
@@ -234,6 +249,7 @@ def test_the_comparison_refuses_other_attributes(
         (BLOCKS, BIGBIRD | {"window": -1, "first_global": 2**31 - 1}),
         (CHUNKS, CIRCLE),
         (LSH, REFORMER),
+        (CLIPPED, NEZHA),
         (RELATIVE, DISTANCES | {"causal": 1, "reach": 2**31 - 1}),
     ],
 )
@@ -286,6 +302,11 @@ def described(dtype: Any, layout: Any = trt.TensorFormat.LINEAR) -> Any:
         *((LSH, f"{own} {own} INT32 FLOAT {own}", True) for own in ("HALF", "FLOAT", "BF16")),
         *((RELATIVE, f"{own} {own} {own} INT32" + 5 * f" {own}", True) for own in ("HALF", "FLOAT", "BF16")),
         (RELATIVE, "HALF HALF HALF INT32 HALF HALF HALF HALF", True),
+        *((CLIPPED, f"{own} {own} {own} BOOL {own} {own}", True) for own in ("HALF", "FLOAT", "BF16")),
+        (CLIPPED, "HALF HALF HALF BOOL HALF HALF HALF", True),
+        (CLIPPED, "HALF HALF HALF INT32 HALF HALF HALF", False),
+        (CLIPPED, "HALF HALF HALF BOOL FLOAT HALF HALF", False),
+        (CLIPPED, "HALF HALF HALF BOOL HALF FLOAT HALF", False),
         (RELATIVE, "HALF HALF HALF INT32 FLOAT HALF HALF HALF", False),
         (RELATIVE, "HALF HALF HALF INT64 HALF HALF HALF HALF", False),
         (LSH, "HALF HALF INT32 HALF HALF", False),
@@ -350,6 +371,7 @@ def test_the_workspace_suffices_for_the_largest_shape_and_the_table_counts(
         (LSH, ROTATED[:3], "rotations are missing; LSH attention needs them"),
         (RELATIVE, remembered(300, 200), "There are 200 keys for 300 tokens"),
         (RELATIVE, remembered(300, 812)[:6], "RelativeAttention has 7 or 8 inputs, not 6"),
+        (CLIPPED, shapes_of(SHAPE, (2, 2, 70, 43), operator=CLIPPED), "has 43 distances; a reach of 20 has 41"),
     ],
 )
 def test_a_build_without_a_kernel_for_it_stops(operator: str, shapes: list[Sequence[int]], message: str) -> None:
@@ -642,7 +664,14 @@ def test_kernels_are_loaded_by_the_driver_that_launches_them(kernels: Path, monk
 
 
 def test_every_face_serves_an_operator_of_its_inputs_and_attributes() -> None:
-    assert [operator.name for operator in plugin_operators()] == [BLOCKS, CHUNKS, LSH, RELATIVE, WINDOWS]
+    assert [operator.name for operator in plugin_operators()] == [
+        BLOCKS,
+        CHUNKS,
+        "ClippedDistanceAttention",
+        LSH,
+        RELATIVE,
+        WINDOWS,
+    ]
     assert not OPERATORS["DenseAttention"].has_face("tensorrt_plugin")
     for operator in plugin_operators():
         face = face_of(operator)
@@ -736,7 +765,7 @@ print(sum(len(face_of(operator).kernels) for operator in plugin_operators()))
 print([name for name in ("tensorrt", "tensorrt_rtx") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "13\n[]\n"
+    assert done.stdout == "14\n[]\n"
 
 
 def block_nodes() -> list[onnx.NodeProto]:
@@ -790,6 +819,29 @@ def relative_graph() -> onnx.ModelProto:
     )  # fmt: skip
 
 
+def clipped_graph() -> onnx.ModelProto:
+    """Scores of each query by a table that is its values, too, as NEZHA has it; and a bias that all queries share."""
+    state, half = ["batch", 2, "tokens", 64], TensorProto.FLOAT16
+    inputs = [
+        helper.make_tensor_value_info("query", half, state),
+        helper.make_tensor_value_info("mask", TensorProto.BOOL, ["batch", "tokens"]),
+    ]
+    nodes = [
+        helper.make_node("MatMul", ["query", "turned"], ["scores"]),
+        plugin_node(CLIPPED, ["query", "query", "query", "mask", "scores", "table"], "first"),
+        plugin_node(CLIPPED, ["first", "query", "query", "mask", "bias"], "second", reach=128),
+    ]
+    constants = {"table": (41, 64), "turned": (64, 41), "bias": (1, 2, 1, 257)}
+    return helper.make_model(
+        helper.make_graph(
+            nodes, "attentions", inputs, [helper.make_tensor_value_info("second", half, state)],
+            [onnx.numpy_helper.from_array(np.ones(shape, np.float16), name) for name, shape in constants.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+        ir_version=10,
+    )  # fmt: skip
+
+
 def plugin_node(operator: str, inputs: Sequence[str], output: str, **changes: int) -> onnx.NodeProto:
     """As lowering leaves it."""
     own = {**ATTRIBUTES[operator], **changes, "plugin_namespace": "hdexport", "plugin_version": "1"}
@@ -819,8 +871,14 @@ def plugin_graph(nodes: Sequence[onnx.NodeProto]) -> onnx.ModelProto:
         (plugin_graph(block_nodes()), [5, 4], b"first_repeats"),
         (plugin_graph(reformer_nodes()), [4, 4], b"ends_by_row"),
         (relative_graph(), [8, 7], b"reach"),
+        (clipped_graph(), [6, 5], b"reach"),
     ],
-    ids=["blocks with and without a table", "chunks and hashes", "distances with and without segments"],
+    ids=[
+        "blocks with and without a table",
+        "chunks and hashes",
+        "distances with and without segments",
+        "clipped distances with and without values",
+    ],
 )
 def test_tensorrt_builds_nodes_for_several_lengths(model: onnx.ModelProto, num_inputs: list[int], field: bytes) -> None:
     log = trt.Logger(trt.Logger.ERROR)

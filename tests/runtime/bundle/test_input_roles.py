@@ -149,7 +149,11 @@ def test_a_token_that_contradicts_its_rule_is_named(
 
 
 OF_ONE_ROLE = [
-    (Role.MARKS, {"bound": 5}, r"\.bound is 5; only marks and memories of tokens have a bound"),
+    (
+        Role.MARKS,
+        {"bound": 5},
+        r"\.bound is 5; only marks, memories of tokens, and memories that count them have a bound",
+    ),
     (
         Role.MEMORY,
         {"fed_from": "last_hidden_state"},
@@ -204,7 +208,10 @@ def test_what_only_one_role_has_is_refused_in_others(
             {"shape": ("batch", "memory", 4)},
             r"{last}\.bound is None; a memory of tokens needs the most that it may have",
         ),
-        ({"bound": 4}, r"{last}\.bound is 4; only marks and memories of tokens have a bound"),
+        (
+            {"bound": 4},
+            r"{last}\.bound is 4; only marks, memories of tokens, and memories that count them have a bound",
+        ),
         ({"fed_from": None}, r"{last}\.fed_from is None; a memory needs the name of an output"),
         ({"fed_from": "right"}, r"{last} is float32 \[batch, 1, 4, 4\], fed from the output right, but there is none"),
         (

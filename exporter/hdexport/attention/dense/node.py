@@ -32,16 +32,14 @@ class DenseMask:
         key: torch.Tensor,
         value: torch.Tensor,
         scale: float,
-        bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """[batch, tokens, heads, head_dim]; see `hdexport.attention.interface.LayerMask`.
 
         Args:
             module, query, key, value, scale: as described there.
-            bias: [1 or batch, heads, tokens, tokens], added to the scores.
         """
         query = scaled(query, self.query_scale)
-        attended = dense_attention_node(query, key, value, self.key_mask, bias=bias, scale=scale)
+        attended = dense_attention_node(query, key, value, self.key_mask, scale=scale)
         return attended.transpose(1, 2).contiguous()
 
 
@@ -51,7 +49,6 @@ def dense_attention_node(
     value: torch.Tensor,
     key_mask: torch.Tensor,
     *,
-    bias: torch.Tensor | None = None,
     scale: float,
 ) -> torch.Tensor:
     """One ``DenseAttention`` node while a graph is exported, its reference otherwise.
@@ -59,10 +56,8 @@ def dense_attention_node(
     Args:
         query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
         key_mask: [batch, tokens], bool, True for real tokens.
-        bias: [1 or batch, heads, tokens, tokens].
         scale: factor of the scores.
     """
     if not torch.compiler.is_exporting():
-        return dense_attention(query, key, value, key_mask, bias, scale=scale)
-    inputs = (query, key, value, key_mask) if bias is None else (query, key, value, key_mask, bias)
-    return operator_node("DenseAttention", inputs, {"scale": float(scale)})
+        return dense_attention(query, key, value, key_mask, scale=scale)
+    return operator_node("DenseAttention", (query, key, value, key_mask), {"scale": float(scale)})

@@ -20,16 +20,18 @@ from hdexport.attention.window.record import Window
 from hdexport.model.memories import MASK, POSITION, Memories, remembered, state_memory, text_ends, tokens_memory
 
 
-def carried_memories(*, layers: int, width: int, tokens: int) -> Memories:
+def carried_memories(*, layers: int, width: int, tokens: int, document_tokens: int) -> Memories:
     """What a model with windows remembers.
 
     Args:
         layers: calls of an attention.
         width: of a token's keys in all heads.
         tokens: the most that are remembered.
+        document_tokens: of the longest document, for which there are positions.
     """
     of_layers = (tokens_memory(layer, 2 * width, bound=tokens) for layer in range(layers))
-    return Memories((*of_layers, tokens_memory(MASK, bound=tokens), state_memory(POSITION, 1)))
+    position = state_memory(POSITION, 1, bound=document_tokens)
+    return Memories((*of_layers, tokens_memory(MASK, bound=tokens), position))
 
 
 @dataclass(frozen=True)

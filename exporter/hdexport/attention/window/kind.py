@@ -288,7 +288,8 @@ def _memories(window: Window, tokens: int, subject: Subject) -> Memories:
             max(2, reach),
         )
     layers = len(attention_calls(subject.model))
-    return carried_memories(layers=layers, width=int(config.hidden_size), tokens=tokens)
+    width = int(config.hidden_size)
+    return carried_memories(layers=layers, width=width, tokens=tokens, document_tokens=subject.max_len)
 
 
 def _marks(config: Any, task: Task, max_global: int | None) -> InputSpec:

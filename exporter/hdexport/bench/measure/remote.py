@@ -89,6 +89,10 @@ def _reason(error: Exception) -> str:
 
 if __name__ == "__main__":
     code = main(sys.argv[1:])
+    # After the call, whose memory may be what is measured.
+    from hdexport.checkpoint.foreign import remove_converted
+
+    remove_converted()
     sys.stderr.flush()
     # The result is written. What frameworks do when Python ends takes time, and can crash.
     os._exit(code)

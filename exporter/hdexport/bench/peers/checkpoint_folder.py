@@ -4,10 +4,15 @@ from __future__ import annotations
 
 __all__ = ["checkpoint_folder"]
 
+import shutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hdexport.bench.measure.case import Subject
 from hdruntime.bundle.reader import open_bundle
+
+if TYPE_CHECKING:
+    from hdexport.checkpoint import Checkpoint
 
 _FOLDER = "checkpoint"
 
@@ -37,7 +42,7 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
     if not checkpoint.family.learned_positions or not (
         is_extended or checkpoint.family.stores_table(checkpoint.config)
     ):
-        return checkpoint.path
+        return _lasting(checkpoint, folder / _FOLDER)
     output = folder / _FOLDER
     if output.exists():
         return output
@@ -54,4 +59,13 @@ def checkpoint_folder(subject: Subject, folder: Path) -> Path:
         allow_pickle=subject.allow_pickle,
     )
     extend(options)
+    return output
+
+
+def _lasting(checkpoint: Checkpoint, output: Path) -> Path:
+    """The checkpoint's directory; a copy of one that was converted, which this process takes with it when it ends."""
+    if checkpoint.path == checkpoint.origin:
+        return checkpoint.path
+    if not output.exists():
+        shutil.copytree(checkpoint.path, output)
     return output

@@ -1,8 +1,11 @@
 """The graph that ONNX Runtime runs fastest on an NVIDIA GPU: the portable one, its dense attention fused.
 
 It computes in the bundle's own type and reads the portable graph's weights. Other attention keeps its bodies of
-standard operators. Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the
-sources of ONNX Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):
+standard operators. Attention by clipped distance does so for longer texts: shorter ones are fused with a bias for every
+query and key, where all texts share the numbers of distances.
+
+Which kernel ``com.microsoft::MultiHeadAttention`` takes there depends on its mask (read in the sources of ONNX
+Runtime's CUDA provider; float16 and float32 since 1.16, bfloat16 since 1.24):
 
 =====================================  ======================================================  ====================
 mask                                   kernel                                                  memory over tokens
@@ -14,18 +17,21 @@ none                                   flash attention in half precision, from A
 =====================================  ======================================================  ====================
 
 So there are three branches: texts without padding, texts with padding after them, which is how the runtime pads, and
-any other mask. Where the memory-efficient kernel is refused, the second form would be read as something else and give
-wrong answers: it is only used where the sources refuse nothing.
+any other mask. With a bias there are two: the first one and the last. Where the memory-efficient kernel is refused, the
+second form would be read as something else and give wrong answers: it is only used where the sources refuse nothing.
 """
 
 from __future__ import annotations
 
 __all__ = ["FUSED_DTYPES", "lower_for_onnxruntime_cuda"]
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from hdexport.graph.lowering.bias_by_distance import BiasesByDistance, has_shared_numbers
 from hdexport.graph.lowering.multi_head_attention import (
     CONTRIB_DOMAIN,
+    SWAP_HEADS_AND_TOKENS,
     Insertion,
     choice,
     fused_attention,
@@ -33,7 +39,7 @@ from hdexport.graph.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.graph.passes.graph_nodes import operator_nodes
+from hdexport.graph.passes.graph_nodes import operator_nodes, operator_of
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -41,8 +47,11 @@ if TYPE_CHECKING:
 FUSED_DTYPES: dict[str, tuple[str, ...]] = {"DenseAttention": ("float32", "float16", "bfloat16")}
 """Operator -> dtypes in which this lowering computes it with a fused kernel; else the body stays."""
 
-_KEY_MASK, _BIAS = 3, 4
-"""Positions of these inputs."""
+_KEY_MASK = 3
+"""Position of that input."""
+
+_LONGEST_BIASED = 2048
+"""Tokens up to which a bias of all queries and keys is made: it is quadratic in them, as are scores under a mask."""
 
 _HEAD_DIM_MULTIPLE, _MOST_HEAD_DIM = 8, 1024
 """Sizes of a head that the memory-efficient kernel takes."""
@@ -59,7 +68,8 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     """
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
-    nodes = operator_nodes(model, "DenseAttention")
+    nodes = [node for node in operator_nodes(model) if _is_fused(node)]
+    biases = BiasesByDistance(model, by_rows=False)
     masks: dict[onnx_ir.Value, _Mask] = {}
     for number, node in enumerate(nodes):
         key_mask = node.inputs[_KEY_MASK]
@@ -67,7 +77,18 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
         insertion = Insertion(node)
         if key_mask not in masks:
             masks[key_mask] = _Mask(insertion, key_mask, _dtype(node))
-        _lower(insertion, node, masks[key_mask], name=f"attention_{number}")
+        name, dtype = f"attention_{number}", _dtype(node)
+        states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+        if operator_of(node).name == "DenseAttention":
+            attended = _fused(insertion, node, states, masks[key_mask], name=name)
+        else:
+            is_short = masks[key_mask].is_short
+            bias = biases.of(insertion, node, is_short)
+            if bias.dtype != dtype:
+                bias = insertion.op("Cast", [bias], {"to": int(dtype)})
+            fused = _fused(insertion, node, states, masks[key_mask], bias=bias, name=f"{name}_fused")
+            attended = _or_body(insertion, node, fused, is_short, name=name)
+        replace_by_merged(insertion, node, insertion.insert(attended))
     if nodes:
         model.graph.opset_imports[CONTRIB_DOMAIN] = 1
         RemoveUnusedNodesPass()(model)
@@ -85,6 +106,7 @@ class _Mask:
         starts: [3 * batch + 2], int32: keys of each row, at least 1, where the queries of each row start and the last
             one's end, and the same of the keys.
         any_key: [batch, 1, 1], in the graph's type, 1 for rows with a real token.
+        is_short: [], bool, whether texts are short enough for a bias.
     """
 
     def __init__(self, insertion: Insertion, key_mask: onnx_ir.Value, dtype: onnx_ir.DataType) -> None:
@@ -106,6 +128,9 @@ class _Mask:
             insertion.op("Squeeze", [insertion.op("Shape", [key_mask], {"start": axis, "end": axis + 1})])
             for axis in (0, 1)
         )
+        self.is_short = insertion.op(
+            "LessOrEqual", [tokens, insertion.op("Constant", [], {"value_int": _LONGEST_BIASED})]
+        )
         positions = insertion.op("Cast", [insertion.op("Range", [zero, tokens, step])], to_int32)
         is_text = insertion.op("Less", [positions, counts])  # [batch, tokens]
         agrees = insertion.op("Cast", [insertion.op("Equal", [is_text, key_mask])], to_int32)
@@ -122,14 +147,24 @@ class _Mask:
         self.starts = insertion.op("Concat", [flat, starts, starts], {"axis": 0})
 
 
-def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) -> None:
+def _is_fused(node: onnx_ir.Node) -> bool:
+    name = operator_of(node).name
+    return name == "DenseAttention" or (name == "ClippedDistanceAttention" and has_shared_numbers(node))
+
+
+def _fused(
+    insertion: Insertion,
+    node: onnx_ir.Node,
+    states: Sequence[onnx_ir.Value],
+    mask: _Mask,
+    *,
+    bias: onnx_ir.Value | None = None,
+    name: str,
+) -> onnx_ir.Node:
+    """A node that gives [batch, tokens, hidden], by the attention for the mask."""
     import onnx_ir as ir
 
     dtype = _dtype(node)
-    states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
-    bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
-    if bias is not None and bias.dtype != dtype:
-        bias = insertion.op("Cast", [bias], {"to": int(dtype)})
     free = fused_attention(node, states, bias=bias)
     # With this mask the products are stored in the graph's type before they are scaled, so the query is scaled instead:
     # float16 overflows otherwise.
@@ -143,8 +178,19 @@ def _lower(insertion: Insertion, node: onnx_ir.Node, mask: _Mask, *, name: str) 
         masked = [choice(mask.ends, then=[ending], otherwise=masked, name=f"{name}_masked", dtype=dtype)]
     # A row without any real key is 0 by definition, and something finite without this.
     zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
-    attended = choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
-    replace_by_merged(insertion, node, insertion.insert(attended))
+    return choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
+
+
+def _or_body(
+    insertion: Insertion, node: onnx_ir.Node, fused: onnx_ir.Node, is_short: onnx_ir.Value, *, name: str
+) -> onnx_ir.Node:
+    """A node that gives [batch, tokens, hidden], by the fused attention for short texts, else by the node's body."""
+    import onnx_ir as ir
+
+    by_body = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
+    tokens_first = ir.node("Transpose", [by_body.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})
+    merged = ir.node("Reshape", [tokens_first.outputs[0], insertion.integers([0, 0, -1])])
+    return choice(is_short, then=[fused], otherwise=[by_body, tokens_first, merged], name=name, dtype=_dtype(node))
 
 
 def _has_memory_efficient_kernel(node: onnx_ir.Node) -> bool:

@@ -18,7 +18,8 @@ would not express padding on the left), and finite, so that nothing meets ``inf 
 checks that a mask is broadcastable to [batch, heads, tokens, tokens].
 
 An operator with a plugin becomes its node, or keeps its body, as `AttentionImpl` says: a choice of the user's, made by
-nothing else.
+nothing else. Attention by clipped distance whose numbers all texts share, where it is no plugin, is an attention layer
+with the fourth of these masks in engines for short texts.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
+from hdexport.graph.lowering.bias_by_distance import BiasesByDistance, has_shared_numbers
 from hdexport.graph.lowering.multi_head_attention import Insertion
-from hdexport.graph.lowering.plugin_nodes import use_plugins
-from hdexport.graph.passes.graph_nodes import operator_nodes
-from hdplugins import ONNX_DOMAIN
+from hdexport.graph.lowering.plugin_nodes import plugin_nodes, use_plugins
+from hdexport.graph.passes.graph_nodes import operator_nodes, operator_of
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.errors import ExportError
@@ -44,10 +45,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_OPERATOR = "DenseAttention"
+_OPERATOR, _BY_DISTANCE = "DenseAttention", "ClippedDistanceAttention"
+
+_LAYER_DTYPES = ("float16", "bfloat16")
+"""Of TensorRT's attention layer."""
 
 FUSED_DTYPES = {
-    _OPERATOR: ("float16", "bfloat16"),
+    _OPERATOR: _LAYER_DTYPES,
+    _BY_DISTANCE: _LAYER_DTYPES,
     **{operator.name: face_of(operator).DTYPES for operator in plugin_operators()},
 }
 """Operator -> dtypes in which this lowering maps it to a layer that TensorRT fuses or to our plugin; else the body
@@ -55,6 +60,9 @@ stays."""
 
 _KEY_MASK = 3
 """Position of that input."""
+
+_LONGEST_BIASED = 1024
+"""Tokens up to which a bias of all queries and keys is made: of 12 heads and 8 texts, it takes 201 MB."""
 
 _ATTENTION_OPSET = 23
 """The first standard opset with ``Attention``."""
@@ -84,7 +92,11 @@ class AttentionImpl(str, Enum):
 
 
 def tensorrt_graph(
-    model: onnx_ir.Model, *, dtype: str, attention_impl: AttentionImpl = AttentionImpl.PLUGIN
+    model: onnx_ir.Model,
+    *,
+    dtype: str,
+    attention_impl: AttentionImpl = AttentionImpl.PLUGIN,
+    longest: int | None = None,
 ) -> onnx_ir.Model:
     """Lower a portable graph for TensorRT and TensorRT-RTX.
 
@@ -95,6 +107,8 @@ def tensorrt_graph(
         model: the portable graph, with the nodes of our operators. It is left as it is.
         dtype: of the graph's weights: ``float32``, ``float16`` or ``bfloat16``.
         attention_impl: of the operators that have a plugin. The others are what TensorRT fuses.
+        longest: tokens of the longest text that engines take; None where that is not known, so that nothing may be
+            quadratic in it that need not be.
 
     Returns:
         A graph of its own that shares the weights with ``model``.
@@ -104,21 +118,26 @@ def tensorrt_graph(
             or there are more global tokens than TensorRT can select.
     """
     require("onnx_ir")
+    from onnx_ir.passes.common import RemoveUnusedFunctionsPass
+
     lowered: onnx_ir.Model = model.clone()
     if attention_impl is AttentionImpl.PLUGIN:
         logger.info("%d attentions are nodes of our plugins", use_plugins(lowered, dtype=dtype))
     _check_selections(lowered)
-    nodes = _fusible_nodes(lowered) if dtype in FUSED_DTYPES[_OPERATOR] else []
+    nodes = _fusible_nodes(lowered, longest=longest) if dtype in _LAYER_DTYPES else []
     if nodes:
         _raise_opset(lowered)
     masks: dict[onnx_ir.Value, _Mask] = {}
+    biases = BiasesByDistance(lowered, by_rows=False)
     for node in nodes:
         key_mask = node.inputs[_KEY_MASK]
         assert key_mask is not None
         if key_mask not in masks:
             masks[key_mask] = _mask_before(node, key_mask, dtype)
-        _replace_by_attention(node, masks[key_mask], dtype)
-    _drop_unused_bodies(lowered)
+        bias = biases.of(Insertion(node), node) if operator_of(node).name == _BY_DISTANCE else None
+        _replace_by_attention(node, masks[key_mask], bias, dtype)
+    # TensorRT's parser prefers bodies to everything else.
+    RemoveUnusedFunctionsPass()(lowered)
     logger.info("%d attentions are TensorRT attention layers", len(nodes))
     return lowered
 
@@ -138,8 +157,14 @@ class _Mask:
     zero: onnx_ir.Value
 
 
-def _fusible_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
-    nodes = operator_nodes(model, _OPERATOR)
+def _fusible_nodes(model: onnx_ir.Model, *, longest: int | None) -> list[onnx_ir.Node]:
+    plugins, is_short = plugin_nodes(model), longest is not None and longest <= _LONGEST_BIASED
+    nodes = [
+        node
+        for node in operator_nodes(model)
+        if operator_of(node).name == _OPERATOR
+        or (operator_of(node).name == _BY_DISTANCE and is_short and has_shared_numbers(node) and node not in plugins)
+    ]
     reasons = {node: _why_not_fused(node) for node in nodes}
     for reason in sorted({reason for reason in reasons.values() if reason is not None}):
         logger.warning("TensorRT has no fused attention for %s; its memory will be quadratic in tokens.", reason)
@@ -183,16 +208,16 @@ def _mask_before(node: onnx_ir.Node, key_mask: onnx_ir.Value, dtype: str) -> _Ma
     return _Mask(scores, keep, insertion.op("Cast", [zero], typed))
 
 
-def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, dtype: str) -> None:
+def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value | None, dtype: str) -> None:
     import onnx_ir as ir
 
-    query, key, value, _, *bias = node.inputs
+    query, key, value = node.inputs[:3]
     insertion, scores = Insertion(node), mask.scores
     # Rows without any real key are 0 by definition. Zeroed values give that, and here TensorRT can fuse it
     # with the projection that makes them.
     kept = insertion.op("Where", [mask.keep, value, mask.zero])
-    if bias:
-        typed_bias = insertion.op("Cast", bias, {"to": int(ir.DataType[dtype.upper()])})
+    if bias is not None:
+        typed_bias = insertion.op("Cast", [bias], {"to": int(ir.DataType[dtype.upper()])})
         scores = insertion.op("Add", [typed_bias, mask.scores])
     attributes = {"scale": node.attributes["scale"].as_float()}
     attention = ir.node("Attention", [query, key, kept, scores], attributes, name=node.name)
@@ -214,11 +239,3 @@ def _check_selections(model: onnx_ir.Model) -> None:
                     f"{_MOST_TOP_VALUES} at most.\nBuild with fewer global tokens (--max-global {_MOST_TOP_VALUES} or "
                     "less, or --attention window:W,global:G), or without an engine: --target onnx"
                 )
-
-
-def _drop_unused_bodies(model: onnx_ir.Model) -> None:
-    """Forget the body once no node needs it: TensorRT's parser prefers bodies to everything else."""
-    if operator_nodes(model, _OPERATOR):
-        return
-    for name in [name for name in model.functions if name[:2] == (ONNX_DOMAIN, _OPERATOR)]:
-        del model.functions[name]

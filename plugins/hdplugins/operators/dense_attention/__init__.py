@@ -14,7 +14,6 @@ OPERATOR = Operator(
     name="DenseAttention",
     version=1,
     package=__name__,
-    inputs=("query", "key", "value", "key_mask", "bias"),
-    optional_inputs=("bias",),
+    inputs=("query", "key", "value", "key_mask"),
     attributes=("scale",),
 )

@@ -19,7 +19,7 @@ from hdplugins.constants import ONNX_DOMAIN, ONNX_OPSET
 # exactly 0 in float32. The query is scaled, not the scores: half-precision products then stay in range.
 _BODY = """
 <domain: "{domain}", opset_import: ["" : {opset}]>
-DenseAttention <scale> (query, key, value, key_mask{bias_input}) => (attended)
+DenseAttention <scale> (query, key, value, key_mask) => (attended)
 {{
     scale_value = Constant <value_float: float = @scale> ()
     scale_typed = CastLike(scale_value, query)
@@ -27,11 +27,10 @@ DenseAttention <scale> (query, key, value, key_mask{bias_input}) => (attended)
     key_transposed = Transpose <perm = [0, 1, 3, 2]> (key)
     products = MatMul(scaled_query, key_transposed)
     scores = Cast <to = 1> (products)
-    {add_bias}
     mask_axes = Constant <value_ints = [1, 2]> ()
     mask = Unsqueeze(key_mask, mask_axes)
     masked_score = Constant <value_float = -1.0e30> ()
-    masked_scores = Where(mask, biased_scores, masked_score)
+    masked_scores = Where(mask, scores, masked_score)
     weights = Softmax <axis = -1> (masked_scores)
     weights_typed = CastLike(weights, query)
     sums = MatMul(weights_typed, value)
@@ -47,28 +46,13 @@ DenseAttention <scale> (query, key, value, key_mask{bias_input}) => (attended)
 def function_of_node(*, inputs: int, attributes: Mapping[str, object]) -> onnx.FunctionProto:
     """The body for a node of the portable graph.
 
-    An ONNX function cannot test whether an optional input is there, so each arity has its own body; the nodes of a
-    model have one arity.
-
     Args:
-        inputs: of the node: 4, or 5 with ``bias``.
+        inputs: of the node: 4.
         attributes: of the node; the body reads them itself.
 
     Raises:
         ValueError: there is no body for that arity.
     """
-    if inputs not in (4, 5):
-        raise ValueError(f"DenseAttention has 4 or 5 inputs, not {inputs}.")
-    has_bias = inputs == 5
-    return onnx.parser.parse_function(
-        _BODY.format(
-            domain=ONNX_DOMAIN,
-            opset=ONNX_OPSET,
-            bias_input=", bias" if has_bias else "",
-            add_bias=(
-                "bias_number = Cast <to = 1> (bias)\n    biased_scores = Add(scores, bias_number)"
-                if has_bias
-                else "biased_scores = Identity(scores)"
-            ),
-        )
-    )
+    if inputs != 4:
+        raise ValueError(f"DenseAttention has 4 inputs, not {inputs}.")
+    return onnx.parser.parse_function(_BODY.format(domain=ONNX_DOMAIN, opset=ONNX_OPSET))

@@ -12,7 +12,6 @@ def dense_attention(
     key: torch.Tensor,
     value: torch.Tensor,
     key_mask: torch.Tensor,
-    bias: torch.Tensor | None = None,
     *,
     scale: float,
 ) -> torch.Tensor:
@@ -25,12 +24,9 @@ def dense_attention(
         key: [batch, heads, tokens, head_dim].
         value: [batch, heads, tokens, head_dim].
         key_mask: [batch, tokens], bool, True for real tokens.
-        bias: [1 or batch, heads, tokens, tokens], added to the scaled scores.
         scale: factor of the scores, usually head_dim ** -0.5.
     """
     scores = torch.einsum("bhid,bhjd->bhij", query, key) * scale
-    if bias is not None:
-        scores = scores + bias
     scores = scores.masked_fill(~key_mask[:, None, None, :], -torch.inf)
     # Rows that see no key are -inf throughout, and their softmax is NaN: those are the rows defined as 0.
     weights = torch.nan_to_num(torch.softmax(scores, dim=-1), nan=0.0)

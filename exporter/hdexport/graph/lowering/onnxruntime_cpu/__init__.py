@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.multi_head_attention import CONTRIB_DOMAIN
 from hdexport.graph.lowering.onnxruntime_cpu.block_sparse_attention import lower_block_sparse_attention
+from hdexport.graph.lowering.onnxruntime_cpu.clipped_distance_attention import lower_clipped_distance_attention
 from hdexport.graph.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
 from hdexport.graph.lowering.onnxruntime_cpu.sequential_bodies import use_sequential_bodies
 from hdexport.graph.lowering.onnxruntime_cpu.sliding_window_attention import lower_sliding_window_attention
@@ -26,7 +27,7 @@ FUSED_DTYPES: dict[str, tuple[str, ...]] = {"DenseAttention": ("float32",)}
 Not sparse attention: short texts may take the fused kernel there too, but what it is for are the others.
 """
 
-FUSED_FOR_SHORT_TEXTS = ("BlockSparseAttention", "SlidingWindowAttention")
+FUSED_FOR_SHORT_TEXTS = ("BlockSparseAttention", "ClippedDistanceAttention", "SlidingWindowAttention")
 """Operators whose short texts do."""
 
 
@@ -40,9 +41,10 @@ def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
 
     widen_to_float32(model)
     lower_dense_attention(model)
+    lower_clipped_distance_attention(model)
     lower_sliding_window_attention(model)
     lower_block_sparse_attention(model)
-    for operator in ("ChunkAttention", "LSHAttention", "RelativeAttention"):
+    for operator in ("ChunkAttention", "FavorAttention", "LSHAttention", "LocalGlobalAttention", "RelativeAttention"):
         use_sequential_bodies(model, operator)
     model.graph.opset_imports[CONTRIB_DOMAIN] = 1
     RemoveUnusedNodesPass()(model)

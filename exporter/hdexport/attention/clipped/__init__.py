@@ -1,0 +1,1 @@
+"""Dense attention with terms of the clipped distance: T5, MPNet, NEZHA."""

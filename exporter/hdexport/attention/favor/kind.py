@@ -1,0 +1,211 @@
+"""FAVOR+, as a kind: a Performer's own, or in place of dense attention."""
+
+from __future__ import annotations
+
+__all__ = ["FavorKind", "FavorSetup"]
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from hdexport.attention.favor.record import FavorAttention, FavorRequest
+from hdexport.attention.kind import (
+    NOT_TRAINED,
+    AttentionKind,
+    Boundaries,
+    Form,
+    OperatorNode,
+    ReferenceFacts,
+    Setup,
+    Subject,
+)
+from hdexport.attention.spec import NotUnderstoodError, SpecReader
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Manifest, PaddingRule
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+    from hdexport.attention.query_scale import LogScale
+
+_FORM = Form(
+    grammar="favor[:features=M,seed=S,compat]",
+    example="favor:features=256",
+    help="experimental: FAVOR+, the attention of Performers. Products of M positive random features (default: 256) of "
+    "queries and keys estimate softmax attention, linear in tokens; S is their seed (default: 0). With compat, padding "
+    "counts as keys whose values are 0, as in performer-pytorch; a Performer checkpoint takes this part only",
+)
+
+_COMPAT = "compat"
+
+_DEFAULT_FEATURES, _DEFAULT_SEED = 256, 0
+
+_EPSILON = 1e-6
+"""Of models that are converted. The authors' 1e-4, which Performers were trained with, makes weights more alike: for a
+model of 64 positions and texts of 600, 1024 features are off by 30 % with it and by 20 % with this."""
+
+_MOST_FEATURES, _MOST_SEED = 2**14, 2**31 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class FavorSetup(Setup):
+    """FAVOR+ in a model.
+
+    Attributes:
+        record: what the manifest says of it.
+        query_scale: factor of the queries; None for none.
+    """
+
+    record: FavorAttention
+    query_scale: LogScale | None = None
+
+    def projection(self, model: PreTrainedModel) -> torch.Tensor:
+        """[features, head_dim], float32, one for all layers, of a model that was converted."""
+        from hdplugins.operators.favor_attention.features import draw_projection
+
+        assert self.record.seed is not None
+        config = model.config
+        head_dim = int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+        return draw_projection(self.record.seed, features=self.record.features, head_dim=head_dim)
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """The family's own, or features around the layers."""
+        if self.is_own:
+            assert family.own is not None
+            family.own.adapt(model, self)
+            return
+        from hdexport.attention.favor.node import FavorMask
+        from hdexport.attention.model_parts import Layers, wrap_layers
+
+        # A buffer, so that it is an initializer of the graph, and after the model was cast: it stays in float32.
+        model.register_buffer("favor_projection", self.projection(model), persistent=False)
+        record, query_scale = self.record, self.query_scale
+
+        def around(states: torch.Tensor, mask: torch.Tensor, layers: Layers) -> torch.Tensor:
+            factors = None if query_scale is None else query_scale.for_mask(mask)
+            return layers(states, FavorMask(record, mask, model.get_buffer("favor_projection"), factors))
+
+        wrap_layers(model, around)
+
+
+class FavorKind(AttentionKind):
+    """Random features, whose products estimate the weights of a softmax."""
+
+    name = "favor"
+    forms = MappingProxyType({"favor": _FORM})
+    record_type = FavorAttention
+    scales_queries = True
+    holds_scores = False
+
+    def request(self, spec: str | None, options: Mapping[str, Any]) -> FavorRequest | None:
+        """The numbers of the form."""
+        return None if spec is None else _request(spec)
+
+    def setup(self, request: FavorRequest | None, subject: Subject) -> FavorSetup | None:
+        """A Performer's own; or features in place of dense attention."""
+        config = subject.model.config
+        own: FavorAttention | None = subject.family.own_attention(self.name, config)
+        if own is not None:
+            if request is not None and not (request.features is request.seed is None):
+                raise InputError(
+                    f"A {config.model_type} has its features, by its checkpoint: --attention favor takes compat for "
+                    "it.\nFor example: --attention favor:compat"
+                )
+            return _setup(dataclasses.replace(own, compat=request is not None and request.compat), is_own=True)
+        if request is None:
+            return None
+        subject.check_convertible(to="FAVOR+")
+        record = FavorAttention(
+            layers=int(config.num_hidden_layers),
+            features=request.features or _DEFAULT_FEATURES,
+            seed=_DEFAULT_SEED if request.seed is None else request.seed,
+            epsilon=_EPSILON,
+            compat=request.compat,
+        )
+        remark = (
+            f"Experimental: {record.features} random features of queries and keys estimate softmax attention, "
+            f"{NOT_TRAINED.format('features')}"
+        )
+        return dataclasses.replace(_setup(record, is_own=False), remark=remark, query_scale=subject.query_scale)
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> FavorAttention | None:
+        """What the graph was traced with."""
+        return setup.record if isinstance(setup, FavorSetup) else None
+
+    def problems(self, record: FavorAttention, manifest: Manifest) -> Iterator[str]:
+        """No feature is below a number that is not above 0."""
+        if not 0 < record.epsilon < 1:
+            yield f".epsilon is {record.epsilon}, which is not between 0 and 1"
+
+    def read(self, record: FavorAttention, bundle: Bundle) -> FavorSetup:
+        """All of it is in the record, or in the checkpoint."""
+        return _setup(record, is_own=not record.converted)
+
+    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+        """FAVOR+ of plain PyTorch in the place of dense attention; a Performer's module has it."""
+        from hdexport.attention.favor.estimate import estimate_error
+        from hdexport.attention.favor.reference import use_features
+
+        assert isinstance(setup, FavorSetup)
+        if setup.is_own:
+            model.base_model.compat = setup.record.compat
+            return ReferenceFacts()
+        attention = use_features(model, setup)
+        return ReferenceFacts(replaced=True, information=lambda ids: estimate_error(model, attention, ids))
+
+    def boundaries(self, record: FavorAttention) -> Boundaries:
+        """Around the chunks in which a CPU computes."""
+        from hdplugins.operators.favor_attention.onnx_sequential import CHUNK_TOKENS
+
+        lengths = {CHUNK_TOKENS * count + step for count in (1, 2) for step in (-1, 0, 1)}
+        return Boundaries(lengths=frozenset(lengths), first=CHUNK_TOKENS + 1, second=2 * CHUNK_TOKENS + 1)
+
+    def keys_of_layers(self, record: FavorAttention, manifest: Manifest, tokens: int) -> list[int]:
+        """As many as a query and a key have features."""
+        return [min(tokens, 2 * record.features)] * record.layers
+
+    def peer_remark(self, record: FavorAttention) -> str | None:
+        """PyTorch's model is dense where features took that place."""
+        if not record.converted:
+            return None
+        return (
+            "does not use random features: its attention is dense, and its answers are those of the model before "
+            "--attention"
+        )
+
+    def describe(self, record: FavorAttention) -> Iterator[tuple[str, str]]:
+        """Layers and features."""
+        drawn = "of the checkpoint" if record.seed is None else f"drawn with seed {record.seed}"
+        yield "FAVOR+ attention", f"{record.layers} layers; {record.features} features, {drawn}"
+        if record.compat:
+            yield "", "padding counts as keys whose values are 0, so rows of other lengths are not padded"
+        if record.converted:
+            yield "", "experimental: made from dense attention"
+
+
+def _request(spec: str) -> FavorRequest:
+    _, colon, text = spec.partition(":")
+    parts = text.split(",") if colon else []
+    compat = _COMPAT in parts
+    if compat:
+        parts.remove(_COMPAT)
+    if _COMPAT in parts:
+        raise NotUnderstoodError(_COMPAT)
+    reader = SpecReader(
+        spec, ",".join(parts) if parts else None, names=("features", "seed"), sign="=", example=_FORM.example
+    )
+    return FavorRequest(
+        features=reader.optional("features", least=1, most=_MOST_FEATURES),
+        seed=reader.optional("seed", least=0, most=_MOST_SEED),
+        compat=compat,
+    )
+
+
+def _setup(record: FavorAttention, *, is_own: bool) -> FavorSetup:
+    padding = PaddingRule(multiple_of=1) if record.compat else None
+    return FavorSetup(is_own=is_own, record=record, padding=padding)

@@ -1,0 +1,125 @@
+"""What bundles with FAVOR+ are compared with: the attention in plain PyTorch, text by text, in float64."""
+
+from __future__ import annotations
+
+__all__ = ["FeatureAttention", "attend_by_features", "use_features"]
+
+import itertools
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from hdexport.attention.favor.record import FavorAttention
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hdexport.attention.favor.kind import FavorSetup
+
+_NUMBERS = itertools.count()
+"""Of the models that attend so, in this process."""
+
+
+def use_features(model: PreTrainedModel, setup: FavorSetup) -> FeatureAttention:
+    """Put FAVOR+ in the place of a model's dense attention, in place.
+
+    Args:
+        model: whose attention is reached through the library's attention interface.
+        setup: what the bundle's is.
+
+    Returns:
+        The attention, which all layers call.
+    """
+    attention = FeatureAttention(setup.projection(model), setup.record)
+    # What is registered is for all models of the process: each has one of its own.
+    name = f"hdexport-favor-reference-{next(_NUMBERS)}"
+    ALL_ATTENTION_FUNCTIONS.register(name, attention)
+    ALL_MASK_ATTENTION_FUNCTIONS.register(name, lambda *_, attention_mask, **__: attention_mask.bool()[:, None, None])
+    model.config._attn_implementation = name
+    return attention
+
+
+class FeatureAttention:
+    """An attention function, whose mask is [batch, 1, 1, tokens].
+
+    Attributes:
+        projection: [features, head_dim].
+        record: what the attention is.
+        watch: called with queries, keys, values and the result, [batch, heads, tokens, head_dim], and the factor of
+            the scores; None for nothing.
+    """
+
+    def __init__(self, projection: torch.Tensor, record: FavorAttention) -> None:
+        self.projection, self.record = projection, record
+        self.watch: Callable[..., None] | None = None
+
+    def __call__(
+        self,
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor,
+        scaling: float | None = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        """[batch, tokens, heads, head_dim], and no weights."""
+        attended = attend_by_features(
+            query,
+            key,
+            value,
+            attention_mask[:, 0, 0],
+            self.projection,
+            epsilon=self.record.epsilon,
+            compat=self.record.compat,
+            scaling=scaling,
+        )
+        if self.watch is not None:
+            self.watch(query, key, value, attended, scaling)
+        return attended.transpose(1, 2).contiguous(), None
+
+
+def attend_by_features(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    projection: torch.Tensor,
+    *,
+    epsilon: float,
+    compat: bool,
+    scaling: float | None = None,
+) -> torch.Tensor:
+    """Attend in each text to its real keys; with `compat` to all, with 0 for the values of padding.
+
+    Args:
+        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        mask: [batch, tokens], True or nonzero for real tokens.
+        projection: [features, head_dim].
+        epsilon: least feature.
+        compat: whether padding counts.
+        scaling: factor of the products of queries and keys; None for head_dim ** -0.5.
+    """
+    directions, attended = projection.double().mT, torch.zeros_like(query)
+    # Half of the factor for each of two vectors that are multiplied.
+    half = (query.shape[-1] ** -0.5 if scaling is None else scaling) ** 0.5
+    for row, real in enumerate(mask.bool()):
+        seen = torch.ones_like(real) if compat else real
+        if not seen.any():
+            continue
+        values = value[row].double().masked_fill(~real[:, None], 0)[:, seen]
+        queries, keys = query[row].double() * half, key[row][:, seen].double() * half
+        by_query, by_key = queries @ directions, keys @ directions  # [heads, tokens, features]
+        of_query = _features(by_query, queries, by_query.amax(-1, keepdim=True), epsilon)
+        of_key = _features(by_key, keys, by_key.flatten(1).amax(-1)[:, None, None], epsilon)
+        numerators = of_query @ (of_key.mT @ values)
+        denominators = of_query @ of_key.sum(1)[..., None]
+        attended[row] = (numerators / denominators).to(attended.dtype)
+    return attended
+
+
+def _features(products: torch.Tensor, vectors: torch.Tensor, highest: torch.Tensor, epsilon: float) -> torch.Tensor:
+    return torch.exp(products - vectors.pow(2).sum(-1, keepdim=True) / 2 - highest) + epsilon

@@ -1,0 +1,86 @@
+"""Local attention with sides, as a kind: that of LongT5."""
+
+from __future__ import annotations
+
+__all__ = ["LocalGlobalKind", "LocalGlobalSetup"]
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hdexport.attention.kind import AttentionKind, Boundaries, OperatorNode, ReferenceFacts, Setup, Subject
+from hdexport.attention.local_global.record import LocalGlobalAttention
+from hdexport.model.family import Family
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.bundle.reader import Bundle
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_SIDE_COPIES = 10
+"""Of a layer's scores with sides in PyTorch's own code, for each head; measured, with what windows take: 2006 MB for
+8192 tokens, 12 heads and sides of 16."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalGlobalSetup(Setup):
+    """Local attention with sides in a model.
+
+    Attributes:
+        record: what the manifest says of it.
+    """
+
+    record: LocalGlobalAttention
+
+    def adapt(self, model: PreTrainedModel, family: Family) -> None:
+        """The family's own."""
+        assert family.own is not None
+        family.own.adapt(model, self)
+
+
+class LocalGlobalKind(AttentionKind):
+    """Tokens around each token, with learned numbers of their distances, and sums of blocks of the text."""
+
+    name = "local_global"
+    record_type = LocalGlobalAttention
+    holds_scores = False
+
+    def setup(self, request: None, subject: Subject) -> LocalGlobalSetup | None:
+        """A family's own."""
+        record: LocalGlobalAttention | None = subject.family.own_attention(self.name, subject.model.config)
+        return None if record is None else LocalGlobalSetup(is_own=True, record=record)
+
+    def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> LocalGlobalAttention | None:
+        """What the graph was traced with."""
+        return setup.record if isinstance(setup, LocalGlobalSetup) else None
+
+    def read(self, record: LocalGlobalAttention, bundle: Bundle) -> LocalGlobalSetup:
+        """All of it is in the record."""
+        return LocalGlobalSetup(is_own=True, record=record)
+
+    def use_reference(self, setup: Setup, model: PreTrainedModel, family: Family) -> ReferenceFacts:
+        """The library's own model, as it is. Padding there sees all keys alike, where ours is 0."""
+        return ReferenceFacts(undefined_padding=True)
+
+    def boundaries(self, record: LocalGlobalAttention) -> Boundaries | None:
+        """Around the library's blocks, of a radius and 1, around a window, and where texts get sides."""
+        block, size = record.radius + 1, record.side_tokens
+        edges = {block, 2 * block, 3 * block, *((size, 2 * size, 5 * size) if size else ())}
+        lengths = frozenset(edge + step for edge in edges for step in (-1, 0, 1)) - {0}
+        return Boundaries(lengths=lengths, first=block + 1, second=3 * block + max(size - 1, 1))
+
+    def keys_of_layers(self, record: LocalGlobalAttention, manifest: Manifest, tokens: int) -> list[int]:
+        """A window, and all sides."""
+        window = min(tokens, 2 * record.radius + 1)
+        sides = tokens // record.side_tokens if record.side_tokens else 0
+        return [window + sides] * record.layers
+
+    def reference_copies(self, record: LocalGlobalAttention, family: Family, heads: int) -> int:
+        """Those of tokens with sides; windows are linear in tokens."""
+        return -(-_SIDE_COPIES * heads // record.side_tokens) if record.side_tokens else 0
+
+    def describe(self, record: LocalGlobalAttention) -> Iterator[tuple[str, str]]:
+        """Layers, window and sides."""
+        yield "local attention", f"{record.layers} layers; a token sees {record.radius} tokens on each side"
+        if record.side_tokens:
+            yield "", f"and the sum of each {record.side_tokens} tokens of the text"

@@ -1,0 +1,261 @@
+"""A checkpoint of TensorFlow or bert4keras, converted to a Hugging Face directory that lasts as long as it is used."""
+
+from __future__ import annotations
+
+__all__ = ["Converted", "convert", "remove_converted"]
+
+import errno
+import json
+import re
+import shutil
+import tempfile
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hdexport.checkpoint.foreign.bert4keras_layers import google_variables, named_layers
+from hdexport.checkpoint.foreign.found_files import FoundFiles, find_files
+from hdexport.checkpoint.foreign.google_config import hugging_face_config, model_type_of
+from hdexport.checkpoint.foreign.keras_file import read_keras_file
+from hdexport.checkpoint.foreign.tensor_bundle import TensorBundle
+from hdexport.checkpoint.foreign.variables import Variable, Variables, variables_of
+from hdexport.checkpoint.foreign.vocabulary import Vocabulary, read_vocabulary
+from hdexport.support.json_files import shown
+from hdruntime.errors import ModelError
+from hdruntime.optional import require
+
+_OPTIMIZER = re.compile(
+    r"(.*/)?(adam_[mv]|lamb_[mv]|Adam(_\d+)?|AdamWeightDecayOptimizer(_\d+)?|ExponentialMovingAverage|global_step|"
+    r"beta[12]_power|loss_scale|good_steps|temperature)"
+)
+"""Names of what training keeps and a model does not need."""
+
+_LABELS = "output_weights"
+_LISTED = 3
+"""Names in a message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Converted:
+    """A converted checkpoint.
+
+    Attributes:
+        path: of the Hugging Face directory.
+        remarks: what was chosen or left out, a line each.
+        kept: what the directory lasts as long as.
+    """
+
+    path: Path
+    remarks: tuple[str, ...]
+    kept: object
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """The variables of a checkpoint, however it is stored.
+
+    Attributes:
+        file: their file, for messages.
+        shapes: Google's name -> shape.
+        floating: names of those that hold floating-point numbers.
+        read: gives one's value.
+        others: names that are none of Google's.
+    """
+
+    file: Path
+    shapes: Mapping[str, tuple[int, ...]]
+    floating: frozenset[str]
+    read: Callable[[str], np.ndarray]
+    others: tuple[str, ...] = ()
+
+
+_latest: tuple[object, Converted] | None = None
+"""The last one converted and its files' state: commands find a checkpoint several times."""
+
+_directories: weakref.WeakSet[tempfile.TemporaryDirectory[str]] = weakref.WeakSet()
+"""All that are in use."""
+
+
+def convert(directory: Path) -> Converted:
+    """Convert a checkpoint; nothing is written into its directory.
+
+    Args:
+        directory: for which `is_foreign` holds.
+
+    Raises:
+        ModelError: files are missing, damaged or several; or a variable is missing, or its shape is not what the
+            configuration says.
+        MissingDependencyError: h5py is not installed, and a Keras file is to be read.
+    """
+    global _latest
+    state = _state(directory)
+    if _latest is not None and _latest[0] == state:
+        return _latest[1]
+    found = find_files(directory)
+    model_type, stored = _stored(found)
+    config = hugging_face_config(found.values, found.config, model_type=model_type, is_tensorflow=found.is_tensorflow)
+    if _LABELS in stored.shapes and len(stored.shapes[_LABELS]) == 2:
+        config["num_labels"] = stored.shapes[_LABELS][0]
+    layout = variables_of(model_type, config, generator="generator" in found.config.name)
+    chosen, architecture = _chosen(layout, stored)
+    _check_layers(layout, stored, config, found)
+    for variable in chosen:
+        _check_shape(variable, stored, config, found)
+    weights = {variable.hugging_face: _weight(variable, stored, config) for variable in chosen} | layout.computed
+    config["architectures"] = [architecture]
+    vocabulary = read_vocabulary(directory, config=config, model_type=model_type)
+    if vocabulary is not None and vocabulary.pad_token_id is not None:
+        config["pad_token_id"] = vocabulary.pad_token_id
+    left_out = [name for name in stored.shapes if name not in {variable.google for variable in chosen}]
+    left_out = [name for name in (*left_out, *stored.others) if not _OPTIMIZER.fullmatch(name)]
+    remarks = [f"Read {found.weights.name} and {found.config.name} as {architecture}."]
+    if left_out:
+        remarks.append(f"Of {found.weights.name}, this is left out: {_several(sorted(left_out))}.")
+    remarks += [] if vocabulary is None else vocabulary.remarks
+    result = _written(directory, config, weights, vocabulary, tuple(remarks))
+    _latest = (state, result)
+    return result
+
+
+def remove_converted() -> None:
+    """Remove all converted checkpoints, for a process that ends without what Python does when it ends."""
+    for kept in list(_directories):
+        kept.cleanup()
+
+
+def _state(directory: Path) -> object:
+    stats = {file.name: file.stat() for file in directory.iterdir() if file.is_file()}
+    return (
+        directory.resolve(),
+        frozenset((name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in stats.items()),
+    )
+
+
+def _stored(found: FoundFiles) -> tuple[str, _Stored]:
+    if found.is_tensorflow:
+        bundle = TensorBundle(found.weights)
+        model_type = model_type_of(found.values, found.config, variables=bundle.tensors)
+        shapes = {name: tensor.shape for name, tensor in bundle.tensors.items()}
+        floating = frozenset(name for name, tensor in bundle.tensors.items() if tensor.is_floating)
+        return model_type, _Stored(file=found.weights, shapes=shapes, floating=floating, read=bundle.read)
+    layers = named_layers(read_keras_file(found.weights))
+    model_type = model_type_of(found.values, found.config, layers=layers or ("",))
+    values, others = google_variables(layers, model_type=model_type)
+    return model_type, _Stored(
+        file=found.weights,
+        shapes={name: value.shape for name, value in values.items()},
+        floating=frozenset(name for name, value in values.items() if value.dtype.kind == "f"),
+        read=values.__getitem__,
+        others=tuple(others),
+    )
+
+
+def _chosen(layout: Variables, stored: _Stored) -> tuple[list[Variable], str]:
+    """The variables that are converted, and the class that they make.
+
+    Raises:
+        ModelError: one is missing.
+    """
+    chosen = list(layout.encoder)
+    ending = "Model"
+    for head, variables in layout.heads:
+        if any(variable.google in stored.shapes for variable in variables):
+            chosen += variables
+            ending = head if ending == "Model" and head else ending
+    missing = [variable.google for variable in chosen if variable.google not in stored.shapes and not variable.identity]
+    if missing:
+        raise ModelError(
+            f"{stored.file} lacks {_several(missing)}, which a {layout.class_prefix}{ending} needs.\n"
+            "Check that the configuration belongs to it, or save the checkpoint again with all variables."
+        )
+    return chosen, f"{layout.class_prefix}{ending}"
+
+
+def _check_layers(layout: Variables, stored: _Stored, config: Mapping[str, Any], found: FoundFiles) -> None:
+    """Refuse more layers than the configuration has, which would be left out."""
+    key = "num_hidden_groups" if layout.layer_scope.endswith("group_") else "num_hidden_layers"
+    pattern = re.compile(re.escape(layout.layer_scope) + r"(\d+)/.*")
+    numbers = {int(match[1]) for match in map(pattern.fullmatch, stored.shapes) if match is not None}
+    if numbers and max(numbers) >= config[key]:
+        raise ModelError(
+            f"{found.config} has {key} {config[key]}, and {stored.file} has {max(numbers) + 1}.\n"
+            "Set it to that, or use the configuration of this checkpoint."
+        )
+
+
+def _check_shape(variable: Variable, stored: _Stored, config: Mapping[str, Any], found: FoundFiles) -> None:
+    shape = stored.shapes.get(variable.google)
+    expected = tuple(config[axis] if isinstance(axis, str) else axis for axis in variable.axes)
+    if shape is None:
+        return
+    if variable.google not in stored.floating:
+        raise ModelError(
+            f"{stored.file} stores {variable.google} as something else than floating-point numbers.\n"
+            "Save the checkpoint again in float32 or float16."
+        )
+    if shape == expected:
+        return
+    said = ", ".join(f"{axis} {config[axis]}" for axis in dict.fromkeys(variable.axes) if isinstance(axis, str))
+    raise ModelError(
+        f"{stored.file} has {variable.google} of shape {list(shape)}, and {found.config.name} makes it "
+        f"{list(expected)} ({said}).\nUse the configuration of this checkpoint."
+    )
+
+
+def _weight(variable: Variable, stored: _Stored, config: Mapping[str, Any]) -> np.ndarray:
+    if variable.google not in stored.shapes:
+        width = int(config[str(variable.axes[0])])
+        return np.eye(width, dtype=np.float32) if len(variable.axes) == 2 else np.zeros(width, np.float32)
+    value = stored.read(variable.google)
+    return np.ascontiguousarray(value.T if variable.transposed else value)
+
+
+def _several(names: list[str]) -> str:
+    listed = ", ".join(shown(name) for name in names[:_LISTED])
+    return listed + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+
+
+def _written(
+    directory: Path,
+    config: Mapping[str, Any],
+    weights: Mapping[str, np.ndarray],
+    vocabulary: Vocabulary | None,
+    remarks: tuple[str, ...],
+) -> Converted:
+    require("safetensors")
+    from safetensors.numpy import save_file
+
+    # Removed with the last reference to it, or when the process ends.
+    kept = tempfile.TemporaryDirectory(prefix="hdexport-")
+    _directories.add(kept)
+    # Named as the original, for messages.
+    path = Path(kept.name) / (directory.resolve().name or "model")
+    try:
+        path.mkdir()
+        _write_json(path / "config.json", config)
+        save_file(dict(weights), path / "model.safetensors", metadata={"format": "pt"})
+        if vocabulary is not None:
+            for name, text in vocabulary.texts.items():
+                (path / name).write_text(text, encoding="utf-8")
+            for name, source in vocabulary.copies.items():
+                shutil.copyfile(source, path / name)
+            if vocabulary.config:
+                _write_json(path / "tokenizer_config.json", vocabulary.config)
+    except Exception as error:
+        kept.cleanup()
+        # safetensors, written in Rust, has its own error for a full disk.
+        if f"os error {errno.ENOSPC}" in str(error) or getattr(error, "errno", None) == errno.ENOSPC:
+            raise ModelError(
+                f"{tempfile.gettempdir()} has no space for the checkpoint {directory}, which is converted there.\n"
+                "Free some, or set TMPDIR to a directory on a larger disk."
+            ) from error
+        raise
+    return Converted(path=path, remarks=remarks, kept=kept)
+
+
+def _write_json(file: Path, values: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(values, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,266 @@
+"""Google's names of a model's variables, their shapes by its configuration, and Hugging Face's names."""
+
+from __future__ import annotations
+
+__all__ = ["MODEL_TYPES", "Variable", "Variables", "variables_of"]
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+Axis = str | int
+"""A key of ``config.json``, or a number that all models have."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variable:
+    """A variable.
+
+    Attributes:
+        google: its name in a checkpoint of TensorFlow.
+        hugging_face: that of the weight.
+        axes: of its shape in the checkpoint.
+        transposed: whether the weight has these exchanged, as kernels do.
+        identity: whether it may be missing: it is then the matrix of ones on the diagonal, or a bias of zeros.
+    """
+
+    google: str
+    hugging_face: str
+    axes: tuple[Axis, ...]
+    transposed: bool = False
+    identity: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variables:
+    """The variables of a model.
+
+    Attributes:
+        encoder: those that every checkpoint has.
+        heads: ending of a class in transformers -> those of its head, of which a checkpoint has all or none. The first
+            that is there says what the model was made for; "" says nothing.
+        layer_scope: what precedes the number in the names of layers' variables.
+        class_prefix: of the classes in transformers.
+        computed: weights in transformers that no checkpoint of TensorFlow has, because they follow from its
+            configuration.
+    """
+
+    encoder: tuple[Variable, ...]
+    heads: tuple[tuple[str, tuple[Variable, ...]], ...] = field(default=())
+    layer_scope: str
+    class_prefix: str
+    computed: dict[str, np.ndarray] = field(default_factory=dict)
+
+
+def variables_of(model_type: str, config: dict[str, Any], *, generator: bool = False) -> Variables:
+    """The variables of a model that a checkpoint of TensorFlow can have.
+
+    Args:
+        model_type: one of `MODEL_TYPES`.
+        config: with Hugging Face's keys.
+        generator: of the two models in a checkpoint of ELECTRA, the smaller one.
+    """
+    if model_type == "electra":
+        return _electra(config, generator=generator)
+    return _MAKERS[model_type](config)
+
+
+def _dense(
+    google: str, hugging_face: str, inputs: Axis, outputs: Axis, *, identity: bool = False
+) -> Iterator[Variable]:
+    names = {"google": f"{google}/kernel", "hugging_face": f"{hugging_face}.weight"}
+    yield Variable(**names, axes=(inputs, outputs), transposed=True, identity=identity)
+    yield Variable(google=f"{google}/bias", hugging_face=f"{hugging_face}.bias", axes=(outputs,), identity=identity)
+
+
+def _norm(google: str, hugging_face: str, width: Axis) -> Iterator[Variable]:
+    yield Variable(google=f"{google}/gamma", hugging_face=f"{hugging_face}.weight", axes=(width,))
+    yield Variable(google=f"{google}/beta", hugging_face=f"{hugging_face}.bias", axes=(width,))
+
+
+def _embeddings(google: str, hugging_face: str, width: Axis, *, positions: bool) -> Iterator[Variable]:
+    rows: dict[str, Axis] = {"word": "vocab_size", "token_type": "type_vocab_size"}
+    if positions:
+        rows["position"] = "max_position_embeddings"
+    for name, count in rows.items():
+        yield Variable(
+            google=f"{google}/{name}_embeddings",
+            hugging_face=f"{hugging_face}.{name}_embeddings.weight",
+            axes=(count, width),
+        )
+    yield from _norm(f"{google}/LayerNorm", f"{hugging_face}.LayerNorm", width)
+
+
+def _layers(google: str, hugging_face: str, config: dict[str, Any]) -> Iterator[Variable]:
+    for layer in range(config["num_hidden_layers"]):
+        ours, theirs = f"{google}/layer_{layer}", f"{hugging_face}.layer.{layer}"
+        for part in ("query", "key", "value"):
+            name = f"attention/self/{part}"
+            yield from _dense(f"{ours}/{name}", f"{theirs}.attention.self.{part}", "hidden_size", "hidden_size")
+        yield from _dense(
+            f"{ours}/attention/output/dense", f"{theirs}.attention.output.dense", "hidden_size", "hidden_size"
+        )
+        yield from _norm(f"{ours}/attention/output/LayerNorm", f"{theirs}.attention.output.LayerNorm", "hidden_size")
+        yield from _dense(
+            f"{ours}/intermediate/dense", f"{theirs}.intermediate.dense", "hidden_size", "intermediate_size"
+        )
+        yield from _dense(f"{ours}/output/dense", f"{theirs}.output.dense", "intermediate_size", "hidden_size")
+        yield from _norm(f"{ours}/output/LayerNorm", f"{theirs}.output.LayerNorm", "hidden_size")
+
+
+def _bias(google: str, hugging_face: str, axis: Axis) -> Variable:
+    return Variable(google=google, hugging_face=hugging_face, axes=(axis,))
+
+
+def _linear(google: str, hugging_face: str, outputs: Axis) -> Iterator[Variable]:
+    """A layer on top, whose weight Google stores as PyTorch does."""
+    yield Variable(
+        google=f"{google}/output_weights", hugging_face=f"{hugging_face}.weight", axes=(outputs, "hidden_size")
+    )
+    yield _bias(f"{google}/output_bias", f"{hugging_face}.bias", outputs)
+
+
+def _classifier() -> tuple[Variable, ...]:
+    """Of Google's ``run_classifier.py``, which names its variables without a scope."""
+    weight = Variable(google="output_weights", hugging_face="classifier.weight", axes=("num_labels", "hidden_size"))
+    return (weight, _bias("output_bias", "classifier.bias", "num_labels"))
+
+
+def _bert_like(name: str, config: dict[str, Any], *, class_prefix: str, positions: bool) -> Variables:
+    """BERT's names in TensorFlow, and in transformers BERT's under another name."""
+    projects = name == "roformer" and config["embedding_size"] != config["hidden_size"]
+    width = "embedding_size" if projects else "hidden_size"
+    encoder = [
+        *_embeddings("bert/embeddings", f"{name}.embeddings", width, positions=positions),
+        *(
+            _dense("bert/encoder/embedding_hidden_mapping_in", f"{name}.embeddings_project", width, "hidden_size")
+            if projects
+            else ()
+        ),
+        *_layers("bert/encoder", f"{name}.encoder", config),
+    ]
+    masked = (
+        *_dense("cls/predictions/transform/dense", "cls.predictions.transform.dense", "hidden_size", width),
+        *_norm("cls/predictions/transform/LayerNorm", "cls.predictions.transform.LayerNorm", width),
+        _bias("cls/predictions/output_bias", "cls.predictions.bias", "vocab_size"),
+    )
+    pooler = tuple(_dense("bert/pooler/dense", f"{name}.pooler.dense", "hidden_size", "hidden_size"))
+    others: tuple[tuple[str, tuple[Variable, ...]], ...] = (
+        (
+            ("ForSequenceClassification", _classifier()),
+            ("ForQuestionAnswering", tuple(_linear("cls/squad", "qa_outputs", 2))),
+            ("", pooler),
+            ("", tuple(_linear("cls/seq_relationship", "cls.seq_relationship", 2))),
+        )
+        if name in ("bert", "nezha")
+        else ()
+    )
+    return Variables(
+        encoder=tuple(encoder),
+        heads=(("ForMaskedLM", masked), *others),
+        layer_scope="bert/encoder/layer_",
+        class_prefix=class_prefix,
+    )
+
+
+def _bert(config: dict[str, Any]) -> Variables:
+    return _bert_like("bert", config, class_prefix="Bert", positions=True)
+
+
+def _nezha(config: dict[str, Any]) -> Variables:
+    return _bert_like("nezha", config, class_prefix="Nezha", positions=False)
+
+
+def _roformer(config: dict[str, Any]) -> Variables:
+    variables = _bert_like("roformer", config, class_prefix="RoFormer", positions=False)
+    width = config["hidden_size"] // config["num_attention_heads"]
+    angles = np.outer(np.arange(config["max_position_embeddings"]), 10000.0 ** (-np.arange(0, width, 2) / width))
+    table = np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+    return replace(variables, computed={"roformer.encoder.embed_positions.weight": table})
+
+
+def _albert(config: dict[str, Any]) -> Variables:
+    encoder = [
+        *_embeddings("bert/embeddings", "albert.embeddings", "embedding_size", positions=True),
+        # Embeddings that are as wide as the layers are not projected; Hugging Face's always are.
+        *_dense(
+            "bert/encoder/embedding_hidden_mapping_in",
+            "albert.encoder.embedding_hidden_mapping_in",
+            "embedding_size",
+            "hidden_size",
+            identity=config["embedding_size"] == config["hidden_size"],
+        ),
+    ]
+    for group in range(config["num_hidden_groups"]):
+        for member in range(config["inner_group_num"]):
+            ours = f"bert/encoder/transformer/group_{group}/inner_group_{member}"
+            theirs = f"albert.encoder.albert_layer_groups.{group}.albert_layers.{member}"
+            names = {f"attention_1/self/{part}": f"attention.{part}" for part in ("query", "key", "value")}
+            for google, hugging_face in {**names, "attention_1/output/dense": "attention.dense"}.items():
+                encoder += _dense(f"{ours}/{google}", f"{theirs}.{hugging_face}", "hidden_size", "hidden_size")
+            encoder += _norm(f"{ours}/LayerNorm", f"{theirs}.attention.LayerNorm", "hidden_size")
+            encoder += _dense(f"{ours}/ffn_1/intermediate/dense", f"{theirs}.ffn", "hidden_size", "intermediate_size")
+            encoder += _dense(
+                f"{ours}/ffn_1/intermediate/output/dense", f"{theirs}.ffn_output", "intermediate_size", "hidden_size"
+            )
+            encoder += _norm(f"{ours}/LayerNorm_1", f"{theirs}.full_layer_layer_norm", "hidden_size")
+    masked = (
+        *_dense("cls/predictions/transform/dense", "predictions.dense", "hidden_size", "embedding_size"),
+        *_norm("cls/predictions/transform/LayerNorm", "predictions.LayerNorm", "embedding_size"),
+        _bias("cls/predictions/output_bias", "predictions.bias", "vocab_size"),
+    )
+    pooler = tuple(_dense("bert/pooler/dense", "albert.pooler", "hidden_size", "hidden_size"))
+    return Variables(
+        encoder=tuple(encoder),
+        heads=(
+            ("ForMaskedLM", masked),
+            ("ForSequenceClassification", _classifier()),
+            ("", pooler),
+            ("", tuple(_linear("cls/seq_relationship", "sop_classifier.classifier", 2))),
+        ),
+        layer_scope="bert/encoder/transformer/group_",
+        class_prefix="Albert",
+    )
+
+
+def _electra(config: dict[str, Any], *, generator: bool) -> Variables:
+    scope = "generator" if generator else "electra"
+    encoder = [
+        # A generator has the discriminator's embeddings.
+        *_embeddings("electra/embeddings", "electra.embeddings", "embedding_size", positions=True),
+        *(
+            _dense(f"{scope}/embeddings_project", "electra.embeddings_project", "embedding_size", "hidden_size")
+            if config["embedding_size"] != config["hidden_size"]
+            else ()
+        ),
+        *_layers(f"{scope}/encoder", "electra.encoder", config),
+    ]
+    of_generator = (
+        *_dense("generator_predictions/dense", "generator_predictions.dense", "hidden_size", "embedding_size"),
+        *_norm("generator_predictions/LayerNorm", "generator_predictions.LayerNorm", "embedding_size"),
+        _bias("generator_predictions/output_bias", "generator_lm_head.bias", "vocab_size"),
+    )
+    head = "discriminator_predictions"
+    of_discriminator = (
+        *_dense(f"{head}/dense", f"{head}.dense", "hidden_size", "hidden_size"),
+        *_dense(f"{head}/dense_1", f"{head}.dense_prediction", "hidden_size", 1),
+    )
+    return Variables(
+        encoder=tuple(encoder),
+        heads=(("ForMaskedLM", of_generator) if generator else ("ForPreTraining", of_discriminator),),
+        layer_scope=f"{scope}/encoder/layer_",
+        class_prefix="Electra",
+    )
+
+
+_MAKERS: dict[str, Callable[[dict[str, Any]], Variables]] = {
+    "albert": _albert,
+    "bert": _bert,
+    "nezha": _nezha,
+    "roformer": _roformer,
+}
+
+MODEL_TYPES = tuple(sorted((*_MAKERS, "electra")))
+"""The ``model_type`` of families whose checkpoints TensorFlow and bert4keras write."""

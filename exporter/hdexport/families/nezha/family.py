@@ -1,0 +1,76 @@
+"""NEZHA as a family: attention by clipped distance, and no positions to extend."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.attention.clipped.node import attend_by_distance
+from hdexport.attention.dense.node import DenseMask
+from hdexport.families.nezha.config import NezhaConfig
+from hdexport.families.nezha.model import (
+    NezhaForMaskedLM,
+    NezhaForQuestionAnswering,
+    NezhaForSequenceClassification,
+    NezhaForTokenClassification,
+    NezhaModel,
+    NezhaSelfAttention,
+)
+from hdexport.model.family import Family
+from hdexport.model.model_classes import ModelClasses
+from hdexport.model.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _SelfAttention(torch.nn.Module):
+    """The original's projections and rows around our operator.
+
+    The rows are one buffer of the model, so that a graph has them once.
+    """
+
+    def __init__(self, original: NezhaSelfAttention, rows: torch.Tensor) -> None:
+        super().__init__()
+        self.original = original
+        self.original.rows = rows
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: DenseMask, **_: Any) -> tuple[torch.Tensor, None]:
+        query, key, value = self.original.projected(hidden_states)
+        rows, scale = self.original.rows.to(query.dtype), query.shape[3] ** -0.5
+        attended = attend_by_distance(attention_mask, query, key, value, (query * scale) @ rows.T, rows, scale=scale)
+        return attended.flatten(2), None
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    layers: Any = model.base_model.encoder.layer
+    rows = layers[0].attention.self.rows
+    for layer in layers:
+        layer.attention.self = _SelfAttention(layer.attention.self, rows)
+
+
+FAMILY = Family(
+    model_types=("nezha",),
+    classes=ModelClasses(
+        config=NezhaConfig,
+        models={
+            Task.FEATURE_EXTRACTION: NezhaModel,
+            Task.FILL_MASK: NezhaForMaskedLM,
+            Task.TEXT_CLASSIFICATION: NezhaForSequenceClassification,
+            Task.TOKEN_CLASSIFICATION: NezhaForTokenClassification,
+            Task.QUESTION_ANSWERING: NezhaForQuestionAnswering,
+        },
+    ),
+    learned_positions=False,
+    counts_distances=True,
+    adapt=_adapt,
+    has_sdpa=False,
+    query_projections=lambda model: [
+        (layer.attention.self, layer.attention.self.query) for layer in model.base_model.encoder.layer
+    ],
+    why_not_converted="its attention is by distance, in scores and in values",
+    why_not_tuned="its positions are distances, and none is learned",
+)

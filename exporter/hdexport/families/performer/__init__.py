@@ -1,0 +1,1 @@
+"""Performer, with model classes of its own, which read state dicts of lucidrains' performer-pytorch."""

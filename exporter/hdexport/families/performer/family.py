@@ -1,0 +1,66 @@
+"""Performer as a family: attention by random features of the checkpoint, and positions of either kind."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from hdexport.attention.favor.record import FavorAttention
+from hdexport.families.performer.config import PerformerConfig
+from hdexport.families.performer.model import EPSILON, PerformerForMaskedLM, PerformerModel
+from hdexport.model.family import Family, OwnAttention
+from hdexport.model.model_classes import ModelClasses
+from hdexport.model.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from hdexport.attention.favor.kind import FavorSetup
+
+
+def _adapt(model: PreTrainedModel, setup: FavorSetup) -> None:
+    attending: Any = model
+    for attention in attending.attentions():
+        attention.record = setup.record
+
+
+def _attention(config: Any) -> FavorAttention:
+    return FavorAttention(layers=config.depth, features=config.features, seed=None, epsilon=EPSILON)
+
+
+def _of_config(config: Mapping[str, Any]) -> Family:
+    return _ROTARY if config.get("rotary_position_emb", True) else FAMILY
+
+
+FAMILY = Family(
+    model_types=("performer",),
+    of_config=_of_config,
+    classes=ModelClasses(
+        config=PerformerConfig,
+        models={
+            Task.FEATURE_EXTRACTION: PerformerModel,
+            Task.FILL_MASK: PerformerForMaskedLM,
+        },
+    ),
+    embeddings=lambda model: model.pos_emb,
+    positions_key="max_seq_len",
+    position_table="pos_emb.emb.weight",
+    training_weights=("performer.proj_updater.",),
+    own=OwnAttention(kind="favor", of_config=_attention, adapt=_adapt),
+    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.FILL_MASK),
+    why_not_other_tasks="has no head: performer-pytorch has one for masked tokens",
+    has_sdpa=False,
+    why_not_converted="its attention is of features; --attention favor:compat counts padding as performer-pytorch does",
+)
+
+_ROTARY = dataclasses.replace(
+    FAMILY,
+    learned_positions=False,
+    # Sines, which are stored as they were computed.
+    training_weights=(*FAMILY.training_weights, "pos_emb.", "layer_pos_emb."),
+    why_not_tuned="its positions are computed, and none is learned",
+)
+"""Of checkpoints with ``rotary_position_emb``, which PerformerLM has unless told otherwise."""

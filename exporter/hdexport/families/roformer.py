@@ -1,0 +1,124 @@
+"""RoFormer: BERT with rotary positions, from a table of sines that grows with the longest input.
+
+Source: Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding" (2021).
+"""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.attention.dense.node import DenseMask
+from hdexport.model.family import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_BASE = 10000.0
+"""Of the angles: position p turns the i-th pair of a head's numbers by p * base^(-2i / head_dim)."""
+
+
+class _RotaryTable(torch.nn.Module):
+    """Sines and cosines of all positions, in float32 whatever the model's type; layers share it.
+
+    Angles are computed in float64, as the library does: in float32 that of position 4096 is off by 2e-4.
+    """
+
+    table: torch.Tensor
+
+    def __init__(self, positions: int, head_dim: int) -> None:
+        super().__init__()
+        frequency = _BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+        angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency
+        self.register_buffer("table", torch.cat([angle.sin(), angle.cos()], dim=1).float(), persistent=False)
+
+    def forward(self, shape: torch.Size, past_key_values_length: int = 0) -> torch.Tensor:
+        """[tokens, head_dim], sines and then cosines, for states of the shape [batch, tokens]."""
+        # narrow, where slicing would clamp: a text that is too long must fail.
+        return self.table.narrow(0, 0, shape[1])
+
+
+class _SelfAttention(torch.nn.Module):
+    """The original's projections around our operator; pairs that turn together are half a head apart.
+
+    In the original they are neighbours, which costs a graph strided copies of queries and keys. The order of a head's
+    numbers is the same in both, so their products do not depend on it. Values that turn are put back in order.
+    """
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.heads, self.head_dim = original.num_attention_heads, original.attention_head_size
+        pairs = torch.arange(self.head_dim).view(-1, 2).T.flatten()  # 0, 2, 4, ..., 1, 3, 5, ...
+        rows = (torch.arange(self.heads)[:, None] * self.head_dim + pairs).flatten()
+        self.query, self.key = _with_rows(original.query, rows), _with_rows(original.key, rows)
+        self.turns_values = bool(original.rotary_value)
+        self.value = _with_rows(original.value, rows) if self.turns_values else original.value
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: DenseMask,
+        sinusoidal_pos: torch.Tensor,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        query, key, value = (
+            project(hidden_states).unflatten(2, (self.heads, self.head_dim)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        sine, cosine = sinusoidal_pos.chunk(2, dim=-1)  # [1, 1, tokens, head_dim / 2]
+        query, key = _turned(query, sine, cosine), _turned(key, sine, cosine)
+        if self.turns_values:
+            value = _turned(value, sine, cosine).unflatten(3, (2, -1)).transpose(3, 4).flatten(3)
+        attended = attention_mask.attend(self, query, key, value, self.head_dim**-0.5)
+        return attended.flatten(2), None
+
+
+def _with_rows(linear: torch.nn.Linear, rows: torch.Tensor) -> torch.nn.Linear:
+    """A projection whose outputs are in another order."""
+    result = torch.nn.Linear(1, 1)
+    result.weight = torch.nn.Parameter(linear.weight.detach()[rows])
+    result.bias = torch.nn.Parameter(linear.bias.detach()[rows])
+    return result
+
+
+def _turned(states: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
+    """[batch, heads, tokens, head_dim] in the type of the states, computed in float32."""
+    first, second = states.float().chunk(2, dim=-1)
+    turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
+    return turned.to(states.dtype)
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    encoder: Any = model.base_model.encoder
+    config = model.config
+    encoder.embed_positions = _RotaryTable(
+        config.max_position_embeddings, config.hidden_size // config.num_attention_heads
+    )
+    for layer in encoder.layer:
+        layer.attention.self = _SelfAttention(layer.attention.self)
+
+
+def _as_trained(model: PreTrainedModel) -> None:
+    """The library's own table, for as many positions as the configuration has by now."""
+    encoder: Any = model.base_model.encoder
+    width = encoder.embed_positions.weight.shape[1]
+    table = type(encoder.embed_positions)(model.config.max_position_embeddings, width)
+    table.weight = torch.nn.Parameter(table.create_weight(), requires_grad=False)
+    encoder.embed_positions = table
+
+
+FAMILY = Family(
+    model_types=("roformer",),
+    learned_positions=False,
+    adapt=_adapt,
+    as_trained=_as_trained,
+    has_sdpa=False,
+    query_projections=lambda model: [
+        (layer.attention.self, layer.attention.self.query) for layer in model.base_model.encoder.layer
+    ],
+    why_not_converted="transformers has code of its own for its attention, with which no other could be compared",
+    why_not_tuned="its positions are computed, and none is learned",
+)

@@ -1,0 +1,63 @@
+"""Normalisations that compute in float32, whatever the type of their neighbours."""
+
+from __future__ import annotations
+
+__all__ = ["RootMeanSquareNorm", "float32_norm"]
+
+from typing import Any
+
+import torch
+
+
+class _Float32LayerNorm(torch.nn.Module):
+    """Layer normalisation that computes in float32 between half-precision neighbours."""
+
+    def __init__(self, original: torch.nn.LayerNorm) -> None:
+        super().__init__()
+        self.shape, self.eps = original.normalized_shape, original.eps
+        self.weight = torch.nn.Parameter(original.weight.detach().float())
+        self.bias = None if original.bias is None else torch.nn.Parameter(original.bias.detach().float())
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        normalised = torch.nn.functional.layer_norm(hidden_states.float(), self.shape, self.weight, self.bias, self.eps)
+        return normalised.to(hidden_states.dtype)
+
+
+class RootMeanSquareNorm(torch.nn.Module):
+    """States divided by the root of their mean square: no mean is subtracted, and no bias added.
+
+    Zhang and Sennrich 2019, "Root Mean Square Layer Normalization", equation 4. It is written with a root and a
+    quotient, which ONNX Runtime makes one operator of; the library's reciprocal root it does not.
+
+    Args:
+        original: the library's, or one of these: with a ``weight`` [width] and a ``variance_epsilon``.
+    """
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(original.weight.detach().float())
+        self.variance_epsilon = float(original.variance_epsilon)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """Normalise.
+
+        Args:
+            hidden_states: [..., width], any float dtype; the result has the same shape and dtype.
+        """
+        wide = hidden_states.float()
+        root = torch.sqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (wide / root * self.weight).to(hidden_states.dtype)
+
+
+def float32_norm(module: torch.nn.Module) -> torch.nn.Module | None:
+    """A module that takes the place of a normalisation; None for any other module.
+
+    Normalisations by the root mean square are known by what all of the library's have, and nothing else has: a weight
+    without a bias, and a ``variance_epsilon``.
+    """
+    if isinstance(module, torch.nn.LayerNorm):
+        return _Float32LayerNorm(module)
+    weights = dict(module.named_parameters())
+    if hasattr(module, "variance_epsilon") and list(weights) == ["weight"] and weights["weight"].dim() == 1:
+        return RootMeanSquareNorm(module)
+    return None

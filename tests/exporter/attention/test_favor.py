@@ -1,0 +1,270 @@
+"""What becomes of a request for FAVOR+, and that bundles with it answer, and are verified, as PyTorch with it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+
+from hdexport.attention.favor.kind import FavorSetup
+from hdexport.attention.favor.record import FavorAttention, FavorRequest
+from hdexport.attention.favor.reference import attend_by_features, use_features
+from hdexport.attention.kinds import attention_from_spec, kind_named
+from hdexport.checkpoint import find_checkpoint
+from hdexport.families import family_of
+from hdexport.model.tasks import Task
+from hdexport.verify import Grid, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdplugins.operators.favor_attention.features import draw_projection
+from hdruntime.bundle.manifest import PaddingRule
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError, ModelError
+from support.commands import run_here
+from support.comparators import assert_close
+from support.needs import needs_rtx
+from support.tiny_models import save_tiny_model
+
+SPEC = "favor:features=48,seed=3"
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ("favor", FavorRequest()),
+        ("favor:features=64", FavorRequest(features=64)),
+        ("favor:compat", FavorRequest(compat=True)),
+        ("favor:seed=0,compat,features=1", FavorRequest(features=1, seed=0, compat=True)),
+    ],
+)
+def test_a_request_is_read(spec: str, expected: FavorRequest) -> None:
+    assert attention_from_spec(spec) == {"favor": expected}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("favor:", r"not understood at ''.\nIts forms are(.|\n)*  favor\[:features=M,seed=S,compat\]"),
+        ("favor:features=0", r"features 0; it must be 1 to 16384.\nFor example: --attention favor:features=256"),
+        ("favor:features=-3", "features -3; it must be 1 to"),
+        ("favor:features=many", "not understood at 'features:many'"),
+        ("favor:features=2.5", "not understood at 'features:2.5'"),
+        ("favor:features=", "not understood at 'features='"),
+        ("favor:seed=-1", "seed -1; it must be 0 to"),
+        ("favor:heads=2", "not understood at 'heads=2'"),
+        ("favor:compat,compat", "not understood at 'compat'"),
+        ("favor:compat=1", "not understood at 'compat=1'"),
+        ("favor:features=4,features=5", "not understood at 'features=5'"),
+    ],
+)
+def test_what_is_not_understood_is_refused(spec: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        attention_from_spec(spec)
+
+
+def test_attention_that_is_no_softmax_over_all_keys_is_not_exchanged(tiny_bundles) -> None:
+    with pytest.raises(ModelError, match=r"xlnet cannot be given FAVOR\+ attention(.|\n)*Families that can: albert"):
+        tiny_bundles("xlnet", attention="favor")
+
+
+def test_the_manifest_says_what_the_graph_has(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", attention=SPEC)
+    (record,) = bundle.manifest.attention
+    assert record == {
+        "kind": "favor",
+        "layers": 2,
+        "features": 48,
+        "seed": 3,
+        "epsilon": 1e-6,
+        "compat": False,
+    }
+    assert bundle.manifest.padding is None
+    model = onnx.load(bundle.path / "model.onnx")
+    (projection,) = {node.input[4] for node in model.graph.node if node.op_type == "FavorAttention"}
+    (stored,) = (
+        onnx.numpy_helper.to_array(item, str(bundle.path))
+        for item in model.graph.initializer
+        if item.name == projection
+    )
+    np.testing.assert_array_equal(stored, draw_projection(3, features=48, head_dim=8).numpy())
+
+
+def test_padding_that_counts_is_never_added() -> None:
+    """Rows of other lengths are not put into one batch."""
+    record = FavorAttention(layers=2, features=4, seed=0, epsilon=1e-6, compat=True)
+    assert kind_named("favor").read(record, None).padding == PaddingRule(multiple_of=1)
+    assert list(kind_named("favor").problems(record, None)) == []
+
+
+def test_a_record_without_a_least_feature_is_found() -> None:
+    record = FavorAttention(layers=2, features=4, seed=0, epsilon=0.0)
+    assert list(kind_named("favor").problems(record, None)) == [".epsilon is 0.0, which is not between 0 and 1"]
+
+
+# Bundles.
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes"),
+    [
+        ("bert", {}),
+        ("roberta", {"attention_scale": "logn"}),
+        pytest.param("albert", {}, marks=pytest.mark.nightly),
+        pytest.param("distilbert", {"task": "text-classification"}, marks=pytest.mark.nightly),
+        pytest.param("electra", {"precision": "float16"}, marks=pytest.mark.nightly),
+    ],
+)
+def test_bundles_are_verified_and_say_how_far_they_are_from_a_softmax(tiny_bundles, model_type, changes) -> None:
+    found = verified(tiny_bundles(model_type, attention=SPEC, **changes), Grid.QUICK)
+    assert found.passed, found.summary()
+    (line,) = found.information
+    pattern = r"FAVOR\+ with 48 features is off softmax attention by (\d+)% of its length; by layer (\d+)% to (\d+)%"
+    mean, least, most = map(int, re.match(pattern, line.strip()).groups())
+    assert 1 <= least <= mean <= most
+
+
+def test_padding_counts_if_it_is_asked_for_and_is_verified_so(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", attention="favor:features=48,seed=3,compat")
+    found = verified(bundle, Grid.QUICK)
+    assert found.passed, found.summary()
+    assert any(check.case.padding == "right" for check in found.checks)
+    right = tiny_bundles("bert", attention=SPEC)
+    ids, mask = padded_ids()
+    answers = [each.portable(**feeds_of(each, ids, mask))["last_hidden_state"] for each in (bundle, right)]
+    assert np.abs(answers[0][0, :20] - answers[1][0, :20]).max() > 0.01
+    # What the runtime never does: it runs such rows alone.
+    alone = bundle.session(input_ids=ids[:1, :20])["last_hidden_state"]
+    assert_close(alone, right.session(input_ids=ids[:1, :20])["last_hidden_state"], atol=2e-5)
+
+
+def test_a_batch_with_padding_answers_as_each_text_alone(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", attention=SPEC)
+    ids, mask = padded_ids()
+    (batch,) = bundle.portable(**feeds_of(bundle, ids, mask)).values()
+    assert np.isfinite(batch).all()
+    for row, tokens in enumerate(mask.sum(1)):
+        (alone,) = bundle.portable(
+            **feeds_of(bundle, ids[row : row + 1, :tokens], mask[row : row + 1, :tokens])
+        ).values()
+        assert_close(batch[row, :tokens], alone[0].astype(np.float64), atol=2e-5)
+
+
+def padded_ids() -> tuple[np.ndarray, np.ndarray]:
+    """[2, 290] ids and mask: 20 and 290 real tokens."""
+    ids = np.random.default_rng(0).integers(5, 100, (2, 290))
+    return ids, (np.arange(290) < [[20], [290]]).astype(np.int64)
+
+
+def feeds_of(bundle, ids: np.ndarray, mask: np.ndarray) -> dict[str, np.ndarray]:
+    feeds = {"input_ids": ids, "attention_mask": mask}
+    if "token_type_ids" in {spec.name for spec in bundle.manifest.inputs}:
+        feeds["token_type_ids"] = np.zeros_like(ids)
+    return feeds
+
+
+def verified(bundle, grid: Grid):
+    opened = open_bundle(bundle.path)
+    return verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=grid)
+
+
+def test_the_command_builds_verifies_and_informs(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "bert", "bert", Task.FEATURE_EXTRACTION)
+    given = ("bert", "--output", "bundle", "--max-len", "100", "--target", "onnx", "--attention")
+    refused = run_here("build", *given, "favor:features=0", cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "features 0; it must be 1 to 16384" in refused.stderr
+    assert not (tmp_path / "bundle").exists()
+    built = run_here("build", *given, "favor:features=32", "--verify", "quick", cwd=tmp_path)
+    assert built.returncode == 0, built.stderr
+    said = built.stdout + built.stderr
+    assert "checks passed" in said
+    assert "FAVOR+ with 32 features is off softmax attention by" in said
+    assert "Experimental: 32 random features" in said
+    inspected = run_here("inspect", "bundle", cwd=tmp_path).stdout
+    assert "FAVOR+ attention" in inspected
+    assert "2 layers; 32 features, drawn with seed 0" in inspected
+
+
+@pytest.mark.nightly
+@needs_rtx
+def test_tensorrt_rtx_builds_an_engine(tmp_path: Path) -> None:
+    save_tiny_model(tmp_path / "bert", "bert", Task.FEATURE_EXTRACTION)
+    given = ("bert", "--output", "bundle", "--max-len", "600", "--target", "tensorrt-rtx", "--fp16", "--verify", "none")
+    built = run_here("build", *given, "--attention", SPEC, cwd=tmp_path)
+    assert built.returncode == 0, built.stderr
+    assert open_bundle(tmp_path / "bundle").manifest.engines
+
+
+@pytest.mark.parametrize("change", ["projection", "epsilon", "mode"])
+def test_verification_finds_a_wrong_graph(tiny_bundles, change: str) -> None:
+    """PyTorch is given other features, a larger least one, or padding that counts: then the graph is the wrong one."""
+    bundle = tiny_bundles("bert", attention=SPEC)
+    opened = open_bundle(bundle.path)
+    changes = {"projection": {"seed": 4}, "epsilon": {"epsilon": 1e-3}, "mode": {"compat": True}}[change]
+    opened.manifest.attention[0].update(changes)
+    if change == "mode":
+        object.__setattr__(opened.manifest, "padding", PaddingRule(multiple_of=1))
+    found = verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.QUICK)
+    assert not found.passed
+
+
+# The reference.
+
+
+def test_the_reference_weighs_values_by_products_of_features() -> None:
+    """Against weights that are written out, [tokens, tokens]."""
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = torch.randn(3, 2, 3, 9, 4, generator=generator, dtype=torch.float64)
+    mask = torch.tensor([[1] * 9, [0, 1, 1, 0, 1, 1, 1, 0, 0]])
+    directions = draw_projection(1, features=5, head_dim=4).double()
+    for compat in (False, True):
+        got = attend_by_features(query, key, value, mask, directions, epsilon=0.01, compat=compat)
+        for row in range(2):
+            seen = [j for j in range(9) if compat or mask[row, j]]
+            left, right = query[row] / 2**0.5, key[row][:, seen] / 2**0.5
+            by_query, by_key = left @ directions.mT, right @ directions.mT
+            of_query = (
+                torch.exp(by_query - by_query.amax(-1, keepdim=True)) / torch.exp(left.norm(dim=-1) ** 2 / 2)[..., None]
+            )
+            of_key = (
+                torch.exp(by_key - by_key.amax((1, 2), keepdim=True))
+                / torch.exp(right.norm(dim=-1) ** 2 / 2)[..., None]
+            )
+            weights = (of_query + 0.01) @ (of_key + 0.01).mT
+            weights = weights / weights.sum(-1, keepdim=True)
+            expected = weights @ (value[row] * mask[row][:, None])[:, seen]
+            torch.testing.assert_close(got[row], expected)
+
+
+def test_a_text_of_padding_only_is_0() -> None:
+    states = torch.ones(3, 1, 2, 5, 4)
+    nothing = torch.zeros(1, 5)
+    for compat in (False, True):
+        directions = draw_projection(0, features=6, head_dim=4)
+        assert (attend_by_features(*states, nothing, directions, epsilon=0.1, compat=compat) == 0).all()
+
+
+def test_models_in_one_process_keep_their_own_features(tmp_path: Path) -> None:
+    """What the library's interface knows is of the process, not of the model."""
+    record = FavorAttention(layers=2, features=8, seed=0, epsilon=1e-6)
+    other = FavorAttention(layers=2, features=8, seed=1, epsilon=1e-6)
+    ids, answers = torch.arange(5, 25)[None], []
+    save_tiny_model(tmp_path, "bert", Task.FEATURE_EXTRACTION)
+    models = [find_checkpoint(tmp_path).load(Task.FEATURE_EXTRACTION) for _ in range(3)]
+    for model, each in zip(models, (record, other, record), strict=True):
+        use_features(model, FavorSetup(is_own=False, record=each))
+    with torch.inference_mode():
+        answers = [model(ids, attention_mask=torch.ones_like(ids)).last_hidden_state for model in models]
+    torch.testing.assert_close(answers[0], answers[2])
+    assert (answers[0] - answers[1]).abs().max() > 0.01
+
+
+def test_a_performer_has_its_features_and_takes_the_mode_only(tiny_bundles) -> None:
+    assert family_of("performer").why_not_converted is not None
+    with pytest.raises(InputError, match=r"A performer has its features, by its checkpoint(.|\n)*favor:compat"):
+        tiny_bundles("performer", attention="favor:features=8")
+    (record,) = tiny_bundles("performer", attention="favor:compat").manifest.attention
+    assert (record["seed"], record["compat"], record["features"], record["epsilon"]) == (None, True, 16, 1e-4)

@@ -1,0 +1,226 @@
+"""Performers answer as lucidrains' performer-pytorch did."""
+
+from __future__ import annotations
+
+import functools
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hdexport.attention.kinds import attention_from_spec
+from hdexport.build import BuildOptions, build
+from hdexport.checkpoint import find_checkpoint
+from hdexport.extend import ExtendOptions, extend
+from hdexport.model.tasks import Task
+from hdexport.verify import Grid, verify_bundle
+from hdexport.verify.pytorch_reference import reference_of
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import ModelError
+from support.comparators import assert_close
+
+DATA = Path(__file__).parents[2] / "data" / "performer"
+VARIANTS = ("plain", "biases", "rotary")
+ATOL = 1e-5
+"""Measured 4.9e-6; values reach 3.5, logits 10."""
+
+
+@functools.cache
+def expected_answers(variant: str) -> dict[str, np.ndarray]:
+    with np.load(DATA / variant / "expected.npz") as file:
+        return dict(file)
+
+
+def loaded(variant: str, task: Task) -> Any:
+    return find_checkpoint(DATA / variant).load(task, allow_pickle=True)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("compat", [False, True])
+def test_pytorch_answers_as_the_library_did(variant: str, compat: bool) -> None:
+    expected = expected_answers(variant)
+    ids, mask = (torch.from_numpy(expected[name]) for name in ("ids", "mask"))
+    encoder, head = loaded(variant, Task.FEATURE_EXTRACTION), loaded(variant, Task.FILL_MASK)
+    encoder.compat = head.compat = compat
+    assert_close(encoder(ids).last_hidden_state.numpy(), expected["states"], atol=ATOL)
+    assert_close(head(ids).logits.numpy(), expected["logits"], atol=ATOL)
+    masked = encoder(ids, attention_mask=mask).last_hidden_state.numpy()
+    if compat:
+        assert_close(masked, expected["masked_states"], atol=ATOL)
+        return
+    # Padding changes nothing, and in the library's answers it does.
+    for row, tokens in enumerate(mask.sum(1).tolist()):
+        alone = encoder(ids[row : row + 1, :tokens]).last_hidden_state.numpy()
+        assert_close(masked[row, :tokens], alone[0], atol=ATOL)
+    assert np.abs(masked - expected["masked_states"])[mask.numpy() == 1].max() > 0.1
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory):
+    """Bundles of (variant, mode, task), for as many tokens as the checkpoint has positions."""
+
+    @functools.cache
+    def make(variant: str, compat: bool, task: str) -> Path:
+        path = tmp_path_factory.mktemp("performer") / "bundle"
+        spec = "favor:compat" if compat else None
+        options = BuildOptions(
+            model=DATA / variant,
+            output=path,
+            max_len=24,
+            task=Task(task),
+            attention=attention_from_spec(spec),
+            allow_pickle=True,
+            verify=None,
+        )
+        build(options)
+        return path
+
+    return make
+
+
+@pytest.mark.parametrize("graph", ["model.onnx", "onnxruntime_cpu.onnx"])
+@pytest.mark.parametrize("compat", [False, True])
+@pytest.mark.parametrize("variant", ["plain", "rotary", pytest.param("biases", marks=pytest.mark.nightly)])
+def test_bundles_answer_as_the_library_did(built, variant: str, compat: bool, graph: str) -> None:
+    import onnxruntime
+
+    expected = expected_answers(variant)
+    session = onnxruntime.InferenceSession(built(variant, compat, "feature-extraction") / graph)
+    ids, mask = expected["ids"], expected["mask"]
+    (states,) = session.run(None, {"input_ids": ids, "attention_mask": np.ones_like(mask)})
+    assert_close(states, expected["states"], atol=ATOL)
+    (masked,) = session.run(None, {"input_ids": ids, "attention_mask": mask})
+    if compat:
+        assert_close(masked, expected["masked_states"], atol=ATOL)
+    else:
+        assert np.abs(masked - expected["masked_states"])[mask == 1].max() > 0.1
+
+
+@pytest.mark.parametrize("compat", [False, True])
+def test_bundles_are_verified(built, compat: bool) -> None:
+    opened = open_bundle(built("biases", compat, "fill-mask"))
+    found = verify_bundle(opened, reference_of(opened, find_checkpoint(DATA / "biases")), grid=Grid.QUICK)
+    assert found.passed, found.summary()
+
+
+def test_verification_finds_another_mode(built) -> None:
+    opened = open_bundle(built("biases", False, "fill-mask"))
+    reference = reference_of(opened, find_checkpoint(DATA / "biases"))
+    for module in reference._module.modules():
+        if hasattr(module, "projection_matrix"):
+            module.projection_matrix = module.projection_matrix.roll(1, dims=1)
+    assert not verify_bundle(opened, reference, grid=Grid.QUICK).passed
+
+
+def test_positions_are_extended(tmp_path: Path) -> None:
+    checkpoint = shutil.copytree(DATA / "biases", tmp_path / "performer")
+    extend(ExtendOptions(model=checkpoint, output=tmp_path / "longer", max_len=100))
+    model: Any = find_checkpoint(tmp_path / "longer").load(Task.FEATURE_EXTRACTION)
+    assert model.pos_emb.emb.weight.shape == (100, 16)
+    stored = load_file(checkpoint / "model.safetensors")["pos_emb.emb.weight"]
+    assert torch.equal(model.pos_emb.emb.weight[:24], stored)
+    assert model.config.max_seq_len == 100
+
+
+def changed(tmp_path: Path, **changes: Any) -> Path:
+    """A copy of a checkpoint with other values in config.json."""
+    checkpoint = shutil.copytree(DATA / "biases", tmp_path / "performer")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (checkpoint / "config.json").write_text(json.dumps(config | changes))
+    return checkpoint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rotary_position_emb": True, "dim": 15}, "dim is 15 and dim_head 8; with rotary_position_emb both must be"),
+        ({"axial_position_emb": True}, "axial_position_emb is true: axial positions"),
+        ({"generalized_attention": True}, "generalized_attention is true: features of another kernel"),
+        ({"reversible": True}, "reversible is true: reversible layers"),
+        ({"causal": True}, "causal is true: a causal Performer"),
+        ({"local_attn_heads": 1}, "local_attn_heads is 1; 0 is supported"),
+        ({"local_attn_heads": [0, 2]}, r"local_attn_heads is \[0, 2\]; 0 is supported"),
+        ({"nb_features": 0}, "nb_features is 0, and dim_head 8: that is 0 features"),
+        ({"dim_head": 1, "nb_features": None}, "nb_features is None, and dim_head 1: that is 0 features"),
+        ({"ff_mult": 0}, "ff_mult is 0; it must be 1 or more"),
+    ],
+    ids=str,
+)
+def test_what_is_not_computed_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=f"(?s)config.json does not describe a performer: .*{message}"):
+        find_checkpoint(changed(tmp_path, **changes)).load(Task.FEATURE_EXTRACTION)
+
+
+def test_positions_that_turn_are_computed_for_any_length(tmp_path: Path) -> None:
+    """PerformerLM's are rotary where nothing is said; nothing is extended, and --attention finds no table."""
+    output = tmp_path / "bundle"
+    manifest = build(BuildOptions(model=DATA / "rotary", output=output, max_len=300, verify=Grid.QUICK))
+    assert (manifest.positions.form, manifest.positions.base, manifest.positions.rows) == ("computed", 24, 300)
+    assert manifest.verification["passed"]
+    for other in ("plain", "rotary"):
+        assert find_checkpoint(DATA / other).family.learned_positions is (other == "plain")
+    with pytest.raises(ModelError, match="performer"):
+        extend(ExtendOptions(model=DATA / "rotary", output=tmp_path / "longer", max_len=100))
+    assert not (tmp_path / "longer").exists()
+
+
+def test_wrong_turns_are_found() -> None:
+    expected = expected_answers("rotary")
+    encoder = loaded("rotary", Task.FEATURE_EXTRACTION)
+    encoder.layer_pos_emb.frequency.copy_(encoder.layer_pos_emb.frequency.flip(0))
+    with torch.inference_mode():
+        states = encoder(torch.from_numpy(expected["ids"])).last_hidden_state.numpy()
+    assert np.abs(states - expected["states"]).max() > 0.01
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "performer.net.layers.1.0.fn.fast_attention.projection_matrix",
+        "performer.net.layers.0.0.fn.to_k.weight",
+        "performer.net.layers.1.1.fn.fn.w2.bias",
+        "pos_emb.emb.weight",
+        "norm.weight",
+    ],
+)
+def test_a_missing_weight_is_named(tmp_path: Path, name: str) -> None:
+    checkpoint = changed(tmp_path)
+    weights = load_file(checkpoint / "model.safetensors")
+    del weights[name]
+    save_file(weights, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(ModelError, match=f"has no weights for {name}"):
+        find_checkpoint(checkpoint).load(Task.FILL_MASK)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"nb_features": 22}, r"projection_matrix is not what config.json says: \[21, 8\].*\(nb_features 22\)"),
+        ({"heads": 4}, r"the shape of performer\.net\.layers\.0\.0\.fn\.to_"),
+        ({"ff_glu": False}, r"the shape of performer\.net\.layers\.0\.1\.fn\.fn\.w1"),
+        ({"num_tokens": 61}, r"the shape of token_emb\.weight.*\(num_tokens 61\)"),
+        ({"depth": 3}, "has depth 3, and the weights are of the layers 0 to 1.\nSet depth to 2"),
+        ({"qkv_bias": False}, r"does not use: performer\.net\.layers\.0\.0\.fn\.to_k\.bias"),
+    ],
+    ids=str,
+)
+def test_a_shape_that_does_not_fit_is_named(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ModelError, match=message):
+        find_checkpoint(changed(tmp_path, **changes)).load(Task.FILL_MASK)
+
+
+def test_the_task_is_that_of_the_head(tmp_path: Path) -> None:
+    assert find_checkpoint(DATA / "plain").task() is Task.FILL_MASK
+    with pytest.raises(ModelError, match="text-classification of a performer has no model in transformers"):
+        loaded("biases", Task.TEXT_CLASSIFICATION)
+
+
+def test_a_pickle_is_not_read_unless_it_is_trusted() -> None:
+    with pytest.raises(ModelError, match="--allow-pickle"):
+        find_checkpoint(DATA / "plain").load(Task.FILL_MASK)

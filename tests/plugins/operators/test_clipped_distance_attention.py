@@ -1,0 +1,296 @@
+"""Attention by clipped distance: its definition by hand, and its ONNX bodies against the definition."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from hdplugins.operators.clipped_distance_attention.pairs import pairs
+from hdplugins.operators.onnx_text import BlockOrder
+from support.clipped_operator import NODES, Clipped, exact_answer, inputs_of, model_of, wrong_inputs
+from support.comparators import assert_as_accurate, assert_close, named_case
+from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.sparse_operators import PADDINGS, token_kinds
+
+BLOCK = 128
+LENGTHS = (1, 2, 5, BLOCK - 1, BLOCK, BLOCK + 1, 211, 2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK + 7)
+FAR = Clipped(by_query=True, values=True, reach=9)
+WIDE = Clipped(heads=4, head_dim=64, reach=64, by_query=True, values=True)
+
+each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_node = pytest.mark.parametrize("node", NODES, ids=str)
+
+
+@functools.cache
+def session_of(node: Clipped, order: BlockOrder) -> onnxruntime.InferenceSession:
+    return new_session(model_of([node], order))
+
+
+@functools.cache
+def usual_error_of_pytorch(node: Clipped) -> torch.Tensor:
+    """[1], of a text that is long enough to show what rounding does."""
+    inputs = inputs_of(node, token_kinds("none", 211))
+    error = np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs))
+    return torch.tensor([error.max()])
+
+
+def assert_right(node: Clipped, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
+    exact = torch.from_numpy(exact_answer(node, inputs))
+    # Few values do not show what rounding does to one.
+    usual = (exact + usual_error_of_pytorch(node)).to(getattr(torch, node.dtype))
+    assert_as_accurate(torch.from_numpy(got), exact, usual)
+    assert (got[~inputs["key_mask"].any(axis=1)] == 0).all()
+
+
+def lengths_of(node: Clipped) -> list[int]:
+    """Around each block, and around the lengths from which distances are clipped, and those of a band."""
+    edges = {node.reach + 1, 2 * node.reach + 1, node.reach + BLOCK, 2 * node.reach + BLOCK}
+    return sorted({*LENGTHS, *(edge + shift for edge in edges for shift in (-1, 0, 1))} - {0})
+
+
+# The definition.
+
+
+@each_node
+def test_the_definition_is_a_softmax_over_all_real_keys(node: Clipped) -> None:
+    node = replace(node, dtype="float64", reach=min(node.reach, 9))
+    for padding, tokens in (("right", 25), ("holes", 13)):
+        inputs = inputs_of(node, token_kinds(padding, tokens))
+        got = exact_answer(node, inputs)
+        for batch, head, i in np.ndindex(got.shape[:3]):
+            seen = [j for j in range(tokens) if inputs["key_mask"][batch, j]]
+            rows = [max(-node.reach, min(node.reach, j - i)) + node.reach for j in seen]
+            numbers = inputs["scores_by_distance"]
+            own = numbers[batch if node.by_query else 0, head, i if node.by_query else 0, rows]
+            scores = inputs["query"][batch, head, i] @ inputs["key"][batch, head, seen].T * node.head_dim**-0.5 + own
+            weights = np.exp(scores - scores.max())
+            values = inputs["value"][batch, head, seen]
+            if node.values:
+                values = values + inputs["values_by_distance"][rows]
+            assert_close(got[batch, head, i], weights @ values / weights.sum(), atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reach": 0}, "reach is 0; it must be 1 or more"),
+        ({"reach": 8}, "scores_by_distance has 19 distances; a reach of 8 has 17"),
+        ({"values_by_distance": torch.zeros(17, 32)}, "values_by_distance has 17 distances; a reach of 9 has 19"),
+    ],
+    ids=str,
+)
+def test_what_the_operator_does_not_define_is_refused(changes: dict[str, Any], message: str) -> None:
+    inputs = inputs_of(FAR, token_kinds("none", 11))
+    with pytest.raises(ValueError, match=message):
+        exact_answer(FAR, inputs, torch.float32, **changes)
+
+
+def test_distances_beyond_the_reach_count_too() -> None:
+    assert pairs(tokens=4096, heads=12, reach=1, scale=1.0) == 12 * 4096**2
+
+
+# The bodies against the definition.
+
+
+@each_order
+@each_node
+def test_a_body_matches_the_definition_at_every_length(node: Clipped, order: BlockOrder) -> None:
+    """Paddings and batches alternate."""
+    paddings, batches = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3))
+    for tokens in lengths_of(node):
+        padding, batch = next(paddings), next(batches)
+        inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
+        with named_case(tokens, padding, batch):
+            assert_right(node, run(session_of(node, order), inputs), inputs)
+
+
+@each_order
+@pytest.mark.parametrize("padding", PADDINGS)
+@each_node
+def test_every_padding_meets_every_batch(node: Clipped, padding: str, order: BlockOrder) -> None:
+    for batch in (1, 3):
+        inputs = inputs_of(node, token_kinds(padding, 131, batch=batch))
+        with named_case(batch):
+            assert_right(node, run(session_of(node, order), inputs), inputs)
+
+
+@each_order
+def test_what_is_shared_may_be_given_to_each_text_and_query(order: BlockOrder) -> None:
+    """All four forms of the numbers give one answer."""
+    shared, by_query = replace(FAR, by_query=False), FAR
+    for tokens in (1, 5, 131):
+        inputs = inputs_of(shared, token_kinds("right", tokens))
+        right = run(session_of(shared, order), inputs)
+        for texts, queries in ((3, 1), (1, tokens), (3, tokens)):
+            shape = (texts, shared.heads, queries, 2 * shared.reach + 1)
+            given = inputs | {"scores_by_distance": np.broadcast_to(inputs["scores_by_distance"], shape).copy()}
+            model = model_of([by_query], order)
+            for value in model.graph.input:
+                if value.name == "scores_by_distance":
+                    value.type.tensor_type.shape.dim[0].dim_param = "number_texts"
+                    value.type.tensor_type.shape.dim[2].dim_param = "number_queries"
+            np.testing.assert_array_equal(run(new_session(model), given), right)
+
+
+@each_order
+@pytest.mark.parametrize("node", [NODES[0], FAR], ids=str)
+def test_content_of_padding_does_not_change_the_answer(node: Clipped, order: BlockOrder) -> None:
+    kinds = token_kinds("holes", 297)
+    inputs = inputs_of(node, kinds)
+    before = run(session_of(node, order), inputs)
+    for name in ("key", "value"):
+        inputs[name].swapaxes(1, 2)[kinds == 0] = 50.0
+    np.testing.assert_array_equal(before, run(session_of(node, order), inputs))
+
+
+@each_order
+def test_large_scores_overflow_in_no_dtype(order: BlockOrder) -> None:
+    """Scaled after the product, 60 x 60 x 64 would be outside float16."""
+    node = Clipped(head_dim=64, dtype="float16")
+    inputs = inputs_of(node, token_kinds("right", 140))
+    for name in ("query", "key"):
+        inputs[name][:] = 60.0
+    # Measured 4.7e-4, the rounding of weights and values.
+    assert_close(run(session_of(node, order), inputs), exact_answer(node, inputs), atol=1e-3)
+
+
+@each_order
+def test_nodes_that_differ_share_a_model(order: BlockOrder) -> None:
+    nodes = (FAR, replace(FAR, values=False), FAR)
+    model, inputs = model_of(nodes, order), inputs_of(FAR, token_kinds("right", 131))
+    exact = {name: array if name == "key_mask" else array.astype(np.float64) for name, array in inputs.items()}
+    for node in nodes:
+        exact["query"] = exact_answer(node, exact)
+    assert len(model.functions) == 2
+    # Measured 3.1e-6; values reach 6.1.
+    assert_close(run(new_session(model), inputs), exact["query"], atol=6e-6)
+
+
+# Wrong answers are found.
+
+
+@each_node
+def test_the_measure_of_bodies_refuses_wrong_answers(node: Clipped) -> None:
+    inputs = inputs_of(node, token_kinds("right", 301))
+    assert_right(node, exact_answer(node, inputs).astype(node.dtype), inputs)
+    wrong = [exact_answer(node, changed) for changed in wrong_inputs(node, inputs)]
+    wrong.append(exact_answer(node, inputs, scale=1.01 * node.head_dim**-0.5))
+    for number, answer in enumerate(wrong):
+        with named_case(number), pytest.raises(AssertionError):
+            assert_right(node, answer.astype(node.dtype), inputs)
+
+
+_PAIRS_OF_INPUTS = [
+    ("key_bias", "seen_score", "masked_score"),
+    ("shifted_columns", "shift_1d", "block_1d"),
+    ("rows_of_width", "twice_reach_1d", "reach_1d"),
+    ("near_rows", "first_value_row", "last_value_row"),
+    ("band_weights_around", "shift_1d", "one_1d"),
+]
+"""A value of both orders, and two names: where the one is an input, the other takes its place."""
+
+
+@pytest.mark.parametrize(
+    ("order", "result", "names"),
+    [
+        *((order, result, set(names)) for order in BlockOrder for result, *names in _PAIRS_OF_INPUTS),
+        (BlockOrder.PARALLEL, "rows_in_text", {"first_query", "number"}),
+        (BlockOrder.PARALLEL, "columns", {"first_query", "number"}),
+        (BlockOrder.PARALLEL, "near_columns", {"one_1d", "zero_1d"}),
+        (BlockOrder.PARALLEL, "band_keys", {"first_query", "number"}),
+        (BlockOrder.SEQUENTIAL, "first_row_1d", {"moves_1d", "zero_1d"}),
+        (BlockOrder.SEQUENTIAL, "around_numbers", {"shift_1d", "block_1d"}),
+        (BlockOrder.SEQUENTIAL, "around_band", {"keys_before_1d", "keys_behind_1d"}),
+        (BlockOrder.SEQUENTIAL, "around_near", {"far_before_1d", "far_behind_1d"}),
+        (BlockOrder.SEQUENTIAL, "around_weights", {"not_before_1d", "not_behind_1d"}),
+        (BlockOrder.SEQUENTIAL, "text_bias", {"text", "head"}),
+        (BlockOrder.SEQUENTIAL, "head_numbers", {"head", "zero"}),
+    ],
+)
+def test_a_wrong_body_is_found(order: BlockOrder, result: str, names: set[str]) -> None:
+    model = model_of([FAR], order)
+    (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
+    assert names & set(changed.input)
+    changed.input[:] = [(names - {name}).pop() if name in names else name for name in changed.input]
+    inputs = inputs_of(FAR, token_kinds("right", 301))
+    # Without a single real key, the third text must be 0.
+    inputs["key_mask"][2] = False
+    got = run(new_session(model), inputs)
+    with pytest.raises(AssertionError):
+        assert_right(FAR, got, inputs)
+
+
+# What a body is made of.
+
+
+@each_order
+@each_node
+def test_a_body_is_of_standard_operators_and_builds_each_score_matrix_once(node: Clipped, order: BlockOrder) -> None:
+    body = node.body(order)
+    assert tuple(body.input) == (*node.operator.state_names, *node.inputs)
+    counts = operators_of(body)
+    forbidden = {"NonZero", "ScatterND", "ScatterElements", "GatherElements", "TopK", "EyeLike", "Compress", "Unique"}
+    assert not forbidden & set(counts)
+    assert all(onnx.defs.has(name) for name in counts)
+    assert counts["MatMul"] + counts["Gemm"] == 2 + node.values
+    assert (counts["Softmax"], counts["Scan"]) == (1, 1 + (order is BlockOrder.SEQUENTIAL))
+
+
+def test_bodies_that_differ_have_names_that_differ() -> None:
+    """What a reach is, they read from the node."""
+    nodes = [Clipped(reach=reach, values=values) for reach in (1, 9) for values in (False, True)]
+    bodies = {node.body().name: node.body().SerializeToString() for node in nodes}
+    assert sorted(bodies) == ["ClippedDistanceAttention", "ClippedDistanceAttention_values"]
+    assert len(set(bodies.values())) == 2
+
+
+def test_a_body_of_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="reach is 0; it must be 1 or more"):
+        replace(FAR, reach=0).body()
+
+
+# Memory, measured in processes of their own.
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
+@each_order
+def test_memory_is_linear_in_tokens(order: BlockOrder, tmp_path: Path) -> None:
+    """The scores of a head of 4096 tokens take 67 MB."""
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of([WIDE], order), path)
+    short, long = (growth_bytes(path, tokens=tokens) for tokens in (2048, 4096))
+    output_bytes = 4 * 2048 * 64 * 4
+    assert short > output_bytes, "less than the output: nothing was measured"
+    assert long <= 2.2 * short
+    if order is BlockOrder.SEQUENTIAL:
+        assert short <= 12 * output_bytes
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        replace(WIDE, dtype="float16"),
+        Clipped(heads=4, head_dim=64, reach=128, dtype="float16"),
+        pytest.param(replace(WIDE, values=False, dtype="bfloat16"), marks=pytest.mark.nightly),
+        pytest.param(WIDE, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_tensorrt_rtx_builds_a_body_and_plans_memory_linear_in_tokens(node: Clipped, tmp_path: Path) -> None:
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of([node]), path)
+    short_bytes, long_bytes = planned_bytes(path, 2048, 4096)
+    all_scores_bytes = 2 * node.heads * 4096 * 4096 * 4  # two texts
+    assert 0 < short_bytes < long_bytes < all_scores_bytes
+    assert long_bytes <= 2.1 * short_bytes

@@ -1,0 +1,294 @@
+"""Local attention with sides: its definition by hand and by Hugging Face, and its bodies against the definition."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+
+from hdplugins.operators.local_global_attention.pairs import pairs
+from hdplugins.operators.onnx_text import BlockOrder
+from support.comparators import assert_as_accurate, assert_close, named_case
+from support.function_bodies import growth_bytes, new_session, nodes_within, operators_of, planned_bytes, run
+from support.local_global_operator import NODES, LocalGlobal, exact_answer, inputs_of, model_of, wrong_nodes
+from support.sparse_operators import PADDINGS, token_kinds
+
+LOCAL = LocalGlobal(radius=127, heads=4, head_dim=64)
+WITH_SIDES = replace(LOCAL, side=16, reach=128)
+
+each_order = pytest.mark.parametrize("order", BlockOrder, ids=lambda order: order.value)
+each_node = pytest.mark.parametrize("node", NODES, ids=str)
+
+
+@functools.cache
+def session_of(node: LocalGlobal, order: BlockOrder) -> onnxruntime.InferenceSession:
+    return new_session(model_of([node], order))
+
+
+def error_of_pytorch(node: LocalGlobal, inputs: Mapping[str, np.ndarray]) -> float:
+    return float(np.abs(exact_answer(node, inputs, getattr(torch, node.dtype)) - exact_answer(node, inputs)).max())
+
+
+@functools.cache
+def usual_error_of_pytorch(node: LocalGlobal) -> float:
+    """Of a text that is long enough to show what rounding does."""
+    return error_of_pytorch(node, inputs_of(node, token_kinds("none", 211)))
+
+
+def assert_right(node: LocalGlobal, got: np.ndarray, inputs: Mapping[str, np.ndarray]) -> None:
+    exact = torch.from_numpy(exact_answer(node, inputs))
+    # Few values do not show what rounding does to one.
+    error = max(usual_error_of_pytorch(node), error_of_pytorch(node, inputs))
+    assert_as_accurate(torch.from_numpy(got), exact, (exact + error).to(getattr(torch, node.dtype)))
+    assert (got.swapaxes(1, 2)[inputs["token_mask"] == 0] == 0).all()
+
+
+# The definition.
+
+
+@each_node
+def test_the_definition_is_a_softmax_over_the_tokens_and_sides_in_view(node: LocalGlobal) -> None:
+    for tokens, padding in ((37, "right"), (37, "left"), (40, "holes"), (3, "none"), (48, "all")):
+        mask = token_kinds(padding, tokens)
+        inputs = inputs_of(replace(node, dtype="float64"), mask)
+        got = exact_answer(node, inputs)
+        for batch, head, i in np.ndindex(got.shape[:3]):
+            near, sides, own = node.keys_by_hand(mask[batch], i)
+            expected = np.zeros(node.head_dim)
+            if near:
+                keys, values = inputs["key"][batch, head, near], inputs["value"][batch, head, near]
+                biases = [inputs["local_bias"][head, key - i + node.radius] for key in near]
+                for side in sides:
+                    keys = np.concatenate([keys, inputs["side_key"][batch, head, [side]]])
+                    values = np.concatenate([values, inputs["side_value"][batch, head, [side]]])
+                    distance = max(-node.reach, min(node.reach, side - own))
+                    biases.append(inputs["side_bias"][head, distance + node.reach])
+                scores = inputs["query"][batch, head, i] @ keys.T * node.head_dim**-0.5 + biases
+                weights = np.exp(scores - scores.max())
+                expected = weights @ values / weights.sum()
+            assert_close(got[batch, head, i], expected, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"radius": -1}, "radius is -1; it must be 0 or more"),
+        ({"radius": 8}, "local_bias has 19 distances; a radius of 8 has 17"),
+        ({"side_tokens": 0}, "There are sides, and side_tokens is 0 and side_reach 128; both must be 1 or more"),
+        ({"side_reach": 0}, "There are sides, and side_tokens is 16 and side_reach 0"),
+        ({"side_reach": 127}, "side_bias has 257 distances; a reach of 127 has 255"),
+        ({"side_tokens": 17}, "There are 3 side keys and 3 values; 33 tokens have 2 blocks of 17"),
+        ({"side_key": None}, "There are no sides, but side_tokens is 16 and side_reach 128; both must be 0"),
+    ],
+    ids=str,
+)
+def test_what_the_operator_does_not_define_is_refused(changes: dict[str, Any], message: str) -> None:
+    node = LocalGlobal(side=16, reach=128)
+    with pytest.raises(ValueError, match=message):
+        exact_answer(node, inputs_of(node, token_kinds("none", 33)), torch.float32, **changes)
+
+
+@pytest.mark.parametrize(("tokens", "sides"), [(15, 0), (16, 1), (31, 1), (32, 2), (4096, 256)])
+def test_a_side_is_counted_once_it_is_whole(tokens: int, sides: int) -> None:
+    local = pairs(tokens=tokens, heads=3, radius=127, side_tokens=0, side_reach=0)
+    assert pairs(tokens=tokens, heads=3, radius=127, side_tokens=16, side_reach=128) == local + 3 * tokens * sides
+
+
+# The bodies against the definition.
+
+
+@each_order
+@each_node
+def test_a_body_matches_the_definition_at_every_length(node: LocalGlobal, order: BlockOrder) -> None:
+    """Paddings and batches alternate."""
+    paddings, batches = itertools.cycle(PADDINGS), itertools.cycle((3, 1, 3))
+    for tokens in node.lengths:
+        padding, batch = next(paddings), next(batches)
+        inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
+        with named_case(tokens, padding, batch):
+            assert_right(node, run(session_of(node, order), inputs), inputs)
+
+
+@each_order
+@pytest.mark.parametrize("padding", PADDINGS)
+@pytest.mark.parametrize("node", [NODES[0], NODES[3], NODES[5]], ids=str)
+def test_every_padding_meets_every_batch(node: LocalGlobal, padding: str, order: BlockOrder) -> None:
+    for tokens, batch in itertools.product((15, 131, 144), (1, 3)):
+        inputs = inputs_of(node, token_kinds(padding, tokens, batch=batch))
+        with named_case(tokens, batch):
+            assert_right(node, run(session_of(node, order), inputs), inputs)
+
+
+@each_order
+@pytest.mark.parametrize("padding", ["none", "right", "left"])
+def test_a_text_of_more_sides_than_the_reach_tells_apart(padding: str, order: BlockOrder) -> None:
+    node = LocalGlobal(side=4, reach=128, radius=3, heads=1)
+    for tokens in (4 * 129, 1031):
+        inputs = inputs_of(node, token_kinds(padding, tokens, batch=1))
+        assert_right(node, run(session_of(node, order), inputs), inputs)
+
+
+@each_order
+@pytest.mark.parametrize("node", [NODES[0], NODES[3]], ids=str)
+def test_what_is_not_seen_does_not_change_the_answer(node: LocalGlobal, order: BlockOrder) -> None:
+    """Padding, and sides behind the last whole one."""
+    mask = token_kinds("right", 97)
+    inputs = inputs_of(node, mask)
+    before = run(session_of(node, order), inputs)
+    for name in ("key", "value"):
+        inputs[name].swapaxes(1, 2)[mask == 0] = 50.0
+    for name in ("side_key", "side_value"):
+        if name in inputs:
+            inputs[name][0, :, 49 // 16 :] = 50.0
+            inputs[name][1:, :, 97 // 16 :] = 50.0
+    np.testing.assert_array_equal(before, run(session_of(node, order), inputs))
+
+
+@each_order
+def test_nodes_that_differ_share_a_model(order: BlockOrder) -> None:
+    local, sides = LocalGlobal(), LocalGlobal(side=16, reach=128)
+    model, inputs = model_of((sides, local, sides), order), inputs_of(sides, token_kinds("right", 131))
+    assert len(model.functions) == 2
+    exact = {name: array.astype(np.float64) if array.dtype.kind == "f" else array for name, array in inputs.items()}
+    for node in (sides, local, sides):
+        exact["query"] = exact_answer(node, exact)
+    # Measured 1.6e-6; a query of the second and third has what the layer before it rounded.
+    assert_close(run(new_session(model), inputs), exact["query"], atol=5e-6)
+
+
+# Wrong answers are found.
+
+
+@each_node
+def test_the_measure_of_bodies_refuses_wrong_answers(node: LocalGlobal) -> None:
+    inputs = inputs_of(node, token_kinds("right", 211))
+    assert_right(node, exact_answer(node, inputs).astype(node.dtype), inputs)
+    wrong = [exact_answer(node, inputs | {"token_mask": np.maximum(inputs["token_mask"], 1)})]
+    if node.radius:  # of a single key without sides, all scores are alike
+        wrong.append(exact_answer(node, inputs, scale=1.01 * node.head_dim**-0.5))
+        wrong.append(exact_answer(node, inputs | {"local_bias": inputs["local_bias"][:, ::-1].copy()}))
+    if node.side:
+        wrong.append(exact_answer(node, inputs | {"side_bias": inputs["side_bias"][:, ::-1].copy()}))
+        wrong.append(exact_answer(node, inputs | {"side_key": np.roll(inputs["side_key"], 1, axis=2)}))
+        wrong.append(exact_answer(node, inputs | {"side_value": np.roll(inputs["side_value"], 1, axis=2)}))
+    for other in wrong_nodes(node):
+        own = inputs_of(other, inputs["token_mask"])
+        table = np.pad(inputs["local_bias"], ((0, 0), (other.radius - node.radius,) * 2))
+        own |= {name: array for name, array in inputs.items() if name in own and array.shape == own[name].shape}
+        wrong.append(exact_answer(other, own | {"local_bias": table}))
+    for answer in wrong:
+        with pytest.raises(AssertionError):
+            assert_right(node, answer.astype(node.dtype), inputs)
+
+
+@each_order
+@pytest.mark.parametrize(
+    ("result", "op_type"),
+    [
+        ("is_end", "Less"),
+        ("is_real_end", "Or"),
+        ("last_side", "Add"),
+        ("least_side", "Max"),
+        ("is_seen_side", "LessOrEqual"),
+        ("side_distance", "Add"),
+        ("clipped_distance", "Max"),
+        ("side_rows", "Sub"),
+        ("steps", "Add"),
+        ("not_below", "Min"),
+        ("right_of_window", "Sub"),
+        ("table_rows", "Sub"),
+        ("block_starts", "Div"),
+    ],
+)
+def test_a_wrong_body_is_found(result: str, op_type: str, order: BlockOrder) -> None:
+    node = NODES[4]
+    model = model_of([node], order)
+    (changed,) = (inner for inner in nodes_within(model.functions[0]) if result in inner.output)
+    assert changed.op_type != op_type
+    changed.op_type = op_type
+    inputs = inputs_of(node, token_kinds("holes", 211))
+    session = new_session(model)
+    # Some leave a table.
+    with pytest.raises((AssertionError, RuntimeError), match=r"error .* >|out of data bounds"):
+        assert_right(node, run(session, inputs), inputs)
+
+
+# What a body is made of.
+
+
+@each_order
+@each_node
+def test_a_body_is_of_standard_operators_that_every_runtime_takes(node: LocalGlobal, order: BlockOrder) -> None:
+    body = node.body(order)
+    assert tuple(body.input) == (*node.operator.state_names, *node.inputs)
+    counts = operators_of(body)
+    assert not {"NonZero", "ScatterND", "ScatterElements", "TopK", "OneHot", "Compress", "Unique"} & set(counts)
+    assert all(onnx.defs.has(name) for name in counts)
+    assert counts["MatMul"] + counts["Gemm"] == (4 if node.side else 2)
+    assert (counts["Softmax"], counts["Scan"]) == (1, 2 * (order is BlockOrder.SEQUENTIAL))
+
+
+@each_order
+def test_bodies_that_differ_have_names_that_differ(order: BlockOrder) -> None:
+    nodes = [
+        LocalGlobal(radius=radius, side=side, reach=128 * bool(side))
+        for radius, side in itertools.product((0, 9, 127), (0, 4, 16))
+    ]
+    bodies = {node.body(order).name: node.body(order).SerializeToString() for node in nodes}
+    assert len(bodies) == len(set(bodies.values())) == len(nodes)
+    assert WITH_SIDES.name == "LocalGlobalAttention_radius127_sides16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"), [({"radius": -1}, "radius is -1"), ({"side": 4}, "side_reach 0; both must be 1 or more")]
+)
+def test_a_body_of_nonsense_is_refused(changes: dict[str, int], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(NODES[0], **changes).body()
+
+
+# Memory, measured in processes of their own.
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
+@pytest.mark.parametrize("node", [pytest.param(LOCAL, marks=pytest.mark.nightly), WITH_SIDES], ids=str)
+def test_memory_is_linear_in_tokens_where_blocks_are_sequential(node: LocalGlobal, tmp_path: Path) -> None:
+    """With sides, those of a head are [sides, sides]: 1 MB for 8192 tokens."""
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of([node], BlockOrder.SEQUENTIAL), path)
+    short, long = (growth_bytes(path, tokens=tokens) for tokens in (4096, 8192))
+    output_bytes = 4 * 4096 * 64 * 4
+    assert short > output_bytes, "less than the output: nothing was measured"
+    assert long <= 2.3 * short
+    assert short <= 12 * output_bytes
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        pytest.param(replace(LOCAL, dtype="float16"), marks=pytest.mark.nightly),
+        replace(WITH_SIDES, dtype="float16"),
+        pytest.param(replace(WITH_SIDES, dtype="bfloat16"), marks=pytest.mark.nightly),
+        pytest.param(WITH_SIDES, marks=pytest.mark.nightly),
+    ],
+    ids=str,
+)
+def test_tensorrt_rtx_builds_a_body_and_plans_no_scores_of_all_tokens(node: LocalGlobal, tmp_path: Path) -> None:
+    """What it builds at its kOPT alone, the bodies show at other lengths above."""
+    pytest.importorskip("tensorrt_rtx", reason="TensorRT-RTX builds engines without a GPU; not installed")
+    path = tmp_path / "model.onnx"
+    onnx.save(model_of([node]), path)
+    short_bytes, long_bytes = planned_bytes(path, 2048, 4096)
+    all_scores_bytes = 2 * node.heads * 4096 * 4096 * 4  # two texts
+    assert 0 < short_bytes < long_bytes < all_scores_bytes
+    # Scores with sides grow with the square of the tokens, a sixteenth of all.
+    assert long_bytes <= (4.1 if node.side else 2.1) * short_bytes

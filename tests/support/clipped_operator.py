@@ -1,0 +1,173 @@
+"""The operator ClippedDistanceAttention as tests need it: nodes, their inputs, models of them, and wrong ones."""
+
+from __future__ import annotations
+
+__all__ = ["NODES", "Clipped", "Shared", "exact_answer", "inputs_of", "model_of", "wrong_inputs"]
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnx
+import torch
+
+from hdplugins import OPERATORS
+from hdplugins.operators.onnx_text import BlockOrder
+from support.attention_graphs import chain_with_inputs
+from support.sparse_operators import Layer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clipped(Layer):
+    """A node ClippedDistanceAttention.
+
+    Attributes:
+        reach: of the node.
+        by_query: whether each text and each query has numbers of its own; else all share them.
+        values: whether there are values by distance.
+    """
+
+    operator = OPERATORS["ClippedDistanceAttention"]
+    reach: int = 7
+    by_query: bool = False
+    values: bool = False
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"reach": self.reach}
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("key_mask", "scores_by_distance", *["values_by_distance"] * self.values)
+
+    def numbers_shape(self, batch: int, tokens: int) -> tuple[int, int, int, int]:
+        """Of `scores_by_distance`."""
+        texts, queries = (batch, tokens) if self.by_query else (1, 1)
+        return (texts, self.heads, queries, 2 * self.reach + 1)
+
+    def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
+        """As of every operator."""
+        feeds = {
+            "scores_by_distance": torch.zeros(self.numbers_shape(1, tokens)),
+            "values_by_distance": torch.zeros(2 * self.reach + 1, tokens),
+            "key_mask": torch.ones(1, tokens, dtype=torch.bool),
+        }
+        nothing, values = torch.zeros(1, self.heads, tokens, 1), torch.eye(tokens).expand(1, self.heads, -1, -1)
+        return int((self.by_definition([nothing, nothing, values], feeds, **changes) > 0).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shared(Clipped):
+    """A node that has its tables as initializers, as those of T5 and MPNet are."""
+
+    @property
+    def constants(self) -> dict[str, np.ndarray]:
+        shapes: dict[str, tuple[int, ...]] = {"scores": self.numbers_shape(1, 1)}
+        if self.values:
+            shapes["values"] = (2 * self.reach + 1, self.head_dim)
+        generator = np.random.default_rng(self.reach)
+        return {
+            f"{name}_within_{self.reach}": (1.5 * generator.normal(size=shape)).astype(np.float32)
+            for name, shape in shapes.items()
+        }
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        return ("key_mask", *self.constants)
+
+    def by_definition(
+        self, states: Sequence[torch.Tensor], feeds: Mapping[str, torch.Tensor], **changes: Any
+    ) -> torch.Tensor:
+        names = ("scores_by_distance", "values_by_distance")
+        tables = (torch.from_numpy(table).to(states[0].dtype) for table in self.constants.values())
+        return super().by_definition(states, feeds, **dict(zip(names, tables, strict=False)), **changes)
+
+
+NODES = (
+    Clipped(),
+    Clipped(by_query=True, values=True, reach=9),
+    Clipped(by_query=True, reach=130, heads=3, dtype="float16"),
+    Clipped(values=True, reach=1, head_dim=80),
+    Clipped(reach=128, head_dim=64, dtype="float16"),
+    Clipped(by_query=True, values=True, reach=64, heads=1, dtype="float16"),
+)
+
+
+def wrong_inputs(node: Clipped, inputs: Mapping[str, np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """Inputs by which the node must not give the answer that it gives by these."""
+    numbers, mask = inputs["scores_by_distance"], inputs["key_mask"]
+    wrong: list[dict[str, np.ndarray]] = [
+        {"scores_by_distance": np.roll(numbers, 1, axis=3)},
+        {"scores_by_distance": numbers[..., ::-1].copy()},
+        {"scores_by_distance": _changed(numbers, (..., 0))},
+        {"scores_by_distance": _changed(numbers, (..., -1))},
+        {"scores_by_distance": _changed(numbers, (..., node.reach))},
+        {"key_mask": np.ones_like(mask)},
+    ]
+    if node.by_query:
+        wrong += [{"scores_by_distance": np.roll(numbers, 1, axis=axis)} for axis in (0, 2)]
+    if node.values:
+        rows = inputs["values_by_distance"]
+        wrong += [
+            {"values_by_distance": np.roll(rows, 1, axis=0)},
+            {"values_by_distance": np.zeros_like(rows)},
+            {"values_by_distance": _changed(rows, (0,))},
+            {"values_by_distance": _changed(rows, (-1,))},
+        ]
+    return [dict(inputs) | change for change in wrong]
+
+
+def inputs_of(node: Clipped, kinds: np.ndarray) -> dict[str, np.ndarray]:
+    """The inputs of a node by name, such that the softmax is far from uniform; bfloat16 is float16.
+
+    Args:
+        node: of them.
+        kinds: [batch, tokens], 0 for padding.
+    """
+    (batch, tokens), generator = kinds.shape, np.random.default_rng(kinds.shape[1])
+    state = (batch, node.heads, tokens, node.head_dim)
+    shapes: dict[str, tuple[int, ...]] = {
+        **dict.fromkeys(node.operator.state_names, state),
+        "scores_by_distance": node.numbers_shape(batch, tokens),
+        "values_by_distance": (2 * node.reach + 1, node.head_dim),
+    }
+    dtype = "float16" if node.dtype == "bfloat16" else node.dtype
+    names = [*node.operator.state_names, *node.inputs]
+    drawn = {name: (1.5 * generator.normal(size=shape)).astype(dtype) for name, shape in shapes.items()}
+    return {name: kinds != 0 if name == "key_mask" else drawn[name] for name in names}
+
+
+def exact_answer(
+    node: Clipped, inputs: Mapping[str, np.ndarray], dtype: torch.dtype = torch.float64, **changes: Any
+) -> np.ndarray:
+    """By the definition, computed in that dtype; `changes` are attributes."""
+    tensors = {name: torch.from_numpy(array) for name, array in inputs.items()}
+    typed = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in tensors.items()}
+    return node.by_definition([typed[name] for name in node.operator.state_names], typed, **changes).numpy()
+
+
+def model_of(nodes: Sequence[Clipped], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
+    """Nodes one after another, each taking its query from the one before; all are of the first one's heads and dtype.
+
+    The inputs are those of the operator; their axes are called batch and tokens, those of numbers and rows by distance
+    are numbers, or, for nodes that differ in their reach, names.
+    """
+    first = nodes[0]
+    heads, size = first.heads, first.head_dim
+    state: list[str | int] = ["batch", heads, "tokens", size]
+    numbers: list[str | int] = ["batch", heads, "tokens"] if first.by_query else [1, heads, 1]
+    distances = 2 * first.reach + 1 if len({node.reach for node in nodes}) == 1 else "distances"
+    axes: dict[str, list[str | int]] = {
+        **dict.fromkeys(first.operator.state_names, state),
+        "key_mask": ["batch", "tokens"],
+        "scores_by_distance": [*numbers, distances],
+        "values_by_distance": [distances, size],
+    }
+    return chain_with_inputs(nodes, axes, order)
+
+
+def _changed(array: np.ndarray, where: tuple[Any, ...]) -> np.ndarray:
+    changed = array.copy()
+    changed[where] += 1
+    return changed
