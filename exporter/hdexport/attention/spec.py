@@ -26,7 +26,7 @@ class SpecReader:
     """
 
     def __init__(self, spec: str, parts: str | None, *, names: tuple[str, ...], sign: str, example: str) -> None:
-        self.spec, self._example = spec, example
+        self.spec, self._example, self._sign = spec, example, sign
         self.given: dict[str, str] = {}
         for part in [] if parts is None else parts.split(","):
             name, found, value = part.partition(sign)
@@ -58,7 +58,7 @@ class SpecReader:
         try:
             number = int(text)
         except ValueError:
-            raise NotUnderstoodError(f"{name}:{text}") from None
+            raise NotUnderstoodError(f"{name}{self._sign}{text}") from None
         if number < least or (most is not None and number > most):
             range_ = f"{least} or more" if most is None else f"{least} to {most}"
             raise InputError(
