@@ -5,12 +5,12 @@ from __future__ import annotations
 __all__ = ["READER_GONE", "exit_code", "stopped_like_interrupted", "whole_or_nothing"]
 
 import contextlib
-import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import FrameType
 from typing import NoReturn
 
 _STOPPING = (signal.SIGTERM, signal.SIGHUP)
@@ -21,8 +21,8 @@ _SIGNALLED = 128
 READER_GONE = _SIGNALLED + signal.SIGPIPE
 """Exit code where the output is the result and its reader goes away, as of ``cat`` in ``cat FILE | head``."""
 
-_AGAIN_SECONDS = 0.01
-"""After which a signal is sent again that Python has forgotten."""
+_AGAIN_SECONDS = _THEN_EVERY_SECONDS = 0.01
+"""After which an interruption comes again that Python has forgotten, and then, while it still would be."""
 
 
 @contextlib.contextmanager
@@ -31,7 +31,7 @@ def stopped_like_interrupted() -> Iterator[None]:
 
     A signal that is ignored stays ignored: ``nohup`` ignores SIGHUP, and shells ignore SIGINT for background commands.
     A signal that the calling program handles stays with its handler. A signal that arrives while Python runs a
-    destructor or the callback of a weak reference, whose exceptions it prints and forgets, is sent again.
+    destructor or the callback of a weak reference, whose exceptions it prints and forgets, interrupts after that.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # Python lets no other thread handle signals
@@ -44,26 +44,34 @@ def stopped_like_interrupted() -> Iterator[None]:
             signal.signal(other, signal.SIG_IGN)
         raise KeyboardInterrupt(number)
 
-    def send_again(forgotten: sys.UnraisableHookArgs) -> None:
+    def interrupt_again(forgotten: sys.UnraisableHookArgs) -> None:
         stop = forgotten.exc_value
-        if not isinstance(stop, KeyboardInterrupt):
+        if not isinstance(stop, KeyboardInterrupt) or signal.getsignal(signal.SIGALRM) not in (signal.SIG_DFL, tick):
             report(forgotten)
             return
-        for other in handled:
-            signal.signal(other, interrupt)
-        # Later: what is raised in here is forgotten, too.
-        number = stop.args[0] if stop.args else signal.SIGINT
-        timer = threading.Timer(_AGAIN_SECONDS, os.kill, (os.getpid(), number))
-        timer.daemon = True
-        timer.start()
+        stops[:] = [stop]
+        signal.signal(signal.SIGALRM, tick)
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_SECONDS, _THEN_EVERY_SECONDS)
 
-    report, sys.unraisablehook = sys.unraisablehook, send_again
+    def tick(number: int, frame: FrameType | None) -> None:
+        while frame is not None:
+            if frame.f_code is interrupt_again.__code__:
+                return  # what is raised in there is forgotten, too
+            frame = frame.f_back
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        raise KeyboardInterrupt(*stops[0].args)
+
+    stops: list[KeyboardInterrupt] = []
+    report, sys.unraisablehook = sys.unraisablehook, interrupt_again
     for number in handled:
         signal.signal(number, interrupt)
     try:
         yield
     finally:
         sys.unraisablehook = report
+        if signal.getsignal(signal.SIGALRM) is tick:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
         for number in handled:
             signal.signal(number, signal.SIG_DFL)
 
