@@ -5,12 +5,16 @@ import logging
 import os
 import re
 import signal
+import sys
 
 import pytest
 
 import hdruntime  # noqa: F401 - before any test imports ONNX Runtime, whose telemetry it switches off
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime.gpu.driver import gpus
+
+# Before any test imports OpenVINO by itself; see hdruntime.optional.
+sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
 
 # Two test processes share two cores, and the threads that PyTorch would start spin. Before torch is imported, and in
 # the environment, so that commands under test inherit it.

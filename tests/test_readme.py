@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from hdexport.families import SUPPORTED_MODEL_TYPES
-from hdexport.graph.lowering import onnxruntime_cpu, tensorrt
+from hdexport.graph.lowering import onnxruntime_cpu, openvino, tensorrt
 from hdexport.model.precision import Precision
 from hdplugins import OPERATORS
 from support.pages import ROOT, code_blocks, page
@@ -28,8 +28,8 @@ def blocks(language: str) -> list[str]:
 
 def support_table() -> str:
     lines = [
-        "| operator | ONNX function | ONNX Runtime CPU | TensorRT, TensorRT-RTX |",
-        "|---|---|---|---|",
+        "| operator | ONNX function | ONNX Runtime CPU | OpenVINO | TensorRT, TensorRT-RTX |",
+        "|---|---|---|---|---|",
     ]
     for name, operator in OPERATORS.items():
         function = ", ".join(Precision) if operator.has_face("onnx_function") else "-"
@@ -39,7 +39,8 @@ def support_table() -> str:
         kind = "plugin" if operator.has_face("tensorrt_plugin") else "fused"
         in_engines = tensorrt.FUSED_DTYPES.get(name)
         engine = f"{kind} in " + ", ".join(in_engines) + "; function otherwise" if in_engines else "function"
-        lines.append(f"| {name} | {function} | {cpu} | {engine} |")
+        in_openvino = "fused" if name in openvino.FUSED else "function"
+        lines.append(f"| {name} | {function} | {cpu} | {in_openvino} | {engine} |")
     return "\n".join(lines)
 
 

@@ -4,8 +4,9 @@ Usage: python -m benchmarks.cpu.bigbird [--lengths 4096 8192 16384] [--rounds 5]
 
 The models have the shape of BigBird-base with four layers, blocks of 64, three random blocks, and random weights, on
 which speed does not depend. Hugging Face's runs in block-sparse eager mode, its only one. "dense-sdpa" is a BERT of
-that shape in PyTorch: the alternative without blocks. The bundle must give Hugging Face's answer. The longest texts are
-for memory: Hugging Face fills a matrix of all pairs of tokens per head, so its growth is measured once and may not fit.
+that shape in PyTorch: the alternative without blocks. The bundle must give Hugging Face's answer, in ONNX Runtime and
+in OpenVINO, which is also timed in bfloat16. The longest texts are for memory: Hugging Face fills a matrix of all
+pairs of tokens per head, so its growth is measured once and may not fit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,17 @@ import functools
 import sys
 from typing import Any
 
-from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE, add_shape_arguments, load, save_models
+from benchmarks.cpu.models import (
+    BUNDLE,
+    HUGGING_FACE,
+    OPENVINO,
+    VOCAB_SIZE,
+    add_shape_arguments,
+    load,
+    openvino_cases,
+    openvino_targets,
+    save_models,
+)
 from benchmarks.cpu.targets import Figure, Target, child_arguments, figures_of, random_ids, run_cases
 from hdexport.bench.measure.calls import with_growth
 from hdexport.bench.measure.processes import run_process
@@ -42,7 +53,7 @@ def main() -> int:
 def cases(short: int, middle: int, long: int) -> list[str]:
     """What is timed."""
     compared = [f"{model} {tokens}" for tokens in (short, middle) for model in (BUNDLE, HUGGING_FACE)]
-    return [*compared, f"dense-sdpa {middle}", f"bundle {long}"]
+    return [*compared, f"dense-sdpa {middle}", f"bundle {long}", *openvino_cases(short, middle)]
 
 
 def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
@@ -52,6 +63,7 @@ def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
         Target(f"bundle {middle}", f"hugging-face {middle}", Figure.LATENCY, 0.3),
         Target(f"bundle {middle}", f"dense-sdpa {middle}", Figure.LATENCY, 0.55),
         Target(f"bundle {long}", f"bundle {middle}", Figure.MEMORY, 2.2),
+        *openvino_targets(short, middle),
     )
 
 
@@ -87,7 +99,11 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "cases": cases(*lengths),
         "targets": targets(*lengths),
-        "same_answers": {f"{BUNDLE} {tokens}": (f"{HUGGING_FACE} {tokens}", _TOLERANCE) for tokens in lengths[:2]},
+        "same_answers": {
+            f"{model} {tokens}": (f"{HUGGING_FACE} {tokens}", _TOLERANCE)
+            for model in (BUNDLE, OPENVINO)
+            for tokens in lengths[:2]
+        },
         "hugging_face_growth": growth,
         **shape,
         "block": options.block,

@@ -62,16 +62,17 @@ def _make_models(models: Path, tokens: int) -> None:
     for precision in ("float32", "float16"):
         output = models / f"bundle-{precision}"
         build(BuildOptions(model=source, output=output, precision=precision, verify=None, **positions))
-    _export_plainly(models / "plain.onnx", tokens)
+    write_plain_export(models / "plain.onnx", tokens)
 
 
-def _export_plainly(path: Path, tokens: int) -> None:
+def write_plain_export(path: Path, tokens: int) -> None:
+    """The sample model, extended as `torch_model` does it, exported as PyTorch's documentation shows."""
     from hdexport.bench.peers.onnx_plain import export_plainly
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.tasks import Task
 
     module = GraphModule(
-        _torch_model(tokens),
+        torch_model(tokens),
         Task.FEATURE_EXTRACTION,
         inputs=graph_inputs(has_token_types=False),
     ).eval()
@@ -79,7 +80,8 @@ def _export_plainly(path: Path, tokens: int) -> None:
     export_plainly(module, path, {"input_ids": ids, "attention_mask": ids.copy()})
 
 
-def _torch_model(tokens: int) -> Any:
+def torch_model(tokens: int) -> Any:
+    """The sample model with positions for so many tokens."""
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.model.positions import DEFAULT_ALPHA, Scheme
     from hdexport.model.surgery import extend_positions
@@ -93,16 +95,17 @@ def _torch_model(tokens: int) -> Any:
 
 def _load(case: str, models: Path, tokens: int) -> Run:
     if case == "torch-sdpa":
-        return run_of_torch(_torch_model(tokens))
+        return run_of_torch(torch_model(tokens))
     if case == "plain-export":
-        return _load_plain(models / "plain.onnx")
+        return load_plain(models / "plain.onnx")
     import hdruntime
 
     session = hdruntime.load(models / case, backend="onnxruntime")
     return lambda ids: session(input_ids=ids)["token_embeddings"]
 
 
-def _load_plain(path: Path) -> Run:
+def load_plain(path: Path) -> Run:
+    """An export in ONNX Runtime, with its own settings."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])

@@ -7,9 +7,13 @@ __all__ = [
     "DENSE",
     "HEAD_DIM",
     "HUGGING_FACE",
+    "OPENVINO",
+    "OPENVINO_BFLOAT16",
     "VOCAB_SIZE",
     "add_shape_arguments",
     "load",
+    "openvino_cases",
+    "openvino_targets",
     "run_of_torch",
     "save_models",
 ]
@@ -19,10 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from benchmarks.cpu.targets import Ids, Run
+from benchmarks.cpu.targets import Figure, Ids, Run, Target
+from hdruntime.optional import require
 
 BUNDLE, HUGGING_FACE, DENSE = "bundle", "hugging-face", "dense-sdpa"
 """Ours, the library's own model, and a BERT of that shape in PyTorch."""
+
+OPENVINO, OPENVINO_BFLOAT16 = "openvino", "openvino-bfloat16"
+"""The bundle through OpenVINO, in float32 and in bfloat16."""
 
 VOCAB_SIZE = 1000
 HEAD_DIM = 64
@@ -61,15 +69,37 @@ def save_models(
         (DENSE, transformers.BertConfig(**sizes, max_position_embeddings=longest)),
     ):
         transformers.AutoModel.from_config(config).save_pretrained(models / name)
-    build(BuildOptions(model=models / HUGGING_FACE, output=models / BUNDLE, max_len=longest, verify=None))
+    options = BuildOptions(
+        model=models / HUGGING_FACE, output=models / BUNDLE, max_len=longest, openvino=True, verify=None
+    )
+    build(options)
+
+
+def openvino_cases(*lengths: int) -> list[str]:
+    """What is timed through OpenVINO: bfloat16 where the CPU computes in it."""
+    has_bfloat16 = "BF16" in require("openvino").Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    models = [OPENVINO, OPENVINO_BFLOAT16] if has_bfloat16 else [OPENVINO]
+    return [f"{model} {tokens}" for tokens in lengths for model in models]
+
+
+def openvino_targets(*lengths: int) -> tuple[Target, ...]:
+    """Of float32 against the bundle in ONNX Runtime, and of bfloat16 against float32, where that is timed."""
+    against = {OPENVINO: (BUNDLE, 0.85), OPENVINO_BFLOAT16: (OPENVINO, 0.65)}
+    cases = (case.split() for case in openvino_cases(*lengths))
+    return tuple(
+        Target(f"{model} {tokens}", f"{against[model][0]} {tokens}", Figure.CPU_TIME, against[model][1])
+        for model, tokens in cases
+    )
 
 
 def load(model: str, models: Path) -> Run:
-    """One of the three, from what `save_models` saved."""
-    if model == BUNDLE:
+    """One of them, from what `save_models` saved."""
+    if model in (BUNDLE, OPENVINO, OPENVINO_BFLOAT16):
         import hdruntime
 
-        session = hdruntime.load(models / BUNDLE, backend="onnxruntime")
+        backend = "onnxruntime" if model == BUNDLE else "openvino"
+        precision = "bfloat16" if model == OPENVINO_BFLOAT16 else "float32"
+        session = hdruntime.load(models / BUNDLE, backend=backend, precision=precision)
         return lambda ids: session(input_ids=ids)["last_hidden_state"]
     import transformers
 

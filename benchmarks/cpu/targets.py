@@ -15,6 +15,7 @@ __all__ = [
     "check_answers",
     "child_arguments",
     "compare",
+    "cosines",
     "figures_of",
     "output_of",
     "random_ids",
@@ -52,7 +53,7 @@ _TIMED_RUNS = 3
 _VALUES_COMPARED = 16
 """Tokens of each answer that are compared, spread over the text."""
 
-_PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime")
+_PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "nncf")
 
 Ids = npt.NDArray[np.int64]
 Run = Callable[[Ids], npt.NDArray[np.float32]]
@@ -69,6 +70,10 @@ class Figure(str, Enum):
     """Of the whole process."""
     OVERHEAD = "overhead"
     """A ratio that a case takes itself, of interleaved calls: processes differ by more."""
+    COSINE_LOSS = "cosine loss"
+    """What the worst cosine of a case's vectors with PyTorch's lacks to 1."""
+    KEPT = "MB kept"
+    """Resident memory after a long text, above what was resident before."""
 
 
 _KEYS = {
@@ -77,6 +82,8 @@ _KEYS = {
     Figure.MEMORY: "growth_bytes",
     Figure.PEAK: "peak_bytes",
     Figure.OVERHEAD: "overhead",
+    Figure.COSINE_LOSS: "cosine_loss",
+    Figure.KEPT: "kept_mb",
 }
 
 
@@ -130,19 +137,22 @@ def child_arguments(options: argparse.Namespace) -> list[str]:
     return [*sys.argv[1:], "--models", str(options.models)]
 
 
-def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64) -> dict[str, Any]:
+def figures_of(run: Run, ids: Ids, *, warm_up_tokens: int = 64, least_seconds: float = 0.0) -> dict[str, Any]:
     """Latency, CPU time and growth of peak memory of a run, and values of its answer.
 
     Args:
         ids: [1, tokens], the text.
         warm_up_tokens: length of the pieces of the text that are run first, so that what grows afterwards is the long
             text's and not the weights'.
+        least_seconds: that the timed runs take together; there are 3 at least.
     """
     for start in range(0, ids.shape[1], warm_up_tokens):
         run(ids[:, start : start + warm_up_tokens])
     answer, growth_bytes = with_growth(lambda: run(ids))  # also warms up: the first run pays for every page it touches
     peak_bytes = peak_resident_bytes()
-    runs = [timed(lambda: run(ids)) for _ in range(_TIMED_RUNS)]
+    runs: list[tuple[object, float, float]] = []
+    while len(runs) < _TIMED_RUNS or sum(latency_ms for _, latency_ms, _ in runs) < least_seconds * 1e3:
+        runs.append((None, *timed(lambda: run(ids))[1:]))  # answers are not kept: that would be memory of the case
     return {
         "latency_ms": statistics.median(latency_ms for _, latency_ms, _ in runs),
         "cpu_ms": statistics.median(cpu_ms for _, _, cpu_ms in runs),
@@ -168,6 +178,7 @@ def compare(
     rounds: int,
     arguments: Sequence[str],
     same_answers: Mapping[str, tuple[str, float]],
+    alike_answers: Mapping[str, tuple[str, float]] | None = None,
     **about: Any,
 ) -> dict[str, Any]:
     """Measure all cases, once per round each, so that drift of a shared machine hits them alike.
@@ -176,6 +187,7 @@ def compare(
         arguments: of the script's child processes besides the case.
         same_answers: case -> (the case whose answer it must give, the largest difference of a value); asked in the
             first round.
+        alike_answers: case -> (the case whose answer its own must be like, the smallest cosine of both); likewise.
 
     Returns:
         What is written as JSON.
@@ -189,7 +201,7 @@ def compare(
             print(f"round {number + 1}/{rounds}: {case}", file=sys.stderr)
         if number == 0:
             answers = {case: runs[0]["answer"] for case, runs in measured.items() if "answer" in runs[0]}
-            check_answers(answers, same_answers)
+            alike = check_answers(answers, same_answers, alike_answers or {})
     machine = environment()
     return {
         "benchmark": module.removeprefix("benchmarks."),
@@ -199,31 +211,56 @@ def compare(
         "commit": machine.get("commit"),
         "rounds": rounds,
         **about,
-        "versions": {name: machine[name] for name in _PACKAGES},
+        "versions": {name: machine[name] for name in _PACKAGES if name in machine},
         "cases": {
             case: {key: statistics.median(run[key] for run in runs) for key in _KEYS.values() if key in runs[0]}
             for case, runs in measured.items()
         },
+        **({"cosines": alike} if alike else {}),
         "ratios": [_ratio(measured, target) for target in targets],
     }
 
 
-def check_answers(answers: Mapping[str, Sequence[float]], same_answers: Mapping[str, tuple[str, float]]) -> None:
-    """Exit, naming the case, where an answer differs from the one that it must equal."""
+def check_answers(
+    answers: Mapping[str, Sequence[float]],
+    same_answers: Mapping[str, tuple[str, float]],
+    alike_answers: Mapping[str, tuple[str, float]],
+) -> dict[str, float]:
+    """Exit, naming the case, where an answer differs from the one that it must equal, or be like; see `compare`.
+
+    Returns:
+        case -> cosine, of `alike_answers`.
+    """
+    found = {}
     for case, (other, tolerance) in same_answers.items():
         difference = float(np.abs(np.array(answers[case]) - np.array(answers[other])).max())
         if not difference <= tolerance:
             sys.exit(f"{case} gives a wrong answer: it differs from {other} by {difference:.3g}.")
+    for case, (other, least_cosine) in alike_answers.items():
+        cosine = float(cosines(np.array(answers[case]), np.array(answers[other])))
+        if not cosine >= least_cosine:
+            sys.exit(f"{case} gives a wrong answer: its cosine with that of {other} is {cosine:.5f}.")
+        found[case] = cosine
+    return found
+
+
+def cosines(actual: npt.NDArray[Any], expected: npt.NDArray[Any]) -> Any:
+    """Of vectors [..., features], [...]; of a vector that is zero, NaN."""
+    with np.errstate(invalid="ignore"):
+        return (actual * expected).sum(-1) / (np.linalg.norm(actual, axis=-1) * np.linalg.norm(expected, axis=-1))
 
 
 def report(result: Mapping[str, Any], output: Path | None) -> int:
     """Print a result, and append it to a file; the exit status says whether every target was met."""
     print(f"{result['command']}: {result['cpu']}, median of {result['rounds']} rounds")
+    width = max(map(len, result["cases"]))
     for case, figures in result["cases"].items():
         print(
-            f"  {case:<20} {figures['latency_ms']:8.0f} ms  {figures['cpu_ms']:8.0f} ms of CPU time  "
+            f"  {case:<{width}} {figures['latency_ms']:8.1f} ms  {figures['cpu_ms']:8.1f} ms of CPU time  "
             f"{figures['growth_bytes'] / 1e6:8.0f} MB more at peak"
         )
+    for case, cosine in result.get("cosines", {}).items():
+        print(f"  {case}, cosine of its answer: {cosine:.5f}")
     for ratio in result["ratios"]:
         verdict = "met" if _is_met(ratio) else "MISSED"
         compared = f"{ratio['case']} / {ratio['against']}" if ratio["against"] else ratio["case"]

@@ -4,7 +4,8 @@ Usage: python -m benchmarks.cpu.window [--tokens 2048 4096 8192] [--rounds 5] [-
 
 The models have the shape of Longformer-base with four layers, 256 tokens on each side, and random weights, on which
 speed does not depend. The first token is global, Hugging Face's default. "dense-sdpa" is a BERT of that shape in
-PyTorch: the alternative without windows. The bundle must give Hugging Face's answer.
+PyTorch: the alternative without windows. The bundle must give Hugging Face's answer, in ONNX Runtime and in OpenVINO,
+which is also timed in bfloat16 at the longer lengths.
 """
 
 from __future__ import annotations
@@ -14,7 +15,18 @@ import functools
 import sys
 from typing import Any
 
-from benchmarks.cpu.models import BUNDLE, DENSE, HUGGING_FACE, VOCAB_SIZE, add_shape_arguments, load, save_models
+from benchmarks.cpu.models import (
+    BUNDLE,
+    DENSE,
+    HUGGING_FACE,
+    OPENVINO,
+    VOCAB_SIZE,
+    add_shape_arguments,
+    load,
+    openvino_cases,
+    openvino_targets,
+    save_models,
+)
 from benchmarks.cpu.targets import Figure, Target, figures_of, random_ids, run_cases
 
 _TOLERANCE = 1e-3
@@ -38,6 +50,7 @@ def targets(short: int, middle: int, long: int) -> tuple[Target, ...]:
         Target(f"bundle {long}", f"bundle {short}", Figure.LATENCY, 4.6),
         Target(f"bundle {middle}", f"hugging-face {middle}", Figure.MEMORY, 0.5),
         Target(f"bundle {long}", f"hugging-face {long}", Figure.MEMORY, 0.5),
+        *openvino_targets(middle, long),
     )
 
 
@@ -57,9 +70,16 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     # Longformer's positions begin after the padding id, 1. It pads texts to a multiple of its window.
     save_models(options.models, config_of, **shape, longest=lengths[-1], rows=lengths[-1] + 2 * window + 2)
     return {
-        "cases": [f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE, DENSE)],
+        "cases": [
+            *(f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE, DENSE)),
+            *openvino_cases(*lengths[1:]),
+        ],
         "targets": targets(*lengths),
-        "same_answers": {f"{BUNDLE} {tokens}": (f"{HUGGING_FACE} {tokens}", _TOLERANCE) for tokens in lengths},
+        "same_answers": {
+            f"{model} {tokens}": (f"{HUGGING_FACE} {tokens}", _TOLERANCE)
+            for model, compared in ((BUNDLE, lengths), (OPENVINO, lengths[1:]))
+            for tokens in compared
+        },
         **shape,
         "window": window,
     }

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from hdexport.verify.pytorch_reference import Reference
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 
 
@@ -25,6 +26,7 @@ class PyTorchRunner:
     """
 
     backend = Backend.ONNXRUNTIME
+    precision = Precision.BFLOAT16
     prefers_equal_lengths = True
     batch_tokens = 4096
     most_in_flight = 1

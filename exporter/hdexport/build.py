@@ -28,6 +28,7 @@ from hdexport.families import Family, convertible_model_types
 from hdexport.model.memories import counts_tokens
 from hdexport.model.positions import LONGEST, Form, Scheme
 from hdexport.model.tasks import Task
+from hdexport.quantize.options import Int8Options
 from hdexport.support.garbage_collection import rare_garbage_collection
 from hdexport.support.progress import Progress
 from hdexport.verify.grid import Grid
@@ -43,7 +44,14 @@ from hdruntime.bundle.manifest import (
 )
 from hdruntime.bundle.reader import Bundle
 from hdruntime.bundle.writer import seal, staged_bundle, write_manifest
-from hdruntime.constants import CPU_LOWERING, CUDA_LOWERING, FORMAT_VERSION, PORTABLE_LOWERING
+from hdruntime.constants import (
+    CPU_LOWERING,
+    CUDA_LOWERING,
+    FORMAT_VERSION,
+    OPENVINO_LOWERING,
+    OPENVINO_UNPADDED_LOWERING,
+    PORTABLE_LOWERING,
+)
 from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
@@ -59,6 +67,8 @@ _PORTABLE_FILE = "model.onnx"
 _WEIGHTS_FILE = "model.onnx.data"
 _CPU_FILE = "onnxruntime_cpu.onnx"
 _CUDA_FILE = "onnxruntime_cuda.onnx"
+_OPENVINO_FILE = "openvino.onnx"
+_OPENVINO_UNPADDED_FILE = "openvino_unpadded.onnx"
 
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
@@ -85,6 +95,8 @@ class BuildOptions:
         recurrence: tokens of earlier calls that the model remembers, at least 2; None for what its checkpoint says.
         ffn_chunk: most tokens of a batch, at least 1, that a feed-forward network computes at once in ONNX Runtime;
             None for all.
+        openvino: whether the bundle gets graphs for OpenVINO, too.
+        int8: how graphs for CPUs with int8 weights are made; None makes none.
         engines: engines beside the ONNX graphs.
         verify: cases in which the bundle is compared with PyTorch before it appears; None skips the comparison.
         force: replace a bundle at `output`.
@@ -104,6 +116,8 @@ class BuildOptions:
     attention: Mapping[str, Any] = field(default_factory=dict)
     recurrence: int | None = None
     ffn_chunk: int | None = None
+    openvino: bool = False
+    int8: Int8Options | None = None
     engines: EngineOptions = field(default_factory=EngineOptions)
     verify: Grid | None = Grid.QUICK
     force: bool = False
@@ -138,6 +152,10 @@ def build(options: BuildOptions, progress: Progress | None = None) -> Manifest:
         )
         shutil.copyfile(checkpoint.path / "config.json", directory / "config.json")
         manifest = seal(directory, manifest)
+        if options.int8 is not None:
+            from hdexport.quantize.bundle import quantize_bundle
+
+            manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
         if options.verify:
             progress.step("Verifying against PyTorch")
             manifest = _verify(Bundle(directory, manifest), checkpoint, options, options.verify, progress)
@@ -389,11 +407,15 @@ def _let_go_of_weights(module: GraphModule, model: onnx_ir.Model) -> None:
 
 
 def _lower(portable: onnx_ir.Model, directory: Path, options: BuildOptions, *, layers: int) -> tuple[GraphFile, ...]:
-    """Write the graphs for ONNX Runtime, which share the portable graph's weights; the GPU's only where it differs."""
+    """Write the graphs for ONNX Runtime and OpenVINO, which share the portable graph's weights.
+
+    That for ONNX Runtime on a GPU and that for texts without padding are only written where they differ.
+    """
     import onnx_ir as ir
 
     from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
     from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
+    from hdexport.graph.lowering.openvino import lower_for_openvino
     from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
 
     dtype = options.precision
@@ -406,6 +428,16 @@ def _lower(portable: onnx_ir.Model, directory: Path, options: BuildOptions, *, l
     if lower_for_onnxruntime_cuda(for_gpu) or chunked:
         ir.save(for_gpu, directory / _CUDA_FILE)
         graphs.append(GraphFile(file=_CUDA_FILE, lowering=CUDA_LOWERING, dtype=dtype))
+    if options.openvino:
+        for_any = portable.clone()
+        differs = lower_for_openvino(for_any, padded=True)
+        ir.save(for_any, directory / _OPENVINO_FILE)
+        graphs.append(GraphFile(file=_OPENVINO_FILE, lowering=OPENVINO_LOWERING, dtype="float32"))
+        if differs:
+            lower_for_openvino(unpadded := portable.clone(), padded=False)
+            ir.save(unpadded, directory / _OPENVINO_UNPADDED_FILE)
+            file = _OPENVINO_UNPADDED_FILE
+            graphs.append(GraphFile(file=file, lowering=OPENVINO_UNPADDED_LOWERING, dtype="float32"))
     return tuple(graphs)
 
 

@@ -10,6 +10,7 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from importlib import metadata
@@ -59,6 +60,22 @@ print(json.dumps({"version": module.__version__, "providers": providers}))
 """
 
 
+_LOAD_OPENVINO = """
+import json
+from hdruntime.backends.choice import prefers_openvino_here
+from hdruntime.backends.openvino.devices import chosen_device, new_core
+from hdruntime.optional import require
+version, core = require("openvino").__version__, new_core()
+found = [chosen_device(core, name) for name in core.available_devices]
+devices = [[device.name, device.model, device.capabilities] for device in found]
+print(json.dumps({"version": version, "devices": devices, "prefers_openvino": prefers_openvino_here()}))
+"""
+"""Loaded without its telemetry, and asked for what it finds."""
+
+_PRECISIONS = {"FP32": "float32", "BF16": "bfloat16", "FP16": "float16", "INT8": "int8"}
+"""OpenVINO's words for what a device computes in -> ours."""
+
+
 class Status(str, Enum):
     """What was found: ``INFO`` is a fact, ``MISSING`` a limit to what can be done, ``BROKEN`` a fault."""
 
@@ -87,7 +104,9 @@ class Finding:
 
 def diagnose() -> tuple[Finding, ...]:
     """Check everything that hdexport can use. Missing and broken parts are findings and raise nothing."""
-    loading = {name: _Loading(name) for name in (*_FLAVOURS, "onnxruntime") if _is_installed(name)}
+    loading = {name: _Loading(_LOAD, name) for name in (*_FLAVOURS, "onnxruntime") if _is_installed(name)}
+    if _is_installed("openvino"):
+        loading["openvino"] = _Loading(_LOAD_OPENVINO, "openvino")
     found = gpus()
     findings = [
         Finding("Python", Status.OK, f"{platform.python_version()} ({sys.executable})"),
@@ -102,25 +121,28 @@ def diagnose() -> tuple[Finding, ...]:
     ]
     loaded = {name: process.result() for name, process in loading.items()}
     findings.append(_onnxruntime(loaded.get("onnxruntime"), has_gpu=bool(found)))
+    findings.append(_openvino(loaded.get("openvino")))
     findings.extend(_flavour(name, loaded.get(name), found[0] if found else None) for name in _FLAVOURS)
     return tuple(findings)
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """A package that was imported, or the last line of why it was not."""
+    """A package that was imported and what it answered, or the last line of why it was not."""
 
     version: str = ""
     providers: tuple[str, ...] = ()
+    devices: tuple[tuple[str, str, Sequence[str]], ...] = ()
+    prefers_openvino: bool = False
     error: str | None = None
 
 
 class _Loading:
     """A package being imported in a process of its own."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, code: str, name: str) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _LOAD, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         )
 
     def result(self) -> _Loaded:
@@ -134,8 +156,7 @@ class _Loading:
             lines = errors.strip().splitlines()
             return _Loaded(error=lines[-1] if lines else f"exit code {self._process.returncode}")
         # The package may print before us.
-        answer = json.loads(output.strip().splitlines()[-1])
-        return _Loaded(version=answer["version"], providers=tuple(answer["providers"]))
+        return _Loaded(**json.loads(output.strip().splitlines()[-1]))
 
 
 def _processor() -> str:
@@ -182,6 +203,20 @@ def _onnxruntime(loaded: _Loaded | None, *, has_gpu: bool) -> Finding:
         reason = f"{detail}; the backend {Backend.ONNXRUNTIME_CUDA.value} cannot use the GPU"
         return Finding(part, Status.MISSING, reason, INSTALL_ONNXRUNTIME_CUDA)
     return Finding(part, Status.OK, detail)
+
+
+def _openvino(loaded: _Loaded | None) -> Finding:
+    part, fix = "OpenVINO", "pip install 'hdexport[openvino]'"
+    if loaded is None:
+        return Finding(part, Status.MISSING, "not installed: on the CPU, auto takes onnxruntime", fix)
+    if loaded.error is not None:
+        return Finding(part, Status.BROKEN, loaded.error, f"pip install --force-reinstall openvino; {fix}")
+    devices = [
+        f"{name} ({model}: {', '.join(words for key, words in _PRECISIONS.items() if key in has)})"
+        for name, model, has in loaded.devices
+    ]
+    taken = "openvino for bundles with its graph" if loaded.prefers_openvino else "onnxruntime"
+    return Finding(part, Status.OK, f"{loaded.version}: {'; '.join(devices)}; on the CPU, auto takes {taken}")
 
 
 def _flavour(name: str, loaded: _Loaded | None, gpu: Gpu | None) -> Finding:

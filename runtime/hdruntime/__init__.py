@@ -37,6 +37,7 @@ __all__ = [
     "NonFiniteOutputError",
     "OutOfMemoryError",
     "OutputExistsError",
+    "Precision",
     "Segment",
     "SentenceEncoder",
     "Session",
@@ -75,6 +76,7 @@ from hdruntime.errors import (
 if TYPE_CHECKING:
     __version__: str
 
+    from hdruntime.backends.precision import Precision
     from hdruntime.bundle.manifest import Backend, Manifest
     from hdruntime.bundle.reader import Bundle, open_bundle
     from hdruntime.gpu.options import GpuOptions
@@ -96,6 +98,7 @@ _MODULE_OF_NAME = {
     "Encoding": "hdruntime.text.tokenization",
     "GpuOptions": "hdruntime.gpu.options",
     "Manifest": "hdruntime.bundle.manifest",
+    "Precision": "hdruntime.backends.precision",
     "Segment": "hdruntime.inference.streaming",
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",

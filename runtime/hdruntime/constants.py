@@ -10,6 +10,8 @@ __all__ = [
     "FORMAT_VERSION",
     "KERNELS_FOLDER",
     "MANIFEST_FILE",
+    "OPENVINO_LOWERING",
+    "OPENVINO_UNPADDED_LOWERING",
     "PORTABLE_LOWERING",
     "RUNTIME_CACHE_SUFFIX",
     "TENSORRT_RTX_ARCHITECTURES",
@@ -35,6 +37,13 @@ CPU_LOWERING: Final = "onnxruntime_cpu"
 
 CUDA_LOWERING: Final = "onnxruntime_cuda"
 """``GraphFile.lowering`` of the graph made for ONNX Runtime on an NVIDIA GPU; not every bundle has it."""
+
+OPENVINO_LOWERING: Final = "openvino"
+"""``GraphFile.lowering`` of the graph made for OpenVINO; a bundle has it if it was built for that target."""
+
+OPENVINO_UNPADDED_LOWERING: Final = "openvino_unpadded"
+"""``GraphFile.lowering`` of the graph for OpenVINO that takes no padding: its attention has no mask, and is faster.
+Only bundles whose attention is so have it, beside `OPENVINO_LOWERING`."""
 
 CUDA_PROVIDER = "CUDAExecutionProvider"
 """ONNX Runtime's execution provider for NVIDIA GPUs."""

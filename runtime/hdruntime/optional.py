@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-__all__ = ["INSTALL_ONNXRUNTIME_CUDA", "missing_dependency", "require"]
+__all__ = ["INSTALL_ONNXRUNTIME_CUDA", "is_installed", "missing_dependency", "require"]
 
 import importlib
+import importlib.util
+import sys
 from types import ModuleType
 
 from hdruntime.errors import MissingDependencyError
@@ -24,6 +26,7 @@ _EXTRA_OF_PACKAGE = {
     "onnx": "export",
     "onnx_ir": "export",
     "onnxscript": "export",
+    "openvino": "openvino",
     "polygraphy": "rtx",
     "ray": "ray",
     "safetensors": "export",
@@ -37,22 +40,35 @@ _EXTRA_OF_PACKAGE = {
 }
 """Import name of an optional package -> the extra of hdexport that installs it."""
 
+_TELEMETRY_OF_PACKAGE = {"nncf": "openvino_telemetry", "openvino": "openvino_telemetry"}
+"""Import name of an optional package -> the package that sends its makers how it is used, from its import on. It does
+without where there is none, and has no other switch that holds for one process."""
+
 
 def require(package: str) -> ModuleType:
-    """Import an optional package.
+    """Import an optional package, its telemetry switched off unless the process has imported that already.
 
     Args:
-        package: import name of a package that an extra of hdexport installs.
+        package: import name of a package that an extra of hdexport installs, or one that needs such a package.
 
     Raises:
         MissingDependencyError: the package is not installed; the message has the command that installs it.
     """
+    telemetry = _TELEMETRY_OF_PACKAGE.get(package.partition(".")[0])
+    if telemetry is not None:
+        # None makes its import fail, as if it were not installed.
+        sys.modules.setdefault(telemetry, None)  # type: ignore[arg-type]
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
         if error.name != package.partition(".")[0]:
             raise
         raise missing_dependency(error) or error from None
+
+
+def is_installed(package: str) -> bool:
+    """Whether an optional package can be imported, by its import name; it is not imported."""
+    return importlib.util.find_spec(package) is not None
 
 
 def missing_dependency(error: ModuleNotFoundError) -> MissingDependencyError | None:

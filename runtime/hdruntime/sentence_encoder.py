@@ -28,6 +28,8 @@ from typing import Any, Literal
 
 import numpy as np
 
+from hdruntime.backends.choice import CPU_BACKENDS
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
@@ -70,7 +72,8 @@ class SentenceEncoder:
             ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
         max_seq_length: see the property; None for the model's own number.
         truncate_dim: dimensions of a vector that are kept; None for the model's own number, which mostly is all.
-        backend, threads, gpu: as :func:`hdruntime.load` has them.
+        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them. The ``precision`` of
+            :meth:`encode` is another: the type of the vectors.
 
     Attributes:
         truncate_dim: as above.
@@ -94,6 +97,8 @@ class SentenceEncoder:
         truncate_dim: int | None = None,
         backend: Backend | str = "auto",
         threads: int | None = None,
+        precision: Precision | str = Precision.AUTO,
+        device: str | None = None,
         gpu: GpuOptions | None = None,
     ) -> None:
         opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
@@ -110,7 +115,7 @@ class SentenceEncoder:
         self.truncate_dim = own.truncate_dim if own and truncate_dim is None else truncate_dim
         self.model_card_data = _NoModelCard()
         self._tokenizer_path = opened.file(info.file)
-        self._session = load(opened, backend, threads=threads, gpu=gpu)
+        self._session = load(opened, backend, threads=threads, precision=precision, device=device, gpu=gpu)
         if max_seq_length is None:
             max_seq_length = min(own.max_seq_length, self._session.max_len) if own else "bundle"
         try:
@@ -298,7 +303,7 @@ class SentenceEncoder:
         return TextTokenizer(self._tokenizer_path, max_len=tokens)
 
     def _check_device(self, device: object) -> None:
-        here = "cpu" if self._session.backend is Backend.ONNXRUNTIME else "cuda"
+        here = "cpu" if self._session.backend in CPU_BACKENDS else "cuda"
         if device is not None and str(device).partition(":")[0] != here:
             raise InputError(
                 f"device is {str(device)!r}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"

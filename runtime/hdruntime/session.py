@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.choice import open_runner
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Manifest, TensorSpec
 from hdruntime.bundle.padding_limit import padding_limit
 from hdruntime.bundle.reader import Bundle, open_bundle
@@ -46,6 +47,8 @@ def load(
     backend: Backend | str = "auto",
     *,
     threads: int | None = None,
+    precision: Precision | str = Precision.AUTO,
+    device: str | None = None,
     rebuild: bool = False,
     gpu: GpuOptions | None = None,
 ) -> Session:
@@ -54,8 +57,12 @@ def load(
     Args:
         bundle: its directory, or the result of :func:`open_bundle`.
         backend: one of :class:`Backend`, which runs or raises; ``auto`` takes the first that can run here, engines
-            first, then ONNX Runtime on the GPU, and logs its choice and the reason. An unused GPU causes a warning.
+            first, then ONNX Runtime on the GPU, then on the CPU OpenVINO, where it is installed and the bundle has its
+            graph, then ONNX Runtime; it logs its choice and the reason. An unused GPU causes a warning.
         threads: CPU threads of one run; None leaves the number to the backend.
+        precision: one of :class:`Precision`: what a CPU computes in. ``auto`` is ``bfloat16`` where the CPU computes in
+            it, the bundle is of half precision and OpenVINO runs it, else ``float32``.
+        device: OpenVINO's name of the device, for example ``GPU`` or ``NPU``; by default its CPU.
         rebuild: if no engine of the bundle runs on this machine's GPU, build one in place first. It takes minutes, and
             needs the packages for building.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
@@ -63,14 +70,17 @@ def load(
     Raises:
         BundleError: the bundle is missing, damaged or too new.
         BackendError: the backend cannot run here, or cannot run this bundle.
-        InputError: the backend is unknown, or ``threads`` is not 1 to 1024.
+        InputError: the backend or the precision is unknown, or ``threads`` is not 1 to 1024.
     """
     if threads is not None and not 1 <= threads <= _MOST_THREADS:
         raise InputError(
             f"threads is {threads}; it must be 1 to {_MOST_THREADS}.\nLeave it out for the backend's default."
         )
+    precision = checked_choice(Precision, precision, option="precision")
     opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
-    opened, runner, reason = open_runner(opened, backend, threads=threads, rebuild=rebuild, gpu=gpu)
+    opened, runner, reason = open_runner(
+        opened, backend, threads=threads, precision=precision, device=device, rebuild=rebuild, gpu=gpu
+    )
     try:
         return Session(opened, runner, backend_reason=reason)
     except BaseException:
@@ -98,6 +108,7 @@ class Session:
             non_finite_error=self._non_finite_error,
         )
         self._backend, self._backend_reason = runner.backend, backend_reason
+        self._precision = runner.precision
         info = bundle.manifest.tokenizer
         self._max_len = min(bundle.manifest.max_len, runner.max_len)
         self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=self._max_len) if info else None
@@ -117,6 +128,11 @@ class Session:
     def backend(self) -> Backend:
         """The backend that runs the bundle."""
         return self._backend
+
+    @property
+    def precision(self) -> Precision:
+        """What the backend computes in; ``auto`` on a GPU, where it is what the graph or the engine was built in."""
+        return self._precision
 
     @property
     def backend_reason(self) -> str:

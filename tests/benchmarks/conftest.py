@@ -50,7 +50,7 @@ def rehearse(
         assert status == (missed > 0)
         assert (printed.out.count(": MISSED"), printed.out.count(": met")) == (missed, len(result["ratios"]) - missed)
         assert all(figures["latency_ms"] > 0 and figures["cpu_ms"] > 0 for figures in result["cases"].values())
-        assert set(result["versions"]) == {"hdexport", "torch", "transformers", "onnxruntime"}
+        assert set(result["versions"]) == {"hdexport", "torch", "transformers", "onnxruntime", "openvino", "nncf"}
         return result, printed
 
     return run

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.cpu import bigbird, dense, distances, ffn_chunk, longt5, performer, reformer, window, xlnet
+from benchmarks.cpu.models import openvino_cases
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import Status
 from support.needs import needs_rtx
@@ -27,8 +28,10 @@ def test_dense_attention_is_measured_in_every_way(rehearse: Any) -> None:
 def test_windows_are_measured_for_every_model_at_every_length(rehearse: Any) -> None:
     result, _ = rehearse(window, f"--tokens 64 128 256 {SHAPE} --window 8")
     models = ("bundle", "hugging-face", "dense-sdpa")
-    assert set(result["cases"]) == {f"{model} {tokens}" for model in models for tokens in (64, 128, 256)}
-    assert len(result["ratios"]) == 6
+    through_openvino = openvino_cases(128, 256)
+    compared = {f"{model} {tokens}" for model in models for tokens in (64, 128, 256)}
+    assert set(result["cases"]) == compared | set(through_openvino)
+    assert len(result["ratios"]) == 6 + len(through_openvino)
 
 
 def test_blocks_are_measured_and_it_is_reported_when_hugging_face_does_not_fit(
@@ -41,10 +44,11 @@ def test_blocks_are_measured_and_it_is_reported_when_hugging_face_does_not_fit(
     monkeypatch.setattr(bigbird, "run_process", does_not_fit)
     result, printed = rehearse(bigbird, f"--lengths 64 128 256 {BLOCKS}")
     compared = {f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (64, 128)}
-    assert set(result["cases"]) == {*compared, "dense-sdpa 128", "bundle 256"}
+    through_openvino = openvino_cases(64, 128)
+    assert set(result["cases"]) == {*compared, "dense-sdpa 128", "bundle 256", *through_openvino}
     growth = {"tokens": 256, "status": "OOM", "peak_rss_bytes": 3_000_000, "reason": "It was ended."}
     assert result["hugging_face_growth"] == growth
-    assert len(result["ratios"]) == 4
+    assert len(result["ratios"]) == 4 + len(through_openvino)
     assert "hugging-face 256, memory growth, run once: OOM, at 3 MB resident: It was ended." in printed.out
 
 

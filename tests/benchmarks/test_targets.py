@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.cpu import targets
+from benchmarks.cpu import openvino, targets
 from benchmarks.cpu.targets import Figure, Target
 
 _FAKE_CASES = """
@@ -16,7 +17,7 @@ import json, sys
 name = sys.argv[sys.argv.index("--case") + 1]
 latency, answer = {"ours": (4.0, 1.0), "theirs": (10.0, 1.0 + float(sys.argv[-1]))}[name]
 print("what a library says on its own")
-print(json.dumps({"latency_ms": latency, "cpu_ms": 2 * latency, "growth_bytes": 1, "answer": [answer]}))
+print(json.dumps({"latency_ms": latency, "cpu_ms": 2 * latency, "growth_bytes": 1, "answer": [answer, 1.0]}))
 """
 
 
@@ -29,11 +30,13 @@ def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return script
 
 
-def compared(target: Target, *, difference: float = 0.0) -> dict[str, Any]:
+def compared(target: Target, *, difference: float = 0.0, is_alike: bool = False) -> dict[str, Any]:
+    asked: dict[str, Any] = {"same_answers": {"ours": ("theirs", 1e-3)}}
+    if is_alike:
+        asked = {"same_answers": {}, "alike_answers": {"ours": ("theirs", 0.99)}}
     return targets.compare(
-        "fake", cases=["ours", "theirs"], targets=[target], rounds=2, arguments=[str(difference)],
-        same_answers={"ours": ("theirs", 1e-3)}, tokens=7,
-    )  # fmt: skip
+        "fake", cases=["ours", "theirs"], targets=[target], rounds=2, arguments=[str(difference)], **asked, tokens=7
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,6 +65,19 @@ def test_nothing_is_reported_after_a_wrong_answer(difference: float) -> None:
         compared(Target("ours", "theirs", Figure.LATENCY, 1.0), difference=difference)
 
 
+@pytest.mark.parametrize("difference", [-0.5, -3.0, float("nan")])
+def test_nothing_is_reported_after_an_answer_of_another_direction(difference: float) -> None:
+    with pytest.raises(SystemExit, match=r"ours gives a wrong answer: its cosine with that of theirs is (0\.9|-0|nan)"):
+        compared(Target("ours", "theirs", Figure.LATENCY, 1.0), difference=difference, is_alike=True)
+
+
+def test_an_answer_of_the_same_direction_is_reported_with_its_cosine(capsys: pytest.CaptureFixture[str]) -> None:
+    result = compared(Target("ours", "theirs", Figure.LATENCY, 1.0), difference=0.1, is_alike=True)
+    assert result["cosines"] == {"ours": pytest.approx(2.1 / (2 * (1 + 1.1**2)) ** 0.5)}
+    targets.report(result, None)
+    assert "ours, cosine of its answer: 0.99" in capsys.readouterr().out
+
+
 def test_a_case_that_ends_badly_is_named_and_ends_the_comparison(fake: Path) -> None:
     fake.write_text("raise SystemExit('the model is not here')")
     with pytest.raises(SystemExit, match=r"fake --case ours 0\.0: failed: .*the model is not here"):
@@ -78,3 +94,38 @@ def test_growth_is_that_of_the_run() -> None:
     assert 100e6 < measured["growth_bytes"] < 300e6
     assert measured["latency_ms"] > 0
     assert measured["cpu_ms"] > 0
+
+
+def test_short_calls_are_timed_for_as_long_as_is_asked() -> None:
+    calls = []
+
+    def run(ids: np.ndarray) -> np.ndarray:
+        calls.append(ids.shape[1])
+        time.sleep(0.002)
+        return np.ones((1, ids.shape[1], 4), np.float32)
+
+    targets.figures_of(run, np.zeros((1, 64), np.int64), least_seconds=0.05)
+    assert 10 < len(calls) <= 27
+
+
+def test_the_worst_text_of_a_model_that_answers_wrongly_misses_the_target() -> None:
+    """The figure by which `benchmarks.cpu.openvino` judges bfloat16 and int8."""
+    rows = {tokens: np.random.default_rng(tokens).normal(size=(1, tokens, 8)).astype(np.float32) for tokens in (3, 5)}
+    texts = [np.zeros((1, tokens), np.int64) for tokens in rows]
+    right = openvino.text_vectors(lambda ids: rows[ids.shape[1]], texts)
+    assert right.shape == (2, 8)
+    wrong = openvino.text_vectors(lambda ids: rows[ids.shape[1]] * (1 if ids.shape[1] == 3 else -1), texts)
+    assert targets.cosines(right, right).min() == pytest.approx(1)
+    assert targets.cosines(wrong, right).min() == pytest.approx(-1)
+
+
+def test_every_precision_has_targets_against_its_rival_and_one_of_its_answers() -> None:
+    found = openvino.targets([128, 2048], openvino.MODELS)
+    latencies = {(target.case, target.against): target.at_most for target in found if target.figure is Figure.LATENCY}
+    assert latencies == {
+        ("bundle 128", "openvino 128"): 0.95, ("bundle 2048", "openvino 2048"): 0.8,
+        ("bundle-bfloat16 128", "openvino-default 128"): 0.95, ("bundle-bfloat16 2048", "openvino-default 2048"): 0.95,
+        ("bundle-int8 128", "openvino-int8 128"): 0.95, ("bundle-int8 2048", "openvino-int8 2048"): 0.95,
+    }  # fmt: skip
+    losses = {target.case: target.at_most for target in found if target.figure is Figure.COSINE_LOSS}
+    assert losses == {"bundle-bfloat16 128": 0.002, "bundle-int8 128": 0.002}

@@ -268,6 +268,7 @@ def test_results_are_replaced_only_by_force(refused: Callable[..., str], bundle:
         ),
         (["BUNDLE", "--peers", "tf"], "'tf' is not a peer; valid are torch"),
         (["BUNDLE", "--backends", "cuda"], "'cuda' is not a backend"),
+        (["BUNDLE", "--precision", "fp8"], "'fp8' is not a precision; valid are auto, float32, bfloat16, int8"),
         (["BUNDLE", "--rounds", "none"], "argument --rounds: none is not a whole number"),
         (["BUNDLE", "--time-limit", "-1"], "not a number of seconds"),
         (["BUNDLE", "--memory-budget", "lots"], "not an amount of memory"),

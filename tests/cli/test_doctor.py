@@ -153,3 +153,18 @@ def test_a_gpu_that_only_the_driver_sees_comes_with_what_shows_it_to_cuda(monkey
     found = _gpu(())
     assert found.detail.startswith("CUDA does not see the GPU that the NVIDIA driver lists (NVIDIA H200)")
     assert "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in str(found.fix)
+
+
+def test_openvino_comes_with_its_devices_and_their_precisions() -> None:
+    from hdexport import doctor
+
+    openvino = pytest.importorskip("openvino")
+    code, findings = _findings()
+    found = str(findings["OpenVINO"]["detail"])
+    assert (code, findings["OpenVINO"]["status"]) == (0, "ok")
+    assert found.startswith(f"{openvino.__version__}: CPU (")
+    assert "float32" in found
+    assert "on the CPU, auto takes o" in found
+    assert doctor._openvino(None).fix == "pip install 'hdexport[openvino]'"
+    old = doctor._Loaded(version="1.0", devices=(("CPU", "Old CPU", ("FP32", "INT8")),))
+    assert doctor._openvino(old).detail == "1.0: CPU (Old CPU: float32, int8); on the CPU, auto takes onnxruntime"

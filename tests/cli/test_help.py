@@ -77,7 +77,7 @@ def test_the_installed_command_shows_its_help_without_an_optional_package(bare_e
 
 def test_completion_needs_no_package_but_argcomplete(bare_environment: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(BLOCKED.replace('"argcomplete", ', ""))
-    line, answer = "hdexport build --target o", tmp_path / "answer"
+    line, answer = "hdexport build --target on", tmp_path / "answer"
     asked = {"_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line))}
     asked |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(answer)} | python_path(tmp_path)
     done = subprocess.run([HDEXPORT], capture_output=True, text=True, timeout=60, env=bare_environment | asked)

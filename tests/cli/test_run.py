@@ -18,6 +18,7 @@ import pytest
 
 from hdruntime.gpu.driver import gpus, why_no_gpu
 from hdruntime.jobs import VectorOptions, windows
+from hdruntime.optional import is_installed
 from hdruntime.text.embeddings import EmbeddingPrecision
 from support.job_runs import run as run_job
 from support.job_runs import stop_at, write_rows
@@ -58,11 +59,34 @@ def test_a_job_writes_a_row_a_row_and_sums_up(installed: Command, bundle: Path, 
     done = installed("run", bundle, rows, "-o", output, "--progress", "none")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("3 rows, 0 failed, 15 tokens in ")
-    why = ".*" if gpus() else re.escape(why_no_gpu(()))
+    why = ".*" if gpus() else re.escape(f"{why_no_gpu(())}; the bundle has no graph for OpenVINO")
     assert re.search(rf" tokens/s\): {output}\nBackend: onnxruntime\w* \({why}\)\n$", done.stdout)
     assert "Backend" not in installed("run", bundle, rows, "-o", output, "--force", "--backend", "onnxruntime").stdout
     assert [row["tokens"] for row in lines_of(output)] == [8, 2, 5]
     assert list(lines_of(output)[0]) == ["id", "embedding", "tokens", "error"]
+
+
+def test_what_a_backend_does_not_compute_in_or_on_is_refused(
+    run: Command, bundle: Path, rows: Path, tmp_path: Path
+) -> None:
+    for options, message in (
+        (
+            ("--precision", "bfloat16", "--backend", "onnxruntime"),
+            "does not compute in bfloat16 on a CPU, OpenVINO does.",
+        ),
+        (
+            ("--precision", "int8"),
+            "has no graph in int8 that ONNX Runtime on the CPU can run.\nBuild it again with --int8",
+        ),
+        (("--device", "GPU"), "has no graph for OpenVINO" if is_installed("openvino") else "OpenVINO is not installed"),
+        (("--device", "GPU", "--ray"), "--device GPU is for one machine; Ray gives its workers"),
+    ):
+        done = run(bundle, rows, "-o", tmp_path / "out.jsonl", *options)
+        assert done.returncode == 1
+        assert message in done.stderr
+    same = run(bundle, rows, "-o", tmp_path / "out.jsonl", "--precision", "float32", "--progress", "none")
+    assert same.returncode == 0
+    assert "Backend: onnxruntime (float32 is a precision of CPUs; " in same.stdout
 
 
 def test_failed_rows_are_counted_and_give_exit_code_2(run: Command, bundle: Path, tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_the_quick_grid_as_json_is_the_record_and_its_checks(hdexport: Command, 
     assert len(checks) == sum(graph["checks"] for graph in printed["graphs"].values()) < 30
     assert checks[0] == {
         "graph": "model.onnx",
+        "precision": "float32",
         "case": {"tokens": 1, "lengths": [1], "padding": "none"},
         "passed": True,
         "max_abs_error": checks[0]["max_abs_error"],
@@ -126,3 +127,13 @@ def test_bad_options_are_explained(refused: Refused, copy: Path) -> None:
     )
     refused("verify", copy, "--grid", "fast", message=r"--grid: invalid choice: 'fast' \(choose from '?full'?, '?quick")
     refused("verify", message=r"required: BUNDLE\nSee: hdexport verify --help")
+
+
+def test_a_precision_is_verified_alone_or_refused_with_what_to_type(
+    hdexport: Command, refused: Refused, copy: Path
+) -> None:
+    done = hdexport("verify", copy, "--grid", "quick", "--precision", "float32", "--json")
+    assert {check["precision"] for check in json.loads(done.stdout)["checks"]} == {"float32"}
+    message = r"has no graph that computes in int8 on a CPU\.\nBuild it again with --int8, or leave out --precision"
+    refused("verify", copy, "--precision", "int8", message=message)
+    refused("verify", copy, "--precision", "half", message=r"--precision: invalid choice: 'half'")

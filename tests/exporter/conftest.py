@@ -99,6 +99,7 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
         rope_factor: float | None = None,
         ffn_chunk: int | None = None,
         recurrence: int | None = None,
+        openvino: bool = False,
         **changes: Any,
     ) -> TinyBundle:
         def save_and_build(directory: Path) -> None:
@@ -117,12 +118,13 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
                 rope_factor=rope_factor,
                 ffn_chunk=ffn_chunk,
                 recurrence=recurrence,
+                openvino=openvino,
                 attention=attention_from_spec(attention, {"max_global": max_global, "bigbird_last_block": last_block}),
                 verify=None,
             )
             build(options)
 
-        positions = (max_len, scheme, attention_scale, rope_factor)
+        positions = (max_len, scheme, attention_scale, rope_factor, openvino)
         others = repr((positions, attention, max_global, last_block, ffn_chunk, recurrence, sorted(changes.items())))
         name = f"{model_type}-{task}-{precision}-{hashlib.sha256(others.encode()).hexdigest()[:12]}"
         if name not in bundles:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.errors import BackendError, OutOfMemoryError
 
@@ -45,6 +46,7 @@ class RecordingRunner:
     """
 
     backend = Backend.ONNXRUNTIME
+    precision = Precision.FLOAT32
 
     memory: int = sys.maxsize
     fails_late: bool = False

@@ -372,7 +372,9 @@ def test_the_examples_of_the_documentation_run_and_leave_the_cluster(
         assert done.returncode == 2, done.stderr
         assert "\n100 of 300 rows failed" in f"\n{done.stderr}"
         assert done.stdout.startswith("300 rows, 100 failed, ")
-        assert done.stdout.splitlines()[1:] == ["Backend: onnxruntime (Ray gave the workers no GPU)"]
+        assert done.stdout.splitlines()[1:] == [
+            "Backend: onnxruntime (Ray gave the workers no GPU; the bundle has no graph for OpenVINO)"
+        ]
         assert pq.read_table(tmp_path / "vectors.parquet").equals(expected)
         (tmp_path / "vectors.parquet").unlink()
     # Without an address Ray Data takes this machine, here one of two cores and no GPU.
@@ -462,6 +464,7 @@ CPU_NODE, GPU_NODE = {"CPU": 8.0, "memory": 1e9}, {"CPU": 16.0, "GPU": 2.0}
         ([CPU_NODE, GPU_NODE], False, "auto", 8, Places(workers=3, cpus=8, gpus=0)),
         ([CPU_NODE, GPU_NODE], True, "auto", None, Places(workers=2, cpus=1, gpus=1)),
         ([CPU_NODE, GPU_NODE], True, "onnxruntime", 4, Places(workers=6, cpus=4, gpus=0)),
+        ([CPU_NODE, GPU_NODE], True, "openvino", 4, Places(workers=6, cpus=4, gpus=0)),
         ([CPU_NODE, GPU_NODE, GPU_NODE], True, "tensorrt", None, Places(workers=4, cpus=1, gpus=1)),
         ([CPU_NODE], True, "auto", None, Places(workers=8, cpus=1, gpus=0)),
         ([{"GPU": 4.0, "CPU": 2.0}], True, "auto", 1, Places(workers=2, cpus=1, gpus=1)),

@@ -12,20 +12,24 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdruntime.backends import Runner
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
+from hdruntime.backends.openvino import OpenVinoRunner
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, InputError, OutOfMemoryError
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.session import Session
 from support.comparators import assert_close
+from support.needs import needs_openvino
 from support.recurrent_bundle import (
     MEMORY,
     NEW_MEMORY,
     RecurrentAnswer,
     make_recurrent_bundle,
     recurrent_states,
+    with_graph_for_openvino,
     with_memory_of,
 )
 from support.tiny_bundle import NAN_ID
@@ -43,13 +47,21 @@ def bundle(recurrent_path: Path) -> Bundle:
     return open_bundle(recurrent_path)
 
 
-@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda"])
+RUNNERS: dict[str, Callable[[Bundle], Runner]] = {
+    "onnxruntime": OnnxRuntimeRunner,
+    "onnxruntime_cuda": OnnxRuntimeCudaRunner,
+    "openvino": OpenVinoRunner,
+}
+
+
+@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda", pytest.param("openvino", marks=needs_openvino)])
 def session(request: pytest.FixtureRequest, bundle: Bundle) -> Iterator[Session]:
-    """On the CPU; the second with the code for a GPU."""
+    """On the CPU; one with the code for a GPU."""
     if request.param == "onnxruntime_cuda":
         request.getfixturevalue("cuda_on_cpu")
-    runner = OnnxRuntimeRunner if request.param == "onnxruntime" else OnnxRuntimeCudaRunner
-    with Session(bundle, runner(bundle)) as opened:
+    if request.param == "openvino":
+        bundle = with_graph_for_openvino(bundle)
+    with Session(bundle, RUNNERS[request.param](bundle)) as opened:
         yield opened
 
 

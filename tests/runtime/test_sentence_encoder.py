@@ -208,7 +208,13 @@ def test_the_options_of_loading_are_passed_on(bundle_path: Path, monkeypatch: py
         return hdruntime.load(bundle, backend, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(sentence_encoder, "load", load)
-    options = {"backend": "onnxruntime", "threads": 1, "gpu": hdruntime.GpuOptions(device=1)}
+    options = {
+        "backend": "onnxruntime",
+        "threads": 1,
+        "precision": "float32",
+        "device": None,
+        "gpu": hdruntime.GpuOptions(device=1),
+    }
     SentenceEncoder(bundle_path, **options).close()  # type: ignore[arg-type]
     assert given == options
 

@@ -1,4 +1,4 @@
-"""ONNX Runtime's telemetry is off in every process that loads the runtime, and in what it starts."""
+"""The telemetry of ONNX Runtime is off in every process that loads the runtime, OpenVINO's where we import it."""
 
 from __future__ import annotations
 
@@ -62,3 +62,18 @@ def test_children_inherit_the_switch() -> None:
         [sys.executable, "-c", code, child], env=environment, capture_output=True, text=True, check=True
     )
     assert done.stdout == "1\n"
+
+
+def test_openvino_is_imported_without_its_telemetry(tmp_path: Path) -> None:
+    """Which would leave an identity of the user in the home directory, and send events to its makers."""
+    pytest.importorskip("openvino", reason="openvino is not installed")
+    code = "import sys; from hdruntime.optional import require; require('openvino'); print(sys.modules[sys.argv[1]])"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nfrom openvino import convert_model", "openvino_telemetry"],
+        env={**os.environ, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert (done.stdout, done.stderr) == ("None\n", "")
+    assert list(tmp_path.rglob("*")) == []

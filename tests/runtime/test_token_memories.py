@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,27 +10,44 @@ import numpy as np
 import pytest
 
 import hdruntime
+from hdruntime.backends import Runner
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_cuda import OnnxRuntimeCudaRunner
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.backends.openvino import OpenVinoRunner
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from hdruntime.session import Session
 from support.comparators import assert_close
-from support.recurrent_bundle import REMEMBERED, TokensAnswer, make_streaming_bundle, tokens_answer
+from support.needs import needs_openvino
+from support.recurrent_bundle import (
+    REMEMBERED,
+    TokensAnswer,
+    make_streaming_bundle,
+    tokens_answer,
+    with_graph_for_openvino,
+)
 from support.tiny_bundle import HIDDEN_SIZE, NAN_ID, TABLE
 
 HIDDEN = "last_hidden_state"
 LEFT = ("new_mems.0", "new_mems.mask")
 
 
-@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda"])
+RUNNERS: dict[str, Callable[[Bundle], Runner]] = {
+    "onnxruntime": OnnxRuntimeRunner,
+    "onnxruntime_cuda": OnnxRuntimeCudaRunner,
+    "openvino": OpenVinoRunner,
+}
+
+
+@pytest.fixture(params=["onnxruntime", "onnxruntime_cuda", pytest.param("openvino", marks=needs_openvino)])
 def session(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Session]:
-    """On the CPU; the second with the code for a GPU."""
+    """On the CPU; one with the code for a GPU."""
     if request.param == "onnxruntime_cuda":
         request.getfixturevalue("cuda_on_cpu")
     bundle = open_bundle(make_streaming_bundle(tmp_path / "bundle"))
-    runner = OnnxRuntimeRunner if request.param == "onnxruntime" else OnnxRuntimeCudaRunner
-    with Session(bundle, runner(bundle)) as opened:
+    if request.param == "openvino":
+        bundle = with_graph_for_openvino(bundle)
+    with Session(bundle, RUNNERS[request.param](bundle)) as opened:
         yield opened
 
 

@@ -16,6 +16,7 @@ __all__ = [
     "recurrent_states",
     "streamed_states",
     "tokens_answer",
+    "with_graph_for_openvino",
     "with_memory_of",
 ]
 
@@ -27,9 +28,10 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from hdruntime.bundle.manifest import Default, Fill, InputSpec, Manifest, Role, SentenceSettings, TensorSpec
-from hdruntime.bundle.reader import open_bundle
+from hdruntime.bundle.manifest import Default, Fill, GraphFile, InputSpec, Manifest, Role, SentenceSettings, TensorSpec
+from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal
+from hdruntime.constants import OPENVINO_LOWERING
 from support.onnx_models import parsed_model
 from support.tiny_bundle import HIDDEN_SIZE, TABLE, make_bundle
 
@@ -187,6 +189,13 @@ def make_streaming_bundle(
     )
     seal(directory, changed)
     return directory
+
+
+def with_graph_for_openvino(bundle: Bundle) -> Bundle:
+    """The bundle, whose portable graph is listed as one for OpenVINO, too."""
+    also = GraphFile(file="model.onnx", lowering=OPENVINO_LOWERING, dtype="float32")
+    graphs = (*bundle.manifest.graphs, also)
+    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, graphs=graphs))
 
 
 def with_memory_of(manifest: Manifest, *sizes: int) -> Manifest:

@@ -9,7 +9,17 @@ import numpy as np
 import pytest
 import torch
 
-from hdexport.verify.comparison import FLOAT32_ATOL, FLOAT32_STEPS, HALF_COSINE, compare
+from hdexport.verify.comparison import (
+    FLOAT32_ATOL,
+    FLOAT32_STEPS,
+    HALF_COSINE,
+    ROUNDING,
+    Rounding,
+    compare,
+    compare_scores,
+    compare_vectors,
+)
+from hdruntime.backends.precision import Precision
 from support.comparators import assert_as_accurate, assert_close, assert_same_directions, named_case
 
 RIGHT = np.random.default_rng(0).normal(size=(3, 65, 32)).astype(np.float32)
@@ -181,6 +191,138 @@ def test_verify_calls_two_vectors_of_zeros_equal() -> None:
 def test_verify_of_different_shapes_is_a_mistake_of_the_caller() -> None:
     with pytest.raises(ValueError, match="differ"):
         compare(RIGHT[:1], RIGHT, half_precision=False)
+
+
+ROUNDINGS = pytest.mark.parametrize("rounding", ROUNDING.values(), ids=[precision.value for precision in ROUNDING])
+ROTATION = np.linalg.qr(np.random.default_rng(1).normal(size=(32, 32)))[0].astype(np.float32)
+ROUNDED_WRONG = WRONG | {
+    "two tokens exchanged": RIGHT[:, [1, 0, *range(2, 65)]],
+    "two texts exchanged": RIGHT[[1, 0, 2]],
+    "rotated": RIGHT @ ROTATION,
+    "scaled by 3 %": RIGHT * 1.03,
+    "scaled down by 3 %": RIGHT * 0.97,
+    "one token scaled by 21 %": with_row(RIGHT[2, 64] * 1.21),
+    "one nan token": with_row(np.full(32, np.nan, np.float32)),
+}
+
+
+def rounded(share: float) -> np.ndarray:
+    """`RIGHT`, each vector moved across itself by that share of its length."""
+    across = np.random.default_rng(2).normal(size=RIGHT.shape)
+    length = np.linalg.norm(RIGHT, axis=-1, keepdims=True)
+    across -= RIGHT * (across * RIGHT).sum(-1, keepdims=True) / length**2
+    return (RIGHT + across * length / np.linalg.norm(across, axis=-1, keepdims=True) * share).astype(np.float32)
+
+
+@ROUNDINGS
+@pytest.mark.parametrize("of_tokens", [True, False])
+def test_verify_passes_vectors_rounded_within_the_cosine_and_no_further(rounding: Rounding, of_tokens: bool) -> None:
+    angle = np.arccos(rounding.cosine)
+    for share, passes in ((0, True), (np.tan(angle * 0.98), True), (np.tan(angle * 1.02), False)):
+        assert compare_vectors(rounded(share), RIGHT, rounding=rounding, of_tokens=of_tokens).passed == passes
+    for scale, passes in ((1 + 0.9 * rounding.length, True), (1 + 1.1 * rounding.length, False)):
+        wrong = RIGHT * np.float32(scale)
+        assert compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=of_tokens).passed == passes
+
+
+@pytest.mark.parametrize("wrong", ROUNDED_WRONG.values(), ids=ROUNDED_WRONG)
+@ROUNDINGS
+def test_verify_refuses_wrong_vectors_in_every_precision(rounding: Rounding, wrong: np.ndarray) -> None:
+    assert not compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=True).passed
+    assert not compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=False).passed
+
+
+def test_a_tokens_length_has_more_room_than_the_average_and_a_texts_has_not() -> None:
+    rounding = ROUNDING[Precision.BFLOAT16]
+    for scale, passes in ((1.08, True), (1.1, False)):
+        wrong = with_row(RIGHT[2, 64] * np.float32(scale))
+        assert compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=True).passed == passes
+        assert not compare_vectors(wrong, RIGHT, rounding=rounding, of_tokens=False).passed
+
+
+def test_a_precision_is_held_to_what_is_promised() -> None:
+    assert {precision: (rounding.cosine, rounding.length) for precision, rounding in ROUNDING.items()} == {
+        Precision.BFLOAT16: (0.999, 0.02),
+        Precision.INT8: (0.995, 0.02),
+    }
+
+
+SCORES = (3 * RIGHT[0]).astype(np.float32)
+"""Of 65 tokens and 32 classes; they spread by 12, and the best leads the next by 1 or so."""
+
+
+def scores_with(row: int, values: dict[int, float]) -> np.ndarray:
+    wrong = SCORES.copy()
+    for index, value in values.items():
+        wrong[row, index] = value
+    return wrong
+
+
+WRONG_SCORES = {
+    "two tokens exchanged": SCORES[[1, 0, *range(2, 65)]],
+    "classes turned": np.roll(SCORES, 1, axis=1),
+    "scaled": SCORES * 1.3,
+    "shifted": SCORES + 3,
+    "negated": -SCORES,
+    "rotated": SCORES @ ROTATION,
+    "one score raised to the best": scores_with(7, {int(SCORES[7].argmin()): float(SCORES[7].max()) + 1}),
+    "all 0": np.zeros_like(SCORES),
+    "nan": scores_with(7, {3: np.nan}),
+    "infinite": scores_with(7, {3: -np.inf}),
+}
+
+
+@ROUNDINGS
+def test_verify_passes_scores_rounded_within_their_spread_and_no_further(rounding: Rounding) -> None:
+    signs = np.where(np.random.default_rng(3).random(SCORES.shape) < 0.5, -1, 1)
+    spread = SCORES.max(axis=-1, keepdims=True) - SCORES.min(axis=-1, keepdims=True)
+    for share, passes in ((0.98, True), (1.02, False)):
+        # The same for all scores of a token, so that the best stays the best.
+        moved = SCORES + np.repeat(spread * rounding.scores * share, 32, axis=1)
+        assert compare_scores(moved, SCORES, rounding=rounding).passed == passes
+    assert compare_scores(SCORES + signs * spread * rounding.scores * 0.1, SCORES, rounding=rounding).passed
+
+
+@pytest.mark.parametrize("wrong", WRONG_SCORES.values(), ids=WRONG_SCORES)
+@ROUNDINGS
+def test_verify_refuses_wrong_scores_in_every_precision(rounding: Rounding, wrong: np.ndarray) -> None:
+    assert not compare_scores(wrong, SCORES, rounding=rounding).passed
+
+
+@ROUNDINGS
+def test_verify_holds_the_best_score_to_pytorchs_unless_that_is_as_close(rounding: Rounding) -> None:
+    """Two scores may move towards each other by less than their tolerance, and change places."""
+    step = rounding.scores * 10
+    wanted = np.array([[10.0, 10.0 - 1.5 * step, 0.0]])
+    exchanged = wanted + np.array([[-0.9 * step, 0.9 * step, 0.0]])
+    assert (exchanged.argmax(), float(np.abs(exchanged - wanted).max()) < step) == (1, True)
+    assert not compare_scores(exchanged, wanted, rounding=rounding).passed
+    close = np.array([[10.0, 10.0 - 0.5 * step, 0.0]])
+    assert compare_scores(close[:, [1, 0, 2]], close, rounding=rounding).passed
+
+
+@ROUNDINGS
+def test_masked_scores_give_ordinary_ones_no_more_room(rounding: Rounding) -> None:
+    """BigBird's scores of answers within the question are 1e6 less than the others."""
+    wanted = np.array([[-1e6, -1e6, 4.0, 2.0, -6.0]])
+    assert compare_scores(wanted + np.array([[50, -50, 0.2, -0.2, 0.2]]), wanted, rounding=rounding).passed
+    assert not compare_scores(wanted + np.array([[0, 0, 0, 2.0, 0]]), wanted, rounding=rounding).passed
+    assert not compare_scores(np.array([[-1e6, 0.0, 4.0, 2.0, -6.0]]), wanted, rounding=rounding).passed
+
+
+@ROUNDINGS
+def test_undecided_scores_are_held_to_an_absolute_error(rounding: Rounding) -> None:
+    wanted = np.array([[0.001, -0.001]])
+    assert compare_scores(-wanted, wanted, rounding=rounding).passed
+    assert not compare_scores(wanted + np.array([[0, 1.1 * rounding.scores]]), wanted, rounding=rounding).passed
+
+
+@ROUNDINGS
+def test_a_single_score_is_held_to_its_value(rounding: Rounding) -> None:
+    wanted = np.array([[8.0]])
+    assert compare_scores(wanted + 7 * rounding.scores, wanted, rounding=rounding).passed
+    assert not compare_scores(wanted + 9 * rounding.scores, wanted, rounding=rounding).passed
+    assert not compare_scores(-wanted, wanted, rounding=rounding).passed
 
 
 def test_a_case_that_fails_fails_by_its_name() -> None:

@@ -231,6 +231,7 @@ class AttentionKind:
         record_type: the dataclass of its record, whose first field is ``kind``.
         scales_queries: whether models that are given it scale their queries by `Subject.query_scale`.
         holds_scores: whether the graph for a CPU has all scores of a layer in memory where a text is masked.
+        fuses_in_openvino: whether OpenVINO's does not even there.
     """
 
     name: ClassVar[str]
@@ -238,6 +239,7 @@ class AttentionKind:
     record_type: ClassVar[type[Any]]
     scales_queries: ClassVar[bool] = False
     holds_scores: ClassVar[bool] = True
+    fuses_in_openvino: ClassVar[bool] = False
 
     def reads(self, spec: str) -> bool:
         """Whether a value of ``--attention`` is of one of its forms, judged by its beginning."""

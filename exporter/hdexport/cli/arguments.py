@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "BACKENDS",
+    "PRECISIONS",
     "add_attention_scale_argument",
     "add_pickle_argument",
     "add_position_arguments",
@@ -21,10 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import get_args
 
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Scheme
 
 BACKENDS = tuple(backend.value for backend in Backend)
 """Their names, as options take them."""
+
+PRECISIONS = tuple(precision.value for precision in Precision)
+"""Likewise, of what a CPU computes in."""
 
 _ABSOLUTE_PATH = re.compile(r"(?<=[=:,])/[^=:,]*?([^/=:,]*)/*(?=$|[=:,])")
 """An absolute path as a value in an argument; its last part is the group."""

@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, add_pickle_argument, whole_number
+from hdexport.cli.arguments import BACKENDS, PRECISIONS, add_pickle_argument, whole_number
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError
@@ -44,14 +44,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--peers",
         metavar="LIST",
         default="all",
-        help="other ways to run the model: torch, torch-compile, onnx-plain, optimum, sentence-transformers; all "
-        "(default) or none",
+        help="other ways to run the model: torch, torch-compile, openvino, openvino-default, openvino-int8, "
+        "onnx-plain, optimum, sentence-transformers; all (default) or none",
     )
     parser.add_argument(
         "--backends",
         metavar="LIST",
-        help=f"backends that run the bundles: {', '.join(BACKENDS)} (default: onnxruntime, those of the bundle's "
-        "engines and, where there is a GPU, onnxruntime_cuda)",
+        help=f"backends that run the bundles: {', '.join(BACKENDS)} (default: onnxruntime, openvino if the "
+        "bundle has its graph, those of the bundle's engines and, where there is a GPU, onnxruntime_cuda)",
+    )
+    parser.add_argument(
+        "--precision",
+        metavar="LIST",
+        help=f"what the bundles compute in on a CPU: {', '.join(PRECISIONS)} (default: auto, and int8 if the bundle "
+        "has its graph)",
     )
     parser.add_argument("--rounds", metavar="N", type=whole_number, default=3, help="processes per case (default: 3)")
     parser.add_argument("--threads", metavar="N", type=whole_number, help="CPU threads of each process (default: all)")
@@ -151,6 +157,7 @@ def _bench_options(options: argparse.Namespace) -> BenchOptions:
         batches=options.batch,
         peers={"all": None, "none": ()}.get(options.peers, tuple(options.peers.split(","))),
         backends=None if options.backends is None else tuple(options.backends.split(",")),
+        precisions=None if options.precision is None else tuple(options.precision.split(",")),
         rounds=options.rounds,
         threads=options.threads,
         device=options.device,

@@ -20,6 +20,7 @@ from hdexport.cli.arguments import (
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
+from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
@@ -73,7 +74,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole_number,
         help="let ONNX Runtime compute feed-forward networks in chunks of at most TOKENS tokens, so that their memory "
         "does not grow with the text; answers differ by rounding only, and 256 costs no time (default: all tokens of a "
-        "batch at once). TensorRT engines compute them whole: they need less memory so",
+        "batch at once). TensorRT engines and OpenVINO compute them whole: they need less memory so",
+    )
+    parser.add_argument(
+        "--int8",
+        action="store_true",
+        help="also write graphs for CPUs whose products with weights are int8, for --precision int8: faster; answers "
+        "differ slightly",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        type=Path,
+        help="with --int8: texts like those that will come, a .jsonl, .csv, .tsv, .parquet or .txt file with one text "
+        "per row or line, or a folder of them; up to 64 are read (default: English texts that ship with Python)",
     )
     parser.add_argument(
         "--verify",
@@ -116,8 +130,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--target",
         action="append",
         choices=TARGETS,
-        help="what to build; may be repeated. The ONNX graphs are always built; auto (default) adds an engine for each "
-        "TensorRT that is installed and can build here",
+        help="what to build; may be repeated. The ONNX graphs are always built; openvino adds those for OpenVINO; auto "
+        "(default) adds what can be made and run here: OpenVINO's if it is installed, and an engine for each TensorRT "
+        "that is installed and can build here",
     )
 
 
@@ -145,11 +160,14 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.build import BuildOptions
     from hdexport.checkpoint import default_model, find_checkpoint
     from hdexport.checkpoint.position_choice import choose_positions
-    from hdexport.engines.targets import flavours_of_targets
+    from hdexport.engines.targets import builds_for_openvino, flavours_of_targets
     from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
+    from hdexport.quantize.options import Int8Options
     from hdexport.verify.grid import Grid
 
+    if options.calibrate is not None and not options.int8:
+        raise InputError("--calibrate is for int8 graphs, which are built with --int8.\nAdd --int8, or leave it out.")
     model = options.model
     if model is None:
         model, reason = default_model()
@@ -181,6 +199,8 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         attention=attention,
         recurrence=options.recurrence,
         ffn_chunk=options.ffn_chunk,
+        openvino=builds_for_openvino(options.target or ["auto"]),
+        int8=Int8Options(calibrate=options.calibrate) if options.int8 else None,
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),

@@ -249,6 +249,12 @@ def _graph_checks(result: dict[str, object]) -> str:
     checks = f"{result.get('passed')} of {result.get('checks')} checks"
     sampled = result.get("sampled")
     said = f", {len(sampled)} with logits at some tokens" if isinstance(sampled, list) and sampled else ""
+    cosine = result.get("min_cosine")
+    said += (
+        f", cosine {cosine:.6f}"
+        if isinstance(cosine, float) and result.get("precision", "float32") != "float32"
+        else ""
+    )
     return f"{checks}{said}, max abs error {_number(result.get('max_abs_error'))} ({result.get('tolerance')})"
 
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, whole_number
+from hdexport.cli.arguments import BACKENDS, PRECISIONS, whole_number
 from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
@@ -75,8 +75,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=["auto", *BACKENDS],
         default="auto",
         help=f"{', '.join(BACKENDS)}, which runs or fails; or auto (default): the first that can, engines first, then "
-        "ONNX Runtime on the GPU",
+        "ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU",
     )
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="what a CPU computes in; bfloat16 needs OpenVINO, int8 a bundle built with --int8. auto (default): "
+        "bfloat16 where OpenVINO runs a bundle of --bf16 or --fp16 on a CPU that computes in it, else float32",
+    )
+    parser.add_argument("--device", metavar="NAME", help="OpenVINO's device: CPU (default), GPU or NPU; not with --ray")
     parser.add_argument(
         "--rebuild",
         action="store_true",
@@ -257,6 +265,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _job_options(options: argparse.Namespace) -> JobOptions:
+    from hdruntime.backends.precision import Precision
     from hdruntime.jobs import JobOptions, VectorOptions
     from hdruntime.jobs.input_files import RowFormat
     from hdruntime.jobs.rows import Columns
@@ -293,6 +302,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         overlap=options.overlap,
         force=options.force,
         restart=options.restart,
+        precision=Precision(options.precision),
     )
 
 
@@ -307,7 +317,7 @@ def _ray_address(text: str) -> str:
 def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[WindowPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
-    from hdruntime.bundle.manifest import Backend
+    from hdruntime.backends.choice import CPU_BACKENDS
     from hdruntime.jobs.windows import LocalPool
 
     if options.ray is not None:
@@ -315,6 +325,11 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
             raise InputError(
                 "--rebuild is for one machine; with --ray every worker would build.\n"
                 f"Build the engine before: hdexport rebuild {bundle.path}"
+            )
+        if options.device is not None:
+            raise InputError(
+                f"--device {options.device} is for one machine; Ray gives its workers CPU cores or NVIDIA GPUs.\n"
+                "Leave it out, or run without --ray."
             )
         from hdruntime.ray import RayPool
 
@@ -324,8 +339,15 @@ def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobRepo
             assert pool.loaded is not None
             yield pool, _chosen(options, pool.loaded.backend, pool.loaded.backend_reason)
         return
-    with hdruntime.load(bundle, options.backend, threads=options.threads, rebuild=options.rebuild) as session:
-        report.loaded(has_gpu=session.backend is not Backend.ONNXRUNTIME)
+    with hdruntime.load(
+        bundle,
+        options.backend,
+        threads=options.threads,
+        precision=options.precision,
+        device=options.device,
+        rebuild=options.rebuild,
+    ) as session:
+        report.loaded(has_gpu=session.backend not in CPU_BACKENDS)
         chosen = _chosen(options, session.backend, session.backend_reason)
         yield LocalPool(session, job.task, options=job.options), chosen
 

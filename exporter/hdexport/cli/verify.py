@@ -16,6 +16,7 @@ from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError, VerificationError
 
 if TYPE_CHECKING:
+    from hdruntime.backends.precision import Precision
     from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "compare a bundle with PyTorch at many lengths"
@@ -42,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="full",
         help="full (default): every length with every batch and padding; quick: about ten cases for each graph",
     )
+    parser.add_argument(
+        "--precision",
+        choices=["float32", "bfloat16", "int8", "all"],
+        help="what the CPU computes in, each with tolerances of its own (default: float32; bfloat16 if the bundle was "
+        "built with --bf16 or --fp16 for OpenVINO, and the CPU has it; int8 if the bundle has such graphs); all: each "
+        "that runs here",
+    )
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="print every check as one JSON object")
     output.add_argument("-q", "--quiet", action="store_true", help="print failed checks only")
@@ -61,6 +69,7 @@ def run(options: argparse.Namespace) -> int:
     with TerminalProgress() as progress:
         progress.step("Opening the bundle")
         bundle = open_bundle(options.bundle)
+        precisions = _precisions(bundle, options.precision)
         model = _model_of(bundle, options.model)
         progress.step(f"Loading PyTorch's model from {model}")
         from hdexport.checkpoint import find_checkpoint
@@ -76,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
         )
         progress.step("Verifying against PyTorch")
         report = progress.check if is_silent else progress.result
-        found = verify_bundle(bundle, reference, grid=grid, longest=longest, report=report)
+        found = verify_bundle(bundle, reference, grid=grid, precisions=precisions, longest=longest, report=report)
         half_range = check_half_range(bundle, report=report)
         record = found.record()
         record["passed"] = found.passed and half_range.problem is None
@@ -93,6 +102,19 @@ def run(options: argparse.Namespace) -> int:
     if half_range.problem is not None:
         raise VerificationError(half_range.problem)
     return 0 if found.passed else 1
+
+
+def _precisions(bundle: Bundle, asked: str | None) -> tuple[Precision, ...] | None:
+    """What to verify in; None for what the bundle was built for."""
+    from hdexport.verify.graph_sets import check_precision
+    from hdruntime.backends.precision import Precision
+
+    if asked is None:
+        return None
+    if asked == "all":
+        return tuple(precision for precision in Precision if precision is not Precision.AUTO)
+    check_precision(bundle, Precision(asked))
+    return (Precision(asked),)
 
 
 def _model_of(bundle: Bundle, model: str | None) -> str | Path:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["TARGETS", "EngineTarget", "flavours_of_targets"]
+__all__ = ["TARGETS", "EngineTarget", "builds_for_openvino", "flavours_of_targets"]
 
+import importlib.util
 import logging
 from collections.abc import Sequence
 
@@ -12,10 +13,11 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
 from hdruntime.errors import InputError
 from hdruntime.gpu.driver import gpus
+from hdruntime.optional import require
 
 logger = logging.getLogger(__name__)
 
-TARGETS = ("auto", "onnx", "tensorrt", "tensorrt-rtx")
+TARGETS = ("auto", "onnx", "openvino", "tensorrt", "tensorrt-rtx")
 
 _NO_ARCHITECTURE = ("NONE", "CURRENT")
 """Members of TensorRT-RTX's ``ComputeCapability`` that name no GPU."""
@@ -81,7 +83,22 @@ def flavours_of_targets(targets: Sequence[str]) -> tuple[Backend, ...]:
     for target in targets:
         if target == "auto":
             flavours.update(dict.fromkeys(buildable_flavours()))
-        elif target != "onnx":
+        elif target not in ("onnx", "openvino"):
             flavours[Backend(target.replace("-", "_"))] = None
     logger.info("engines to build: %s", ", ".join(flavour.value for flavour in flavours) or "none")
     return tuple(flavours)
+
+
+def builds_for_openvino(targets: Sequence[str]) -> bool:
+    """Whether the targets name OpenVINO; ``auto`` does where it is installed.
+
+    Args:
+        targets: values of `TARGETS`.
+
+    Raises:
+        MissingDependencyError: it is named and not installed: the bundle could not be verified.
+    """
+    if "openvino" in targets:
+        require("openvino")
+        return True
+    return "auto" in targets and importlib.util.find_spec("openvino") is not None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["HEAD_INPUT", "SAMPLED_TOKENS", "sampled_graph", "sampled_head"]
+__all__ = ["HEAD_INPUT", "SAMPLED_TOKENS", "sampled_graph", "sampled_head", "sampled_openvino_model"]
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from hdruntime.optional import require
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -84,4 +86,27 @@ def sampled_graph(model: ir.Model, output: str, vocab_size: int) -> bool:
     model.graph.outputs.append(named.outputs[0])
     for result in logits:
         result.shape = ir.Shape(["batch", "samples", vocab_size])
+    return True
+
+
+def sampled_openvino_model(model: Any, output: str, vocab_size: int) -> bool:
+    """Do to an ``openvino.Model`` what `sampled_graph` does to a graph."""
+    import numpy as np
+
+    opset = require("openvino.opset13")
+    node = model.output(output).get_node()
+    while node.get_type_name() in ("Result", "Add", "Convert"):
+        node = node.input_value(0).get_node()
+    if node.get_type_name() != "MatMul" or node.output(0).get_partial_shape()[2] != vocab_size:
+        return False
+    given = node.input_value(0)
+    tokens = opset.parameter([-1], np.int64, name=SAMPLED_TOKENS)
+    tokens.output(0).set_names({SAMPLED_TOKENS})
+    gather = opset.gather(given, tokens, opset.constant(1))
+    node.input(0).replace_source_output(gather.output(0))
+    named = opset.convert(given, "f32")
+    named.output(0).set_names({HEAD_INPUT})
+    model.add_parameters([tokens])
+    model.add_results([opset.result(named)])
+    model.validate_nodes_and_infer_types()
     return True

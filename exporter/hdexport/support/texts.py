@@ -34,13 +34,14 @@ class Text:
     text: str
 
 
-def read_texts(source: Path, *, column: str | None = None) -> Iterator[Text]:
+def read_texts(source: Path, *, column: str | None = None, option: str = "--texts") -> Iterator[Text]:
     """The texts of a file or of all files below a folder, in order; blank ones are left out.
 
     Args:
         source: a .jsonl, .csv, .tsv, .parquet or .txt file (one text per line), compressed ones included; or a folder
             of such files, in which each .txt, .md and .rst file is one text.
         column: the column that holds the texts; None for ``text``.
+        option: of the command line that names the source, for messages.
 
     Yields:
         texts that are not blank. Rows that cannot be read are left out, and one warning per file counts them.
@@ -51,20 +52,20 @@ def read_texts(source: Path, *, column: str | None = None) -> Iterator[Text]:
     source = Path(source)
     columns = Columns(text=column or _DEFAULT_COLUMN)
     found = False
-    for text in _texts_of_folder(source, columns) if source.is_dir() else _texts_of_file(source, columns):
+    for text in _texts_of_folder(source, columns, option) if source.is_dir() else _texts_of_file(source, columns):
         if text.text.strip():
             found = True
             yield text
     if not found:
-        raise InputError(f"{source} holds no text that is not blank.\nName another file or folder with --texts.")
+        raise InputError(f"{source} holds no text that is not blank.\nName another file or folder with {option}.")
 
 
-def _texts_of_folder(folder: Path, columns: Columns) -> Iterator[Text]:
+def _texts_of_folder(folder: Path, columns: Columns, option: str) -> Iterator[Text]:
     places = places_at(folder, known=lambda path: _is_document(path) or format_of(path) is not None, spool=None)
     if not places:
         raise InputError(
             f"{folder} holds no texts: no .txt, .md, .rst, .jsonl, .csv, .tsv or .parquet file.\n"
-            "Name another folder, or a file, with --texts."
+            f"Name another folder, or a file, with {option}."
         )
     for place in places:
         assert isinstance(place, LocalFile)

@@ -8,8 +8,9 @@ import math
 
 from hdexport.attention.kinds import attention_of
 from hdexport.families import family_of
+from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case
-from hdruntime.bundle.manifest import GraphFile, Manifest, TensorSpec
+from hdruntime.bundle.manifest import Manifest, TensorSpec
 from hdruntime.constants import PORTABLE_LOWERING
 
 _VALUE_BYTES = 4
@@ -43,25 +44,25 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
     return total
 
 
-def scores_bytes(graph: GraphFile, case: Case, manifest: Manifest, *, is_sampled: bool = False) -> int:
+def scores_bytes(graphs: GraphSet, case: Case, manifest: Manifest, *, is_sampled: bool = False) -> int:
     """Memory of one layer's attention scores, in a graph or in PyTorch, whichever takes more.
 
     Args:
-        graph: which graph.
+        graphs: what runs.
         case: the input.
         manifest: of the bundle.
         is_sampled: whether the graph runs outside of the runtime, which cuts padding off.
     """
-    return max(_scores_bytes_of_graph(graph, case, manifest, is_sampled), _scores_bytes_of_reference(case, manifest))
+    return max(_scores_bytes_of_graph(graphs, case, manifest, is_sampled), _scores_bytes_of_reference(case, manifest))
 
 
 def _tokens_axis(spec: TensorSpec, tokens: int) -> int:
     return tokens if "tokens" in spec.shape else 1
 
 
-def _scores_bytes_of_graph(graph: GraphFile, case: Case, manifest: Manifest, is_sampled: bool) -> int:
+def _scores_bytes_of_graph(graphs: GraphSet, case: Case, manifest: Manifest, is_sampled: bool) -> int:
     """0 where they are never materialised."""
-    is_portable = graph.lowering == PORTABLE_LOWERING
+    is_portable = graphs.lowering == PORTABLE_LOWERING
     # The lowered graph needs a mask, and with it the scores, only where the runtime cannot cut the padding off.
     has_mask = case.padding == "left" or (case.padding == "right" and is_sampled)
     if not is_portable and not has_mask:
@@ -69,7 +70,7 @@ def _scores_bytes_of_graph(graph: GraphFile, case: Case, manifest: Manifest, is_
     keys = [
         keys
         for item in attention_of(manifest)
-        if is_portable or item.kind.holds_scores
+        if is_portable or (item.kind.holds_scores and not (graphs.is_for_openvino and item.kind.fuses_in_openvino))
         for keys in item.kind.keys_of_layers(item.record, manifest, case.tokens)
     ]
     return _SCORE_COPIES * _VALUE_BYTES * case.batch * manifest.num_heads * case.tokens * max(keys, default=0)

@@ -12,10 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.graph.vocabulary_head import HEAD_INPUT
-from hdexport.verify.comparison import NOT_FINITE, Comparison, compare, joined
+from hdexport.verify.comparison import NOT_FINITE, Comparison, compare_output, joined
 from hdexport.verify.expected import samples_of_row
+from hdexport.verify.graph_sets import GraphSet
 from hdexport.verify.grid import Case, Grid
 from hdexport.verify.remembered import there
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 
 IntArray = npt.NDArray[np.int64]
@@ -24,10 +26,11 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """The outcome of one case for one graph.
+    """The outcome of one case for one graph, or for those that a session takes turns with.
 
     Attributes:
-        graph: the graph's file.
+        graph: see `GraphSet.name`.
+        precision: what it computed in.
         case: the input.
         outputs: name of each output -> what the comparison found.
         samples: tokens of the batch whose logits were compared; None where all were.
@@ -35,6 +38,7 @@ class Check:
     """
 
     graph: str
+    precision: Precision
     case: Case
     outputs: dict[str, Comparison]
     samples: int | None = None
@@ -64,6 +68,7 @@ class Check:
         """The outcome for JSON."""
         return {
             "graph": self.graph,
+            "precision": self.precision.value,
             "case": asdict(self.case),
             "passed": self.passed,
             "max_abs_error": _json_number(self.max_abs_error),
@@ -147,6 +152,7 @@ class Verification:
 
 def _graph_record(checks: Sequence[Check]) -> dict[str, object]:
     return {
+        "precision": checks[0].precision.value,
         "checks": len(checks),
         "passed": sum(check.passed for check in checks),
         "tolerance": checks[0].tolerance,
@@ -166,7 +172,7 @@ def case_text(case: Case) -> str:
 
 
 def compare_case(
-    graph: str,
+    graphs: GraphSet,
     case: Case,
     manifest: Manifest,
     expected: Sequence[Mapping[str, FloatArray]],
@@ -177,7 +183,7 @@ def compare_case(
     """Compare the real tokens of each row.
 
     Args:
-        graph: the graph's file.
+        graphs: what answered.
         case: the input.
         manifest: of the bundle.
         expected: of each row, PyTorch's outputs: name -> [real tokens or samples, ...], without the batch axis.
@@ -205,11 +211,20 @@ def compare_case(
             if actual.size:
                 # Scores without a feature axis ([batch, tokens]) are compared as one vector per row.
                 pair = np.atleast_2d(actual), np.atleast_2d(wanted)
-                found.append(compare(*pair, half_precision=manifest.dtype != "float32"))
+                found.append(
+                    compare_output(
+                        name,
+                        *pair,
+                        half_precision=manifest.dtype != "float32",
+                        precision=graphs.precision,
+                        of_tokens=actual.ndim > 1,
+                    )
+                )
         if found:
             outputs[name] = joined(found)
     return Check(
-        graph=graph,
+        graph=graphs.name,
+        precision=graphs.precision,
         case=case,
         outputs=outputs,
         samples=None if samples is None else len(samples),
@@ -217,9 +232,10 @@ def compare_case(
     )
 
 
-def not_finite(graph: str, case: Case, manifest: Manifest) -> Check:
+def not_finite(graphs: GraphSet, case: Case, manifest: Manifest) -> Check:
     """The outcome where the runtime refused to return the values of the graph."""
-    return Check(graph=graph, case=case, outputs={spec.name: NOT_FINITE for spec in manifest.outputs})
+    outputs = {spec.name: NOT_FINITE for spec in manifest.outputs}
+    return Check(graph=graphs.name, precision=graphs.precision, case=case, outputs=outputs)
 
 
 def _json_number(value: float) -> float | None:

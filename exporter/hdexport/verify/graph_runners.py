@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["Run", "runner", "sampled_runner"]
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,12 +14,15 @@ import numpy.typing as npt
 import hdruntime
 from hdexport.attention.kind import Decisions
 from hdexport.graph.bundle_graph import read_graph
-from hdexport.graph.vocabulary_head import sampled_graph
+from hdexport.graph.vocabulary_head import sampled_graph, sampled_openvino_model
+from hdexport.verify.graph_sets import GraphSet
 from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 from hdruntime.backends.onnxruntime_sessions import open_session, session_options
-from hdruntime.bundle.manifest import GraphFile
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
+from hdruntime.optional import require
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -34,40 +37,54 @@ Run = Callable[[Mapping[str, IntArray]], dict[str, FloatArray]]
 
 
 @contextlib.contextmanager
-def runner(bundle: Bundle, graph: GraphFile, decisions: Decisions | None = None) -> Iterator[Run]:
-    """Run one graph whole: the lowered one as users do, through the runtime; the portable one as it is.
+def runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None) -> Iterator[Run]:
+    """Run graphs whole: lowered ones as users do, through the runtime; the portable one as it is.
 
     A graph whose decisions are asked for gives them as further outputs, and runs as it is.
 
-    Its threads do not spin while they wait: that would keep the cores from PyTorch's, which runs between two cases.
+    The threads of ONNX Runtime do not spin while they wait: that would keep the cores from PyTorch's, which runs
+    between two cases.
     """
+    graph = graphs.graphs[0]
     if decisions is not None:
         model = read_graph(bundle, graph)
         decisions.watch(model)
         yield _changed_run(bundle, model)
         return
-    if graph.lowering == PORTABLE_LOWERING:
+    if graphs.lowering == PORTABLE_LOWERING:
         yield _plain_run(
             open_session(bundle, graph, session_options(None, spinning=False), providers=[(_PROVIDER, {})])
         )
         return
+    if graphs.is_for_openvino:
+        with hdruntime.load(bundle, Backend.OPENVINO, precision=graphs.precision) as session:
+            yield lambda feeds: session(**feeds)
+        return
     # As `hdruntime.load` opens it, without the spinning.
-    with hdruntime.Session(bundle, OnnxRuntimeRunner(bundle, spinning=False)) as session:
+    opened = OnnxRuntimeRunner(bundle, spinning=False, precision=graphs.precision)
+    with hdruntime.Session(bundle, opened) as session:
         yield lambda feeds: session(**feeds)
 
 
 @contextlib.contextmanager
-def sampled_runner(bundle: Bundle, graph: GraphFile, decisions: Decisions | None = None) -> Iterator[Run | None]:
-    """Run one graph with logits at a few tokens, which it takes as the input `SAMPLED_TOKENS`, [samples].
+def sampled_runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None) -> Iterator[Run | None]:
+    """Run graphs with logits at a few tokens, which they take as the input `SAMPLED_TOKENS`, [samples].
 
-    It is the same graph except for the tokens that its last projection is given, and runs as it is: padding is not cut
-    off as the runtime does. None where that projection is not found.
+    They are the same graphs except for the tokens that their last projection is given, and run as they are: padding is
+    not cut off as the runtime does. None where that projection is not found.
     """
-    model = read_graph(bundle, graph)
-    logits = bundle.manifest.outputs[0].name
+    logits, vocab_size = bundle.manifest.outputs[0].name, bundle.manifest.vocab_size
+    if graphs.is_for_openvino:
+        # Not as ONNX: OpenVINO wants the weights in the directory of the graph.
+        core = require("openvino").Core()
+        models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
+        are_sampled = [sampled_openvino_model(model, logits, vocab_size) for model in models]
+        yield _run_of_openvino(models, graphs.precision) if all(are_sampled) else None
+        return
+    model = read_graph(bundle, graphs.graphs[0])
     if decisions is not None:
         decisions.watch(model)
-    yield _changed_run(bundle, model) if sampled_graph(model, logits, bundle.manifest.vocab_size) else None
+    yield _changed_run(bundle, model) if sampled_graph(model, logits, vocab_size) else None
 
 
 def _changed_run(bundle: Bundle, model: onnx_ir.Model) -> Run:
@@ -79,6 +96,23 @@ def _changed_run(bundle: Bundle, model: onnx_ir.Model) -> Run:
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
     content = ir.to_proto(model).SerializeToString()
     return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
+
+
+def _run_of_openvino(models: Sequence[Any], precision: Precision) -> Run:
+    """Runs the first model, or, in batches without padding, the last, in OpenVINO and nothing of the runtime."""
+    hint = {"INFERENCE_PRECISION_HINT": "bf16" if precision is Precision.BFLOAT16 else "f32"}
+    core = require("openvino").Core()
+    compiled = [core.compile_model(model, "CPU", hint) for model in models]
+
+    def run(feeds: Mapping[str, IntArray]) -> dict[str, FloatArray]:
+        is_whole = feeds["attention_mask"].all() and feeds["attention_mask"].shape[1] > 1
+        chosen = compiled[-1 if is_whole else 0]
+        names = {name for value in chosen.inputs for name in value.names}
+        found = chosen.create_infer_request().infer({name: array for name, array in feeds.items() if name in names})
+        # What is found is in memory of the request.
+        return {value.any_name: np.array(found[value]) for value in chosen.outputs}
+
+    return run
 
 
 def _plain_run(session: Any) -> Run:

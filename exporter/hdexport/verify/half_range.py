@@ -17,9 +17,9 @@ import numpy.typing as npt
 from hdexport.attention.kinds import attention_of
 from hdexport.graph.bundle_graph import read_graph
 from hdexport.graph.passes.watch_magnitudes import Watched, watch_magnitudes
-from hdexport.verify.remembered import empty_memory
 from hdexport.verify.sample_text import sample_ids
-from hdruntime.bundle.manifest import HalfRange, Manifest, Role
+from hdexport.verify.single_texts import single_text_runner
+from hdruntime.bundle.manifest import HalfRange, Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import PORTABLE_LOWERING
 
@@ -49,9 +49,6 @@ _INFINITE = 0x7C00
 
 _SLICE = 2**22
 """Weights that are looked at in one go."""
-
-_ERRORS_ONLY = 3
-"""ONNX Runtime's log level."""
 
 _ADVICE = "Build with --bf16, whose range is that of float32."
 
@@ -191,7 +188,7 @@ def _infinite_weights(graph: onnx_ir.Graph) -> Iterator[_Magnitude]:
 def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray]) -> list[_Magnitude]:
     """In the order of the graph; its outputs last, if they are not finite."""
     watched, sums = watch_magnitudes(model)
-    run = _runner(bundle, model)
+    run = single_text_runner(bundle, model)
     outputs = [of.output for of in watched]
     largest = dict.fromkeys(outputs, 0.0)
     not_finite = set()
@@ -208,36 +205,6 @@ def _magnitudes(bundle: Bundle, model: onnx_ir.Model, texts: Sequence[IntArray])
             output = Watched(output=name, node=spec.name, operator="output", module="")
             found.append(_Magnitude(of=output, largest=math.inf))
     return found
-
-
-def _runner(bundle: Bundle, model: onnx_ir.Model) -> Callable[[Sequence[str], IntArray], dict[str, np.float32]]:
-    """Runs a graph whose weights are in the bundle's files: names of outputs and [tokens] ids -> their values."""
-    import onnx_ir as ir
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    # The order of the nodes: magnitudes come right after the values that they are of, which are freed then.
-    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    options.enable_mem_pattern = False
-    options.log_severity_level = _ERRORS_ONLY
-    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
-    serialized = ir.to_proto(model).SerializeToString()
-    session = onnxruntime.InferenceSession(serialized, options, providers=["CPUExecutionProvider"])
-
-    def run(outputs: Sequence[str], text: IntArray) -> dict[str, np.float32]:
-        first = (np.arange(len(text)) == 0).astype(np.int64)[np.newaxis]
-        # The first token stands for what a caller may mark; a single text has tokens of one type.
-        ones = np.ones_like(first)
-        known = {Role.IDS: text[np.newaxis], Role.MASK: ones, Role.MARKS: first, Role.POOLED: ones}
-        feeds = {
-            spec.name: empty_memory(spec, 1, bundle.manifest.least_memory)
-            if spec.role is Role.MEMORY
-            else known.get(spec.role, np.zeros_like(first))
-            for spec in bundle.manifest.inputs
-        }
-        return dict(zip(outputs, session.run(outputs, feeds), strict=True))
-
-    return run
 
 
 def _listed(tokens: Sequence[int]) -> str:

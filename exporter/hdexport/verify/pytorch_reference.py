@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["Reference", "positions_of", "reference_of"]
 
+import copy
 import inspect
 from collections.abc import Mapping, Sequence
 from types import SimpleNamespace
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from hdexport.model.graph_module import GraphModule
+
+_ROWS_APART = 997
+"""Tokens between the beginnings of two rows' texts; a prime number, so that they share no rhythm."""
 
 _PAST_ROW = 1000
 """Number of the text that is remembered; no case has as many rows."""
@@ -66,6 +70,7 @@ class Reference:
         self.reads_first = classifies_first and module.task is Task.TEXT_CLASSIFICATION
         # Ordinary ids only: a padding id in a text would be a padded position to models of RoBERTa's kind.
         self._ids = np.setdiff1d(np.arange(vocab_size), np.array(special_ids, np.int64))
+        self._written: IntArray | None = None
         memories = [spec for spec in module.inputs if spec.role is Role.MEMORY]
         self.past = PastTexts(memories, self._leaves, longest=longest)
 
@@ -112,8 +117,23 @@ class Reference:
         """[length], 1 for the tokens of a text that are pooled in a check: its first third is a prompt."""
         return (np.arange(length) >= length // 3).astype(np.int64)
 
+    def reading(self, written: IntArray) -> Reference:
+        """The same model, for checks on what is written instead of random ids; each row's text begins elsewhere.
+
+        Args:
+            written: [tokens], what texts are cut from; the first and the last are those that every text begins and
+                ends with.
+        """
+        other = copy.copy(self)
+        other._written = written
+        return other
+
     def text(self, row: int, length: int) -> IntArray:
         """[length], the first tokens of the row's text."""
+        if self._written is not None:
+            first, inside, last = self._written[:1], self._written[1:-1], self._written[-1:]
+            places = (row * _ROWS_APART + np.arange(max(0, length - 2))) % len(inside)
+            return np.concatenate([first, inside[places], last])[:length]
         generator = np.random.default_rng(row)
         return self._ids[generator.integers(0, len(self._ids), length)].astype(np.int64)
 

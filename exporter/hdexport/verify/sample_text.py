@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ENGLISH", "RANDOM_IDS", "sample_ids"]
+__all__ = ["ENGLISH", "RANDOM_IDS", "english_texts", "sample_ids"]
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
         Ids, [tokens] each, and what they are: `ENGLISH`; or `RANDOM_IDS`, where the bundle has no tokenizer, this
         Python comes without its documentation, or most of its words are not in the vocabulary.
     """
-    text = _english()
+    text = "\n".join(english_texts())
     if bundle.manifest.tokenizer is not None and text:
         tokenizer = TextTokenizer(bundle.file(bundle.manifest.tokenizer.file), max_len=max(lengths))
         start = text[: max(lengths) * _CHARACTERS_PER_TOKEN]
@@ -50,10 +50,10 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
     return [generator.integers(first, vocab_size, length) for length in lengths], RANDOM_IDS
 
 
-def _english() -> str:
-    """Empty where a distribution of Python leaves it out."""
+def english_texts() -> list[str]:
+    """The topics of Python's help; none where a distribution of Python leaves them out."""
     try:
         from pydoc_data.topics import topics
     except ImportError:
-        return ""
-    return "\n".join(topics.values())
+        return []
+    return list(topics.values())

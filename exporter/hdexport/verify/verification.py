@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["verify_bundle"]
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,12 +19,13 @@ from hdexport.verify.case_memory import arrays_bytes, scores_bytes
 from hdexport.verify.checks import Check, Verification, case_text, compare_case, not_finite
 from hdexport.verify.expected import expected_rows, padded_batch, sampled_tokens, why_not_left
 from hdexport.verify.graph_runners import Run, runner, sampled_runner
+from hdexport.verify.graph_sets import GraphSet, graph_sets
 from hdexport.verify.grid import LONGEST_CHECKED, Case, Grid, cases
 from hdexport.verify.pytorch_reference import Reference
-from hdexport.verify.sample_text import sample_ids
-from hdruntime.bundle.manifest import GraphFile, Manifest
+from hdexport.verify.sample_text import ENGLISH, sample_ids
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
-from hdruntime.constants import CUDA_LOWERING
 from hdruntime.errors import NonFiniteOutputError
 
 IntArray = npt.NDArray[np.int64]
@@ -37,12 +38,16 @@ full grid it is half of what is free."""
 _INFORMATION_TOKENS = 1024
 """Of the text that shows how good an attention is."""
 
+_WRITTEN_TOKENS = 16_384
+"""That the texts for int8 graphs are cut from."""
+
 
 def verify_bundle(
     bundle: Bundle,
     reference: Reference,
     *,
     grid: Grid,
+    precisions: Collection[Precision] | None = None,
     longest: int = LONGEST_CHECKED,
     limit_bytes: int | None = None,
     report: Callable[[str], None] = lambda line: None,
@@ -56,6 +61,8 @@ def verify_bundle(
         bundle: the bundle.
         reference: PyTorch's answers.
         grid: the cases.
+        precisions: what sessions on a CPU compute in, each held to tolerances of its own; None for those that
+            `graph_sets` chooses.
         longest: lengths above it are left out.
         limit_bytes: memory that a case may take besides the weights; None for what suits the grid.
         report: called with one line per check, and per thing that is not checked.
@@ -71,19 +78,22 @@ def verify_bundle(
     if reason is not None:
         found = [case for case in found if case.padding != "left"]
         outcomes.leave_out(f"padding left: not checked: {reason}")
-    graphs = _graphs_of_cpus(manifest, outcomes)
+    sets = graph_sets(manifest, precisions, outcomes.leave_out)
+    if reference.facts.decisions is not None:
+        sets = list(_that_show_decisions(sets, outcomes))
     if limit_bytes is None:
         limit_bytes = _limit_bytes(grid)
     can_be_sampled = manifest.task == Task.FILL_MASK.value
     sampled = [case for case in found if can_be_sampled and arrays_bytes(case, manifest) > limit_bytes]
     whole = [case for case in found if case not in sampled]
-    for group, open_run in ((whole, runner), (sampled, sampled_runner)):
-        with contextlib.ExitStack() as stack:
-            # The graphs of one group at a time: each holds a copy of the weights.
-            decisions = reference.facts.decisions
-            runs = {graph: stack.enter_context(open_run(bundle, graph, decisions)) for graph in graphs if group}
-            for case in group:
-                _check_case(bundle, reference, case, runs, outcomes, limit_bytes, is_sampled=group is sampled)
+    for asked, those in _readers(bundle, reference, sets):
+        for group, open_run in ((whole, runner), (sampled, sampled_runner)):
+            with contextlib.ExitStack() as stack:
+                # The graphs of one group at a time: each holds a copy of the weights.
+                decisions = reference.facts.decisions
+                runs = {each: stack.enter_context(open_run(bundle, each, decisions)) for each in those if group}
+                for case in group:
+                    _check_case(bundle, asked, case, runs, outcomes, limit_bytes, is_sampled=group is sampled)
     if manifest.max_len > longest:
         outcomes.leave_out(f"lengths above {longest}: not checked; ask for them with --longest {manifest.max_len}")
     for engine in manifest.engines:
@@ -94,6 +104,34 @@ def verify_bundle(
         not_checked=tuple(outcomes.not_checked),
         information=tuple(_information(bundle, reference, report)),
     )
+
+
+def _readers(
+    bundle: Bundle, reference: Reference, sets: Sequence[GraphSet]
+) -> Iterator[tuple[Reference, list[GraphSet]]]:
+    """Which graphs are checked on what: int8 graphs on what they are calibrated for, real text where there is any.
+
+    Random ids have activations outside of its ranges, which says how rare such texts are and not whether graphs are
+    right; and they show most mistakes of float graphs, because every token differs.
+    """
+    rounded = [each for each in sets if each.precision is Precision.INT8]
+    exact = [each for each in sets if each not in rounded]
+    if exact or not rounded:
+        yield reference, exact
+    if rounded:
+        (written,), kind = sample_ids(bundle, [_WRITTEN_TOKENS])
+        yield (reference.reading(written) if kind == ENGLISH else reference), rounded
+
+
+def _that_show_decisions(sets: Iterable[GraphSet], outcomes: _Outcomes) -> Iterator[GraphSet]:
+    for graphs in sets:
+        if graphs.is_for_openvino or graphs.precision is not Precision.FLOAT32:
+            outcomes.leave_out(
+                f"{graphs.name}: not checked: PyTorch must follow what a graph decides where rounding would, and only "
+                "float32 graphs of ONNX Runtime show that"
+            )
+        else:
+            yield graphs
 
 
 def _information(bundle: Bundle, reference: Reference, report: Callable[[str], None]) -> Iterator[str]:
@@ -143,18 +181,6 @@ class _Outcomes:
         self._report(f"-[-] {what}")
 
 
-def _graphs_of_cpus(manifest: Manifest, outcomes: _Outcomes) -> list[GraphFile]:
-    graphs = []
-    for graph in manifest.graphs:
-        if graph.lowering == CUDA_LOWERING:
-            outcomes.leave_out(f"{graph.file}: not checked: that needs an NVIDIA GPU")
-        elif graph.dtype == "bfloat16":
-            outcomes.leave_out(f"{graph.file}: not checked: ONNX Runtime has no bfloat16 on a CPU")
-        else:
-            graphs.append(graph)
-    return graphs
-
-
 def _limit_bytes(grid: Grid) -> int:
     if grid is Grid.QUICK:
         return _QUICK_LIMIT_BYTES
@@ -165,7 +191,7 @@ def _check_case(
     bundle: Bundle,
     reference: Reference,
     case: Case,
-    runs: Mapping[GraphFile, Run | None],
+    runs: Mapping[GraphSet, Run | None],
     outcomes: _Outcomes,
     limit_bytes: int,
     *,
@@ -175,30 +201,30 @@ def _check_case(
     manifest = bundle.manifest
     samples = sampled_tokens(case, manifest.positions.base) if is_sampled else None
     arrays = arrays_bytes(case, manifest, samples=None if samples is None else len(samples))
-    fitting: list[tuple[GraphFile, Run]] = []
-    for graph, run in runs.items():
-        needed = arrays + scores_bytes(graph, case, manifest, is_sampled=is_sampled)
+    fitting: list[tuple[GraphSet, Run]] = []
+    for graphs, run in runs.items():
+        needed = arrays + scores_bytes(graphs, case, manifest, is_sampled=is_sampled)
         if run is None:
             needed = arrays_bytes(case, manifest)
         if run is None or needed > limit_bytes:
             outcomes.leave_out(
-                f"{graph.file}: {case_text(case)}: not checked: outputs and attention scores take "
+                f"{graphs.name}: {case_text(case)}: not checked: outputs and attention scores take "
                 f"{needed / 2**30:.2g} GiB, more than {limit_bytes / 2**30:.2g} GiB"
             )
         else:
-            fitting.append((graph, run))
+            fitting.append((graphs, run))
     if not fitting:
         return
     expected = None
     if reference.facts.decisions is None:
         expected = expected_rows(case, reference, manifest, samples=samples)
     feeds = padded_batch(case, reference) | ({} if samples is None else {SAMPLED_TOKENS: samples})
-    for graph, run in fitting:
-        outcomes.add(_compared(graph, run, case, feeds, reference, manifest, expected, samples))
+    for graphs, run in fitting:
+        outcomes.add(_compared(graphs, run, case, feeds, reference, manifest, expected, samples))
 
 
 def _compared(
-    graph: GraphFile,
+    graphs: GraphSet,
     run: Run,
     case: Case,
     feeds: Mapping[str, IntArray],
@@ -207,15 +233,15 @@ def _compared(
     expected: list[dict[str, FloatArray]] | None,
     samples: IntArray | None,
 ) -> Check:
-    """Run one graph; PyTorch follows its decisions where no answers are given. Nothing outlives the call."""
+    """Run graphs; PyTorch follows its decisions where no answers are given. Nothing outlives the call."""
     try:
         outputs = run(feeds)
     except NonFiniteOutputError:
-        return not_finite(graph.file, case, manifest)
+        return not_finite(graphs, case, manifest)
     if expected is not None:
-        return compare_case(graph.file, case, manifest, expected, outputs, samples)
+        return compare_case(graphs, case, manifest, expected, outputs, samples)
     decisions = reference.facts.decisions
     assert decisions is not None
     decided = [np.asarray(values, np.int64) for name, values in outputs.items() if name.startswith(DECISION)]
     followed = expected_rows(case, reference, manifest, samples=samples, decisions=decided)
-    return compare_case(graph.file, case, manifest, followed, outputs, samples, decisions.take_wrong())
+    return compare_case(graphs, case, manifest, followed, outputs, samples, decisions.take_wrong())

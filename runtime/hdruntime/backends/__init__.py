@@ -7,12 +7,14 @@ __all__ = ["DeviceRunner", "Memories", "Runner"]
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-import numpy as np
-import numpy.typing as npt
-
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 
 if TYPE_CHECKING:
+    # The command line names precisions, and starts without NumPy.
+    import numpy as np
+    import numpy.typing as npt
+
     from hdruntime.gpu.device_arrays import DeviceArray
 
 
@@ -54,6 +56,7 @@ class Runner(Protocol):
 
     Attributes:
         backend: the backend of this runner.
+        precision: what it computes in; ``auto`` on a GPU, where the graph or the engine decides.
         prefers_equal_lengths: batches without padding run faster than padded ones of the same size.
         batch_tokens: tokens of a batch, including padding, beyond which throughput no longer grows.
         most_in_flight: batches that one caller keeps in flight, so that one is copied while another is computed.
@@ -63,6 +66,7 @@ class Runner(Protocol):
     """
 
     backend: Backend
+    precision: Precision
     prefers_equal_lengths: bool
     batch_tokens: int
     most_in_flight: int

@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-__all__ = ["open_runner", "why_unavailable"]
+__all__ = [
+    "CPU_BACKENDS",
+    "backend_on_cpu",
+    "open_runner",
+    "prefers_openvino_here",
+    "why_unavailable",
+]
 
 import dataclasses
 import logging
 import os
+import platform
 import shlex
 import subprocess
 import sys
+from dataclasses import dataclass
 
 from hdruntime.backends import Runner
+from hdruntime.backends.bundle_graphs import has_graph
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.passport import (
     ThisMachine,
@@ -23,10 +33,10 @@ from hdruntime.bundle.passport import (
     version_numbers,
 )
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
-from hdruntime.errors import BackendError, BackendUnavailableError, InputError
+from hdruntime.constants import OPENVINO_LOWERING, TENSORRT_RTX_ON_REQUEST
+from hdruntime.errors import BackendError, BackendUnavailableError, InputError, MissingDependencyError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA, is_installed
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +51,19 @@ _FLAVOUR = {
 }
 """Backend for engines -> flavour of these engines, in the order that ``auto`` tries."""
 
+_FASTER_IN_OPENVINO = frozenset({"BlockSparseAttention", "DenseAttention", "SlidingWindowAttention"})
+"""Operators with which OpenVINO was measured to be faster than ONNX Runtime."""
+
+CPU_BACKENDS = (Backend.ONNXRUNTIME, Backend.OPENVINO)
+"""Those that need no NVIDIA GPU; members compare equal to their names."""
+
+_PREFERS_OPENVINO = ("x86_64", "amd64")
+"""Processors, as Python names them, where ``auto`` takes OpenVINO. The sample model in float32 took 0.83, 0.90, 1.03
+and 1.07 of ONNX Runtime's time at 128, 512, 2048 and 4096 tokens, in bfloat16 0.54, 0.54, 0.66 and 0.71 (OpenVINO
+2026.4.1, two cores of an AMD EPYC, 2026-11-23)."""
+
 _INSTALL = {
+    Backend.OPENVINO: "pip install 'hdexport[openvino]'",
     Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
     Backend.TENSORRT: "pip install 'hdexport[tensorrt]'",
     Backend.TENSORRT_RTX: "pip install 'hdexport[rtx]'",
@@ -66,6 +88,8 @@ def open_runner(
     backend: Backend | str,
     *,
     threads: int | None,
+    precision: Precision = Precision.AUTO,
+    device: str | None = None,
     rebuild: bool = False,
     gpu: GpuOptions | None = None,
     machine: ThisMachine | None = None,
@@ -75,9 +99,11 @@ def open_runner(
     Args:
         bundle: an opened bundle.
         backend: one of :class:`Backend`, which runs or raises, or ``auto``: the first that can run here,
-            TensorRT engines first, then ONNX Runtime on the GPU. The choice and its reason are logged, as a warning if
-            a GPU stays unused.
+            TensorRT engines first, then ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU. The choice
+            and its reason are logged, as a warning if a GPU stays unused.
         threads: CPU threads of one run; None leaves the number to the backend.
+        precision: what a CPU computes in; backends on a GPU refuse all but ``auto``.
+        device: OpenVINO's name of a device, by default its CPU; other backends refuse it.
         rebuild: build an engine if the bundle has none that runs on this machine's GPU.
         gpu: options of backends on a GPU, by default ``GpuOptions()``.
         machine: the machine to run on, by default this one.
@@ -91,15 +117,19 @@ def open_runner(
         BackendError: it could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
-    if chosen is Backend.ONNXRUNTIME:
-        return bundle, _onnxruntime(bundle, threads), _ASKED
+    cpu = _CpuOptions(threads=threads, precision=precision, device=device)
+    if chosen is None and device is not None:
+        return bundle, _cpu_runner(bundle, Backend.OPENVINO, cpu), f"the only one with device {device}"
+    if chosen in CPU_BACKENDS:
+        return bundle, _cpu_runner(bundle, chosen, cpu), _ASKED
     gpu = gpu or GpuOptions()
     machine = machine or this_machine(gpu.device)
     if rebuild and machine.gpu is not None and chosen is not Backend.ONNXRUNTIME_CUDA:
         bundle = _rebuilt_where_needed(bundle, list(_FLAVOUR) if chosen is None else [chosen], machine)
     if chosen is not None:
+        _require_no_options_of_cpus(chosen, cpu)
         return bundle, _gpu_runner(bundle, chosen, machine, gpu, threads), _ASKED
-    runner, reason = _first_that_runs(bundle, machine, threads, gpu)
+    runner, reason = _first_that_runs(bundle, machine, gpu, cpu)
     return bundle, runner, reason
 
 
@@ -113,6 +143,9 @@ def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | 
     """
     if backend is Backend.ONNXRUNTIME:
         return None
+    if backend is Backend.OPENVINO:
+        against = _against_openvino(bundle)
+        return None if against is None else _openvino_refusal(bundle, *against)
     machine = machine or this_machine()
     reasons = _reasons_against(bundle, backend, machine)
     if not reasons:
@@ -122,14 +155,69 @@ def why_unavailable(bundle: Bundle, backend: Backend, *, machine: ThisMachine | 
     return f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
 
 
-def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, gpu: GpuOptions) -> tuple[Runner, str]:
+@dataclass(frozen=True, kw_only=True)
+class _CpuOptions:
+    """What `open_runner` passes to the backends on a CPU."""
+
+    threads: int | None
+    precision: Precision
+    device: str | None
+
+
+def prefers_openvino_here() -> bool:
+    """Whether ``auto`` takes OpenVINO on such processors."""
+    return platform.machine().lower() in _PREFERS_OPENVINO
+
+
+def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[Backend, str]:
+    """What ``auto`` takes on the CPU, and why.
+
+    Args:
+        bundle: an opened bundle.
+        precision: what it is to compute in.
+    """
+    if precision is Precision.BFLOAT16:
+        return Backend.OPENVINO, f"the only one in {precision.value} on a CPU"
+    against = _against_openvino(bundle, precision)
+    if against is not None:
+        return Backend.ONNXRUNTIME, against[0]
+    if not prefers_openvino_here():
+        return Backend.ONNXRUNTIME, f"OpenVINO was not compared with ONNX Runtime on {platform.machine()}"
+    others = sorted(bundle.manifest.operator_names - _FASTER_IN_OPENVINO)
+    if others:
+        return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster with {', '.join(others)}"
+    return Backend.OPENVINO, "OpenVINO is installed, and the bundle has its graph"
+
+
+def _against_openvino(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[str, str] | None:
+    """Why OpenVINO cannot run a bundle here, and what to do about it; None if nothing speaks against it."""
+    if not is_installed("openvino"):
+        return "OpenVINO is not installed here", f"Install it with: {_INSTALL[Backend.OPENVINO]}"
+    if not has_graph(bundle, OPENVINO_LOWERING):
+        source = bundle.manifest.made_by.get("source", "MODEL")
+        command = shlex.join(["hdexport", "build", source, "-o", str(bundle.path), "--target", "openvino", "--force"])
+        return (
+            "the bundle has no graph for OpenVINO",
+            f"Build it again: {command}\nwith its other options; hdexport inspect {bundle.path} shows its command.",
+        )
+    if precision is Precision.INT8 and not has_graph(bundle, OPENVINO_LOWERING, dtype="int8"):
+        return "the bundle has no graph for OpenVINO in int8", "Build it again with --int8, or leave out the precision."
+    return None
+
+
+def _first_that_runs(bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu: _CpuOptions) -> tuple[Runner, str]:
+    if cpu.precision is not Precision.AUTO:
+        runner, why = _first_on_cpu(bundle, cpu)
+        reason = f"{cpu.precision.value} is a precision of CPUs; {why}"
+        logger.info("backend auto: chose %s: %s", runner.backend.value, reason)
+        return runner, reason
     for backend in _gpu_backends(bundle):
         refusal = _reasons_against(bundle, backend, machine)
         if refusal:
             logger.info("backend auto: not %s: %s", backend.value, "; ".join(refusal))
             continue
         try:
-            runner = _gpu_runner(bundle, backend, machine, gpu, threads)
+            runner = _gpu_runner(bundle, backend, machine, gpu, cpu.threads)
         except BackendError as error:
             # All checks passed, so the failure deserves a warning.
             logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
@@ -139,13 +227,28 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, threads: int | None, 
         logger.info("backend auto: chose %s, %s", backend.value, reason)
         return runner, reason
     reason = machine.why_no_gpu if machine.gpu is None else f"no backend that is installed uses {machine.gpu.name}"
+    runner, why = _first_on_cpu(bundle, cpu)
+    name = runner.backend.value
     if machine.gpu is not None:
-        logger.warning("%s", _unused_gpu(bundle, machine))
+        logger.warning("%s", _unused_gpu(bundle, machine, name))
     elif machine.listed_gpus and "CUDA_VISIBLE_DEVICES" not in os.environ:
-        logger.warning("backend auto: chose onnxruntime, on the CPU: %s.\nSee: hdexport doctor", reason)
+        logger.warning("backend auto: chose %s, on the CPU: %s; %s.\nSee: hdexport doctor", name, reason, why)
     else:
-        logger.info("backend auto: chose onnxruntime: %s", reason)
-    return _onnxruntime(bundle, threads), reason
+        logger.info("backend auto: chose %s: %s; %s", name, reason, why)
+    return runner, f"{reason}; {why}"
+
+
+def _first_on_cpu(bundle: Bundle, cpu: _CpuOptions) -> tuple[Runner, str]:
+    """The runner of `backend_on_cpu`, or ONNX Runtime's if OpenVINO does not load the graph; and why."""
+    backend, why = backend_on_cpu(bundle, cpu.precision)
+    try:
+        return _cpu_runner(bundle, backend, cpu), why
+    except BackendError as error:
+        if backend is Backend.ONNXRUNTIME or cpu.precision is Precision.BFLOAT16:
+            raise
+        # All checks passed, so the failure deserves a warning.
+        logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
+        return _cpu_runner(bundle, Backend.ONNXRUNTIME, cpu), "OpenVINO does not load its graph"
 
 
 def _gpu_backends(bundle: Bundle) -> list[Backend]:
@@ -153,21 +256,52 @@ def _gpu_backends(bundle: Bundle) -> list[Backend]:
     return [*(backend for backend in _FLAVOUR if _engines(bundle, backend)), Backend.ONNXRUNTIME_CUDA]
 
 
-def _unused_gpu(bundle: Bundle, machine: ThisMachine) -> str:
+def _unused_gpu(bundle: Bundle, machine: ThisMachine, chosen: str) -> str:
     """The warning for an unused GPU: what is missing, and what to type."""
     assert machine.gpu is not None
     refusals = {backend: _reasons_against(bundle, backend, machine) for backend in _gpu_backends(bundle)}
     return "\n".join([
-        f"backend auto: chose onnxruntime, on the CPU, although there is a GPU ({machine.gpu.name}).",
+        f"backend auto: chose {chosen}, on the CPU, although there is a GPU ({machine.gpu.name}).",
         *(f"{name.value} cannot run here: {'; '.join(reasons)}." for name, reasons in refusals.items() if reasons),
         *_ways(bundle, machine, have_failed=True),
     ])  # fmt: skip
 
 
-def _onnxruntime(bundle: Bundle, threads: int | None) -> Runner:
+def _cpu_runner(bundle: Bundle, backend: Backend, cpu: _CpuOptions) -> Runner:
+    """The runner of ``onnxruntime`` or ``openvino``."""
+    if backend is Backend.OPENVINO:
+        against = _against_openvino(bundle, cpu.precision)
+        if against is not None:
+            error = BackendUnavailableError if is_installed("openvino") else MissingDependencyError
+            raise error(_openvino_refusal(bundle, *against))
+        from hdruntime.backends.openvino import OpenVinoRunner
+
+        return OpenVinoRunner(bundle, threads=cpu.threads, precision=cpu.precision, device=cpu.device)
+    _require_no_device(backend, cpu)
     from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
 
-    return OnnxRuntimeRunner(bundle, threads=threads)
+    return OnnxRuntimeRunner(bundle, threads=cpu.threads, precision=cpu.precision)
+
+
+def _openvino_refusal(bundle: Bundle, reason: str, advice: str) -> str:
+    return f"openvino with {bundle.path} cannot run here: {reason}.\n{advice}"
+
+
+def _require_no_options_of_cpus(backend: Backend, cpu: _CpuOptions) -> None:
+    _require_no_device(backend, cpu)
+    if cpu.precision is not Precision.AUTO:
+        raise BackendUnavailableError(
+            f"{backend.value} does not take the precision {cpu.precision.value}: on a GPU a bundle computes in what it "
+            "was built in, by --fp16 or --bf16.\nLeave it out, or use the backend openvino or onnxruntime."
+        )
+
+
+def _require_no_device(backend: Backend, cpu: _CpuOptions) -> None:
+    if cpu.device is not None:
+        raise BackendUnavailableError(
+            f"{backend.value} does not take the device {cpu.device!r}, which is one of OpenVINO's.\n"
+            "Leave it out, or use the backend openvino. An NVIDIA GPU is chosen by GpuOptions(device=...)."
+        )
 
 
 def _gpu_runner(bundle: Bundle, backend: Backend, machine: ThisMachine, gpu: GpuOptions, threads: int | None) -> Runner:

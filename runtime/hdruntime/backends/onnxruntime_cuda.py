@@ -11,12 +11,11 @@ import threading
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hdruntime.backends.bundle_graphs import chosen_graph
+from hdruntime.backends.bundle_runner import Inputs, Outputs
 from hdruntime.backends.onnxruntime_memories import DeviceMemories
 from hdruntime.backends.onnxruntime_sessions import (
     GraphRunner,
-    Inputs,
-    Outputs,
-    chosen_graph,
     open_session,
     session_options,
 )

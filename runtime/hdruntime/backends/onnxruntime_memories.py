@@ -1,8 +1,8 @@
-"""Memories in ONNX Runtime: outputs of a run become inputs of the next one, on the same device."""
+"""Memories in ONNX Runtime on a GPU: outputs of a run become inputs of the next one, on the same device."""
 
 from __future__ import annotations
 
-__all__ = ["DeviceMemories", "HostMemories"]
+__all__ = ["DeviceMemories"]
 
 import math
 from collections.abc import Sequence
@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends.onnxruntime_sessions import GraphRunner, Inputs, Outputs
+from hdruntime.backends.bundle_runner import Inputs, Outputs
+from hdruntime.backends.onnxruntime_sessions import GraphRunner
 from hdruntime.bundle.memory_start import memory_at_start
 from hdruntime.errors import BackendUnavailableError
 from hdruntime.gpu.dlpack import CPU, CUDA, DlTensor, capsule_of, contiguous_strides
@@ -20,57 +21,6 @@ IntArray = npt.NDArray[np.int64]
 
 _DEVICES = {"cpu": CPU, "cuda": CUDA}
 """ONNX Runtime's names of devices -> DLPack's."""
-
-
-class HostMemories:
-    """The memories of some rows as arrays; see `hdruntime.backends.Memories`.
-
-    A run reads one array of each memory and writes another, and the two are swapped.
-
-    Args:
-        runner: on the CPU.
-        rows: of a batch.
-    """
-
-    def __init__(self, runner: GraphRunner, rows: int) -> None:
-        self._runner = runner
-        self._starts = {spec.name: memory_at_start(spec, rows=1, memory=runner.most_memory) for spec in runner.memories}
-        self._read = {name: np.repeat(start, rows, axis=0) for name, start in self._starts.items()}
-        self._written = {name: np.empty_like(array) for name, array in self._read.items()}
-        self._fed_from = {spec.name: str(spec.fed_from) for spec in runner.memories}
-
-    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run one segment of each row; see `hdruntime.backends.Memories.run`."""
-        mask = inputs[self._runner.mask]
-        if not mask.all():
-            return self._run_rows(np.flatnonzero(mask.any(axis=1)), inputs, outputs)
-        value = self._runner.on_device
-        memories = {name: value(array) for name, array in self._read.items()}
-        left = {self._fed_from[name]: value(array) for name, array in self._written.items()}
-        results = self._runner.run_bound(inputs, outputs, memories, left)
-        self._read, self._written = self._written, self._read
-        return results
-
-    def computed_tokens(self, attention_mask: IntArray) -> int:
-        """Without rows of padding alone; see `hdruntime.backends.Memories.computed_tokens`."""
-        return self._runner.computed_tokens(attention_mask[attention_mask.any(axis=1)])
-
-    def reset(self, rows: Sequence[int]) -> None:
-        """Forget what rows remember; see `hdruntime.backends.Memories.reset`."""
-        for name, start in self._starts.items():
-            self._read[name][list(rows)] = start
-
-    def _run_rows(self, rows: Any, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run some rows, whose lengths may differ; the others' results are 0."""
-        given = {name: array[rows] for name, array in (*inputs.items(), *self._read.items())}
-        found = self._runner.run(given, list(dict.fromkeys((*outputs, *self._fed_from.values()))))
-        for name, output in self._fed_from.items():
-            self._read[name][rows] = found[output]
-        results = {}
-        for name in outputs:
-            results[name] = np.zeros((len(inputs[self._runner.mask]), *found[name].shape[1:]), np.float32)
-            results[name][rows] = found[name]
-        return results
 
 
 class DeviceMemories:

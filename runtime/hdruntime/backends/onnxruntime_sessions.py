@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-__all__ = ["GraphRunner", "Inputs", "Outputs", "chosen_graph", "open_session", "run_error", "session_options"]
+__all__ = ["GraphRunner", "open_session", "run_error", "session_options"]
 
-import abc
 import contextlib
-import functools
 import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs, out_of_memory
 from hdruntime.bundle.graph_interface import Found, check_interface
 from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import Bundle
-from hdruntime.errors import BackendError, BundleCorruptError, OutOfMemoryError
+from hdruntime.errors import BackendError, OutOfMemoryError
 
 _ERRORS_ONLY = 3
 """ONNX Runtime's log level; its exceptions carry the errors."""
@@ -36,11 +34,8 @@ _OUT_OF_MEMORY = (
 _NUMPY_NAME = {"tensor(int64)": "int64", "tensor(float)": "float32"}
 """ONNX Runtime's name of a type -> NumPy's, for the types of manifests."""
 
-Inputs = Mapping[str, npt.NDArray[Any]]
-Outputs = dict[str, npt.NDArray[np.float32]]
 
-
-class GraphRunner(abc.ABC):
+class GraphRunner(BundleRunner):
     """A bundle's graph in a session of ONNX Runtime; see `hdruntime.backends.Runner`.
 
     Args:
@@ -49,43 +44,17 @@ class GraphRunner(abc.ABC):
 
     Attributes:
         device: ONNX Runtime's name of the memory for inputs and outputs, and its number.
-        memories: inputs that outputs of the previous call feed.
-        most_memory: the most tokens of their axis ``memory``.
-        mask: name of the input that tells real tokens from padding.
     """
 
     device: tuple[str, int] = ("cpu", 0)
 
-    most_in_flight = 1
-    """A run waits for its results; a second one would only share the same cores or memory."""
-
     def __init__(self, bundle: Bundle, session: Any) -> None:
-        manifest = bundle.manifest
-        self._ids, self.mask = manifest.ids, manifest.mask
-        self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in (*manifest.inputs, *manifest.outputs)}
-        self.memories, self.most_memory = manifest.memories, manifest.most_memory
-        self.max_len = manifest.max_len
+        super().__init__(bundle)
         self._session: Any = session
-
-    def most_rows(self, tokens: int) -> int:
-        """Any number; see :class:`hdruntime.backends.Runner`."""
-        return sys.maxsize
-
-    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
-        """All tokens of the batch; see :class:`hdruntime.backends.Runner`."""
-        return attention_mask.size
-
-    def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
-        """The run of a batch, which begins when its results are requested; see :class:`hdruntime.backends.Runner`."""
-        return functools.partial(self.run, inputs, outputs)
 
     def close(self) -> None:
         """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""
         self._session = None
-
-    @abc.abstractmethod
-    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        """Run a batch; see :class:`hdruntime.backends.Runner`."""
 
     def on_device(self, array: npt.NDArray[Any]) -> Any:
         """An ``OrtValue`` of the array: a copy on a GPU, the array itself on the CPU."""
@@ -96,14 +65,7 @@ class GraphRunner(abc.ABC):
     def run_bound(
         self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
     ) -> Outputs:
-        """Run a batch as given, on memories that stay on the device.
-
-        Args:
-            inputs: without memories.
-            outputs: names of the requested outputs.
-            memories: name of an input -> ``OrtValue``.
-            left: name of an output -> ``OrtValue`` that it is written to.
-        """
+        """Run a batch as given, on memories that are ``OrtValue``s."""
         with self._open_session(inputs) as session:
             return self._bound(session, inputs, outputs, memories, left)
 
@@ -135,24 +97,6 @@ class GraphRunner(abc.ABC):
             yield session
         except Exception as error:  # ONNX Runtime's exceptions have no base class of their own
             raise run_error(error, *inputs[self._ids].shape) from error
-
-
-def chosen_graph(bundle: Bundle, lowerings: Sequence[str], *, where: str) -> GraphFile:
-    """The bundle's graph of the first lowering that it has.
-
-    Args:
-        bundle: an opened bundle.
-        lowerings: best first.
-        where: the device that runs it, for the message.
-
-    Raises:
-        BundleCorruptError: the bundle has no such graph.
-    """
-    by_lowering = {graph.lowering: graph for graph in bundle.manifest.graphs}
-    for lowering in lowerings:
-        if lowering in by_lowering:
-            return by_lowering[lowering]
-    raise BundleCorruptError(f"The bundle {bundle.path} has no ONNX graph that {where} can run.\nRebuild it.")
 
 
 def session_options(threads: int | None, *, spinning: bool = True) -> Any:
@@ -227,14 +171,7 @@ def open_session(
 def run_error(error: Exception, batch: int, tokens: int) -> BackendError:
     """Our error for a failed run of a batch."""
     if _is_out_of_memory(error):
-        advice = (
-            "Use smaller batches: --batch-tokens, in Python batch_tokens."
-            if batch > 1
-            else "Free memory, or cut the text into shorter ones."
-        )
-        return OutOfMemoryError(
-            f"ONNX Runtime got no memory for a batch of {batch} x {tokens} tokens: {error}\n{advice}"
-        )
+        return out_of_memory("ONNX Runtime", error, batch, tokens)
     return BackendError(f"ONNX Runtime failed on a batch of {batch} x {tokens} tokens: {error}")
 
 

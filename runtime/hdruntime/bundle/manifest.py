@@ -12,6 +12,7 @@ __all__ = [
     "GraphVerification",
     "HalfRange",
     "InputSpec",
+    "Int8Calibration",
     "Manifest",
     "PaddingRule",
     "Positions",
@@ -45,7 +46,8 @@ TensorDtype = Literal["int64", "float32"]
 Scheme = Literal["hierarchical", "tile", "interpolate", "interpolate:static", "group", "none"]
 Form = Literal["folded", "factored", "by_length", "computed", "distances"]
 AttentionScale = Literal["logn", "none"]
-Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda"]
+GraphDtype = Literal["float32", "float16", "bfloat16", "int8"]
+Lowering = Literal["portable", "onnxruntime_cpu", "onnxruntime_cuda", "openvino", "openvino_unpadded"]
 Flavour = Literal["tensorrt", "tensorrt_rtx"]
 Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
 
@@ -70,6 +72,7 @@ class Backend(str, Enum):
 
     ONNXRUNTIME = "onnxruntime"
     ONNXRUNTIME_CUDA = "onnxruntime_cuda"
+    OPENVINO = "openvino"
     TENSORRT = "tensorrt"
     TENSORRT_RTX = "tensorrt_rtx"
     TENSORRT_LEAN = "tensorrt_lean"
@@ -209,11 +212,16 @@ class Positions:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphFile:
-    """An ONNX graph; ``lowering`` is ``portable``, ``onnxruntime_cpu`` or ``onnxruntime_cuda``."""
+    """An ONNX graph; one of each lowering and dtype.
+
+    Attributes:
+        lowering: what it was made for; see `hdruntime.constants`.
+        dtype: of its products with weights: ``int8``, whose other nodes compute in float32, or the dtype of all of it.
+    """
 
     file: str
     lowering: Lowering
-    dtype: Dtype
+    dtype: GraphDtype
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,6 +245,27 @@ class HalfRange:
     module: str
     tokens: tuple[Length, ...]
     text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Calibration:
+    """What the int8 graphs were calibrated with, and what came of it.
+
+    Attributes:
+        texts: the file's name, "English text" or "random ids".
+        count: number of texts.
+        tokens: of all of them together.
+        products: weights that are int8.
+        kept_float: names of weights of layers that are not, because the answers would differ too much.
+        worst_cosine: of other texts' answers to those of the float graph.
+    """
+
+    texts: str
+    count: Size
+    tokens: Size
+    products: Count
+    kept_float: tuple[str, ...]
+    worst_cosine: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,11 +355,18 @@ class FileRecord:
 
 @dataclass(frozen=True, kw_only=True)
 class GraphVerification:
-    """What is shown of one graph's verification; the manifest keeps what else `hdexport verify` wrote."""
+    """What is shown of one graph's verification; the manifest keeps what else `hdexport verify` wrote.
 
+    Attributes:
+        precision: what it computed in; bundles that do not say so were verified in float32.
+        min_cosine: smallest cosine of an answer's vectors.
+    """
+
+    precision: str = "float32"
     checks: Count = 0
     passed: Count = 0
     max_abs_error: float | None = None
+    min_cosine: float | None = None
     tolerance: str = ""
     sampled: tuple[dict[str, object], ...] = ()
 
@@ -359,6 +395,7 @@ class Manifest:
         sentence: how sentence-transformers runs the checkpoint; None for tasks that it does not have, and of bundles
             that were built before it was kept.
         half_range: of the portable graph; None if it is not float16, or was not verified.
+        int8: of the int8 graphs; None without any.
         ffn_chunk: most tokens that a feed-forward network computes at once, in the graphs for ONNX Runtime that are not
             portable; None for all of a batch.
         document_tokens: the most real tokens of a document that comes in segments, in all of them together: its
@@ -398,10 +435,16 @@ class Manifest:
     sentence: SentenceSettings | None = None
     ffn_chunk: Length | None = None
     document_tokens: Length | None = None
+    int8: Int8Calibration | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""
         return next((spec for spec in self.inputs if spec.role is role), None)
+
+    @property
+    def operator_names(self) -> frozenset[str]:
+        """Names of the operators, without their domain."""
+        return frozenset(name.rpartition("::")[2] for name in self.operators)
 
     @property
     def memories(self) -> tuple[InputSpec, ...]:

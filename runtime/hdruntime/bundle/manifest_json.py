@@ -109,7 +109,7 @@ def _problems(manifest: Manifest) -> Iterator[str]:
     yield from _position_problems(manifest.positions, manifest.max_len)
     yield from _attention_problems(manifest)
     yield from _sentence_problems(manifest)
-    yield from _repeated("graphs", (graph.lowering for graph in manifest.graphs))
+    yield from _repeated("graphs", (f"{graph.lowering} in {graph.dtype}" for graph in manifest.graphs))
     for index, engine in enumerate(manifest.engines):
         yield from _engine_problems(f"engines[{index}]", engine)
 

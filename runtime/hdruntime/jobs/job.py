@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest, SentenceSettings
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputChangedError, InputError
@@ -48,6 +49,8 @@ class JobOptions(WindowOptions):
         skip_failed: leave failed rows out of the output.
         force: replace the output if it exists.
         restart: discard what an unfinished job has kept, instead of continuing it.
+        precision: what the session computes in that runs the job, as :func:`hdruntime.load` was asked for it. A job is
+            not continued in another one.
     """
 
     columns: Columns = field(default_factory=Columns)
@@ -56,6 +59,7 @@ class JobOptions(WindowOptions):
     skip_failed: bool = False
     force: bool = False
     restart: bool = False
+    precision: Precision = Precision.AUTO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -388,6 +392,7 @@ def _identity(
         "--aggregation": options.aggregation and options.aggregation.value,
         "--late-chunking": options.late_chunking,
         "--overlap": options.overlap,
+        "--precision": options.precision.value,
         "inputs": identity_of_inputs(files),
         "columns of the output": [str(field) for field in fields],
     }

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.results import check_columns, results_of_bundle
@@ -50,6 +51,7 @@ class BundleMapper:
         input_ids_column: column of lists of token ids, instead of a text.
         backend: as :func:`hdruntime.load` takes it; ``auto`` uses a GPU only if ``num_gpus`` is given.
         threads: CPU threads of an actor; None for the cores that Ray gave it.
+        precision: as :func:`hdruntime.load` takes it.
         options: how rows are run, for example ``WindowOptions(overflow=Overflow.TRUNCATE)``.
 
     Raises:
@@ -67,6 +69,7 @@ class BundleMapper:
         input_ids_column: str | None = None,
         backend: str = "auto",
         threads: int | None = None,
+        precision: Precision | str = Precision.AUTO,
         options: WindowOptions | None = None,
     ) -> None:
         self._columns = Columns(text=text_column, text_pair=text_pair_column, input_ids=input_ids_column)
@@ -77,7 +80,7 @@ class BundleMapper:
                 "BundleMapper adds columns to rows, and late chunking makes several rows of one.\n"
                 "Run a job: hdexport run --ray --late-chunking ...; or call session.embed_chunks in flat_map."
             )
-        session = session_in_worker(Path(bundle), backend=backend, threads=threads)
+        session = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
         opened = open_bundle(Path(bundle), check_files=False)
         task = results_of_bundle(opened, tokenized=input_ids_column is not None, aggregation=options.aggregation)
         check_columns(opened.manifest.task, task, self._columns, pair_option="text_pair_column")

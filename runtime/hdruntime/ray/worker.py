@@ -8,20 +8,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hdruntime.backends.choice import CPU_BACKENDS, backend_on_cpu
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendUnavailableError, BundleError, BundleNotFoundError
+from hdruntime.jobs import JobOptions
 from hdruntime.jobs.identity import identity_of_bundle
 from hdruntime.jobs.results import results_of_bundle
 from hdruntime.jobs.rows import Row
-from hdruntime.jobs.windows import LocalPool, Window, WindowOptions, WindowResult
+from hdruntime.jobs.windows import LocalPool, Window, WindowResult
 from hdruntime.optional import require
 from hdruntime.session import Session, load
+from hdruntime.text.checks import checked_choice
 
 _AUTO = "auto"
 
 
-def session_in_worker(path: Path, *, backend: str, threads: int | None, identity: str | None = None) -> Session:
+def session_in_worker(
+    path: Path,
+    *,
+    backend: str,
+    threads: int | None,
+    precision: Precision | str = Precision.AUTO,
+    identity: str | None = None,
+) -> Session:
     """Load a bundle in a Ray process, on the cores and the GPU that Ray assigned to it.
 
     Ray shows a process its own GPUs only, by ``CUDA_VISIBLE_DEVICES``, so the first one is the process's.
@@ -30,6 +41,7 @@ def session_in_worker(path: Path, *, backend: str, threads: int | None, identity
         path: of the bundle, on this node.
         backend: as :func:`hdruntime.load` takes it; ``auto`` leaves GPUs alone unless Ray gave the process one.
         threads: CPU threads; None for the cores that Ray gave the process.
+        precision: as :func:`hdruntime.load` takes it.
         identity: of the expected bundle, by `identity_of_bundle`; None for any bundle.
 
     Raises:
@@ -40,13 +52,11 @@ def session_in_worker(path: Path, *, backend: str, threads: int | None, identity
     """
     ray = require("ray")
     given = ray.get_runtime_context().get_assigned_resources()
-    if not given.get("GPU"):
-        if backend not in (_AUTO, Backend.ONNXRUNTIME.value):
-            raise BackendUnavailableError(
-                f"The backend {backend} needs a GPU, and Ray gave this worker none.\n"
-                "Ask for one: map_batches(..., num_gpus=1)"
-            )
-        backend = Backend.ONNXRUNTIME.value
+    if not given.get("GPU") and backend not in (_AUTO, *CPU_BACKENDS):
+        raise BackendUnavailableError(
+            f"The backend {backend} needs a GPU, and Ray gave this worker none.\n"
+            "Ask for one: map_batches(..., num_gpus=1)"
+        )
     try:
         bundle = open_bundle(path)
     except BundleNotFoundError as error:
@@ -59,7 +69,9 @@ def session_in_worker(path: Path, *, backend: str, threads: int | None, identity
             f"Node {ray.util.get_node_ip_address()} of the Ray cluster has another bundle at {path} than the machine "
             "that runs the job.\nCopy the bundle there again, or put it on a shared file system."
         )
-    return load(bundle, backend, threads=threads or max(1, int(given.get("CPU", 1))))
+    if backend == _AUTO and not given.get("GPU"):
+        backend, _ = backend_on_cpu(bundle, checked_choice(Precision, precision, option="precision"))
+    return load(bundle, backend, threads=threads or max(1, int(given.get("CPU", 1))), precision=precision)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,14 +95,17 @@ class WindowWorker:
     """An actor that runs windows of a job on its node."""
 
     def load(
-        self, path: Path, options: WindowOptions, *, tokenized: bool, backend: str, threads: int, identity: str
+        self, path: Path, options: JobOptions, *, tokenized: bool, backend: str, threads: int, identity: str
     ) -> Loaded:
         """Load the bundle; not in the constructor, whose errors Ray would not pass on unchanged."""
-        session = session_in_worker(path, backend=backend, threads=threads, identity=identity)
+        session = session_in_worker(
+            path, backend=backend, threads=threads, precision=options.precision, identity=identity
+        )
         has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
         # Made here: a task's functions cannot be pickled.
+        opened = open_bundle(path, check_files=False)
         task = results_of_bundle(
-            open_bundle(path, check_files=False),
+            opened,
             tokenized=tokenized,
             aggregation=options.aggregation,
             late_chunking=options.late_chunking,
@@ -99,7 +114,9 @@ class WindowWorker:
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),
             backend=session.backend,
-            backend_reason=session.backend_reason if has_gpu or backend != _AUTO else "Ray gave the workers no GPU",
+            backend_reason=session.backend_reason
+            if has_gpu or backend != _AUTO
+            else f"Ray gave the workers no GPU; {backend_on_cpu(opened, options.precision)[1]}",
             window_characters=self._pool.window_characters,
         )
 

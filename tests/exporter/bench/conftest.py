@@ -53,7 +53,7 @@ class Workshop:
         """Open a case, run it once, and compare."""
         spec = self.spec(runner, batch, tokens, artefact)
         case = open_case(spec)
-        found = wrong_by(spec, case.call(), case.half_precision)
+        found = wrong_by(spec, case.call(), case)
         case.close()
         assert found is not None
         return found

@@ -26,7 +26,7 @@ HELP = "\n".join(list(topics.values())[:8])
 @pytest.fixture(autouse=True)
 def less_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of Python's help takes long where every character is a token."""
-    monkeypatch.setattr(sample_text, "_english", lambda: HELP)
+    monkeypatch.setattr(sample_text, "english_texts", lambda: [HELP])
 
 
 @pytest.fixture

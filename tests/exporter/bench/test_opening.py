@@ -15,11 +15,15 @@ import pytest
 import hdruntime
 from fakes.recording_runner import RecordingRunner
 from hdexport.bench.measure.case import CaseSpec
+from hdexport.bench.peers.openvino import default_precision
+from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError
 from hdexport.bench.run.expected import write_rows
 from hdexport.bench.run.opening import open_case, wrong_by
+from hdruntime.backends.precision import Precision
 from hdruntime.errors import BackendError, OutOfMemoryError
 from hdruntime.session import Session
+from support.needs import needs_openvino
 
 Outputs = dict[str, np.ndarray]
 
@@ -46,7 +50,7 @@ def compared(tmp_path: Path) -> Any:
 
     def compare(outputs: Outputs, *, half_precision: bool = False) -> OutputError:
         spec = CaseSpec(runner="onnxruntime", bundle="", inputs="", expected=str(path))
-        found = wrong_by(spec, outputs, half_precision)
+        found = wrong_by(spec, outputs, OpenCase(call=dict, half_precision=half_precision))
         assert found is not None
         return found
 
@@ -145,13 +149,27 @@ def test_a_half_precision_bundle_is_compared_as_such(workshop: Any) -> None:
     assert found.tolerance.startswith("cosine")
 
 
+@needs_openvino
+def test_a_bundle_runs_in_openvino_itself_though_a_peer_has_that_name(workshop: Any) -> None:
+    case = workshop("bert", openvino=True)
+    for precision in ("float32", "bfloat16") if default_precision() is Precision.BFLOAT16 else ("float32",):
+        spec = dataclasses.replace(case.spec("openvino", 3, 65), precision=precision)
+        opened = open_case(spec)
+        found = wrong_by(spec, opened.call(), opened)
+        opened.close()
+        assert found is not None
+        assert found.passed
+        assert opened.precision == precision
+        assert (found.size > 1e-4) == (precision == "bfloat16")
+
+
 def test_an_answer_to_other_texts_is_wrong(workshop: Any) -> None:
     case = workshop("bert")
     spec, other = case.spec("onnxruntime", 1, 65), case.spec("onnxruntime", 3, 65)
     opened = open_case(other)
     outputs = {name: values[2:] for name, values in opened.call().items()}
     assert (opened.allocator_bytes(), opened.engine_bytes(), opened.half_precision) == (None, None, False)
-    found = wrong_by(spec, outputs, False)
+    found = wrong_by(spec, outputs, opened)
     assert found is not None
     assert not found.passed
     opened.close()

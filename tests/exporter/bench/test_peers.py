@@ -23,11 +23,12 @@ import torch._inductor.config
 from hdexport.attention.blocks.record import Mode
 from hdexport.attention.blocks.setup import bigbird
 from hdexport.attention.window.record import Window, WindowAttention
-from hdexport.bench.peers import PEERS
+from hdexport.bench.peers import PEERS, openvino, openvino_int8
 from hdexport.bench.peers.onnx_plain import export_plainly
 from hdexport.bench.peers.torch_model import load_module, open_module
 from hdexport.bench.run.opening import open_case
 from hdexport.model.tasks import Task
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import write_manifest
@@ -96,6 +97,8 @@ def assert_right(case: Any, peer: str) -> None:
         ("sentence-transformers", ("longformer",)),
         ("sentence-transformers", ("big_bird",)),
         ("sentence-transformers", ("bert", "sentence-similarity")),
+        ("openvino", ("bert", "sentence-similarity")),
+        pytest.param("openvino", ("roberta", "question-answering"), marks=pytest.mark.nightly),
         pytest.param("onnx-plain", ("roberta", "question-answering"), marks=pytest.mark.nightly),
         pytest.param("optimum", ("bert",), marks=NEEDS_OPTIMUM),
     ],
@@ -136,6 +139,65 @@ def test_a_plain_export_of_bigbird_is_dense_and_shows_it(shallow: Any) -> None:
         f"attends densely at every length, as the model does up to {dense_tokens} tokens"
     )
     assert_dense(case, "onnx-plain", dense_tokens)
+
+
+@pytest.mark.nightly
+def test_openvino_converts_bigbird_densely_and_shows_it(shallow: Any) -> None:
+    case = shallow("big_bird")
+    manifest = open_bundle(case.subject.bundle).manifest
+    assert PEERS["openvino"].remark(manifest) == PEERS["onnx-plain"].remark(manifest)
+    record = recorded(manifest, "blocks")
+    assert record is not None
+    assert_dense(case, "openvino", record.dense_tokens)
+
+
+def test_openvino_says_what_it_computes_in_and_prints_nothing(
+    shallow: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    # Scales of a few texts serve for so small a model.
+    monkeypatch.setattr(openvino_int8, "_TEXTS", 16)
+    case = shallow("bert")
+    case.prepare_shapes([(3, 65)])
+    capfd.readouterr()
+    default = openvino.default_precision()
+    remarks = {
+        "openvino": None,
+        "openvino-default": f"computes in {default.value}, its default on this CPU",
+        "openvino-int8": f"int8 by NNCF, with scales of 16 texts; the rest computes in {default.value}",
+    }
+    computes_in = {"openvino": Precision.FLOAT32, "openvino-default": default, "openvino-int8": Precision.INT8}
+    for peer, remark in remarks.items():
+        made = case.artefact(peer)
+        assert made.remark == remark
+        assert open_case(case.spec(peer, 3, 65, made.artefact)).precision is computes_in[peer]
+        found = case.error(peer, 3, 65, made.artefact)
+        assert found.passed, found
+        assert (found.tolerance == "max abs error <= 0.0001") == (computes_in[peer] is Precision.FLOAT32)
+        # Float32 would pass for any of them.
+        assert (found.size > 1e-4) == (computes_in[peer] is not Precision.FLOAT32)
+    assert capfd.readouterr() == ("", "")
+    int8 = (case.folder / "openvino-int8" / openvino.MODEL_FILE).read_text()
+    assert 'element_type="i8"' in int8
+    assert "FakeQuantize" in int8
+
+
+def test_openvino_is_refused_for_a_gpu_and_says_what_it_cannot_convert(workshop: Any, tmp_path: Path) -> None:
+    case = workshop("bert")
+    for peer in ("openvino", "openvino-int8"):
+        with pytest.raises(BackendUnavailableError, match="on no NVIDIA GPU: hdexport bench --device cpu"):
+            PEERS[peer].prepare(case.subject, case.folder, device="cuda")
+    manifest = open_bundle(case.subject.bundle).manifest
+    module = load_module(case.artefact("torch").artefact, manifest, half_precision=False)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("this model cannot be traced\nand that is all")
+
+    module.model.forward = refuse
+    ids = np.full((1, 37), 9)
+    example = {spec.name: ids for spec in module.inputs}
+    with pytest.raises(ExportError, match=r"convert the model: RuntimeError: this model cannot be traced$"):
+        openvino.write_converted(module, tmp_path / "model.xml", example)
+    assert list(tmp_path.iterdir()) == []
 
 
 def assert_dense(case: Any, peer: str, dense_tokens: int) -> None:
@@ -301,19 +363,32 @@ def test_onnx_runtime_without_a_gpu_is_refused_for_one(workshop: Any) -> None:
 
 
 def test_a_missing_peer_comes_with_its_installation(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert list(PEERS) == ["torch", "torch-compile", "onnx-plain", "optimum", "sentence-transformers"]
+    assert list(PEERS) == [
+        "torch", "torch-compile", "openvino", "openvino-default", "openvino-int8", "onnx-plain", "optimum",
+        "sentence-transformers",
+    ]  # fmt: skip
     assert [peer.name for peer in PEERS.values()] == list(PEERS)
     find_spec = importlib.util.find_spec
-    gone = ("torch", "onnx", "sentence_transformers")
+    gone = ("torch", "onnx", "openvino", "nncf", "sentence_transformers")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name in gone else find_spec(name))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     assert {name: peer.unavailable(manifest) for name, peer in PEERS.items()} == {
         "torch": "torch is not installed: pip install 'hdexport[export]'",
         "torch-compile": "torch is not installed: pip install 'hdexport[export]'",
+        **dict.fromkeys(
+            ["openvino", "openvino-default", "openvino-int8"],
+            "openvino, torch are not installed: pip install 'hdexport[export,openvino]'",
+        ),
         "onnx-plain": "torch, onnx are not installed: pip install 'hdexport[export]'",
         "optimum": "optimum-cli is not on the PATH: pipx install 'optimum-onnx[onnxruntime]'",
         "sentence-transformers": "sentence_transformers is not installed: pip install sentence-transformers",
     }
+
+
+def test_quantising_needs_nncf(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_spec = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "nncf" else find_spec(name))
+    assert PEERS["openvino-int8"].unavailable(manifest) == "nncf is not installed: pip install nncf"
 
 
 def test_compiling_needs_a_compiler(manifest: Manifest, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,7 +415,7 @@ def test_asking_the_peers_imports_none_of_them(workshop: Any) -> None:
         "from hdexport.bench.peers import PEERS; from hdruntime.bundle.reader import open_bundle\n"
         f"manifest = open_bundle(Path({str(workshop('bert').subject.bundle)!r})).manifest\n"
         "[(peer.unavailable(manifest), peer.remark(manifest)) for peer in PEERS.values()]\n"
-        "print(sorted({'torch', 'transformers', 'onnx', 'onnxruntime', 'sentence_transformers'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'onnx', 'onnxruntime', 'openvino', 'nncf'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

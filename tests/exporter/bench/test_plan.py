@@ -17,6 +17,7 @@ from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import ThisMachine
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
+from hdruntime.constants import OPENVINO_LOWERING
 from hdruntime.errors import BundleNotFoundError, InputError
 from hdruntime.gpu.driver import Gpu
 from support.format_1 import format_1_of
@@ -153,6 +154,26 @@ def test_an_engine_without_its_gpu_is_listed_with_the_reason(bundle: Path, tmp_p
     assert names(found) == ["engine (onnxruntime)"]
 
 
+def test_a_bundle_is_measured_in_each_precision_that_it_was_built_for_and_once_on_a_gpu(
+    bundle: Path, tmp_path: Path
+) -> None:
+    manifest = open_bundle(bundle).manifest
+    graphs = [*manifest.graphs, dataclasses.replace(manifest.graphs[0], lowering=OPENVINO_LOWERING)]
+    int8 = [dataclasses.replace(graph, dtype="int8") for graph in graphs]
+    both = copied(bundle, tmp_path / "both", graphs=(*graphs, *int8), engines=(ENGINE,))
+    found = planned(both, peers=(), machine=WITH_GPU)
+    assert [(each.series.runner, each.precision.value) for each in found.series] == [
+        ("onnxruntime", "auto"), ("onnxruntime", "int8"), ("openvino", "auto"), ("openvino", "int8"),
+        ("onnxruntime_cuda", "auto"), ("tensorrt_rtx", "auto"),
+    ]  # fmt: skip
+    assert [each.series.name for each in found.series][:4] == [
+        "both (onnxruntime)", "both (onnxruntime, int8)", "both (openvino)", "both (openvino, int8)",
+    ]  # fmt: skip
+    asked = planned(both, peers=(), machine=WITH_GPU, precisions=("bfloat16",), backends=("openvino", "tensorrt_rtx"))
+    assert [each.series.name for each in asked.series] == ["both (openvino, bfloat16)", "both (tensorrt_rtx)"]
+    assert [each.device for each in asked.series] == ["cpu", "cuda"]
+
+
 def test_a_peer_that_is_not_installed_is_listed_with_the_command(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     found = planned(bundle, peers=("optimum",))
@@ -177,7 +198,9 @@ def test_what_does_not_fit_is_refused(bundle: Path, tmp_path: Path) -> None:
         planned(bundle, lengths=(64, 301))
     with pytest.raises(InputError, match=r"'tourch' is not a peer; valid are torch, torch-compile"):
         planned(bundle, peers=("tourch",))
-    with pytest.raises(InputError, match=r"'trt' is not a backend; valid are onnxruntime, onnxruntime_cuda, tensorrt"):
+    with pytest.raises(InputError, match=r"--precision: 'fp8' is not a precision; valid are auto, float32"):
+        planned(bundle, precisions=("fp8",))
+    with pytest.raises(InputError, match=r"'trt' is not a backend; valid are onnxruntime, onnxruntime_cuda, openvino"):
         planned(bundle, backends=("trt",))
     with pytest.raises(InputError, match=r"None of these can run here:\nbundle \(tensorrt\): tensorrt with"):
         planned(bundle, backends=("tensorrt",), peers=())

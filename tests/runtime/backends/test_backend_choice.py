@@ -198,7 +198,10 @@ def test_an_unused_gpu_causes_a_warning_with_the_command(
 def test_without_a_gpu_the_cpu_is_taken_without_a_warning(bundle_path: Path, log: pytest.LogCaptureFixture) -> None:
     for bundle in (open_bundle(bundle_path), add_engine(bundle_path, architectures=("sm89",))):
         _, runner, reason = open_runner(bundle, "auto", threads=None, machine=NOWHERE)
-        assert (runner.backend, reason) == (Backend.ONNXRUNTIME, why_no_gpu(()))
+        assert (runner.backend, reason) == (
+            Backend.ONNXRUNTIME,
+            why_no_gpu(()) + "; the bundle has no graph for OpenVINO",
+        )
     assert not warnings(log)
 
 
@@ -215,7 +218,7 @@ def test_onnx_runtime_that_should_find_the_gpu_and_does_not_causes_a_warning(
 
 
 def test_an_unknown_backend_lists_the_valid_ones(bundle_path: Path) -> None:
-    valid = "auto, onnxruntime, onnxruntime_cuda, tensorrt, tensorrt_rtx, tensorrt_lean"
+    valid = "auto, onnxruntime, onnxruntime_cuda, openvino, tensorrt, tensorrt_rtx, tensorrt_lean"
     with pytest.raises(InputError, match=f"'cuda'; valid are {valid}"):
         hdruntime.load(bundle_path, "cuda")
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hdruntime.backends.onnxruntime import equal_length_groups, right_padded_rows
+from hdruntime.backends.equal_lengths import equal_length_groups, right_padded_rows
 from hdruntime.errors import InputError
 from hdruntime.inference.batching import pack_by_tokens, padded
 

@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 import hdruntime
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs import JobOptions, VectorOptions, plan_job, windows
@@ -195,6 +196,7 @@ def test_a_stopped_job_continues_and_writes_the_same_bytes(
     for other, what in (
         ({"late_chunking": "tokens:5"}, "--late-chunking was tokens:4, and is tokens:5"),
         ({"overlap": 1}, "--overlap was None, and is 1"),
+        ({"precision": Precision.FLOAT32}, "--precision was auto, and is float32"),
         ({"late_chunking": None}, "--late-chunking was tokens:4, and is None"),
     ):
         with pytest.raises(InputError, match=rf"an unfinished job with 20 rows .*: {what}\.\n"):

@@ -33,6 +33,7 @@ class DenseKind(AttentionKind):
 
     name = "dense"
     record_type = DenseAttention
+    fuses_in_openvino = True
 
     def record(self, setup: Setup | None, nodes: Sequence[OperatorNode]) -> DenseAttention | None:
         """The nodes of the operator."""

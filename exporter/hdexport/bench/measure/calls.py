@@ -39,8 +39,8 @@ MOST_WARM_UP_RUNS = 1000
 
 _PACKAGES = (
     "hdexport", "numpy", "torch", "transformers", "sentence-transformers", "optimum", "optimum-onnx", "onnxruntime",
-    "onnxruntime-gpu", "onnx", "triton", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx-cu13", "tensorrt-lean-cu13",
-    "cuda-bindings", "nvidia-ml-py",
+    "onnxruntime-gpu", "openvino", "nncf", "onnx", "triton", "tensorrt-cu13", "tensorrt-cu12", "tensorrt-rtx-cu13",
+    "tensorrt-lean-cu13", "cuda-bindings", "nvidia-ml-py",
 )  # fmt: skip
 """Distributions whose versions may change a result."""
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hdexport.bench.results.result import OutputError, PeakMemory
+from hdruntime.backends.precision import Precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,10 +34,11 @@ class CaseSpec:
     Attributes:
         runner: a backend of the runtime or a peer, as in `Series.runner`.
         bundle: the bundle that is run, or whose model a peer runs.
-        artefact: what the peer's preparation made: a folder or an ONNX file; None for backends and peers without one.
+        artefact: what the peer's preparation made: a folder or a file; None for backends, which have none.
         inputs: an ``.npz`` of the inputs of the bundle's manifest, int64 [batch, tokens] each.
         expected: a folder of PyTorch's outputs in float32, a ``.npy`` file each; None measures without comparing.
         device: ``cpu`` or ``cuda``.
+        precision: what a bundle is asked to compute in, as for `hdruntime.load`; peers have their own.
         threads: CPU threads.
         least_runs: timed at least.
         least_seconds: the timed runs together take at least that; 0 is a probe of memory, which is not warmed up.
@@ -48,6 +50,7 @@ class CaseSpec:
     artefact: str | None = None
     expected: str | None = None
     device: str = "cpu"
+    precision: str = "auto"
     threads: int = 1
     least_runs: int = 1
     least_seconds: float = 0.0
@@ -61,6 +64,7 @@ class CaseFigures:
         latencies_ms: of each timed run, in order.
         is_stable: whether the warm-up ended because the latency no longer changed.
         memory: its peaks.
+        precision: what it computed in; ``auto`` on a GPU.
         error: None where nothing was compared.
     """
 
@@ -68,3 +72,4 @@ class CaseFigures:
     is_stable: bool
     memory: PeakMemory
     error: OutputError | None
+    precision: Precision = Precision.AUTO

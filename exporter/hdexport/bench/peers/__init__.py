@@ -5,6 +5,8 @@ from __future__ import annotations
 __all__ = ["PEERS"]
 
 from hdexport.bench.peers.onnx_plain import OnnxPlain
+from hdexport.bench.peers.openvino import OpenVino, OpenVinoDefault
+from hdexport.bench.peers.openvino_int8 import OpenVinoInt8
 from hdexport.bench.peers.optimum import Optimum
 from hdexport.bench.peers.peer import Peer
 from hdexport.bench.peers.sentence_transformers import SentenceTransformers
@@ -12,6 +14,16 @@ from hdexport.bench.peers.torch_compile import TorchCompile
 from hdexport.bench.peers.torch_model import TorchEager
 
 PEERS: dict[str, Peer] = {
-    peer.name: peer for peer in (TorchEager(), TorchCompile(), OnnxPlain(), Optimum(), SentenceTransformers())
+    peer.name: peer
+    for peer in (
+        TorchEager(),
+        TorchCompile(),
+        OpenVino(),
+        OpenVinoDefault(),
+        OpenVinoInt8(),
+        OnnxPlain(),
+        Optimum(),
+        SentenceTransformers(),
+    )
 }
 """Name -> peer, in the order of tables."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["Texts"]
 
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -42,7 +43,26 @@ class Texts:
             InputError: the bundle does not take so many tokens.
             BundleCorruptError: its tokenizer cannot be read.
         """
-        rows = np.stack([self._text(row, tokens) for row in range(batch)])
+        return self._inputs(np.stack([self._text(row, tokens) for row in range(batch)]))
+
+    def alone(self, lengths: Sequence[int]) -> list[dict[str, npt.NDArray[Any]]]:
+        """Different texts, each by itself: every input of the manifest, name -> [1, tokens], of each.
+
+        Args:
+            lengths: tokens of each text, special tokens included.
+
+        Raises:
+            InputError, BundleCorruptError: as `batch`.
+        """
+        return [self._inputs(self._text(row, tokens)[np.newaxis]) for row, tokens in enumerate(lengths)]
+
+    @property
+    def max_len(self) -> int:
+        """Of the longest text that the bundle takes, in tokens."""
+        return self._bundle.manifest.max_len
+
+    def _inputs(self, rows: npt.NDArray[np.int64]) -> dict[str, npt.NDArray[Any]]:
+        tokens = rows.shape[1]
         # The runtime fills in the other inputs: masks of ones, token types of zeros, its default of global tokens.
         manifest = self._bundle.manifest
         marks = manifest.input_of(Role.MARKS)

@@ -27,6 +27,7 @@ import numpy.typing as npt
 from hdexport.attention.kinds import attention_of
 from hdexport.bench.measure.case import CaseSpec, Subject
 from hdexport.bench.peers.checkpoint_folder import checkpoint_folder
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 
 Inputs = Mapping[str, npt.NDArray[Any]]
@@ -43,6 +44,7 @@ class OpenCase:
     Attributes:
         call: runs its batch.
         half_precision: whether it computes in half precision, or with weights that were rounded to it.
+        precision: what it computes in on a CPU.
         allocator_bytes: peak of PyTorch's allocator on the GPU since the process began; None elsewhere.
         engine_bytes: what TensorRT says its engine and contexts take on the GPU now; None elsewhere.
         close: gives memory back.
@@ -50,6 +52,7 @@ class OpenCase:
 
     call: Call
     half_precision: bool
+    precision: Precision = Precision.FLOAT32
     allocator_bytes: Callable[[], int | None] = lambda: None
     engine_bytes: Callable[[], int | None] = lambda: None
     close: Callable[[], None] = lambda: None

@@ -21,7 +21,7 @@ _ROOFLINE = ("flops", "dense_flops", "moved_bytes", "bound_ms", "fraction")
 COLUMNS = (
     *("series", "runner", "bundle", "is_peer", "batch", "tokens", "status", "reason"),
     *_LATENCY,
-    *("ratio_to_first", "tokens_per_s"),
+    *("ratio_to_first", "tokens_per_s", "precision"),
     *_MEMORY,
     *_ERROR,
     *_ROOFLINE,
@@ -58,6 +58,7 @@ def _row(result: BenchResult, series: Series, case: CaseResult) -> dict[str, obj
         "reason": case.reason,
         "ratio_to_first": None if ratio is None else ratio.value,
         "tokens_per_s": case.tokens_per_s,
+        "precision": case.precision,
         **_figures(case.latency, _LATENCY),
         **_figures(case.memory, _MEMORY),
         **_figures(case.error, _ERROR),

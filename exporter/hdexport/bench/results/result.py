@@ -139,6 +139,7 @@ class CaseResult:
     reason: str | None = None
     latency: Latency | None = None
     tokens_per_s: float | None = None
+    precision: str | None = None
     memory: PeakMemory | None = None
     error: OutputError | None = None
     roofline: Roofline | None = None

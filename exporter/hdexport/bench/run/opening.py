@@ -14,7 +14,7 @@ from hdexport.bench.measure.case import CaseSpec
 from hdexport.bench.peers import PEERS
 from hdexport.bench.peers.peer import OpenCase
 from hdexport.bench.results.result import OutputError
-from hdexport.verify.comparison import Comparison, compare, joined
+from hdexport.verify.comparison import Comparison, compare_output, joined
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import BackendError, OutOfMemoryError
 
@@ -29,7 +29,8 @@ def open_case(spec: CaseSpec) -> OpenCase:
     """
     with np.load(spec.inputs) as file:
         inputs = {name: file[name] for name in file.files}
-    if spec.runner in PEERS:
+    # A peer may have the name of a backend.
+    if spec.artefact is not None:
         manifest = open_bundle(Path(spec.bundle), check_files=False).manifest
         # Peers run each text alone.
         of_text = {spec.name: inputs[spec.name] for spec in manifest.inputs if spec not in manifest.memories}
@@ -37,13 +38,14 @@ def open_case(spec: CaseSpec) -> OpenCase:
     return _open_backend(spec, inputs)
 
 
-def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], half_precision: bool) -> OutputError | None:
+def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], case: OpenCase) -> OutputError | None:
     """How far outputs are from PyTorch's in float32; None where the case has nothing to compare with.
 
     Outputs that a peer does not have are named in the result's tolerance. An output of another shape is wrong.
 
     Args:
         outputs: name -> array, of the manifest's names and shapes.
+        case: which returned them; how far they may be off depends on what it computes in.
 
     Returns:
         the worst of all outputs that PyTorch and the runner have.
@@ -51,11 +53,7 @@ def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], half_precision: 
     if spec.expected is None:
         return None
     expected = {file.stem: np.load(file, mmap_mode="r") for file in sorted(Path(spec.expected).iterdir())}
-    found = [
-        _compared(outputs[name], values, half_precision=half_precision)
-        for name, values in expected.items()
-        if name in outputs
-    ]
+    found = [_compared(name, outputs[name], values, case) for name, values in expected.items() if name in outputs]
     worst = joined(found or [_mismatch("any output")])
     missing = ", ".join(name for name in expected if name not in outputs)
     return OutputError(
@@ -69,7 +67,7 @@ def wrong_by(spec: CaseSpec, outputs: Mapping[str, FloatArray], half_precision: 
 def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -> OpenCase:
     import hdruntime
 
-    session = hdruntime.load(spec.bundle, spec.runner, threads=spec.threads)
+    session = hdruntime.load(spec.bundle, spec.runner, threads=spec.threads, precision=spec.precision)
     rows, tokens = inputs["input_ids"].shape
     if rows > session.most_rows(tokens):
         most = session.most_rows(tokens)
@@ -86,16 +84,25 @@ def _open_backend(spec: CaseSpec, inputs: Mapping[str, npt.NDArray[np.int64]]) -
     return OpenCase(
         call=call,
         half_precision=session.manifest.dtype != "float32",
+        precision=session.precision,
         engine_bytes=lambda: session.engine_bytes,
         close=session.close,
     )
 
 
-def _compared(actual: FloatArray, expected: FloatArray, *, half_precision: bool) -> Comparison:
+def _compared(name: str, actual: FloatArray, expected: FloatArray, case: OpenCase) -> Comparison:
     """[batch, tokens, features] by token; [batch, features], and scores without a feature axis, by text."""
     if actual.shape != expected.shape:
         return _mismatch(f"shape {list(expected.shape)}, not {list(actual.shape)}")
-    return compare(actual, expected, half_precision=half_precision)
+    # Scores without a feature axis, [batch, tokens], are a vector per text to that.
+    return compare_output(
+        name,
+        np.atleast_2d(actual),
+        np.atleast_2d(expected),
+        half_precision=case.half_precision,
+        precision=case.precision,
+        of_tokens=actual.ndim > 2,
+    )
 
 
 def _mismatch(tolerance: str) -> Comparison:

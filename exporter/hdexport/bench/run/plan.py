@@ -17,10 +17,15 @@ from hdexport.bench.results.result import Series
 from hdexport.bench.run.lengths import default_lengths
 from hdexport.checkpoint import path_of_source
 from hdruntime.backends.choice import why_unavailable
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.passport import ThisMachine, this_machine
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING
 from hdruntime.errors import InputError
+
+_CPU_LOWERINGS = {Backend.ONNXRUNTIME: CPU_LOWERING, Backend.OPENVINO: OPENVINO_LOWERING}
+"""Backends on a CPU -> the lowering of the graphs that they run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,8 @@ class BenchOptions:
         batches: texts of a call.
         peers: names of `PEERS`; None for all.
         backends: names of `Backend`; None for those that each bundle has a graph or an engine for.
+        precisions: names of `Precision` that bundles compute in on a CPU; None for ``auto`` and, of bundles that have
+            such a graph, ``int8``.
         rounds: processes that each case is given, one after the other, the other cases in between.
         threads: CPU threads; None for as many as this process may use.
         device: ``cpu`` or ``cuda``, where peers run; None for the GPU if there is one.
@@ -48,6 +55,7 @@ class BenchOptions:
     batches: tuple[int, ...] = (1,)
     peers: tuple[str, ...] | None = None
     backends: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
     rounds: int = 3
     threads: int | None = None
     device: str | None = None
@@ -67,12 +75,14 @@ class PlannedSeries:
         bundle: the bundle that is run, or whose model a peer runs.
         subject: the model in PyTorch.
         device: ``cpu`` or ``cuda``.
+        precision: what a bundle is asked to compute in on a CPU.
     """
 
     series: Series
     bundle: Bundle
     subject: Subject
     device: str
+    precision: Precision = Precision.AUTO
 
     @property
     def is_available(self) -> bool:
@@ -109,6 +119,7 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     machine = machine or this_machine()
     peers = _known(options.peers, list(PEERS), "--peers", "peer")
     backends = _known(options.backends, [backend.value for backend in Backend], "--backends", "backend")
+    precisions = _known(options.precisions, [precision.value for precision in Precision], "--precision", "precision")
     bundles = [open_bundle(path) for path in options.bundles]
     lengths = options.lengths or default_lengths(max(bundle.manifest.max_len for bundle in bundles))
     _check_lengths(lengths, bundles)
@@ -118,7 +129,10 @@ def plan(options: BenchOptions, *, machine: ThisMachine | None = None) -> Plan:
     series = []
     for group, subject in zip(groups, subjects, strict=True):
         for bundle in group:
-            series += _backend_series(bundle, subject, options.backends and backends, machine, bundles)
+            own = _own_backends(bundle, machine)
+            for backend in own if options.backends is None else map(Backend, backends):
+                wanted = _own_precisions(bundle, backend) if options.precisions is None else map(Precision, precisions)
+                series += _backend_series(bundle, subject, backend, wanted, machine, bundles)
     for group, subject in zip(groups, subjects, strict=True):
         series += _peer_series(_longest(group), subject, peers, device, is_only=len(groups) == 1)
     if not any(planned.is_available for planned in series):
@@ -180,23 +194,37 @@ def _subject(group: Sequence[Bundle], options: BenchOptions) -> Subject:
     )
 
 
+def _own_backends(bundle: Bundle, machine: ThisMachine) -> list[Backend]:
+    """Those that a bundle was built for; the first is what others are compared with."""
+    has_openvino = any(graph.lowering == OPENVINO_LOWERING for graph in bundle.manifest.graphs)
+    on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
+    engines = [Backend(engine.flavour) for engine in bundle.manifest.engines]
+    return list(dict.fromkeys([Backend.ONNXRUNTIME, *([Backend.OPENVINO] if has_openvino else []), *on_gpu, *engines]))
+
+
+def _own_precisions(bundle: Bundle, backend: Backend) -> list[Precision]:
+    """Those that a bundle has graphs for, of which a session takes int8 by name only."""
+    lowering = _CPU_LOWERINGS.get(backend)
+    has_int8 = any(graph.lowering == lowering and graph.dtype == "int8" for graph in bundle.manifest.graphs)
+    return [Precision.AUTO, Precision.INT8] if has_int8 else [Precision.AUTO]
+
+
 def _backend_series(
     bundle: Bundle,
     subject: Subject,
-    wanted: Sequence[str] | None,
+    backend: Backend,
+    precisions: Iterable[Precision],
     machine: ThisMachine,
     bundles: Sequence[Bundle],
 ) -> list[PlannedSeries]:
-    """What runs a bundle: the requested backends, or those that it was built for."""
-    on_gpu = [] if machine.gpu is None else [Backend.ONNXRUNTIME_CUDA]
-    own = [Backend.ONNXRUNTIME, *on_gpu, *(Backend(engine.flavour) for engine in bundle.manifest.engines)]
-    backends = list(dict.fromkeys(own)) if wanted is None else [Backend(name) for name in wanted]
+    """A backend with a bundle; on a GPU, where the graph or the engine says what it computes in, once."""
+    on_cpu = backend in _CPU_LOWERINGS
     names = [other.path.name for other in bundles]
     name = bundle.path.name if names.count(bundle.path.name) == 1 else str(bundle.path)
     return [
         PlannedSeries(
             series=Series(
-                name=f"{name} ({backend.value})",
+                name=f"{name} ({backend.value}{'' if precision is Precision.AUTO else f', {precision.value}'})",
                 runner=backend.value,
                 bundle=str(bundle.path),
                 model=bundle.manifest.name,
@@ -205,9 +233,10 @@ def _backend_series(
             ),
             bundle=bundle,
             subject=subject,
-            device="cpu" if backend is Backend.ONNXRUNTIME else "cuda",
+            device="cpu" if on_cpu else "cuda",
+            precision=precision,
         )
-        for backend in backends
+        for precision in (precisions if on_cpu else [Precision.AUTO])
     ]
 
 

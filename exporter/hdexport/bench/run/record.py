@@ -46,6 +46,7 @@ class CaseRecord:
             latency=latency,
             tokens_per_s=self.case.batch * self.case.tokens / latency.p50_ms * 1e3,
             memory=_largest([figures.memory for figures in self.rounds]),
+            precision=self.rounds[0].precision.value,
             error=max((figures.error for figures in self.rounds if figures.error), key=_badness, default=None),
             roofline=roofline(work, ceilings, p50_ms=latency.p50_ms) if work and ceilings else None,
         )

@@ -162,6 +162,7 @@ class Bench:
             inputs=str(self._prepared.inputs(planned, batch, tokens)),
             expected=None if expected is None else str(expected),
             device=planned.device,
+            precision=planned.precision.value,
             threads=self._plan.threads,
             least_runs=math.ceil(_LEAST_RUNS / self._options.rounds),
             least_seconds=_LEAST_SECONDS / self._options.rounds,

@@ -13,6 +13,7 @@ from hdexport.bench.results.result import PeakMemory
 from hdexport.bench.run.opening import open_case, wrong_by
 from hdexport.support.gpu_memory import GpuMemoryWatch
 from hdexport.support.memory import peak_resident_bytes
+from hdruntime.backends.precision import Precision
 
 
 def measured(spec: CaseSpec) -> CaseFigures:
@@ -42,8 +43,12 @@ def measured(spec: CaseSpec) -> CaseFigures:
             engine_bytes=case.engine_bytes(),
         )
         # Last, and with outputs of a call of its own: neither they nor the comparison are part of what was measured.
-        error = None if spec.expected is None else wrong_by(spec, case.call(), case.half_precision)
-    return CaseFigures(latencies_ms=tuple(latencies_ms), is_stable=warmth.is_stable, memory=memory, error=error)
+        error = None if spec.expected is None else wrong_by(spec, case.call(), case)
+    # On a GPU the graph, the engine or the weights say it.
+    precision = case.precision if spec.device == "cpu" else Precision.AUTO
+    return CaseFigures(
+        latencies_ms=tuple(latencies_ms), is_stable=warmth.is_stable, memory=memory, error=error, precision=precision
+    )
 
 
 def _calls(call: Callable[[], object], spec: CaseSpec, watch: GpuMemoryWatch | None) -> tuple[WarmUp, list[float]]:

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.backends.precision import Precision
 from hdruntime.backends.tensorrt.batches import Batches
 from hdruntime.backends.tensorrt.carried import Carried, EngineMemories
 from hdruntime.backends.tensorrt.device_inputs import device_inputs, size_of_memory
@@ -67,6 +68,7 @@ class TensorRtRunner:
         BundleCorruptError: the engine differs from the manifest.
     """
 
+    precision = Precision.AUTO
     prefers_equal_lengths = False
     batch_tokens = 16384
     """The value of text-embeddings-inference; not measured on a GPU yet."""

@@ -1,0 +1,163 @@
+"""Memory that a process keeps on a CPU: after a long text and 100 short ones, and what ONNX Runtime's arena is worth.
+
+Usage: python -m benchmarks.cpu.memory_kept [--tokens 4096] [--rounds 5] [--output FILE]
+
+A case runs 100 short texts, one long text and 100 short ones again. "MB kept" is what is resident then, above what was
+before the long text. "bundle-arena" is ours with ONNX Runtime's arena, which a session does not use;
+"onnxruntime" a plain export with ONNX Runtime's own settings, its arena among them; "openvino" the Hugging Face model
+in OpenVINO. All compute in float32. A session gives memory back after a batch of more than 4096 tokens: with --tokens
+8192 it keeps less than with 4096.
+
+"without-arena T" is the ratio of a call of T tokens without the arena to one with it, in CPU time: two sessions of one
+process take turns. If it were above 1.05, a session should offer the arena.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.cpu.dense import load_plain, write_plain_export
+from benchmarks.cpu.openvino import load_openvino
+from benchmarks.cpu.targets import Figure, Run, Target, random_ids, run_cases
+from hdexport.bench.measure.calls import timed, with_growth
+from hdexport.support.memory import peak_resident_bytes, resident_bytes
+
+_KEEPERS = ("bundle-onnxruntime", "bundle-openvino", "bundle-arena", "onnxruntime", "openvino")
+_ARENA = "without-arena"
+_LENGTHS = (16, 128, 512, 1024, 2048)
+"""In tokens, of the calls with and without the arena, besides the long text."""
+
+_SHORT_LENGTHS = (16, 128)
+"""Of the short texts, in turn."""
+
+_SHORT_TEXTS = 100
+_VOCAB_SIZE = 1000
+_LEAST_SECONDS, _LEAST_TURNS = 4.0, 9
+_KEPT, _OVERHEAD = 0.05, 1.05
+
+
+def main() -> int:
+    """Run all cases, or the one that a child process is for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tokens", type=int, default=4096, help="of the long text")
+    return run_cases("benchmarks.cpu.memory_kept", parser, _case_figures, _comparison)
+
+
+def targets(tokens: int) -> list[Target]:
+    """What ours may keep, and what the arena may be worth before it has to be offered."""
+    return [
+        Target("bundle-onnxruntime", "onnxruntime", Figure.KEPT, _KEPT),
+        Target("bundle-onnxruntime", "openvino", Figure.KEPT, 1.0),
+        Target("bundle-openvino", "openvino", Figure.KEPT, 1.0),
+        *(Target(f"{_ARENA} {each}", None, Figure.OVERHEAD, _OVERHEAD) for each in (*_LENGTHS, tokens)),
+    ]
+
+
+def kept_by(run: Run, tokens: int) -> dict[str, Any]:
+    """What a model keeps, its latency for short texts at the end, and how far its memory grew for the long text."""
+    short = [random_ids(_SHORT_LENGTHS[number % len(_SHORT_LENGTHS)], _VOCAB_SIZE) for number in range(_SHORT_TEXTS)]
+    for ids in short:
+        run(ids)
+    before_bytes = resident_bytes()
+    long = random_ids(tokens, _VOCAB_SIZE)
+    _, growth_bytes = with_growth(lambda: run(long) is not None)
+    peak_bytes = peak_resident_bytes()
+    calls = [timed(lambda ids=ids: run(ids) is not None) for ids in short]  # type: ignore[misc]
+    after_bytes = resident_bytes()
+    assert before_bytes is not None
+    assert after_bytes is not None
+    return {
+        "latency_ms": statistics.median(latency_ms for _, latency_ms, _ in calls),
+        "cpu_ms": statistics.median(cpu_ms for _, _, cpu_ms in calls),
+        "growth_bytes": growth_bytes,
+        "peak_bytes": peak_bytes,
+        "kept_mb": (after_bytes - before_bytes) / 1e6,
+        "resident_mb": after_bytes / 1e6,
+    }
+
+
+def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
+    model, *tokens = options.case.split()
+    if model == _ARENA:
+        return _worth_of_arena(options.models / "bundle", int(tokens[0]))
+    return kept_by(_load(model, options.models), options.tokens)
+
+
+def _comparison(options: argparse.Namespace) -> dict[str, Any]:
+    from hdexport.bench.measure.case import Subject
+    from hdexport.bench.peers import PEERS
+    from hdexport.build import BuildOptions, build
+    from hdexport.checkpoint import default_model
+    from hdexport.model.positions import DEFAULT_ALPHA
+
+    source, _ = default_model()
+    bundle = options.models / "bundle"
+    build(
+        BuildOptions(
+            model=source, output=bundle, openvino=True, verify=None,
+            max_len=options.tokens, alpha=DEFAULT_ALPHA, attention_scale="none",
+        )
+    )  # fmt: skip
+    PEERS["openvino"].prepare(Subject(bundle=bundle, checkpoint=str(source)), options.models, device="cpu")
+    write_plain_export(options.models / "plain.onnx", options.tokens)
+    return {
+        "cases": [*_KEEPERS, *(f"{_ARENA} {each}" for each in (*_LENGTHS, options.tokens))],
+        "targets": targets(options.tokens),
+        "tokens": options.tokens,
+    }
+
+
+def _load(model: str, folder: Path) -> Run:
+    if model == "onnxruntime":
+        return load_plain(folder / "plain.onnx")
+    if model == "openvino":
+        return load_openvino(folder / "openvino", model)
+    backend = "openvino" if model == "bundle-openvino" else "onnxruntime"
+    return _load_bundle(folder / "bundle", backend, uses_arena=model == "bundle-arena")
+
+
+def _load_bundle(bundle: Path, backend: str, *, uses_arena: bool = False, spinning: bool = True) -> Run:
+    import hdruntime
+    from hdruntime.backends import onnxruntime
+
+    if backend == "openvino":
+        session = hdruntime.load(bundle, backend, precision="float32")
+    else:
+        # Sessions have no such option, because of what this measures.
+        onnxruntime._USES_ARENA = uses_arena
+        opened = hdruntime.open_bundle(bundle)
+        session = hdruntime.Session(opened, onnxruntime.OnnxRuntimeRunner(opened, spinning=spinning))
+    return lambda ids: session(input_ids=ids)["token_embeddings"]
+
+
+def _worth_of_arena(bundle: Path, tokens: int) -> dict[str, Any]:
+    """Of calls that take turns; the first of the two changes with each turn."""
+    # Threads that spin while they wait would keep the cores from the other session's.
+    runs = {arena: _load_bundle(bundle, "onnxruntime", uses_arena=arena, spinning=False) for arena in (False, True)}
+    ids = random_ids(tokens, _VOCAB_SIZE)
+    for run in runs.values():
+        run(ids)
+        run(ids)
+    latencies: dict[bool, list[float]] = {False: [], True: []}
+    cpu: dict[bool, list[float]] = {False: [], True: []}
+    while len(cpu[True]) < _LEAST_TURNS or sum(map(sum, latencies.values())) < _LEAST_SECONDS * 1e3:
+        for arena in (False, True) if len(cpu[True]) % 2 else (True, False):
+            _, latency_ms, cpu_ms = timed(lambda run=runs[arena]: run(ids) is not None)  # type: ignore[misc]
+            latencies[arena].append(latency_ms)
+            cpu[arena].append(cpu_ms)
+    return {
+        "latency_ms": statistics.median(latencies[False]),
+        "cpu_ms": statistics.median(cpu[False]),
+        "growth_bytes": 0,
+        "overhead": statistics.median(np.array(cpu[False]) / np.array(cpu[True])),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

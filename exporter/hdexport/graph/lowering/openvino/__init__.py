@@ -1,0 +1,57 @@
+"""The graphs that OpenVINO runs fastest on a CPU.
+
+OpenVINO knows neither our domain nor functions, so that nothing of either is left: dense and windowed attention have
+forms that it fuses, other operators their parallel bodies, inlined. It reads no Scan whose body reads from around it;
+those of the bodies become loops. The graphs compute in float32, whatever the bundle's dtype: OpenVINO chooses the
+precision when it loads them. They read the portable graph's weights.
+
+In half precision, OpenVINO rounds whatever is a float, so what counts tokens must be an integer: see
+`hdruntime.backends.openvino.devices.needs_float32` for the one operator that counts in floats.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FUSED", "lower_for_openvino"]
+
+from typing import TYPE_CHECKING
+
+from hdexport.graph.lowering.openvino.dense_attention import lower_dense_attention
+from hdexport.graph.lowering.openvino.functions import OPSET
+from hdexport.graph.lowering.openvino.sliding_window_attention import lower_sliding_window_attention
+from hdexport.graph.passes.graph_nodes import operator_nodes
+from hdexport.graph.passes.scans_to_loops import scans_to_loops
+from hdexport.graph.passes.widen_to_float32 import widen_to_float32
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+
+FUSED = ("DenseAttention", "SlidingWindowAttention")
+"""Operators that this lowering computes with OpenVINO's fused attention; the others have their functions' bodies."""
+
+
+def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
+    """Lower a portable graph in place.
+
+    Args:
+        model: the portable graph; hand in a copy.
+        padded: whether batches may have padding; without it, dense attention needs no mask.
+
+    Returns:
+        whether `padded` makes a difference to this graph.
+    """
+    from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
+
+    widen_to_float32(model)
+    lowerings = (lower_dense_attention, lower_sliding_window_attention)
+    differs = [lower(model, padded=padded) for lower in lowerings]
+    # The bodies' operators mean the same in each opset from theirs on, and a graph has one.
+    for function in model.functions.values():
+        function.opset_imports[""] = OPSET
+    model.graph.opset_imports[""] = OPSET
+    InlinePass()(model)
+    assert not operator_nodes(model)
+    model.functions.clear()
+    scans_to_loops(model)
+    RemoveUnusedNodesPass()(model)
+    return any(differs)

@@ -1,0 +1,294 @@
+"""Sliding-window attention in OpenVINO: blocks of queries against the span of keys that their windows reach, fused.
+
+All blocks of all texts are one batch of the standard's ``Attention``, which OpenVINO fuses with its mask. Which tokens
+make a block and its span, and the mask, are made once for all layers alike; a layer copies the rows of its states by
+these tables. Whatever counts tokens is an integer: in bfloat16, OpenVINO rounds numbers above 256.
+"""
+
+from __future__ import annotations
+
+__all__ = ["lower_sliding_window_attention"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from hdexport.graph.lowering.multi_head_attention import (
+    Insertion,
+    merge_heads,
+    replace_by_merged,
+    states_tokens_first,
+)
+from hdexport.graph.lowering.openvino.functions import add_function
+from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
+from hdplugins import ONNX_DOMAIN
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_TOKEN_KIND = 3
+"""Position of that input: [batch, tokens], 0 for padding, 1 for local tokens, 2 for global ones."""
+
+_BLOCK = 256
+"""Queries of a block, at most. Larger blocks copy fewer keys twice, and compute more scores that are masked."""
+
+
+def lower_sliding_window_attention(model: onnx_ir.Model, *, padded: bool) -> bool:
+    """Replace the nodes ``SlidingWindowAttention`` of a float32 graph, in place.
+
+    Args:
+        model: the graph.
+        padded: whether batches may have padding; the rows of its queries are 0 by definition.
+
+    Returns:
+        whether there was one.
+    """
+    nodes = operator_nodes(model, "SlidingWindowAttention")
+    tables = _Tables(model)
+    if nodes:
+        add_function(model, _ATTEND)
+    for node in nodes:
+        insertion = Insertion(node)
+        attributes, token_kind = attributes_of(node), node.inputs[_TOKEN_KIND]
+        assert token_kind is not None
+        assert node.inputs[0] is not None
+        assert node.inputs[0].shape is not None
+        heads = int(node.inputs[0].shape[1])
+        dilation = list(attributes["dilation"])
+        steps = dilation * (heads // len(dilation))
+        states = states_tokens_first(insertion, node)
+        reach = (attributes["left"], attributes["right"], attributes["global_bound"])
+        merged = []
+        for step in sorted(set(steps)):
+            of_step = [head for head in range(heads) if steps[head] == step]
+            table = tables.of(insertion, token_kind, *reach, step)
+            chosen = states if len(of_step) == heads else [_heads(insertion, state, of_step) for state in states]
+            merged.append(_attended(insertion, chosen, table, token_kind, step=step, scale=attributes["scale"]))
+        attended = merged[0] if len(merged) == 1 else _joined(insertion, merged, steps)
+        if padded:
+            attended = insertion.op("Mul", [attended, tables.real(insertion, token_kind)])
+        replace_by_merged(insertion, node, merge_heads(insertion, attended))
+    return bool(nodes)
+
+
+def _heads(insertion: Insertion, state: onnx_ir.Value, heads: Sequence[int]) -> onnx_ir.Value:
+    """Some heads of [batch, tokens, heads, head_dim]."""
+    return insertion.op("Gather", [state, insertion.integers(heads)], {"axis": 2})
+
+
+def _attended(
+    insertion: Insertion,
+    states: Sequence[onnx_ir.Value],
+    table: Sequence[onnx_ir.Value],
+    token_kind: onnx_ir.Value,
+    *,
+    step: int,
+    scale: float,
+) -> onnx_ir.Value:
+    """[batch, tokens, heads, head_dim], like the states."""
+    import onnx_ir as ir
+
+    attributes = {"step": step, "scale": scale}
+    return insertion.insert(
+        ir.node("WindowBlocks", [*states, *table, token_kind], attributes=attributes, domain=ONNX_DOMAIN)
+    )
+
+
+def _joined(insertion: Insertion, of_steps: Sequence[onnx_ir.Value], steps: Sequence[int]) -> onnx_ir.Value:
+    """The heads of all steps, [batch, tokens, heads, head_dim], in their order."""
+    joined = insertion.op("Concat", of_steps, {"axis": 2})
+    # A stable sort by step is the order in which the steps hold the heads.
+    order = sorted(range(len(steps)), key=steps.__getitem__)
+    return _heads(insertion, joined, [order.index(head) for head in range(len(steps))])
+
+
+@dataclass
+class _Tables:
+    """What layers alike share: nodes of the graph, made where the first layer needs them."""
+
+    model: onnx_ir.Model
+    _made: dict[tuple[object, ...], Sequence[onnx_ir.Value]] = field(default_factory=dict)
+    _real: dict[onnx_ir.Value, onnx_ir.Value] = field(default_factory=dict)
+
+    def of(
+        self, insertion: Insertion, token_kind: onnx_ir.Value, left: int, right: int, bound: int, step: int
+    ) -> Sequence[onnx_ir.Value]:
+        """Rows of the queries and of the keys of each block, and what is added to their scores."""
+        import onnx_ir as ir
+
+        wanted = (token_kind, left, right, bound, step)
+        if wanted not in self._made:
+            joined = _JOINED_GLOBALS.format(bound=bound) if bound else _NO_GLOBALS
+            name = f"WindowTables_global{bound}"
+            add_function(self.model, _TABLE.format(name=name, block=_BLOCK, joined=joined))
+            attributes = {"left": left, "right": right, "step": step}
+            node = ir.node(name, [token_kind], attributes=attributes, domain=ONNX_DOMAIN, num_outputs=3)
+            insertion.insert(node)
+            self._made[wanted] = tuple(node.outputs)
+        return self._made[wanted]
+
+    def real(self, insertion: Insertion, token_kind: onnx_ir.Value) -> onnx_ir.Value:
+        """[batch, tokens, 1, 1], float32, 0 for padding."""
+        import onnx_ir as ir
+
+        if token_kind not in self._real:
+            kinds = insertion.op("Cast", [token_kind], {"to": int(ir.DataType.BOOL)})
+            numbers = insertion.op("Cast", [kinds], {"to": int(ir.DataType.FLOAT)})
+            self._real[token_kind] = insertion.op("Unsqueeze", [numbers, insertion.integers([2, 3])])
+        return self._real[token_kind]
+
+
+# A row is every step-th token, one sequence per residue. Blocks are as many as there must be, and of one size. A span
+# that would begin before the text, or end behind it, is moved: so it is never longer than the text, and a text of one
+# block is attended to densely. query_rows are [blocks, block], key_rows [blocks, span].
+_TABLE = """
+{name} <left, right, step> (token_kind) => (query_index, key_index, bias) {{
+    zero = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    zero_1d = Constant <value_ints = [0]> ()
+    one_1d = Constant <value_ints = [1]> ()
+    any_1d = Constant <value_ints = [-1]> ()
+    left = Constant <value_int: int = @left> ()
+    right = Constant <value_int: int = @right> ()
+    step = Constant <value_int: int = @step> ()
+    largest = Constant <value_int = {block}> ()
+    batch_1d = Shape <start = 0, end = 1> (token_kind)
+    batch = Squeeze (batch_1d)
+    tokens_1d = Shape <start = 1, end = 2> (token_kind)
+    tokens = Squeeze (tokens_1d)
+    last_token = Sub (tokens, one)
+    rounded_tokens = Add (last_token, step)
+    rows = Div (rounded_tokens, step)
+    last_row = Sub (rows, one)
+    last_block = Div (last_row, largest)
+    blocks = Add (last_block, one)
+    rounded_rows = Add (last_row, blocks)
+    block = Div (rounded_rows, blocks)
+    reach = Add (left, right)
+    whole_span = Add (block, reach)
+    span = Min (whole_span, rows)
+    numbers = Range (zero, blocks, one)
+    number_column = Unsqueeze (numbers, one_1d)
+    block_starts = Mul (number_column, block)
+    window_starts = Sub (block_starts, left)
+    last_start = Sub (rows, span)
+    starts_in_text = Min (window_starts, last_start)
+    span_starts = Max (starts_in_text, zero)
+    block_range = Range (zero, block, one)
+    query_rows = Add (block_starts, block_range)
+    span_range = Range (zero, span, one)
+    key_rows = Add (span_starts, span_range)
+
+    query_column = Unsqueeze (query_rows, any_1d)
+    key_row = Unsqueeze (key_rows, one_1d)
+    offsets = Sub (key_row, query_column)
+    is_right = LessOrEqual (offsets, right)
+    least = Neg (left)
+    is_left = GreaterOrEqual (offsets, least)
+    near_rows = And (is_left, is_right)
+    near = Unsqueeze (near_rows, one_1d)
+
+    residue_range = Range (zero, step, one)
+    residues = Unsqueeze (residue_range, one_1d)
+    query_steps_2d = Mul (query_rows, step)
+    query_steps = Unsqueeze (query_steps_2d, one_1d)
+    query_tokens = Add (query_steps, residues)
+    key_steps_2d = Mul (key_rows, step)
+    key_steps = Unsqueeze (key_steps_2d, one_1d)
+    key_tokens = Add (key_steps, residues)
+
+    query_in_text = Min (query_tokens, last_token)
+    key_in_text = Min (key_tokens, last_token)
+    local_number = Constant <value = int32 {{1}}> ()
+    local = Equal (token_kind, local_number)
+    key_is_local = Gather <axis = 1> (local, key_in_text)
+    key_exists = Less (key_tokens, tokens)
+    key_visible = And (key_is_local, key_exists)
+    before_last = Constant <value_ints = [-2]> ()
+    visible = Unsqueeze (key_visible, before_last)
+    seen = And (visible, near)
+    nothing = Constant <value_float = 0.0> ()
+    masked = Constant <value_float = -1.0e30> ()
+    window_bias = Where (seen, nothing, masked)
+
+    texts = Range (zero, batch, one)
+    text_axes = Constant <value_ints = [1, 2, 3]> ()
+    text_starts_1d = Mul (texts, tokens)
+    text_starts = Unsqueeze (text_starts_1d, text_axes)
+    all_queries = Add (query_in_text, text_starts)
+    window_keys = Add (key_in_text, text_starts)
+    {joined}
+    block_1d = Unsqueeze (block, zero_1d)
+    query_shape = Concat <axis = 0> (any_1d, block_1d)
+    query_index = Reshape (all_queries, query_shape)
+    columns_1d = Shape <start = 3, end = 4> (all_keys)
+    key_shape = Concat <axis = 0> (any_1d, columns_1d)
+    key_index = Reshape (all_keys, key_shape)
+    bias_shape = Concat <axis = 0> (any_1d, one_1d, block_1d, columns_1d)
+    bias = Reshape (all_bias, bias_shape)
+}}
+"""
+
+_NO_GLOBALS = """
+    all_keys = Identity (window_keys)
+    all_bias = Identity (window_bias)
+"""
+
+# TopK needs at least as many values as it returns, whatever the length of the text: hence the padding.
+_JOINED_GLOBALS = """
+    bound_1d = Constant <value_ints = [{bound}]> ()
+    kind_padding = Constant <value_ints = [0, 0, 0, {bound}]> ()
+    kind_numbers = Cast <to = 1> (token_kind)
+    padded_kinds = Pad (kind_numbers, kind_padding)
+    top_kinds, top_tokens = TopK <axis = 1> (padded_kinds, bound_1d)
+    above_local = Constant <value_float = 1.5> ()
+    is_global = Greater (top_kinds, above_local)
+    global_tokens = Min (top_tokens, last_token)
+    inner_axes = Constant <value_ints = [1, 2]> ()
+    own_globals = Unsqueeze (global_tokens, inner_axes)
+    global_rows = Add (own_globals, text_starts)
+    outer_shape = Shape <start = 0, end = 3> (window_keys)
+    global_shape = Concat <axis = 0> (outer_shape, bound_1d)
+    global_keys = Expand (global_rows, global_shape)
+    all_keys = Concat <axis = -1> (window_keys, global_keys)
+    global_bias_2d = Where (is_global, nothing, masked)
+    global_axes = Constant <value_ints = [1, 2, 3]> ()
+    own_bias = Unsqueeze (global_bias_2d, global_axes)
+    bias_outer_shape = Shape <start = 0, end = 4> (window_bias)
+    global_bias_shape = Concat <axis = 0> (bias_outer_shape, bound_1d)
+    global_bias = Expand (own_bias, global_bias_shape)
+    all_bias = Concat <axis = -1> (window_bias, global_bias)
+"""
+
+# Rows of the states of all texts are numbered through. block_sums are [batch * blocks * step, heads, block, head_dim].
+_ATTEND = """
+WindowBlocks <step, scale> (query, key, value, query_index, key_index, bias, token_kind) => (attended) {
+    any_1d = Constant <value_ints = [-1]> ()
+    zero_1d = Constant <value_ints = [0]> ()
+    one_1d = Constant <value_ints = [1]> ()
+    head_shape = Shape <start = 2, end = 4> (query)
+    row_shape = Concat <axis = 0> (any_1d, head_shape)
+    query_rows = Reshape (query, row_shape)
+    key_rows = Reshape (key, row_shape)
+    value_rows = Reshape (value, row_shape)
+    block_query = Gather <axis = 0> (query_rows, query_index)
+    block_key = Gather <axis = 0> (key_rows, key_index)
+    block_value = Gather <axis = 0> (value_rows, key_index)
+    turned_query = Transpose <perm = [0, 2, 1, 3]> (block_query)
+    turned_key = Transpose <perm = [0, 2, 1, 3]> (block_key)
+    turned_value = Transpose <perm = [0, 2, 1, 3]> (block_value)
+    block_sums = Attention <scale: float = @scale> (turned_query, turned_key, turned_value, bias)
+    block_rows = Transpose <perm = [0, 2, 1, 3]> (block_sums)
+    step = Constant <value_int: int = @step> ()
+    step_1d = Unsqueeze (step, zero_1d)
+    block_1d = Shape <start = 1, end = 2> (query_index)
+    residue_shape = Concat <axis = 0> (any_1d, step_1d, block_1d, head_shape)
+    residue_rows = Reshape (block_rows, residue_shape)
+    tokens_in_order = Transpose <perm = [0, 2, 1, 3, 4]> (residue_rows)
+    batch_1d = Shape <start = 0, end = 1> (token_kind)
+    text_shape = Concat <axis = 0> (batch_1d, any_1d, head_shape)
+    rows_and_more = Reshape (tokens_in_order, text_shape)
+    tokens_1d = Shape <start = 1, end = 2> (token_kind)
+    attended = Slice (rows_and_more, zero_1d, tokens_1d, one_1d)
+}
+"""

@@ -1,0 +1,155 @@
+"""Put int8 products into a lowered graph: rounded activations, stored int8 weights, and a bias that corrects both.
+
+What is written is the standard's QuantizeLinear and DequantizeLinear, of which runtimes make int8 products. An
+activation has a scale and zero point for each channel, while its DequantizeLinear has neither: the weights hold them.
+"""
+
+from __future__ import annotations
+
+__all__ = ["StoredProduct", "quantize_products"]
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.quantize.products import WeightProduct, constant_array, weight_products
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+    from hdexport.quantize.rounding import ActivationScale
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredProduct:
+    """What takes a product's place.
+
+    Attributes:
+        activation: how the activation is rounded.
+        values: [channels, outputs], int8; see `hdexport.quantize.rounding.Int8Weight`.
+        scale: [outputs], float32.
+        bias: [outputs], float32.
+    """
+
+    activation: ActivationScale
+    values: onnx_ir.TensorProtocol
+    scale: npt.NDArray[np.float32]
+    bias: npt.NDArray[np.float32]
+
+
+def quantize_products(
+    model: onnx_ir.Model, stored: Mapping[str, StoredProduct], *, scales_of_channels: bool
+) -> list[str]:
+    """Replace the products of a lowered graph, in place.
+
+    Args:
+        model: the graph.
+        stored: name of a weight -> what takes the place of its products; others stay.
+        scales_of_channels: whether QuantizeLinear gets the scales of channels. Else a multiplication and an addition
+            come before it, which OpenVINO fuses with what makes the activation, where its QuantizeLinear takes no
+            scales of the last axis.
+
+    Returns:
+        The names of the replaced products' weights, one for each product.
+    """
+    from onnx_ir.passes.common import RemoveUnusedNodesPass
+
+    products = [product for product in weight_products(model) if product.weight in stored]
+    insertion = _Insertion(model, scales_of_channels=scales_of_channels)
+    for product in products:
+        insertion.replace(product, stored[product.weight])
+    RemoveUnusedNodesPass()(model)
+    return [product.weight for product in products]
+
+
+class _Insertion:
+    def __init__(self, model: onnx_ir.Model, *, scales_of_channels: bool) -> None:
+        self._graph, self._scales_of_channels, self._values = model.graph, scales_of_channels, 0
+        self._activations: dict[tuple[onnx_ir.Value, int, int], onnx_ir.Value] = {}
+        self._one = self._constant("int8.one", np.float32(1))
+        self._zero = self._constant("int8.zero", np.uint8(0))
+
+    def replace(self, product: WeightProduct, stored: StoredProduct) -> None:
+        import onnx_ir as ir
+
+        node = product.node
+        key = (product.source, id(node.graph), id(stored.activation))
+        if key not in self._activations:
+            self._activations[key] = self._rounded(node, product.source, stored.activation)
+        node.replace_input_with(0, self._activations[key])
+        values = self._initializer(f"{product.weight}.int8", stored.values)
+        scale = self._constant(f"{product.weight}.int8_scale", stored.scale)
+        weight = self._op(node, "DequantizeLinear", [values, scale], {"axis": 1})
+        weight.dtype, weight.shape = ir.DataType.FLOAT, stored.values.shape
+        node.replace_input_with(1, weight)
+        self._add_bias(node, f"{product.weight}.int8_bias", stored.bias)
+
+    def _rounded(self, node: onnx_ir.Node, source: onnx_ir.Value, activation: ActivationScale) -> onnx_ir.Value:
+        name = f"{source.name}.int8_{len(self._activations)}"
+        if self._scales_of_channels:
+            scale = self._constant(f"{name}_scale", activation.scale)
+            zero_point = self._constant(f"{name}_zero_point", activation.zero_point)
+            levels = self._op(node, "QuantizeLinear", [source, scale, zero_point], {"axis": -1})
+        else:
+            factor = self._constant(f"{name}_factor", 1 / activation.scale)
+            offset = self._constant(f"{name}_offset", activation.zero_point.astype(np.float32))
+            scaled = self._like(source, self._op(node, "Mul", [source, factor]))
+            shifted = self._like(source, self._op(node, "Add", [scaled, offset]))
+            levels = self._op(node, "QuantizeLinear", [shifted, self._one, self._zero])
+        return self._like(source, self._op(node, "DequantizeLinear", [levels, self._one, self._zero]))
+
+    def _add_bias(self, node: onnx_ir.Node, name: str, bias: npt.NDArray[np.float32]) -> None:
+        """Change the bias that is added to a product, or add one."""
+        import onnx_ir as ir
+
+        result = node.outputs[0]
+        users = list(result.uses())
+        if len(users) == 1 and users[0].node.op_type == "Add":
+            add, index = users[0].node, 1 - users[0].idx
+            present = constant_array(add.inputs[index])
+            if present is not None and present.shape == bias.shape:
+                add.replace_input_with(index, self._constant(f"{name}_{add.name}", present + bias))
+                return
+        add = ir.node("Add", [result, self._constant(name, bias)])
+        assert node.graph is not None
+        added = self._like(result, self._named(add.outputs[0]))
+        ir.convenience.replace_all_uses_with(result, added, replace_graph_outputs=True)
+        node.graph.insert_after(node, add)
+        add.replace_input_with(0, result)
+
+    def _like(self, value: onnx_ir.Value, made: onnx_ir.Value) -> onnx_ir.Value:
+        made.dtype, made.shape = value.dtype, value.shape
+        return made
+
+    def _op(
+        self, before: onnx_ir.Node, op_type: str, inputs: list[onnx_ir.Value], attributes: dict[str, Any] | None = None
+    ) -> onnx_ir.Value:
+        import onnx_ir as ir
+
+        node = ir.node(op_type, inputs, attributes)
+        assert before.graph is not None
+        before.graph.insert_before(before, node)
+        return self._named(node.outputs[0])
+
+    def _named(self, value: onnx_ir.Value) -> onnx_ir.Value:
+        # Bodies share their names with the whole graph, and each graph would count its own.
+        value.name = f"int8.value_{self._values}"
+        self._values += 1
+        return value
+
+    def _constant(self, name: str, array: Any) -> onnx_ir.Value:
+        import onnx_ir as ir
+
+        return self._initializer(name, ir.tensor(np.asarray(array), name=name))
+
+    def _initializer(self, name: str, tensor: onnx_ir.TensorProtocol) -> onnx_ir.Value:
+        """The main graph's, which bodies read as well; one of that name is there once."""
+        import onnx_ir as ir
+
+        if name not in self._graph.initializers:
+            value = ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            self._graph.initializers[name] = value
+        return self._graph.initializers[name]

@@ -1,0 +1,75 @@
+"""The products with weights that become int8, in a graph of any lowering."""
+
+from __future__ import annotations
+
+__all__ = ["WeightProduct", "constant_array", "weight_products"]
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+_OF_A_LAYER = re.compile(r"\.\d+\.")
+"""In a weight's name, the number of its layer. Heads have none: they are small, and what they give is the answer."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WeightProduct:
+    """A ``MatMul`` of an activation [..., channels] and a weight [channels, outputs].
+
+    Attributes:
+        node: the product, in the main graph or in a body.
+        weight: the initializer's name, the same in all lowerings.
+    """
+
+    node: onnx_ir.Node
+    weight: str
+
+    @property
+    def source(self) -> onnx_ir.Value:
+        """The activation."""
+        source = self.node.inputs[0]
+        assert source is not None
+        return source
+
+
+def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
+    """The products with weights of a model's layers, bodies of loops and branches included, in the order of the graph.
+
+    Heads are not among them, nor are products of two constants.
+    """
+    found = []
+    for node in model.graph.all_nodes():
+        if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx"):
+            continue
+        source, weight = node.inputs
+        stored = _initializer(weight)
+        if stored is None or _initializer(source) is not None or stored.shape is None or len(stored.shape) != 2:
+            continue
+        if _OF_A_LAYER.search(str(stored.name)):
+            found.append(WeightProduct(node=node, weight=str(stored.name)))
+    return found
+
+
+def constant_array(value: onnx_ir.Value | None) -> npt.NDArray[np.float32] | None:
+    """What an initializer holds, in float32, also one of half precision that is cast; None for other values."""
+    stored = _initializer(value)
+    if stored is None:
+        return None
+    assert stored.const_value is not None
+    array: npt.NDArray[Any] = stored.const_value.numpy()
+    return array.astype(np.float32)
+
+
+def _initializer(value: onnx_ir.Value | None) -> onnx_ir.Value | None:
+    if value is None:
+        return None
+    if value.is_initializer():
+        return value
+    producer = value.producer()
+    return _initializer(producer.inputs[0]) if producer is not None and producer.op_type == "Cast" else None

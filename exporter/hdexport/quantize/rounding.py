@@ -1,0 +1,196 @@
+"""Scales of activations, and weights rounded to int8."""
+
+from __future__ import annotations
+
+__all__ = ["ActivationScale", "Int8Weight", "Statistics", "activation_scale", "round_weight"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+_LEVELS = 255
+"""Steps of uint8, which activations are rounded to."""
+
+_LARGEST = 127
+"""Weights are symmetric: -128 is left out."""
+
+_EXPONENTS = (0.4, 0.5, 0.6, 0.7, 0.8)
+"""Of a channel's range in its scale; see `activation_scale`. With more, every channel uses all levels, and a text with
+larger values than the calibration's is clipped: all-MiniLM-L6-v2's worst cosine fell from 0.996 at 0.8 to 0.993 at 0.9
+and 0.987 at 1."""
+
+_HEADROOM, _DEVIATIONS = 1.4, 12.0
+"""Other texts have larger values than the calibration's: a range is widened by the factor, but to no more than so many
+standard deviations, where only rare tokens are. Attention's averages move with a text as a whole; without headroom,
+up to 90 % of the error of all-MiniLM-L6-v2 in them was clipping, on texts of another kind."""
+
+_SMALLEST = 1e-6
+
+_BLOCK = 128
+"""Channels whose rounding errors are handed on together."""
+
+FloatArray = npt.NDArray[np.float32]
+WideArray = npt.NDArray[np.float64]
+
+
+@dataclass
+class Statistics:
+    """What is known of an activation [tokens, channels] after some texts.
+
+    Attributes:
+        lowest: [channels], float64.
+        highest: [channels], float64.
+        total: [channels], float64, the sum over tokens.
+        products: [channels, channels], float64, the sum over tokens of products of two channels.
+        tokens: number of them.
+    """
+
+    lowest: WideArray
+    highest: WideArray
+    total: WideArray
+    products: WideArray
+    tokens: int = 0
+
+    @classmethod
+    def empty(cls, channels: int) -> Statistics:
+        """Of no token."""
+        zeros = np.zeros(channels)
+        return cls(zeros + np.inf, zeros - np.inf, zeros, np.zeros((channels, channels)))
+
+    def add(self, activation: FloatArray) -> None:
+        """Count the tokens of an activation [..., channels]."""
+        rows = activation.reshape(-1, activation.shape[-1])
+        self.lowest = np.minimum(self.lowest, rows.min(0))
+        self.highest = np.maximum(self.highest, rows.max(0))
+        self.total = self.total + rows.sum(0, dtype=np.float64)
+        self.products += rows.T @ rows
+        self.tokens += len(rows)
+
+    @property
+    def mean(self) -> WideArray:
+        """[channels]."""
+        return self.total / self.tokens
+
+    @property
+    def covariance(self) -> WideArray:
+        """[channels, channels]."""
+        return self.products / self.tokens - np.outer(self.mean, self.mean)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActivationScale:
+    """How an activation becomes uint8: ``round(value / scale) + zero_point``.
+
+    Attributes:
+        scale: [channels], float32.
+        zero_point: [channels], uint8.
+    """
+
+    scale: FloatArray
+    zero_point: npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Int8Weight:
+    """A weight [channels, outputs] with the scales of its activation's channels multiplied in.
+
+    Attributes:
+        values: [channels, outputs], int8.
+        scale: [outputs], float32.
+        bias: [outputs], float32: added to the products of uint8 and int8, it takes away what zero points put in and
+            the mean of the rounding errors.
+        error: variance of the rounding errors over the variance of the product.
+    """
+
+    values: npt.NDArray[np.int8]
+    scale: FloatArray
+    bias: FloatArray
+    error: float = field(compare=False)
+
+
+def activation_scale(statistics: Statistics, weights: Sequence[FloatArray]) -> ActivationScale:
+    """The scale of each channel of an activation.
+
+    A scale is ``range ** a / weight ** (1 - a)``, where the range is the channel's and the weight its largest: a large
+    `a` rounds activations finely, and a small one weights, with which scales are multiplied. The `a` with the least
+    estimated error is taken. Scales are then enlarged together until every channel's range fits.
+
+    Args:
+        statistics: of the activation.
+        weights: [channels, outputs] each, all that it is multiplied with.
+    """
+    weight = np.concatenate(weights, axis=1).astype(np.float64)
+    lowest, highest = _widened(statistics)
+    span = np.maximum(highest - lowest, _SMALLEST)
+    largest = np.maximum(np.abs(weight).max(1), _SMALLEST)
+    candidates = []
+    for exponent in _EXPONENTS:
+        scale = span**exponent / largest ** (1 - exponent)
+        scale *= (span / scale).max() / _LEVELS
+        candidates.append((_noise(statistics, weight, scale), scale))
+    scale = min(candidates, key=lambda candidate: candidate[0])[1]
+    middle = (highest + lowest) / 2
+    zero_point = np.clip(np.round(_LEVELS / 2 - middle / scale), 0, _LEVELS)
+    return ActivationScale(scale=scale.astype(np.float32), zero_point=zero_point.astype(np.uint8))
+
+
+def _widened(statistics: Statistics) -> tuple[WideArray, WideArray]:
+    """The lowest and highest values that are expected of other texts, [channels] each."""
+    reach = _DEVIATIONS * np.sqrt(np.maximum(np.diagonal(statistics.covariance), 0))
+    below = np.maximum(_HEADROOM * statistics.lowest, np.minimum(statistics.lowest, -reach))
+    above = np.minimum(_HEADROOM * statistics.highest, np.maximum(statistics.highest, reach))
+    return np.minimum(below, statistics.lowest), np.maximum(above, statistics.highest)
+
+
+def _noise(statistics: Statistics, weight: WideArray, scale: WideArray) -> float:
+    """Estimated variance of the errors of rounding both, summed over outputs; each is evenly spread over a step."""
+    steps = np.abs(weight * scale[:, None]).max(0) / _LARGEST
+    variance = np.diagonal(statistics.covariance)
+    return float(((scale**2) @ (weight**2)).sum() + (steps**2).sum() * (variance / scale**2).sum())
+
+
+def round_weight(statistics: Statistics, activation: ActivationScale, weight: FloatArray) -> Int8Weight:
+    """Round a weight, channel by channel: the following channels take over what rounding changed in the product.
+
+    Args:
+        statistics: of the activation, for which channels vary together.
+        activation: its scale.
+        weight: [channels, outputs].
+    """
+    scale = activation.scale.astype(np.float64)
+    exact = weight * scale[:, None]
+    steps = np.maximum(np.abs(exact).max(0), _SMALLEST * scale.min()) / _LARGEST
+    # The activation's own rounding is noise in each channel, 1/12 of a step's square: it also keeps this invertible.
+    together = statistics.covariance / np.outer(scale, scale) + np.eye(len(scale)) / 12
+    values = _rounded(exact / steps, together)
+    difference = exact - values * steps
+    zero = activation.zero_point.astype(np.float64)
+    bias = (statistics.mean / scale) @ difference - zero @ (values * steps)
+    noise = np.einsum("co,cd,do->", difference, together, difference) + (exact**2).sum() / 12
+    signal = np.einsum("co,cd,do->", exact, together, exact)
+    return Int8Weight(
+        values=values.astype(np.int8),
+        scale=steps.astype(np.float32),
+        bias=bias.astype(np.float32),
+        error=float(noise / max(signal, _SMALLEST)),
+    )
+
+
+def _rounded(exact: WideArray, together: WideArray) -> WideArray:
+    """Integers [channels, outputs] near the exact weights whose products with activations are nearer still."""
+    order = np.argsort(-np.diagonal(together), kind="stable")
+    upper = np.linalg.cholesky(np.linalg.inv(together[np.ix_(order, order)])).T
+    left, values = exact[order], np.empty_like(exact)
+    for start in range(0, len(left), _BLOCK):
+        end = min(start + _BLOCK, len(left))
+        errors = np.empty((end - start, left.shape[1]))
+        for row in range(start, end):
+            values[row] = np.clip(np.round(left[row]), -_LARGEST, _LARGEST)
+            errors[row - start] = (left[row] - values[row]) / upper[row, row]
+            left[row + 1 : end] -= np.outer(upper[row, row + 1 : end], errors[row - start])
+        left[end:] -= upper[start:end, end:].T @ errors
+    restored = np.empty_like(values)
+    restored[order] = values
+    return restored

@@ -1,0 +1,127 @@
+"""Which graphs of a bundle are verified here: those that answer together, and the precision that they compute in."""
+
+from __future__ import annotations
+
+__all__ = ["GraphSet", "check_precision", "graph_sets"]
+
+import importlib.util
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import GraphFile, Manifest
+from hdruntime.bundle.reader import Bundle
+from hdruntime.constants import CUDA_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
+from hdruntime.errors import BackendUnavailableError, InputError
+
+
+@dataclass(frozen=True, kw_only=True)
+class GraphSet:
+    """Graphs that one session runs, in one precision.
+
+    Attributes:
+        graphs: of OpenVINO those for any batch and for batches without padding, of which the runner takes one; else
+            one.
+        precision: what it computes in.
+    """
+
+    graphs: tuple[GraphFile, ...]
+    precision: Precision
+
+    @property
+    def name(self) -> str:
+        """In reports and in the manifest: the files, and the precision where they do not tell it."""
+        files = " and ".join(graph.file for graph in self.graphs)
+        return f"{files} in bfloat16" if self.precision is Precision.BFLOAT16 else files
+
+    @property
+    def lowering(self) -> str:
+        """Of the graph that takes any batch."""
+        return self.graphs[0].lowering
+
+    @property
+    def is_for_openvino(self) -> bool:
+        """Whether OpenVINO runs it; else ONNX Runtime does."""
+        return self.lowering == OPENVINO_LOWERING
+
+
+def graph_sets(
+    manifest: Manifest, asked: Collection[Precision] | None, leave_out: Callable[[str], None]
+) -> list[GraphSet]:
+    """What is run on this CPU.
+
+    Args:
+        manifest: of the bundle.
+        asked: what to compute in; None for float32, for bfloat16 if the bundle is of half precision, which sessions
+            are then loaded with unless told otherwise, and for int8 if it has such graphs.
+        leave_out: called with a sentence for each graph and precision that is not run.
+    """
+    is_half = manifest.dtype != Precision.FLOAT32.value
+    if asked is None:
+        asked = {Precision.FLOAT32, Precision.INT8, *([Precision.BFLOAT16] if is_half else [])}
+    found = []
+    for graphs in _together(manifest.graphs):
+        for precision in _precisions_of(graphs):
+            made = GraphSet(graphs=graphs, precision=precision)
+            reason = _why_not(made, manifest, asked)
+            if reason is None:
+                found.append(made)
+            elif precision is not Precision.BFLOAT16 or precision in asked or is_half:
+                leave_out(f"{made.name}: not checked: {reason}")
+    return found
+
+
+def check_precision(bundle: Bundle, precision: Precision) -> None:
+    """Refuse a precision that nothing of a bundle can be verified in here.
+
+    Raises:
+        InputError: the bundle has no graph for it.
+        MissingDependencyError: OpenVINO is not installed.
+        BackendUnavailableError: this CPU does not compute in it.
+    """
+    if any(precision in _precisions_of(graphs) for graphs in _together(bundle.manifest.graphs)):
+        if precision is Precision.BFLOAT16:
+            chosen_precision(chosen_device(new_core(), None), precision, bundle.manifest)
+        return
+    option = "--int8" if precision is Precision.INT8 else "--target openvino"
+    raise InputError(
+        f"The bundle {bundle.path} has no graph that computes in {precision.value} on a CPU.\n"
+        f"Build it again with {option}, or leave out --precision."
+    )
+
+
+def _together(graphs: Sequence[GraphFile]) -> Iterator[tuple[GraphFile, ...]]:
+    """Graphs that one session runs, that for any batch first."""
+    for graph in graphs:
+        if graph.lowering == OPENVINO_LOWERING:
+            unpadded = (other for other in graphs if other.lowering == OPENVINO_UNPADDED_LOWERING)
+            yield (graph, *(other for other in unpadded if other.dtype == graph.dtype))
+        elif graph.lowering != OPENVINO_UNPADDED_LOWERING:
+            yield (graph,)
+
+
+def _precisions_of(graphs: Sequence[GraphFile]) -> tuple[Precision, ...]:
+    if graphs[0].dtype == Precision.INT8.value:
+        return (Precision.INT8,)
+    if graphs[0].lowering == OPENVINO_LOWERING:
+        return (Precision.FLOAT32, Precision.BFLOAT16)
+    return (Precision.FLOAT32,)
+
+
+def _why_not(graphs: GraphSet, manifest: Manifest, asked: Collection[Precision]) -> str | None:
+    """Why they are not run; None where they are."""
+    if graphs.lowering == CUDA_LOWERING:
+        return "that needs an NVIDIA GPU"
+    if graphs.precision not in asked:
+        return f"{graphs.precision.value} was not asked for"
+    if not graphs.is_for_openvino:
+        is_bfloat16 = graphs.graphs[0].dtype == "bfloat16"
+        return "ONNX Runtime has no bfloat16 on a CPU" if is_bfloat16 else None
+    if importlib.util.find_spec("openvino") is None:
+        return "needs `pip install 'hdexport[openvino]'`"
+    try:
+        chosen_precision(chosen_device(new_core(), None), graphs.precision, manifest)
+    except BackendUnavailableError:
+        return f"this CPU does not compute in {graphs.precision.value}"
+    return None

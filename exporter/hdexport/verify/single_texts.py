@@ -1,0 +1,61 @@
+"""Changed graphs of a bundle in ONNX Runtime, on one unpadded text at a time."""
+
+from __future__ import annotations
+
+__all__ = ["single_text_runner"]
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.verify.remembered import empty_memory
+from hdruntime.bundle.manifest import Role
+from hdruntime.bundle.reader import Bundle
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+IntArray = npt.NDArray[np.int64]
+
+_ERRORS_ONLY = 3
+"""ONNX Runtime's log level."""
+
+
+def single_text_runner(
+    bundle: Bundle, graph: onnx_ir.Model | Path
+) -> Callable[[Sequence[str], IntArray], dict[str, npt.NDArray[Any]]]:
+    """A function from names of outputs and a text's ids, [tokens], to the outputs' values.
+
+    Args:
+        bundle: in whose files the weights are.
+        graph: a changed graph, or the file of one.
+    """
+    import onnx_ir as ir
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    # The order of the nodes: what is made of a value comes right after it, which is freed then.
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    options.enable_mem_pattern = False
+    options.log_severity_level = _ERRORS_ONLY
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
+    content = graph.read_bytes() if isinstance(graph, Path) else ir.to_proto(graph).SerializeToString()
+    session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+    def run(outputs: Sequence[str], text: IntArray) -> dict[str, npt.NDArray[Any]]:
+        first = (np.arange(len(text)) == 0).astype(np.int64)[np.newaxis]
+        # The first token stands for what a caller may mark; a single text has tokens of one type.
+        ones = np.ones_like(first)
+        known = {Role.IDS: text[np.newaxis], Role.MASK: ones, Role.MARKS: first, Role.POOLED: ones}
+        feeds = {
+            spec.name: empty_memory(spec, 1, bundle.manifest.least_memory)
+            if spec.role is Role.MEMORY
+            else known.get(spec.role, np.zeros_like(first))
+            for spec in bundle.manifest.inputs
+        }
+        return dict(zip(outputs, session.run(outputs, feeds), strict=True))
+
+    return run

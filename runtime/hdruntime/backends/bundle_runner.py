@@ -1,0 +1,86 @@
+"""What runners of ONNX graphs have in common."""
+
+from __future__ import annotations
+
+__all__ = ["BundleRunner", "Inputs", "Outputs", "out_of_memory"]
+
+import abc
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import OutOfMemoryError
+
+Inputs = Mapping[str, npt.NDArray[Any]]
+Outputs = dict[str, npt.NDArray[np.float32]]
+
+
+class BundleRunner(abc.ABC):
+    """Runs a bundle's graphs, each batch when its results are requested; see `hdruntime.backends.Runner`.
+
+    Args:
+        bundle: an opened bundle.
+
+    Attributes:
+        memories: inputs that outputs of the previous call feed.
+        most_memory: the most tokens of their axis ``memory``.
+        mask: name of the input that tells real tokens from padding.
+    """
+
+    precision = Precision.AUTO
+
+    most_in_flight = 1
+    """A run waits for its results; a second one would only share the same cores or memory."""
+
+    def __init__(self, bundle: Bundle) -> None:
+        manifest = bundle.manifest
+        self._ids, self.mask = manifest.ids, manifest.mask
+        self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in (*manifest.inputs, *manifest.outputs)}
+        self._keeps_padding = manifest.padding is not None
+        self.memories, self.most_memory = manifest.memories, manifest.most_memory
+        self.max_len = manifest.max_len
+
+    def most_rows(self, tokens: int) -> int:
+        """Any number; see :class:`hdruntime.backends.Runner`."""
+        return sys.maxsize
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """All tokens of the batch; see :class:`hdruntime.backends.Runner`."""
+        return attention_mask.size
+
+    def start(self, inputs: Inputs, outputs: Sequence[str]) -> Callable[[], Outputs]:
+        """The run of a batch, which begins when its results are requested; see :class:`hdruntime.backends.Runner`."""
+        return functools.partial(self.run, inputs, outputs)
+
+    @abc.abstractmethod
+    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run a batch; see :class:`hdruntime.backends.Runner`."""
+
+    @abc.abstractmethod
+    def run_bound(
+        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        """Run a batch as given, on memories that stay where the runner computes.
+
+        Args:
+            inputs: without memories.
+            outputs: names of the requested outputs.
+            memories: name of an input -> its value, of the runner's own type.
+            left: name of an output -> what it is written to, likewise.
+        """
+
+
+def out_of_memory(library: str, said: object, batch: int, tokens: int) -> OutOfMemoryError:
+    """The error for a batch that a library got no memory for."""
+    advice = (
+        "Use smaller batches: --batch-tokens, in Python batch_tokens."
+        if batch > 1
+        else "Free memory, or cut the text into shorter ones."
+    )
+    return OutOfMemoryError(f"{library} got no memory for a batch of {batch} x {tokens} tokens: {said}\n{advice}")

@@ -1,0 +1,108 @@
+"""Batches on a CPU, where rows without padding run faster: rows with padding on the right run without it."""
+
+from __future__ import annotations
+
+__all__ = ["EqualLengthRunner", "equal_length_groups", "give_memory_back", "right_padded_rows"]
+
+import abc
+import ctypes
+import functools
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.backends.bundle_runner import BundleRunner, Inputs, Outputs
+
+_Group = tuple[npt.NDArray[np.intp], int | None]
+"""Indices of rows, and their length; None for rows that run with their mask."""
+
+
+class EqualLengthRunner(BundleRunner):
+    """What runners on a CPU do alike.
+
+    Rows with padding on the right run without padding, grouped by length; only rows with other masks run with their
+    mask. Where padding changes answers, batches run as given.
+    """
+
+    prefers_equal_lengths = True
+
+    def computed_tokens(self, attention_mask: npt.NDArray[np.int64]) -> int:
+        """Only the real tokens of rows that run without padding; see :class:`hdruntime.backends.Runner`."""
+        if self._keeps_padding or attention_mask.all():
+            return attention_mask.size
+        whole = ~right_padded_rows(attention_mask)
+        return int(attention_mask[~whole].sum()) + attention_mask[whole].size
+
+    def run(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run a batch; see :class:`hdruntime.backends.Runner`."""
+        attention_mask = inputs[self.mask]
+        if attention_mask.all():
+            return self._run_as_given(inputs, outputs)
+        batch, tokens = attention_mask.shape
+        whole: Outputs = {}
+        for rows, length in self._groups(attention_mask):
+            part = self._run_as_given(
+                {name: self._part(name, array, rows, length) for name, array in inputs.items()}, outputs
+            )
+            for name, values in part.items():
+                if not self._has_tokens_axis[name]:
+                    shape = (batch, *values.shape[1:])
+                    whole.setdefault(name, np.empty(shape, values.dtype))[rows] = values
+                    continue
+                if length is None:
+                    values[attention_mask[rows] == 0] = 0
+                shape = (batch, tokens, *values.shape[2:])
+                whole.setdefault(name, np.zeros(shape, values.dtype))[rows, :length] = values
+        return whole
+
+    def _part(
+        self, name: str, array: npt.NDArray[Any], rows: npt.NDArray[np.intp], length: int | None
+    ) -> npt.NDArray[Any]:
+        return np.ascontiguousarray(array[rows, :length] if self._has_tokens_axis[name] else array[rows])
+
+    def _groups(self, attention_mask: npt.NDArray[np.int64]) -> Iterable[_Group]:
+        """Rows that run together, and how many of their tokens do; None for all."""
+        return [(np.arange(len(attention_mask)), None)] if self._keeps_padding else equal_length_groups(attention_mask)
+
+    @abc.abstractmethod
+    def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        """Run a batch with its mask."""
+
+
+def equal_length_groups(attention_mask: npt.NDArray[np.int64]) -> Iterator[_Group]:
+    """Group the rows of a batch with padding only on the right by their length.
+
+    Args:
+        attention_mask: int64 [batch, tokens], 1 for real tokens, 0 for padding.
+
+    Yields:
+        the indices of a group's rows, ascending, and their length; finally, if there are any, the rows with
+        another mask (padding on the left, holes, only padding) and None.
+    """
+    lengths = attention_mask.sum(axis=1)
+    right_padded = right_padded_rows(attention_mask)
+    for length in np.unique(lengths[right_padded]):
+        yield np.flatnonzero(right_padded & (lengths == length)), int(length)
+    if not right_padded.all():
+        yield np.flatnonzero(~right_padded), None
+
+
+def right_padded_rows(attention_mask: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """[batch]: which rows begin with at least one real token and have all their padding after the real tokens."""
+    # The mask never rises along such a row, and starts with a one.
+    return (np.diff(attention_mask, axis=1) <= 0).all(axis=1) & (attention_mask[:, 0] == 1)
+
+
+def give_memory_back() -> None:
+    """Let the C library return free memory of its heaps; glibc otherwise keeps up to 64 MB in each."""
+    if sys.platform == "linux":
+        # musl has no such function, and keeps nothing.
+        getattr(_c_library(), "malloc_trim", bool)(0)
+
+
+@functools.cache
+def _c_library() -> ctypes.CDLL:
+    return ctypes.CDLL(None)

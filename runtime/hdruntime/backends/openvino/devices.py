@@ -1,0 +1,107 @@
+"""What OpenVINO finds on this machine, and what a session on a device computes in."""
+
+from __future__ import annotations
+
+__all__ = ["CPU", "OpenVinoDevice", "chosen_device", "chosen_precision", "needs_float32", "new_core"]
+
+from dataclasses import dataclass
+from typing import Any
+
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.errors import BackendUnavailableError
+from hdruntime.optional import require
+
+CPU = "CPU"
+"""OpenVINO's name of the processor."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenVinoDevice:
+    """A device that OpenVINO runs models on.
+
+    Attributes:
+        name: OpenVINO's, as `hdruntime.load` takes it.
+        model: what the device calls itself.
+        capabilities: what it computes in, of OpenVINO's words: ``FP32``, ``BF16``, ``FP16``, ``INT8`` and others.
+    """
+
+    name: str
+    model: str
+    capabilities: tuple[str, ...]
+
+    @property
+    def has_bfloat16(self) -> bool:
+        """Whether it computes in bfloat16; OpenVINO emulates it on some CPUs, which do not say so."""
+        return "BF16" in self.capabilities
+
+
+def new_core() -> Any:
+    """OpenVINO's ``Core``, by which models are read and compiled.
+
+    Raises:
+        MissingDependencyError: OpenVINO is not installed.
+    """
+    return require("openvino").Core()
+
+
+def chosen_device(core: Any, name: str | None) -> OpenVinoDevice:
+    """The device of that name.
+
+    Args:
+        core: from `new_core`.
+        name: as OpenVINO lists it; ``GPU`` is its first GPU where it lists several. None for the CPU.
+
+    Raises:
+        BackendUnavailableError: OpenVINO does not find it here.
+    """
+    name = name or CPU
+    found = core.available_devices
+    if name not in (*found, *(listed.partition(".")[0] for listed in found)):
+        raise BackendUnavailableError(
+            f"OpenVINO finds no device {name!r} here; it has {', '.join(found)}.\n"
+            "Name one of these, or leave the device out for the CPU. GPUs and NPUs need their drivers."
+        )
+    return OpenVinoDevice(
+        name=name,
+        model=core.get_property(name, "FULL_DEVICE_NAME").strip(),
+        capabilities=tuple(core.get_property(name, "OPTIMIZATION_CAPABILITIES")),
+    )
+
+
+def chosen_precision(device: OpenVinoDevice, precision: Precision, manifest: Manifest) -> Precision:
+    """What a session computes in; ``auto`` on a GPU or NPU, where OpenVINO decides.
+
+    Args:
+        device: from `chosen_device`.
+        precision: as asked for.
+        manifest: of the bundle.
+
+    Raises:
+        BackendUnavailableError: the device does not compute in it. OpenVINO itself would compute in another.
+    """
+    if precision is Precision.BFLOAT16 and not device.has_bfloat16:
+        raise BackendUnavailableError(
+            f"{device.model} ({device.name}) does not compute in {precision.value}; OpenVINO says that it has "
+            f"{', '.join(device.capabilities)}.\nLeave out the precision, or use auto, which is float32 here."
+        )
+    if needs_float32(manifest):
+        if precision is Precision.BFLOAT16:
+            raise BackendUnavailableError(
+                f"This bundle sorts tokens by hashes, whose counts {precision.value} rounds: its answers would be "
+                "wrong.\nLeave out the precision, or use auto, which is float32 here."
+            )
+        return Precision.FLOAT32 if precision is Precision.AUTO else precision
+    if precision is not Precision.AUTO or device.name != CPU:
+        return precision
+    is_half = manifest.dtype in ("bfloat16", "float16")
+    return Precision.BFLOAT16 if is_half and device.has_bfloat16 else Precision.FLOAT32
+
+
+def needs_float32(manifest: Manifest) -> bool:
+    """Whether OpenVINO must not compute a bundle in half precision, as it does by itself on many devices.
+
+    It takes the precision for whatever is a number: for the counts of LSH attention's sort, too. The other operators
+    count in integers.
+    """
+    return "LSHAttention" in manifest.operator_names

@@ -1,0 +1,244 @@
+"""A bundle's graphs in OpenVINO."""
+
+from __future__ import annotations
+
+__all__ = ["OpenVinoRunner"]
+
+import logging
+import math
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any, Literal
+
+import numpy as np
+
+from hdruntime.backends.bundle_graphs import chosen_graph
+from hdruntime.backends.bundle_runner import Inputs, Outputs, out_of_memory
+from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
+from hdruntime.backends.host_memories import HostMemories
+from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_precision, needs_float32, new_core
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.graph_interface import Found, check_interface
+from hdruntime.bundle.manifest import Backend, GraphFile
+from hdruntime.bundle.reader import Bundle
+from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
+from hdruntime.errors import BackendError, OutOfMemoryError
+
+logger = logging.getLogger(__name__)
+
+_OUT_OF_MEMORY = ("bad_alloc", "Failed to allocate", "out of memory", "Could not allocate", "not enough memory")
+"""Words of OpenVINO's out-of-memory errors, which have no class of their own."""
+
+_NUMPY_NAME = {"i64": "int64", "f32": "float32"}
+"""OpenVINO's name of a type -> NumPy's, for the types of manifests."""
+
+
+_KEPT_KERNELS = 256
+"""OpenVINO compiles kernels for each length, about three, and keeps 5000 by default. The sample model in bfloat16,
+random lengths of 1 to 512 tokens (OpenVINO 2026.4.1, two cores of an AMD EPYC): 254 MB after a call of 512; by default
+744 after 2000 calls and still growing, with 256 kernels 411 after 960 and 417 after 1200, in 1.02 times the CPU time a
+call, with 128 395 in 1.23 times. With 0 a call takes twice the time, and memory grows all the same. The rest of the
+growth is oneDNN's own 1024 kernels, which make the calls cheap whose kernels were dropped here."""
+
+_LARGE_RUN_TOKENS = 4096
+"""After a run of more tokens memory returns to the system. After 16 x 512 tokens a session of 262 MB keeps 296; else it
+keeps 457."""
+
+
+class OpenVinoRunner(EqualLengthRunner):
+    """A bundle's graphs in OpenVINO, on the CPU or one of its other devices.
+
+    Batches without padding run in a graph without masks where the bundle has one, except those of one token: OpenVINO
+    (2026.4.1) keeps the kernel of attention without a mask that it compiled for one token, and gives wrong results for
+    16 and more from then on. Each graph is compiled when a batch needs it, the one for batches without padding at once.
+
+    Args:
+        bundle: the runner takes its graphs for OpenVINO.
+        threads: CPU threads of one run; None for OpenVINO's choice.
+        precision: what it computes in.
+        device: OpenVINO's name of a device; None for the CPU.
+
+    Raises:
+        MissingDependencyError: OpenVINO is not installed.
+        BackendUnavailableError: OpenVINO does not find the device, the device does not compute in the precision, or the
+            bundle has no such graph.
+        BackendError: OpenVINO cannot load the graph.
+        OutOfMemoryError: there is too little memory for it.
+        BundleCorruptError: the graph differs from its manifest.
+    """
+
+    backend = Backend.OPENVINO
+    batch_tokens = 4096
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        threads: int | None = None,
+        precision: Precision = Precision.AUTO,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(bundle)
+        core = new_core()
+        found = chosen_device(core, device)
+        self.precision = chosen_precision(found, precision, bundle.manifest)
+        has_bfloat16 = found.has_bfloat16 and not needs_float32(bundle.manifest)
+        options = _options(found.name, self.precision, threads, has_bfloat16=has_bfloat16)
+        int8: Literal["int8"] | None = "int8" if self.precision is Precision.INT8 else None
+        lowerings = (OPENVINO_LOWERING,), (OPENVINO_UNPADDED_LOWERING, OPENVINO_LOWERING)
+        padded, unpadded = (chosen_graph(bundle, names, where="OpenVINO", dtype=int8) for names in lowerings)
+        self._padded = _Model(core, bundle, padded, found.name, options)
+        self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, found.name, options)
+        self._unpadded.compile()
+        logger.info("openvino runs %s on %s (%s) in %s", unpadded.file, found.name, found.model, self.precision.value)
+
+    def open_memories(self, rows: int) -> HostMemories:
+        """Arrays in the memory of the CPU; see :class:`hdruntime.backends.Runner`."""
+        return HostMemories(self, rows)
+
+    def run_bound(
+        self, inputs: Inputs, outputs: Sequence[str], memories: Mapping[str, Any], left: Mapping[str, Any]
+    ) -> Outputs:
+        """Run a batch as given, on memories that are arrays."""
+        found = self._run_as_given({**inputs, **memories}, list(dict.fromkeys((*outputs, *left))))
+        for name, array in left.items():
+            array[...] = found[name]
+        return {name: found[name] for name in outputs}
+
+    def close(self) -> None:
+        """Free memory as soon as no other thread runs a batch; see :class:`hdruntime.backends.Runner`."""
+        self._padded.close()
+        self._unpadded.close()
+
+    def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
+        attention_mask = inputs[self.mask]
+        tokens = attention_mask.shape[1]
+        model = self._unpadded if tokens > 1 and attention_mask.all() else self._padded
+        return model.run(inputs, outputs, shape=attention_mask.shape)
+
+
+class _Model:
+    """A graph, compiled when it is first run; one batch at a time, which has all threads.
+
+    Args:
+        core: OpenVINO's.
+        bundle: an opened bundle.
+        graph: one of its graphs.
+        device: OpenVINO's name.
+        options: OpenVINO's properties.
+    """
+
+    def __init__(self, core: Any, bundle: Bundle, graph: GraphFile, device: str, options: Mapping[str, Any]) -> None:
+        self._core, self._bundle, self._graph = core, bundle, graph
+        self._device, self._options = device, dict(options)
+        # Arrays of results are a request's own until its next batch, so a batch holds the lock until they are copied.
+        self._lock = threading.Lock()
+        self._request: Any = None
+        self._is_closed = False
+
+    def compile(self) -> None:
+        """Load the graph.
+
+        Raises:
+            BackendError: OpenVINO cannot load it.
+            OutOfMemoryError: there is too little memory for it.
+            BundleCorruptError: it differs from its manifest.
+        """
+        path = self._bundle.file(self._graph.file)
+        try:
+            # By path, so that OpenVINO finds and maps model.onnx.data beside it.
+            model = self._core.read_model(os.fspath(path))
+            inputs, outputs = _interface(model.inputs), _interface(model.outputs)
+            check_interface(self._bundle, self._graph, inputs=inputs, outputs=outputs)
+            self._request = self._core.compile_model(model, self._device, self._options).create_infer_request()
+        except (RuntimeError, MemoryError) as error:  # OpenVINO's exceptions are RuntimeErrors
+            if _is_out_of_memory(error):
+                raise OutOfMemoryError(f"OpenVINO got no memory for {path}: {_said(error)}\nFree memory.") from error
+            raise BackendError(
+                f"OpenVINO {_version()} cannot load {path} on {self._device}: {_said(error)}\n"
+                "Try a newer one: pip install -U openvino; or another backend."
+            ) from error
+
+    def run(self, inputs: Inputs, outputs: Sequence[str], *, shape: tuple[int, int]) -> Outputs:
+        """Run a batch as given; see `hdruntime.backends.Runner.start`."""
+        with self._lock:
+            if self._is_closed:
+                raise BackendError("The OpenVINO session is closed; load the bundle again.")
+            if self._request is None:
+                self.compile()
+            try:
+                # Shared: the caller's arrays, which do not change until the results are there.
+                self._request.infer(
+                    {name: np.ascontiguousarray(array) for name, array in inputs.items()},
+                    share_inputs=True,
+                    share_outputs=True,
+                )
+                results = {name: np.array(self._request.get_tensor(name).data) for name in outputs}
+            except (RuntimeError, MemoryError) as error:
+                raise _run_error(error, *shape) from error
+            if math.prod(shape) > _LARGE_RUN_TOKENS:
+                self._request.get_compiled_model().release_memory()
+                give_memory_back()
+        return results
+
+    def close(self) -> None:
+        """Free memory when the batch that runs has ended; repeated calls do nothing."""
+        with self._lock:
+            self._is_closed = True
+            self._request = None
+
+
+def _options(device: str, precision: Precision, threads: int | None, *, has_bfloat16: bool) -> dict[str, Any]:
+    """OpenVINO's properties for a session."""
+    options: dict[str, Any] = {}
+    if precision is Precision.FLOAT32:
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+    elif precision is Precision.BFLOAT16:
+        options["INFERENCE_PRECISION_HINT"] = "bf16"
+    elif precision is Precision.INT8 and device == CPU:
+        options["INFERENCE_PRECISION_HINT"] = "bf16" if has_bfloat16 else "f32"
+    if device == CPU:
+        options["PERFORMANCE_HINT"] = "LATENCY"
+        options["CPU_RUNTIME_CACHE_CAPACITY"] = _KEPT_KERNELS
+        # Each process pins its first thread to the first core and so on: those of several processes share cores.
+        options["ENABLE_CPU_PINNING"] = False
+        if threads is not None:
+            options["INFERENCE_NUM_THREADS"] = threads
+    return options
+
+
+def _run_error(error: Exception, batch: int, tokens: int) -> BackendError:
+    """Our error for a failed run of a batch."""
+    if _is_out_of_memory(error):
+        return out_of_memory("OpenVINO", _said(error), batch, tokens)
+    return BackendError(f"OpenVINO failed on a batch of {batch} x {tokens} tokens: {_said(error)}")
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    return isinstance(error, MemoryError) or any(said in str(error) for said in _OUT_OF_MEMORY)
+
+
+def _said(error: Exception) -> str:
+    """What OpenVINO says, without the lines of its own source that it names."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith("Exception from ")]
+    return " ".join(said) or type(error).__name__
+
+
+def _version() -> str:
+    return metadata.version("openvino")
+
+
+def _interface(ports: Sequence[Any]) -> Found:
+    return {port.any_name: (_type_name(port), [_axis(axis) for axis in port.partial_shape]) for port in ports}
+
+
+def _type_name(port: Any) -> str:
+    name: str = port.element_type.get_type_name()
+    return _NUMPY_NAME.get(name, name)
+
+
+def _axis(axis: Any) -> int | None:
+    return axis.get_length() if axis.is_static else None

@@ -1,0 +1,20 @@
+"""What a session on a CPU computes in."""
+
+from __future__ import annotations
+
+__all__ = ["Precision"]
+
+from enum import Enum
+
+
+class Precision(str, Enum):
+    """The numbers of a session's products and additions; inputs and outputs are of the manifest's types always."""
+
+    AUTO = "auto"
+    """``bfloat16`` where the CPU computes in it, the bundle is of half precision and OpenVINO runs it, else
+    ``float32``. Of a session: on a GPU, what its graph or engine was built in."""
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    """By OpenVINO; sums, normalisation and softmax stay in float32 where it says so."""
+    INT8 = "int8"
+    """Products with weights in 8 bits, by a graph of its own: ``hdexport build --int8``."""

@@ -1,0 +1,28 @@
+"""What a model keeps of a long text's memory shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.cpu import memory_kept
+
+
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
+@pytest.mark.parametrize("keeps", [False, True], ids=["gives back", "keeps"])
+def test_what_a_long_text_leaves_is_seen(keeps: bool) -> None:
+    kept = []
+
+    def run(ids: np.ndarray) -> np.ndarray:
+        """A megabyte for each ten tokens, touched."""
+        states = np.ones((1, ids.shape[1], 2**18 // 10), np.float32)
+        if keeps and ids.shape[1] == 1000:
+            kept.append(states)
+        return states[:, :, :4].copy()
+
+    found = memory_kept.kept_by(run, 1000)
+    assert 90 < found["growth_bytes"] / 1e6 < 130
+    assert (found["kept_mb"] > 50) == keeps
+    assert found["resident_mb"] > found["kept_mb"]

@@ -1,0 +1,122 @@
+"""Int8 graphs of tiny bundles: which products, near the float graph, and padding changes nothing."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+import hdruntime
+from hdexport.quantize.bundle import quantize_bundle
+from hdexport.quantize.options import Int8Options
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import ExportError, InputError
+
+
+@pytest.fixture(scope="module")
+def quantized(tiny_bundles, tmp_path_factory):
+    """Makes int8 copies of tiny bundles, one of each."""
+    made: dict[str, Path] = {}
+
+    def make(model_type: str, **options) -> Path:
+        name = repr((model_type, options))
+        if name not in made:
+            path = tmp_path_factory.mktemp("int8") / "bundle"
+            shutil.copytree(tiny_bundles(model_type, **options).path, path)
+            quantize_bundle(open_bundle(path), Int8Options())
+            made[name] = path
+        return made[name]
+
+    return make
+
+
+def int8_weights(bundle: Path, lowering: str = "onnxruntime_cpu") -> set[str]:
+    model = ir.load(bundle / f"{lowering}_int8.onnx")
+    return {name.removesuffix(".int8") for name in model.graph.initializers if name.endswith(".int8")}
+
+
+MODELS = [
+    pytest.param("bert", {}, id="bert"),
+    pytest.param("bert", {"attention": "window:8"}, id="window", marks=pytest.mark.nightly),
+    pytest.param("bert", {"ffn_chunk": 8}, id="loops"),
+    pytest.param("bert", {"precision": "bfloat16"}, id="bfloat16", marks=pytest.mark.nightly),
+    pytest.param("t5", {}, id="t5"),
+    pytest.param("albert", {}, id="albert"),
+    pytest.param("xlnet", {}, id="xlnet", marks=pytest.mark.nightly),
+]
+
+
+@pytest.mark.parametrize(("model_type", "options"), MODELS)
+def test_answers_are_near_the_float_graphs(quantized, model_type: str, options) -> None:
+    path = quantized(model_type, **options)
+    record = open_bundle(path).manifest.int8
+    assert record is not None
+    assert record.products == len(int8_weights(path))
+    assert record.products + len(record.kept_float) >= 6
+    ids = np.random.default_rng(3).integers(5, open_bundle(path).manifest.vocab_size, (3, 40))
+    exact = hdruntime.load(path, backend="onnxruntime", threads=1)(input_ids=ids)
+    found = hdruntime.load(path, backend="onnxruntime", threads=1, precision="int8")(input_ids=ids)
+    for name in exact:
+        vectors = [each[name].reshape(-1, each[name].shape[-1]) for each in (exact, found)]
+        cosines = (vectors[0] * vectors[1]).sum(1) / np.prod([np.linalg.norm(each, axis=1) for each in vectors], axis=0)
+        assert cosines.min() > 0.995
+        assert not np.array_equal(*vectors)
+
+
+def test_only_products_of_layers_are_int8(quantized) -> None:
+    weights = int8_weights(quantized("bert", task="fill-mask"))
+    assert weights
+    assert all(".layer." in name for name in weights)
+
+
+def test_int8_weights_are_stored_once_and_float_ones_are_shared(quantized) -> None:
+    path = quantized("bert")
+    stored = {file.name for file in path.glob("*.data")}
+    assert stored == {"model.onnx.data", "int8.onnx.data"}
+    bundle = open_bundle(path)
+    assert {"onnxruntime_cpu_int8.onnx", "int8.onnx.data"} <= set(bundle.manifest.files)
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_changes_no_answer(quantized, side: str) -> None:
+    """Of right padding nothing is seen; with other masks another kernel attends, whose rounding moves some levels."""
+    session = hdruntime.load(quantized("bert"), backend="onnxruntime", threads=1, precision="int8")
+    random = np.random.default_rng(4)
+    texts = [random.integers(5, session.manifest.vocab_size, length) for length in (3, 17, 40)]
+    ids, mask = np.zeros((3, 40), np.int64), np.zeros((3, 40), np.int64)
+    places = [slice(0, len(text)) if side == "right" else slice(40 - len(text), 40) for text in texts]
+    for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+        ids[row, place], mask[row, place] = text, 1
+    together = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+    for row, (text, place) in enumerate(zip(texts, places, strict=True)):
+        alone = session(input_ids=text[None])["last_hidden_state"][0]
+        if side == "right":
+            np.testing.assert_allclose(together[row, place], alone, atol=1e-6)
+        elif len(text) == 40:
+            np.testing.assert_allclose(together[row, place], alone, atol=0.05)
+
+
+def test_a_model_without_products_of_layers_is_refused(tmp_path) -> None:
+    from support.tiny_bundle import make_bundle
+
+    path = make_bundle(tmp_path / "bundle")
+    with pytest.raises(ExportError, match="no product with a weight in the layers of"):
+        quantize_bundle(open_bundle(path), Int8Options())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("texts.txt", "\n  \n", r"holds no text that is not blank.\nName another file or folder with --calibrate"),
+        ("texts.bin", "a", "has no known format"),
+    ],
+)
+def test_calibration_texts_that_cannot_be_read_are_refused(tmp_path, name, content, message) -> None:
+    from support.tiny_bundle import make_bundle
+
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        quantize_bundle(open_bundle(make_bundle(tmp_path / "bundle")), Int8Options(calibrate=tmp_path / name))

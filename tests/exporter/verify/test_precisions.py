@@ -1,0 +1,199 @@
+"""OpenVINO's graphs are verified in every precision, each by tolerances of its own, and what is not checked is said."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import onnx_ir as ir
+import pytest
+
+from hdexport.checkpoint import find_checkpoint
+from hdexport.verify import Grid, Verification, graph_sets, verify_bundle
+from hdexport.verify.checks import compare_case
+from hdexport.verify.graph_sets import GraphSet, check_precision
+from hdexport.verify.grid import Case
+from hdexport.verify.pytorch_reference import Reference, reference_of
+from hdruntime.backends.openvino import devices
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import GraphFile, Manifest, TensorSpec
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.constants import CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
+from hdruntime.errors import BackendUnavailableError, InputError
+from support.tampered_bundles import tampered
+
+pytest.importorskip("openvino")
+
+BOTH = "openvino.onnx and openvino_unpadded.onnx"
+IN_BFLOAT16 = f"{BOTH} in bfloat16"
+
+has_bfloat16 = devices.chosen_device(devices.new_core(), None).has_bfloat16
+needs_bfloat16 = pytest.mark.skipif(not has_bfloat16, reason="this CPU does not compute in bfloat16")
+
+
+def reference(bundle) -> Reference:
+    return reference_of(open_bundle(bundle.path), find_checkpoint(bundle.checkpoint))
+
+
+def verified(bundle, path: Path | None = None, **options) -> Verification:
+    opened = open_bundle(path or bundle.path)
+    return verify_bundle(opened, reference(bundle), grid=Grid.QUICK, **options)
+
+
+def of_graph(found: Verification, name: str) -> dict[str, object]:
+    record = found.record()["graphs"]
+    assert isinstance(record, dict)
+    return record[name]
+
+
+def test_both_graphs_are_verified_as_one_session_runs_them(tiny_bundles) -> None:
+    found = verified(tiny_bundles("bert", openvino=True))
+    assert found.passed
+    assert [check.graph for check in found.checks][:3] == ["model.onnx", "onnxruntime_cpu.onnx", BOTH]
+    record = of_graph(found, BOTH)
+    assert (record["precision"], record["tolerance"]) == ("float32", "max abs error <= 0.0001")
+    cases = [check.case for check in found.checks if check.graph == BOTH]
+    assert cases == [check.case for check in found.checks if check.graph == "model.onnx"]
+    assert {case.padding for case in cases} == {"none", "right", "left"}
+
+
+def negate_some_features(model: ir.Model) -> None:
+    """Half of those of the last hidden state."""
+    right = model.graph.outputs[-1]
+    factors = np.ones(32, np.float32)
+    factors[:16] = -1
+    constant = ir.node("Constant", [], attributes={"value": ir.tensor(factors)})
+    product = ir.node("Mul", [right, constant.outputs[0]])
+    model.graph.extend([constant, product])
+    wrong, name = product.outputs[0], right.name
+    wrong.shape, wrong.type = right.shape, right.type
+    right.name, wrong.name = f"right_{name}", name
+    model.graph.outputs[-1] = wrong
+
+
+@pytest.mark.parametrize(("file", "padding"), [("openvino.onnx", "left"), ("openvino_unpadded.onnx", "none")])
+def test_a_wrong_graph_fails_where_the_session_runs_it(tiny_bundles, tmp_path, file: str, padding: str) -> None:
+    bundle = tiny_bundles("bert", openvino=True)
+    found = verified(bundle, tampered(bundle, tmp_path / "bundle", negate_some_features, file))
+    failed = [check for check in found.checks if not check.passed]
+    assert {check.graph for check in failed} == {BOTH}
+    assert padding in {check.case.padding for check in failed}
+    whole = {check.case.padding for check in failed if check.case.batch == 1 and check.case.tokens > 1}
+    assert ("none" in whole) == (padding == "none")
+
+
+@needs_bfloat16
+def test_a_bundle_of_half_precision_is_verified_in_bfloat16_as_well(tiny_bundles, tmp_path) -> None:
+    bundle = tiny_bundles("bert", precision="bfloat16", openvino=True)
+    found = verified(bundle)
+    assert found.passed
+    record = of_graph(found, IN_BFLOAT16)
+    assert (record["precision"], record["tolerance"]) == (
+        "bfloat16",
+        "cosine >= 0.999, length within 2% on average, 8.9% for a token",
+    )
+    assert of_graph(found, BOTH)["precision"] == "float32"
+    assert of_graph(found, BOTH)["max_abs_error"] < record["max_abs_error"]
+    wrong = verified(bundle, tampered(bundle, tmp_path / "bundle", negate_some_features, "openvino_unpadded.onnx"))
+    assert not all(check.passed for check in wrong.checks if check.graph == IN_BFLOAT16)
+
+
+@needs_bfloat16
+@pytest.mark.parametrize(
+    ("task", "tolerance"),
+    [
+        ("question-answering", "scores within 4.5% of their spread"),
+        pytest.param("text-classification", "scores within 4.5% of their spread", marks=pytest.mark.nightly),
+        pytest.param("sentence-similarity", "cosine >= 0.999", marks=pytest.mark.nightly),
+    ],
+)
+def test_answers_of_every_kind_have_a_tolerance(tiny_bundles, task: str, tolerance: str) -> None:
+    found = verified(tiny_bundles("bert", task, openvino=True), precisions={Precision.BFLOAT16})
+    assert found.passed
+    assert {check.graph for check in found.checks} == {IN_BFLOAT16}
+    assert all(check.tolerance.startswith(tolerance) for check in found.checks)
+    assert "model.onnx: not checked: float32 was not asked for" in found.not_checked
+
+
+@needs_bfloat16
+def test_logits_that_do_not_fit_are_sampled_in_openvino(tiny_bundles) -> None:
+    bundle = tiny_bundles("bert", "fill-mask", vocab_size=20_000, openvino=True)
+    precisions = {Precision.FLOAT32, Precision.BFLOAT16}
+    found = verified(bundle, precisions=precisions, limit_bytes=12 * 2**20)
+    assert found.passed
+    for name in (BOTH, IN_BFLOAT16):
+        sampled = [check for check in found.checks if check.graph == name and check.samples is not None]
+        assert {check.case.padding for check in sampled} == {"none", "right", "left"}
+        assert all(set(check.outputs) == {"logits", "head_input"} for check in sampled)
+
+
+@pytest.fixture
+def manifest(tiny_bundles) -> Manifest:
+    """Of a bundle with graphs for OpenVINO, and such as `--int8` adds."""
+    found = tiny_bundles("bert", openvino=True).manifest
+    added = [
+        GraphFile(file=f"{lowering}_int8.onnx", lowering=lowering, dtype="int8")
+        for lowering in (CPU_LOWERING, OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
+    ]
+    return dataclasses.replace(found, graphs=(*found.graphs, *added))
+
+
+def names(manifest: Manifest, asked: set[Precision] | None) -> tuple[list[str], list[str]]:
+    left_out: list[str] = []
+    return [graphs.name for graphs in graph_sets.graph_sets(manifest, asked, left_out.append)], left_out
+
+
+INT8 = ["onnxruntime_cpu_int8.onnx", "openvino_int8.onnx and openvino_unpadded_int8.onnx"]
+GPU = "onnxruntime_cuda.onnx: not checked: that needs an NVIDIA GPU"
+
+
+def test_graphs_of_a_session_are_verified_together_in_each_precision(manifest, monkeypatch) -> None:
+    assert names(manifest, None) == (["model.onnx", "onnxruntime_cpu.onnx", BOTH, *INT8], [GPU])
+    found, left_out = names(manifest, {Precision.INT8})
+    assert found == INT8
+    assert f"{BOTH}: not checked: float32 was not asked for" in left_out
+    half = dataclasses.replace(manifest, dtype="bfloat16")
+    monkeypatch.setattr(devices.OpenVinoDevice, "has_bfloat16", False)
+    assert f"{IN_BFLOAT16}: not checked: this CPU does not compute in bfloat16" in names(half, None)[1]
+
+
+def test_without_openvino_its_graphs_are_not_checked(manifest, monkeypatch) -> None:
+    monkeypatch.setattr(graph_sets.importlib.util, "find_spec", lambda name: None)
+    found, left_out = names(manifest, None)
+    assert found == ["model.onnx", "onnxruntime_cpu.onnx", INT8[0]]
+    assert f"{BOTH}: not checked: needs `pip install 'hdexport[openvino]'`" in left_out
+
+
+def test_a_precision_that_the_bundle_or_the_cpu_lacks_is_refused(tiny_bundles, manifest, monkeypatch) -> None:
+    plain = open_bundle(tiny_bundles("bert").path)
+    with pytest.raises(InputError, match=r"no graph that computes in int8 on a CPU\.\nBuild it again with --int8, or"):
+        check_precision(plain, Precision.INT8)
+    with pytest.raises(InputError, match=r"in bfloat16 on a CPU\.\nBuild it again with --target openvino, or leave"):
+        check_precision(plain, Precision.BFLOAT16)
+    bundle = Bundle(plain.path, manifest)
+    for precision in (Precision.FLOAT32, Precision.INT8):
+        check_precision(bundle, precision)
+    monkeypatch.setattr(devices.OpenVinoDevice, "has_bfloat16", False)
+    with pytest.raises(BackendUnavailableError, match=r"does not compute in bfloat16"):
+        check_precision(bundle, Precision.BFLOAT16)
+
+
+def test_an_int8_answer_is_held_to_int8s_tolerance(manifest) -> None:
+    case = Case(tokens=3, lengths=(3,), padding="none")
+    graphs = GraphSet(graphs=manifest.graphs[-1:], precision=Precision.INT8)
+    right = np.random.default_rng(0).normal(size=(1, 3, 32)).astype(np.float32)
+    manifest = dataclasses.replace(
+        manifest,
+        outputs=(TensorSpec(name="last_hidden_state", dtype="float32", shape=("batch", "tokens", 32)),),
+    )
+
+    def check(got: np.ndarray):
+        return compare_case(graphs, case, manifest, [{"last_hidden_state": right[0]}], {"last_hidden_state": got}, None)
+
+    noise = np.random.default_rng(1).normal(size=right.shape).astype(np.float32)
+    assert check(right + 0.05 * noise).passed
+    assert not check(right + 0.2 * noise).passed
+    assert not check(right[:, [1, 0, 2]]).passed
+    assert not check(right * 1.21).passed
+    assert check(right).record()["precision"] == "int8"
