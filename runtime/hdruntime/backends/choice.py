@@ -54,6 +54,9 @@ _FLAVOUR = {
 _FASTER_IN_OPENVINO = frozenset({"BlockSparseAttention", "DenseAttention", "SlidingWindowAttention"})
 """Operators with which OpenVINO was measured to be faster than ONNX Runtime."""
 
+_AS_FAST_IN_FLOAT32 = frozenset({"DenseAttention"})
+"""Those of them with which ONNX Runtime is as fast in float32 at 512 tokens, and faster from there on."""
+
 CPU_BACKENDS = (Backend.ONNXRUNTIME, Backend.OPENVINO)
 """Those that need no NVIDIA GPU; members compare equal to their names."""
 
@@ -186,6 +189,11 @@ def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tup
     others = sorted(bundle.manifest.operator_names - _FASTER_IN_OPENVINO)
     if others:
         return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster with {', '.join(others)}"
+    is_float32 = precision is Precision.FLOAT32 or (
+        precision is Precision.AUTO and bundle.manifest.dtype == Precision.FLOAT32.value
+    )
+    if is_float32 and bundle.manifest.operator_names <= _AS_FAST_IN_FLOAT32:
+        return Backend.ONNXRUNTIME, "in float32 it is faster than OpenVINO with long texts in dense attention"
     return Backend.OPENVINO, "OpenVINO is installed, and the bundle has its graph"
 
 

@@ -257,12 +257,22 @@ def test_the_graph_in_int8_is_the_one_of_that_dtype(bundle: Bundle, tmp_path: Pa
 # The choice
 
 
+def windowed(bundle: Bundle) -> Bundle:
+    """Says that its attention is windowed, with which OpenVINO is the faster one in float32, too."""
+    operators = {"hdexport::SlidingWindowAttention": 2}
+    return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, operators=operators))
+
+
 def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, half_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(choice.platform, "machine", lambda: "x86_64")
-    assert choice.backend_on_cpu(bundle) == ("openvino", "OpenVINO is installed, and the bundle has its graph")
-    with hdruntime.load(bundle, precision="float32", threads=1) as session:
+    found = ("openvino", "OpenVINO is installed, and the bundle has its graph")
+    assert choice.backend_on_cpu(half_bundle) == choice.backend_on_cpu(windowed(bundle)) == found
+    of_dense = ("onnxruntime", "in float32 it is faster than OpenVINO with long texts in dense attention")
+    assert choice.backend_on_cpu(bundle) == of_dense
+    assert choice.backend_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
+    with hdruntime.load(windowed(bundle), precision="float32", threads=1) as session:
         assert (session.backend, session.backend_reason) == (
             hdruntime.Backend.OPENVINO,
             "float32 is a precision of CPUs; OpenVINO is installed, and the bundle has its graph",
@@ -286,7 +296,7 @@ def test_a_graph_that_openvino_does_not_load_leaves_auto_onnx_runtime(
         raise BackendError("no such operator")
 
     monkeypatch.setattr("hdruntime.backends.openvino.OpenVinoRunner", fail)
-    with hdruntime.load(bundle, precision="float32", threads=1) as session:
+    with hdruntime.load(windowed(bundle), precision="float32", threads=1) as session:
         assert session.backend is hdruntime.Backend.ONNXRUNTIME
         assert session.backend_reason.endswith("OpenVINO does not load its graph")
     assert "backend auto: openvino should run here and does not: no such operator" in caplog.text
