@@ -215,7 +215,11 @@ def _openvino(loaded: _Loaded | None) -> Finding:
         f"{name} ({model}: {', '.join(words for key, words in _PRECISIONS.items() if key in has)})"
         for name, model, has in loaded.devices
     ]
-    taken = "openvino for bundles with its graph" if loaded.prefers_openvino else "onnxruntime"
+    taken = (
+        "openvino for bundles with its graph, but for dense attention in float32"
+        if loaded.prefers_openvino
+        else "onnxruntime"
+    )
     return Finding(part, Status.OK, f"{loaded.version}: {'; '.join(devices)}; on the CPU, auto takes {taken}")
 
 

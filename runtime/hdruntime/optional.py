@@ -41,8 +41,8 @@ _EXTRA_OF_PACKAGE = {
 """Import name of an optional package -> the extra of hdexport that installs it."""
 
 _TELEMETRY_OF_PACKAGE = {"nncf": "openvino_telemetry", "openvino": "openvino_telemetry"}
-"""Import name of an optional package -> the package that sends its makers how it is used, from its import on. It does
-without where there is none, and has no other switch that holds for one process."""
+"""Import name of an optional package -> the package that tells its makers how it is used, as soon as it is imported.
+Where the second is missing, the first works without it; no setting switches it off for a single process."""
 
 
 def require(package: str) -> ModuleType:
