@@ -14,6 +14,7 @@ from hdexport.quantize.bundle import quantize_bundle
 from hdexport.quantize.options import Int8Options
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.errors import ExportError, InputError
+from support.needs import needs_openvino
 
 
 @pytest.fixture(scope="module")
@@ -97,6 +98,19 @@ def test_padding_changes_no_answer(quantized, side: str) -> None:
             np.testing.assert_allclose(together[row, place], alone, atol=1e-6)
         elif len(text) == 40:
             np.testing.assert_allclose(together[row, place], alone, atol=0.05)
+
+
+@needs_openvino
+def test_padding_on_the_right_changes_no_answer_in_openvino(quantized) -> None:
+    with hdruntime.load(quantized("bert", openvino=True), "openvino", threads=1, precision="int8") as session:
+        ids = np.random.default_rng(4).integers(5, session.manifest.vocab_size, (3, 40))
+        mask = (np.arange(40) < np.array([[3], [17], [40]])).astype(np.int64)
+        together = session(input_ids=ids, attention_mask=mask)["last_hidden_state"]
+        for row, length in enumerate((3, 17, 40)):
+            alone = session(input_ids=ids[row : row + 1, :length])["last_hidden_state"][0]
+            np.testing.assert_allclose(together[row, :length], alone, atol=1e-6)
+        others = session(input_ids=ids[:, ::-1])["last_hidden_state"]
+        assert np.abs(others[2] - together[2]).max() > 1e-2
 
 
 def test_a_model_without_products_of_layers_is_refused(tmp_path) -> None:
