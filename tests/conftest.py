@@ -113,6 +113,7 @@ _SECONDS = {
     "tests/exporter/attention/test_windowed.py": 20,
     "tests/runtime/test_late_chunking.py": 45,
     "tests/runtime/test_sentence_encoder.py": 20,
+    "tests/runtime/test_cross_encoder.py": 30,
     "tests/runtime/test_sentence_transformers.py": 40,
     "tests/examples/test_tutorial.py": 20,
     "tests/test_readme.py": 20,

@@ -52,7 +52,7 @@ def test_the_support_table_is_that_of_the_operators() -> None:
 
 def plain_name(name: str) -> str:
     """BigBird-Pegasus and bigbird_pegasus are one, as are Transformer-XL and transfo-xl."""
-    return name.lower().replace("transformer", "transfo").replace("-", "").replace("_", "")
+    return name.lower().replace("transformer", "transfo").replace("-", "").replace("_", "").replace(" ", "")
 
 
 def test_every_supported_family_is_named() -> None:

@@ -1,6 +1,6 @@
 """Memory that a process keeps on a CPU: after a long text and 100 short ones, and what ONNX Runtime's arena is worth.
 
-Usage: python -m benchmarks.cpu.memory_kept [--tokens 4096] [--rounds 5] [--output FILE]
+Usage: python -m benchmarks.cpu.memory_kept [--tokens 4096] [--calls N] [--only CASE ...] [--rounds 5] [--output FILE]
 
 A case runs 100 short texts, one long text and 100 short ones again. "MB kept" is what is resident then, above what was
 before the long text. "bundle-arena" is ours with ONNX Runtime's arena, which a session does not use;
@@ -10,6 +10,11 @@ in OpenVINO. All compute in float32. A session gives memory back after a batch o
 
 "without-arena T" is the ratio of a call of T tokens without the arena to one with it, in CPU time: two sessions of one
 process take turns. If it were above 1.05, a session should offer the arena.
+
+With --calls N, N texts of random lengths of 1 to 512 tokens run through a session in OpenVINO instead, in two
+attentions and two precisions. "MB kept" is what is resident at the end above what was after four fifths of the calls:
+next to nothing if memory has stopped growing. What is resident after each tenth of the calls is recorded as
+"resident_mb".
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +44,15 @@ _SHORT_LENGTHS = (16, 128)
 
 _SHORT_TEXTS = 100
 _VOCAB_SIZE = 1000
+
+_ATTENTIONS = {"dense": None, "window": "window:64"}
+_PRECISIONS = ("float32", "bfloat16")
+_RANDOM = "random-lengths"
+_MOST_RANDOM_TOKENS = 512
+_PARTS, _LATE_PARTS = 10, 2
+_GROWS_MB = 10.0
+"""Resident memory may grow by so much in the last parts of the calls with random lengths."""
+
 _LEAST_SECONDS, _LEAST_TURNS = 4.0, 9
 _KEPT, _OVERHEAD = 0.05, 1.05
 
@@ -46,7 +61,35 @@ def main() -> int:
     """Run all cases, or the one that a child process is for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--tokens", type=int, default=4096, help="of the long text")
+    parser.add_argument("--calls", type=int, help="of random lengths, in place of the long text")
+    parser.add_argument("--only", nargs="+", metavar="MODEL", help="first words of the cases that run (default: all)")
     return run_cases("benchmarks.cpu.memory_kept", parser, _case_figures, _comparison)
+
+
+def flat_targets() -> list[Target]:
+    """How far the memory of a session in OpenVINO may grow late."""
+    return [Target(case, None, Figure.KEPT, _GROWS_MB) for case in _random_cases()]
+
+
+def grown_by(run: Run, calls: int) -> dict[str, Any]:
+    """What resident memory grows by in the last fifth of calls with texts of random lengths."""
+    lengths = np.random.default_rng(0).integers(1, _MOST_RANDOM_TOKENS + 1, calls)
+    resident, latencies, cpu = [], [], []
+    for number, tokens in enumerate(lengths, start=1):
+        ids = random_ids(int(tokens), _VOCAB_SIZE)
+        _, latency_ms, cpu_ms = timed(lambda ids=ids: run(ids) is not None)  # type: ignore[misc]
+        latencies.append(latency_ms)
+        cpu.append(cpu_ms)
+        if number * _PARTS // calls > (number - 1) * _PARTS // calls:
+            resident.append((resident_bytes() or 0) / 1e6)
+    return {
+        "latency_ms": statistics.median(latencies),
+        "cpu_ms": statistics.median(cpu),
+        "growth_bytes": 0,
+        "peak_bytes": peak_resident_bytes(),
+        "kept_mb": resident[-1] - resident[-1 - _LATE_PARTS],
+        "resident_mb": resident,
+    }
 
 
 def targets(tokens: int) -> list[Target]:
@@ -84,12 +127,16 @@ def kept_by(run: Run, tokens: int) -> dict[str, Any]:
 
 def _case_figures(options: argparse.Namespace) -> dict[str, Any]:
     model, *tokens = options.case.split()
+    if model == _RANDOM:
+        attention, precision = tokens
+        return grown_by(_load_bundle(options.models / attention, "openvino", precision=precision), options.calls)
     if model == _ARENA:
         return _worth_of_arena(options.models / "bundle", int(tokens[0]))
     return kept_by(_load(model, options.models), options.tokens)
 
 
 def _comparison(options: argparse.Namespace) -> dict[str, Any]:
+    from hdexport.attention.kinds import attention_from_spec
     from hdexport.bench.measure.case import Subject
     from hdexport.bench.peers import PEERS
     from hdexport.build import BuildOptions, build
@@ -97,6 +144,15 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     from hdexport.model.positions import DEFAULT_ALPHA
 
     source, _ = default_model()
+    if options.calls:
+        for attention, spec in _ATTENTIONS.items():
+            build(
+                BuildOptions(
+                    model=source, output=options.models / attention, openvino=True, verify=None, alpha=DEFAULT_ALPHA,
+                    max_len=_MOST_RANDOM_TOKENS, attention_scale="none", attention=attention_from_spec(spec),
+                )
+            )  # fmt: skip
+        return _chosen(_random_cases(), flat_targets(), options.only) | {"calls": options.calls}
     bundle = options.models / "bundle"
     build(
         BuildOptions(
@@ -106,10 +162,20 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     )  # fmt: skip
     PEERS["openvino"].prepare(Subject(bundle=bundle, checkpoint=str(source)), options.models, device="cpu")
     write_plain_export(options.models / "plain.onnx", options.tokens)
+    cases = [*_KEEPERS, *(f"{_ARENA} {each}" for each in (*_LENGTHS, options.tokens))]
+    return _chosen(cases, targets(options.tokens), options.only) | {"tokens": options.tokens}
+
+
+def _random_cases() -> list[str]:
+    return [f"{_RANDOM} {attention} {precision}" for attention in _ATTENTIONS for precision in _PRECISIONS]
+
+
+def _chosen(cases: Sequence[str], targets: Sequence[Target], only: Sequence[str] | None) -> dict[str, Any]:
+    """The cases of these models, and the targets that are left."""
+    left = [case for case in cases if only is None or case.split()[0] in only]
     return {
-        "cases": [*_KEEPERS, *(f"{_ARENA} {each}" for each in (*_LENGTHS, options.tokens))],
-        "targets": targets(options.tokens),
-        "tokens": options.tokens,
+        "cases": left,
+        "targets": [target for target in targets if target.case in left and target.against in (None, *left)],
     }
 
 
@@ -122,12 +188,14 @@ def _load(model: str, folder: Path) -> Run:
     return _load_bundle(folder / "bundle", backend, uses_arena=model == "bundle-arena")
 
 
-def _load_bundle(bundle: Path, backend: str, *, uses_arena: bool = False, spinning: bool = True) -> Run:
+def _load_bundle(
+    bundle: Path, backend: str, *, uses_arena: bool = False, spinning: bool = True, precision: str = "float32"
+) -> Run:
     import hdruntime
     from hdruntime.backends import onnxruntime
 
     if backend == "openvino":
-        session = hdruntime.load(bundle, backend, precision="float32")
+        session = hdruntime.load(bundle, backend, precision=precision)
     else:
         # Sessions have no such option, because of what this measures.
         onnxruntime._USES_ARENA = uses_arena

@@ -28,7 +28,7 @@ from benchmarks.texts import HELP, tokenizer_of
 
 BUNDLES = {
     "bundle": ("float32", "auto", "float32"),
-    "bundle-onnxruntime": ("float32", "onnxruntime", "float32"),
+    "bundle-openvino": ("float32", "openvino", "float32"),
     "bundle-bfloat16": ("bfloat16", "openvino", "bfloat16"),
     "bundle-int8": ("float32", "openvino", "int8"),
 }
@@ -48,7 +48,7 @@ _LATENCY, _LONG_LATENCY, _LONG_TOKENS = 0.95, 0.80, 2048
 _COSINE_LOSS = 0.002
 """Of bundles in bfloat16 and int8."""
 
-_SAME = {"bundle": 1e-3, "bundle-onnxruntime": 1e-3, "openvino": 1e-3}
+_SAME = {"bundle": 1e-3, "bundle-openvino": 1e-3, "openvino": 1e-3}
 _LEAST_COSINE = {
     "bundle-bfloat16": 0.998,
     "openvino-default": 0.998,

@@ -66,8 +66,8 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     lengths = sorted(options.lengths)
     shape = {"hidden_size": options.hidden_size, "layers": options.layers}
     others = {name: getattr(options, name) for name in ("feed_forward", "heads", "chunk", "hashes")}
-    config_of = functools.partial(_config, **others)
-    save_models(options.models, config_of, **shape, longest=lengths[-1])
+    config_from = functools.partial(config_of, **others)
+    save_models(options.models, config_from, **shape, longest=lengths[-1])
     return {
         "cases": cases(*lengths),
         "targets": targets(*lengths),
@@ -77,7 +77,7 @@ def _comparison(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _config(*, feed_forward: int, heads: int, chunk: int, hashes: int, **sizes: Any) -> Any:
+def config_of(*, feed_forward: int, heads: int, chunk: int, hashes: int, **sizes: Any) -> Any:
     from transformers import ReformerConfig
 
     hidden_size, positions = sizes["hidden_size"], sizes["max_position_embeddings"]

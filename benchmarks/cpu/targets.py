@@ -14,9 +14,11 @@ __all__ = [
     "Target",
     "check_answers",
     "child_arguments",
+    "chosen",
     "compare",
     "cosines",
     "figures_of",
+    "is_chosen",
     "output_of",
     "random_ids",
     "report",
@@ -52,6 +54,9 @@ _TIME_LIMIT_S = 3600.0
 _TIMED_RUNS = 3
 _VALUES_COMPARED = 16
 """Tokens of each answer that are compared, spread over the text."""
+
+_RESIDENT = "resident_mb"
+"""What a case may print besides: resident memory again and again, kept of the first round."""
 
 _PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "nncf")
 
@@ -118,6 +123,9 @@ def run_cases(
             `models`.
     """
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--cases", nargs="+", metavar="WORD", help="only cases with one of these words; all targets of them"
+    )
     parser.add_argument("--output", type=Path, help="append the result to this file, as a JSON line")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     parser.add_argument("--models", type=Path, help=argparse.SUPPRESS)
@@ -127,9 +135,30 @@ def run_cases(
         return 0
     with tempfile.TemporaryDirectory() as folder:
         options.models = Path(folder)
-        given = {"arguments": child_arguments(options), "same_answers": {}} | comparison(options)
+        given = {"arguments": child_arguments(options), "same_answers": {}, **chosen(options, comparison(options))}
         result = compare(module, rounds=options.rounds, **given)
     return report(result, options.output)
+
+
+def is_chosen(options: argparse.Namespace, case: str) -> bool:
+    """Whether `--cases` leaves a case in."""
+    return options.cases is None or not set(options.cases).isdisjoint(case.split())
+
+
+def chosen(options: argparse.Namespace, comparison: Mapping[str, Any]) -> dict[str, Any]:
+    """A comparison of the cases that are left, with the targets and answers that need no other."""
+    cases = [case for case in comparison["cases"] if is_chosen(options, case)]
+    if not cases:
+        sys.exit(
+            f"No case has one of the words {' '.join(options.cases)}. There are: {', '.join(comparison['cases'])}."
+        )
+    answers = {
+        key: {case: other for case, other in comparison[key].items() if {case, other[0]} <= set(cases)}
+        for key in ("same_answers", "alike_answers")
+        if key in comparison
+    }
+    targets = [target for target in comparison["targets"] if {target.case, target.against or target.case} <= set(cases)]
+    return {**comparison, "cases": cases, "targets": targets, **answers}
 
 
 def child_arguments(options: argparse.Namespace) -> list[str]:
@@ -214,6 +243,7 @@ def compare(
         "versions": {name: machine[name] for name in _PACKAGES if name in machine},
         "cases": {
             case: {key: statistics.median(run[key] for run in runs) for key in _KEYS.values() if key in runs[0]}
+            | ({_RESIDENT: runs[0][_RESIDENT]} if _RESIDENT in runs[0] else {})
             for case, runs in measured.items()
         },
         **({"cosines": alike} if alike else {}),

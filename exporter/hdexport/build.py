@@ -48,8 +48,6 @@ from hdruntime.constants import (
     CPU_LOWERING,
     CUDA_LOWERING,
     FORMAT_VERSION,
-    OPENVINO_LOWERING,
-    OPENVINO_UNPADDED_LOWERING,
     PORTABLE_LOWERING,
 )
 from hdruntime.errors import InputError, VerificationError
@@ -67,8 +65,6 @@ _PORTABLE_FILE = "model.onnx"
 _WEIGHTS_FILE = "model.onnx.data"
 _CPU_FILE = "onnxruntime_cpu.onnx"
 _CUDA_FILE = "onnxruntime_cuda.onnx"
-_OPENVINO_FILE = "openvino.onnx"
-_OPENVINO_UNPADDED_FILE = "openvino_unpadded.onnx"
 
 # Smaller constants stay in the graph file, where shape inference of every tool finds them.
 _INLINE_BYTES = 1024
@@ -85,6 +81,7 @@ class BuildOptions:
         max_len: the longest input, in tokens.
         precision: ``float32``, ``float16`` or ``bfloat16``, the type of weights and activations.
         task: None infers it from the checkpoint.
+        adapter: name of the checkpoint's adapter that is merged into its weights; None for none.
         scheme: source of the positions after the checkpoint's.
         alpha: weight of the coarse position in the hierarchical scheme; None chooses, see `choose_positions`.
         attention_scale: ``logn`` multiplies queries by max(1, ln n / ln positions of the checkpoint), for n tokens that
@@ -109,6 +106,7 @@ class BuildOptions:
     max_len: int
     precision: Dtype = "float32"
     task: Task | None = None
+    adapter: str | None = None
     scheme: Scheme = Scheme.HIERARCHICAL
     alpha: float | None = None
     attention_scale: AttentionScale | None = None
@@ -183,9 +181,10 @@ def _check_recurrence(tokens: int | None) -> None:
 
 def _checkpoint(options: BuildOptions) -> Checkpoint:
     # Not found again: on the hub, a branch may have moved since.
-    if isinstance(options.model, Checkpoint):
-        return options.model
-    return find_checkpoint(options.model, allow_pickle=options.allow_pickle)
+    found = options.model
+    if not isinstance(found, Checkpoint):
+        found = find_checkpoint(found, allow_pickle=options.allow_pickle)
+    return found.with_adapter(options.adapter)
 
 
 def _write_graphs(
@@ -415,7 +414,7 @@ def _lower(portable: onnx_ir.Model, directory: Path, options: BuildOptions, *, l
 
     from hdexport.graph.lowering.onnxruntime_cpu import lower_for_onnxruntime_cpu
     from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
-    from hdexport.graph.lowering.openvino import lower_for_openvino
+    from hdexport.graph.lowering.openvino.graph_files import write_openvino_graphs
     from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
 
     dtype = options.precision
@@ -429,15 +428,7 @@ def _lower(portable: onnx_ir.Model, directory: Path, options: BuildOptions, *, l
         ir.save(for_gpu, directory / _CUDA_FILE)
         graphs.append(GraphFile(file=_CUDA_FILE, lowering=CUDA_LOWERING, dtype=dtype))
     if options.openvino:
-        for_any = portable.clone()
-        differs = lower_for_openvino(for_any, padded=True)
-        ir.save(for_any, directory / _OPENVINO_FILE)
-        graphs.append(GraphFile(file=_OPENVINO_FILE, lowering=OPENVINO_LOWERING, dtype="float32"))
-        if differs:
-            lower_for_openvino(unpadded := portable.clone(), padded=False)
-            ir.save(unpadded, directory / _OPENVINO_UNPADDED_FILE)
-            file = _OPENVINO_UNPADDED_FILE
-            graphs.append(GraphFile(file=file, lowering=OPENVINO_UNPADDED_LOWERING, dtype="float32"))
+        graphs += write_openvino_graphs(portable, directory)
     return tuple(graphs)
 
 
@@ -482,6 +473,7 @@ def _describe(
         made_by=_made_by(checkpoint, options),
         ffn_chunk=options.ffn_chunk,
         document_tokens=options.max_len if counts_tokens(module.inputs) else None,
+        adapter=checkpoint.adapter,
         files={},
     )
 

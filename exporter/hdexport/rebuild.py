@@ -1,4 +1,4 @@
-"""Rebuilds the engines of a bundle for another GPU or another TensorRT, without the checkpoint."""
+"""Rebuilds a bundle's engines for another GPU or TensorRT, and adds graphs for CPUs, without the checkpoint."""
 
 from __future__ import annotations
 
@@ -9,21 +9,28 @@ import datetime
 import logging
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.engines.build import EngineBuilder, EngineOptions
 from hdexport.graph.bundle_graph import read_graph
+from hdexport.graph.lowering.openvino.graph_files import write_openvino_graphs
 from hdexport.graph.lowering.tensorrt import AttentionImpl
+from hdexport.quantize.options import Int8Options
 from hdexport.support.progress import Progress
 from hdplugins import ONNX_DOMAIN
 from hdplugins.tensorrt.plugins import plugin_operators
-from hdruntime.bundle.manifest import Backend, EngineFile, Manifest
+from hdruntime.bundle.manifest import Backend, EngineFile, GraphFile, Manifest
 from hdruntime.bundle.passport import read_passport
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.bundle.writer import seal, staged_bundle
-from hdruntime.constants import KERNELS_FOLDER, PORTABLE_LOWERING
+from hdruntime.constants import (
+    KERNELS_FOLDER,
+    OPENVINO_LOWERING,
+    OPENVINO_UNPADDED_LOWERING,
+    PORTABLE_LOWERING,
+)
 from hdruntime.errors import BundleCorruptError
 
 if TYPE_CHECKING:
@@ -31,37 +38,46 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_OPENVINO = (OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING)
+
 
 @dataclass(frozen=True, kw_only=True)
 class RebuildOptions:
-    """Which bundle's engines are rebuilt, and how.
+    """Which bundle is rebuilt, and how.
 
     Attributes:
         bundle: a bundle's directory.
-        output: directory of the bundle with the new engines; the same directory replaces it.
+        output: directory of the new bundle; the same directory replaces it.
         engines: which engines. The bundle's engines of other flavours are kept.
+        openvino: whether graphs for OpenVINO are added, or written again.
+        int8: how the graphs for CPUs with int8 weights are made, in place of those that are there; None keeps these.
         force: replace a bundle at `output` where that is another directory.
         command: the command line, for the record.
     """
 
     bundle: Path
     output: Path
-    engines: EngineOptions
+    engines: EngineOptions = field(default_factory=EngineOptions)
+    openvino: bool = False
+    int8: Int8Options | None = None
     force: bool = False
     command: str = ""
 
 
 def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manifest:
-    """Build engines from a bundle's portable graph; its graphs, tokenizer and verification stay.
+    """Build engines and graphs from a bundle's portable graph; its other graphs, tokenizer and verification stay.
+
+    Graphs that are added are not verified: the checkpoint is not read.
 
     Nothing changes before everything is built. A process that has the old bundle open keeps it.
 
     Returns:
-        The manifest of the bundle with the new engines.
+        The manifest of the new bundle.
 
     Raises:
         BundleError: the bundle is missing or damaged.
-        HdexportError: an engine cannot be built on this machine, or the bundle cannot be written.
+        HdexportError: an engine cannot be built on this machine, int8 cannot be calibrated, or the bundle cannot be
+            written.
     """
     progress = progress or Progress()
     engine_builder = EngineBuilder(options.engines)
@@ -70,14 +86,24 @@ def rebuild(options: RebuildOptions, progress: Progress | None = None) -> Manife
     bundle = open_bundle(options.bundle)
     with staged_bundle(options.output, force=options.force or in_place) as directory:
         kept = [engine for engine in bundle.manifest.engines if Backend(engine.flavour) not in options.engines.flavours]
-        _copy(bundle, directory, _files_to_keep(bundle, kept))
+        graphs = _graphs_to_keep(bundle.manifest, options)
+        _copy(bundle, directory, _files_to_keep(bundle, kept, graphs))
         manifest = bundle.manifest
         portable = _portable_graph(bundle, directory)
         built = engine_builder.build(portable, directory, manifest=manifest, progress=progress)
-        progress.step("Writing the bundle")
+        if options.openvino:
+            progress.step("Lowering for OpenVINO")
+            graphs += write_openvino_graphs(portable, directory)
         date = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
         made_by = manifest.made_by | {"rebuilt by": options.command, "rebuilt on": date}
-        return seal(directory, dataclasses.replace(manifest, engines=(*kept, *built), made_by=made_by))
+        manifest = dataclasses.replace(manifest, graphs=tuple(graphs), engines=(*kept, *built), made_by=made_by)
+        manifest = seal(directory, manifest)
+        if options.int8 is not None:
+            from hdexport.quantize.bundle import quantize_bundle
+
+            manifest = quantize_bundle(Bundle(directory, manifest), options.int8, progress)
+        progress.step("Writing the bundle")
+        return manifest
 
 
 def previous_engines(bundle: Bundle, flavours: Sequence[Backend]) -> EngineOptions | None:
@@ -108,11 +134,20 @@ def _portable_graph(bundle: Bundle, directory: Path) -> onnx_ir.Model:
     return read_graph(bundle, graphs[0], directory=directory)
 
 
-def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile]) -> list[str]:
-    """All files but replaced engines, their passports, and kernels that no remaining engine uses."""
+def _graphs_to_keep(manifest: Manifest, options: RebuildOptions) -> list[GraphFile]:
+    """All but those that are written again; float graphs stay where those of int8 do not."""
+    return [
+        graph
+        for graph in manifest.graphs
+        if (options.int8 is None if graph.dtype == "int8" else not (options.openvino and graph.lowering in _OPENVINO))
+    ]
+
+
+def _files_to_keep(bundle: Bundle, kept: Sequence[EngineFile], graphs: Sequence[GraphFile]) -> list[str]:
+    """All files but replaced graphs and engines, their passports, and kernels that no remaining engine uses."""
     dropped = {
         name for engine in bundle.manifest.engines if engine not in kept for name in (engine.file, engine.passport)
-    }
+    } | {graph.file for graph in bundle.manifest.graphs if graph not in graphs}
     return [
         name
         for name in bundle.manifest.files

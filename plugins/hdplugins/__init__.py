@@ -9,6 +9,7 @@ from hdplugins.operators.block_sparse_attention import OPERATOR as _BLOCK_SPARSE
 from hdplugins.operators.chunk_attention import OPERATOR as _CHUNK_ATTENTION
 from hdplugins.operators.clipped_distance_attention import OPERATOR as _CLIPPED_DISTANCE_ATTENTION
 from hdplugins.operators.dense_attention import OPERATOR as _DENSE_ATTENTION
+from hdplugins.operators.disentangled_attention import OPERATOR as _DISENTANGLED_ATTENTION
 from hdplugins.operators.favor_attention import OPERATOR as _FAVOR_ATTENTION
 from hdplugins.operators.local_global_attention import OPERATOR as _LOCAL_GLOBAL_ATTENTION
 from hdplugins.operators.lsh_attention import OPERATOR as _LSH_ATTENTION
@@ -23,6 +24,7 @@ OPERATORS: dict[str, Operator] = {
         _CHUNK_ATTENTION,
         _CLIPPED_DISTANCE_ATTENTION,
         _DENSE_ATTENTION,
+        _DISENTANGLED_ATTENTION,
         _FAVOR_ATTENTION,
         _LOCAL_GLOBAL_ATTENTION,
         _LSH_ATTENTION,

@@ -14,6 +14,7 @@ telemetry of ONNX Runtime, unless the environment variable ``ORT_DISABLE_TELEMET
 from __future__ import annotations
 
 __all__ = [
+    "Answer",
     "Backend",
     "BackendError",
     "BackendUnavailableError",
@@ -22,10 +23,12 @@ __all__ = [
     "BundleError",
     "BundleNotFoundError",
     "BundleVersionError",
+    "CrossEncoder",
     "DamagedJobError",
     "DocumentStream",
     "Encoding",
     "EngineError",
+    "Entity",
     "ExportError",
     "GpuOptions",
     "HdexportError",
@@ -79,11 +82,14 @@ if TYPE_CHECKING:
     from hdruntime.backends.precision import Precision
     from hdruntime.bundle.manifest import Backend, Manifest
     from hdruntime.bundle.reader import Bundle, open_bundle
+    from hdruntime.cross_encoder import CrossEncoder
     from hdruntime.gpu.options import GpuOptions
     from hdruntime.inference.streaming import DocumentStream, Segment
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
+    from hdruntime.text.answers import Answer
     from hdruntime.text.chunking import TextChunks
+    from hdruntime.text.entities import Entity
     from hdruntime.text.tokenization import Encoding
 
 # ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
@@ -92,10 +98,13 @@ if TYPE_CHECKING:
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 _MODULE_OF_NAME = {
+    "Answer": "hdruntime.text.answers",
     "Backend": "hdruntime.bundle.manifest",
     "Bundle": "hdruntime.bundle.reader",
+    "CrossEncoder": "hdruntime.cross_encoder",
     "DocumentStream": "hdruntime.inference.streaming",
     "Encoding": "hdruntime.text.tokenization",
+    "Entity": "hdruntime.text.entities",
     "GpuOptions": "hdruntime.gpu.options",
     "Manifest": "hdruntime.bundle.manifest",
     "Precision": "hdruntime.backends.precision",

@@ -18,29 +18,26 @@ from __future__ import annotations
 
 __all__ = ["SentenceEncoder"]
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 import numpy as np
 
-from hdruntime.backends.choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle_model import BundleModel, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.scheduling import BatchResult
 from hdruntime.optional import require
-from hdruntime.session import load
 from hdruntime.text.checks import checked_choice
 from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized, truncated
 from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled
-from hdruntime.text.prompts import chosen_prompt, prompts_of
+from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
@@ -63,12 +60,13 @@ def _also_by_inputs(method: Callable[..., Any]) -> Callable[..., Any]:
     return by_either_name
 
 
-class SentenceEncoder:
+class SentenceEncoder(BundleModel):
     """A loaded bundle that encodes texts. Safe to call from several threads; also a context manager.
 
     Args:
         bundle: its directory, or what :func:`open_bundle` returned.
-        pooling: ``mean``, ``cls`` or ``max`` of the token vectors, for a bundle of the task feature-extraction (default
+        pooling: ``mean``, ``cls``, ``max``, ``lasttoken``, ``weightedmean`` or ``mean_sqrt_len_tokens`` of the token
+            vectors, for a bundle of the task feature-extraction (default
             ``mean``). One of the task sentence-similarity has its model's own pooling, and takes None.
         max_seq_length: see the property; None for the model's own number.
         truncate_dim: dimensions of a vector that are kept; None for the model's own number, which mostly is all.
@@ -107,42 +105,18 @@ class SentenceEncoder:
         self._token_output = next(spec for spec in opened.manifest.outputs if spec.has_tokens_axis)
         self._dimensions = embedding_size(opened.manifest)
         self._pooling = _checked_pooling(pooling, is_needed=self._output.name == "last_hidden_state")
-        info = opened.manifest.tokenizer
-        if info is None:
-            raise InputError(f"The bundle {opened.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
-        self.prompts, self.default_prompt_name = prompts_of(opened.manifest)
         self.similarity_fn_name: str = own.similarity if own else "cosine"
         self.truncate_dim = own.truncate_dim if own and truncate_dim is None else truncate_dim
         self.model_card_data = _NoModelCard()
-        self._tokenizer_path = opened.file(info.file)
-        self._session = load(opened, backend, threads=threads, precision=precision, device=device, gpu=gpu)
-        if max_seq_length is None:
-            max_seq_length = min(own.max_seq_length, self._session.max_len) if own else "bundle"
-        try:
-            self._tokenizer = self._tokenizer_for(max_seq_length)
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def max_seq_length(self) -> int:
-        """Tokens that a text is cut to without a message, special tokens included; by default the model's own number.
-
-        Set it to another number, or to ``"bundle"`` for all that the bundle serves.
-
-        Raises:
-            InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
-        """
-        return self._tokenizer.max_len
-
-    @max_seq_length.setter
-    def max_seq_length(self, tokens: int | Literal["bundle"]) -> None:
-        self._tokenizer = self._tokenizer_for(tokens)
-
-    @property
-    def tokenizer(self) -> Any:
-        """The bundle's ``tokenizers.Tokenizer``, which neither cuts nor pads."""
-        return self._tokenizer.whole
+        super().__init__(
+            opened,
+            max_seq_length=max_seq_length,
+            backend=backend,
+            threads=threads,
+            precision=precision,
+            device=device,
+            gpu=gpu,
+        )
 
     def get_embedding_dimension(self) -> int:
         """Dimensions of a vector."""
@@ -206,8 +180,6 @@ class SentenceEncoder:
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
         texts = _checked_texts(sentences)
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
-        if show_progress_bar is None:
-            show_progress_bar = logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG)
         if output_value == "token_embeddings":
             of_tokens = self._token_vectors(texts, prompt, batch_size, show_progress_bar)
             result: Any = of_tokens if from_numpy is None else [from_numpy(each) for each in of_tokens]
@@ -274,42 +246,6 @@ class SentenceEncoder:
         """
         return similarities_of_pairs(self.similarity_fn_name, embeddings1, embeddings2)
 
-    def close(self) -> None:
-        """Free the backend's memory; what is encoded afterwards raises BackendError."""
-        self._session.close()
-
-    def __enter__(self) -> SentenceEncoder:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def _tokenizer_for(self, tokens: int | str) -> TextTokenizer:
-        most = self._session.max_len
-        tokenizer = TextTokenizer(self._tokenizer_path, max_len=most)
-        if tokens == "bundle":
-            return tokenizer
-        (a_word,) = tokenizer.encode(["a"], overflow=Overflow.TRUNCATE)
-        fewest = 1 + a_word.sequence_ids.count(None)
-        if not isinstance(tokens, int) or not fewest <= tokens <= most:
-            is_more = isinstance(tokens, int) and tokens > most
-            advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
-            raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
-        return TextTokenizer(self._tokenizer_path, max_len=tokens)
-
-    def _check_device(self, device: object) -> None:
-        here = "cpu" if self._session.backend in CPU_BACKENDS else "cuda"
-        if device is not None and str(device).partition(":")[0] != here:
-            raise InputError(
-                f"device is {str(device)!r}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
-                "Leave it out, or choose another backend: SentenceEncoder(bundle, backend=...)"
-            )
-
     def _vectors(self, texts: list[str], *options: Any) -> np.ndarray:
         """float32 [texts, dimensions]."""
         embeddings = np.empty((len(texts), self._dimensions), np.float32)
@@ -330,19 +266,18 @@ class SentenceEncoder:
         return vectors
 
     def _batches(
-        self, texts: list[str], output: str, prompt: str, batch_size: int | None, show_progress_bar: bool
+        self, texts: list[str], output: str, prompt: str, batch_size: int | None, show_progress_bar: bool | None
     ) -> Iterator[tuple[list[int], BatchResult]]:
         """Yields indices of texts and their results."""
         tokenizer = self._tokenizer  # Another thread may set `max_seq_length`.
-        with _progress_bar(len(texts)) if show_progress_bar else contextlib.nullcontext() as bar:
+        with progress(len(texts), "Encoding", shown=show_progress_bar, logger=logger) as advance:
             for window in _windows(texts, batch_size or _WINDOW_TEXTS):
                 encodings = _encodings(tokenizer, texts, window, prompt)
                 for result in self._session.run_batches(encodings, outputs=[output]):
                     for row, error in result.errors.items():
                         raise type(error)(f"sentences[{window[row]}]: {error}") from error
                     yield [window[row] for row in result.rows], result
-                    if bar is not None:
-                        bar.advance(bar.task_ids[0], len(result.rows))
+                    advance(len(result.rows))
 
 
 class _NoModelCard:
@@ -403,13 +338,3 @@ def _encodings(tokenizer: TextTokenizer, texts: Sequence[str], window: Sequence[
             except InputError as error:
                 raise InputError(f"sentences[{index}]: {error}") from None
         raise
-
-
-def _progress_bar(total: int) -> Any:
-    """A bar on stderr, with one task."""
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress
-
-    bar = Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True))
-    bar.add_task("Encoding", total=total)
-    return bar

@@ -23,14 +23,26 @@ from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.inputs import checked_inputs
 from hdruntime.inference.marks import check_texts_for_marks
+from hdruntime.inference.pair_logits import PairOptions, check_query, pair_logits, ranked
 from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
 from hdruntime.inference.streaming import Document, DocumentStream, Segment, Streams
 from hdruntime.inference.text_inputs import inputs_of_texts
+from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions, best_answers
 from hdruntime.text.checks import check_text_lengths, checked_choice
 from hdruntime.text.chunking import LateChunking, LateChunks, Spans, TextChunks, overlap_of
+from hdruntime.text.classes import activation_of, check_reranker
+from hdruntime.text.entities import Aggregation, Entity, EntityFinder
 from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
 from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.splitting import SplitEncoding, SplitPooling, pooled_embedding, split_encodings
+from hdruntime.text.splitting import (
+    SplitEncoding,
+    SplitPooling,
+    in_one_piece,
+    merged,
+    pooled_embedding,
+    split_encodings,
+)
+from hdruntime.text.tasks import activated
 from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
@@ -364,15 +376,7 @@ class Session:
             NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
             BackendError: the backend failed, or the session is closed.
         """
-        names = self._checked_output_names(outputs, self._answers)
-        results: list[dict[str, FloatArray]] = [{} for _ in encodings]
-        for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=names):
-            self._require_good(result, range(len(encodings)))
-            for index, row in enumerate(result.rows):
-                length = len(encodings[row])
-                for name, values in result.outputs.items():
-                    results[row][name] = values[index, :length] if self._has_tokens_axis[name] else values[index]
-        return results
+        return self._infer(encodings, range(len(encodings)), batch_tokens=batch_tokens, outputs=outputs)
 
     def run_batches(
         self,
@@ -457,15 +461,11 @@ class Session:
         prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
         if segment is not None and overflow != Overflow.RECUR:
             raise InputError(f"segment is {segment}, but only overflow='recur' has segments.")
-        if overflow != Overflow.SPLIT:
-            if stride:
-                raise InputError(f"stride is {stride}, but only overflow='split' has a stride.")
+        if overflow == Overflow.RECUR and not stride:
             encodings = self.tokenize(texts, overflow=overflow, prompt=prompt)
-            if overflow == Overflow.RECUR:
-                vectors = self._streams.vectors(encodings, segment=segment, batch_tokens=batch_tokens)
-                return np.stack(vectors) if vectors else self._no_vectors()
-            return self._vectors(output, encodings, range(len(texts)), batch_tokens)
-        splits = self.split(texts, stride=stride, prompt=prompt)
+            vectors = self._streams.vectors(encodings, segment=segment, batch_tokens=batch_tokens)
+            return np.stack(vectors) if vectors else self._no_vectors()
+        splits = self._encoded(texts, overflow=overflow, stride=stride, prompt=prompt)
         text_of_piece = [text for text, split in enumerate(splits) for _ in split.pieces]
         pieces = [piece for split in splits for piece in split.pieces]
         of_pieces = iter(self._vectors(output, pieces, text_of_piece, batch_tokens))
@@ -545,6 +545,150 @@ class Session:
         found = [each.finished() for each in begun]
         return found[0] if isinstance(texts, str) else found
 
+    def entities(
+        self,
+        texts: Sequence[str],
+        *,
+        aggregation: Aggregation | str = Aggregation.NONE,
+        overflow: Overflow | str = Overflow.ERROR,
+        stride: int = 0,
+        batch_tokens: int | None = None,
+    ) -> list[list[Entity]]:
+        """The entities of every text, for bundles of token-classification.
+
+        They are those of transformers' pipeline. A text that is split is one text: each token has its label from the
+        piece in which it sees most of the text, and an entity on both sides of a cut is one, which the pipeline cuts.
+
+        Args:
+            texts: may be empty strings.
+            aggregation: how tokens are grouped: ``none``, ``simple``, ``first``, ``max`` or ``average``.
+            overflow: for a text of too many tokens: ``error``, ``truncate``, or ``split``.
+            stride: tokens that a piece of a split text repeats from the previous piece.
+            batch_tokens: as of :meth:`embed`.
+
+        Returns:
+            one list per text, in order, of its entities in order.
+
+        Raises:
+            InputError: the bundle's task is another one, it has no tokenizer, or a text does not fit.
+            NonFiniteOutputError: a logit is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
+        """
+        self._check_task("token-classification", "entities", overflow)
+        aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
+        splits = self._encoded(texts, overflow=overflow, stride=stride)
+        find = EntityFinder(self.manifest, self._text_tokenizer.whole, aggregation)
+        found = []
+        for text, split, outputs in zip(
+            texts, splits, self._outputs_of_pieces(splits, ["logits"], batch_tokens), strict=True
+        ):
+            whole = merged(split, outputs, specs=self.manifest.outputs, pooling=SplitPooling.MEAN)
+            found.append(find(whole["logits"], text=text, encoding=split.whole))
+        return found
+
+    def answers(
+        self,
+        questions: Sequence[str],
+        contexts: Sequence[str],
+        *,
+        top_k: int = 1,
+        handle_impossible_answer: bool = False,
+        max_answer_tokens: int = MAX_ANSWER_TOKENS,
+        overflow: Overflow | str = Overflow.ERROR,
+        stride: int = 0,
+        batch_tokens: int | None = None,
+    ) -> list[list[Answer]]:
+        """The best answers to questions, each from its context, for bundles of question-answering.
+
+        See :mod:`hdruntime.text.answers` for scores, and what differs from Hugging Face's pipeline.
+
+        Args:
+            questions: with a token each.
+            contexts: one for each question; may be empty strings.
+            top_k: at most so many answers to a question.
+            handle_impossible_answer: whether the empty answer is one.
+            max_answer_tokens: the longest answer.
+            overflow: for a pair of too many tokens: ``error``, ``truncate``, or ``split``, which runs the question with
+                every piece of the context.
+            stride: tokens that a piece of a split context repeats; with `max_answer_tokens`, no answer is cut.
+            batch_tokens: as of :meth:`embed`.
+
+        Returns:
+            one list per question, in order: 1 to ``top_k`` answers, best first.
+
+        Raises:
+            InputError: the bundle's task is another one, it has no tokenizer, a pair does not fit, or a question has no
+                token.
+            NonFiniteOutputError: a logit is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
+        """
+        self._check_task("question-answering", "answers", overflow)
+        options = AnswerOptions(
+            top_k=top_k, handle_impossible_answer=handle_impossible_answer, max_answer_tokens=max_answer_tokens
+        )
+        options.check()
+        splits = self._encoded(questions, contexts, overflow=overflow, stride=stride)
+        names = ["start_logits", "end_logits"]
+        return [
+            best_answers(split, outputs, context=context, options=options)
+            for split, outputs, context in zip(
+                splits, self._outputs_of_pieces(splits, names, batch_tokens), contexts, strict=True
+            )
+        ]
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        *,
+        top_k: int | None = None,
+        return_documents: bool = False,
+        overflow: Overflow | str = Overflow.ERROR,
+        stride: int = 0,
+        split_pooling: SplitPooling | str = SplitPooling.MAX,
+        batch_tokens: int | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> list[dict[str, int | float | str]]:
+        """Rank documents by a reranker's scores of each with a query: a bundle of text-classification with one label.
+
+        Args:
+            query: the first text of each pair.
+            documents: the second texts; may be empty strings.
+            top_k: most documents that are returned; None for all.
+            return_documents: whether results have the documents' texts.
+            overflow: for a pair of too many tokens: ``error``; ``truncate``, which cuts the end of the longer text; or
+                ``split``, which cuts the document into pieces, each of which is read with the whole query.
+            stride: tokens that a piece of a split document repeats from the previous piece.
+            split_pooling: combines the pieces' logits: ``max``, or ``mean``, weighted by tokens.
+            batch_tokens: most tokens per batch; a longer pair runs alone. None: the backend's default.
+            prompt_name: the model's prompt that goes before the query; None for the model's default, if it has one.
+            prompt: the prompt itself.
+
+        Returns:
+            the documents by descending score, each a dict with ``corpus_id``, its place in ``documents``, ``score``,
+            as `hdexport run` writes it, and ``text`` if asked for.
+
+        Raises:
+            InputError: the bundle is no reranker, it has no tokenizer, a text does not fit, or an option is invalid.
+            NonFiniteOutputError: a score is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
+        """
+        check_reranker(self.manifest)
+        prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
+        options = PairOptions(overflow=overflow, stride=stride, split_pooling=split_pooling, prompt=prompt)
+        check_query(query, self._text_tokenizer, options)
+        logits = pair_logits(
+            [(query, document) for document in documents],
+            self._text_tokenizer,
+            functools.partial(self.run_batches, batch_tokens=batch_tokens, outputs=["logits"]),
+            labels=1,
+            options=options,
+            name="documents",
+        )
+        scores = activated(logits, activation_of(self._bundle))[:, 0]
+        return ranked(scores, documents, top_k=top_k, return_documents=return_documents)
+
     def close(self) -> None:
         """Free the backend's memory; later calls, and calls running in other threads, raise BackendError."""
         self._scheduler.close()
@@ -566,6 +710,58 @@ class Session:
             if name not in self._output_names:
                 raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
         return list(default) if names is None else list(names)
+
+    def _infer(
+        self,
+        encodings: Sequence[Encoding],
+        numbers: Sequence[int],
+        *,
+        batch_tokens: int | None,
+        outputs: Sequence[str] | None,
+    ) -> list[dict[str, FloatArray]]:
+        """As :meth:`infer`; errors use the encodings' ``numbers``."""
+        names = self._checked_output_names(outputs, self._answers)
+        results: list[dict[str, FloatArray]] = [{} for _ in encodings]
+        for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=names):
+            self._require_good(result, numbers)
+            for index, row in enumerate(result.rows):
+                length = len(encodings[row])
+                for name, values in result.outputs.items():
+                    results[row][name] = values[index, :length] if self._has_tokens_axis[name] else values[index]
+        return results
+
+    def _encoded(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        overflow: Overflow | str,
+        stride: int,
+        prompt: str = "",
+    ) -> list[SplitEncoding]:
+        """The pieces of every text; one, where texts are not split."""
+        if overflow == Overflow.SPLIT:
+            return self.split(texts, pairs, stride=stride, prompt=prompt)
+        if stride:
+            raise InputError(f"stride is {stride}, but only overflow='split' has a stride.")
+        return [in_one_piece(each) for each in self.tokenize(texts, pairs, overflow=overflow, prompt=prompt)]
+
+    def _outputs_of_pieces(
+        self, splits: Sequence[SplitEncoding], outputs: Sequence[str], batch_tokens: int | None
+    ) -> list[list[dict[str, FloatArray]]]:
+        """[texts][pieces], the outputs of each piece."""
+        pieces = [piece for split in splits for piece in split.pieces]
+        numbers = [text for text, split in enumerate(splits) for _ in split.pieces]
+        found = iter(self._infer(pieces, numbers, batch_tokens=batch_tokens, outputs=outputs))
+        return [list(islice(found, len(split.pieces))) for split in splits]
+
+    def _check_task(self, task: str, method: str, overflow: Overflow | str) -> None:
+        if self.manifest.task != task:
+            raise InputError(f"session.{method} is for {task}, and the bundle's task is {self.manifest.task}.")
+        if overflow == Overflow.RECUR:
+            raise InputError(
+                f"session.{method} does not stream texts.\nUse overflow='split', or hdexport run --overflow recur."
+            )
 
     def _vectors(
         self, output: TensorSpec, encodings: Sequence[Encoding], numbers: Sequence[int], batch_tokens: int | None

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cpu import bigbird, dense, distances, ffn_chunk, longt5, performer, reformer, window, xlnet
+from benchmarks.cpu import bigbird, dense, distances, ffn_chunk, longt5, operators, performer, reformer, window, xlnet
 from benchmarks.cpu.models import openvino_cases
 from hdexport.bench.measure.processes import Outcome
 from hdexport.bench.results.result import Status
@@ -25,13 +25,15 @@ def test_dense_attention_is_measured_in_every_way(rehearse: Any) -> None:
 
 
 @pytest.mark.nightly
+@pytest.mark.usefixtures("tiny_sentence_model")
 def test_windows_are_measured_for_every_model_at_every_length(rehearse: Any) -> None:
     result, _ = rehearse(window, f"--tokens 64 128 256 {SHAPE} --window 8")
     models = ("bundle", "hugging-face", "dense-sdpa")
     through_openvino = openvino_cases(128, 256)
     compared = {f"{model} {tokens}" for model in models for tokens in (64, 128, 256)}
-    assert set(result["cases"]) == compared | set(through_openvino)
-    assert len(result["ratios"]) == 6 + len(through_openvino)
+    sample = window.sample_cases(128)
+    assert set(result["cases"]) == {*compared, *through_openvino, *sample}
+    assert len(result["ratios"]) == 6 + len(through_openvino) + len(sample) - 2
 
 
 def test_blocks_are_measured_and_it_is_reported_when_hugging_face_does_not_fit(
@@ -92,6 +94,18 @@ def test_sides_are_measured_at_both_lengths(rehearse: Any, attention: str) -> No
         f"{model} {tokens}" for model in ("bundle", "hugging-face") for tokens in (300, 600)
     }
     assert len(result["ratios"]) == 5
+
+
+@pytest.mark.nightly
+def test_operators_are_measured_in_openvino(rehearse: Any) -> None:
+    shape = "--tokens 64 128 --hidden-size 64 --layers 1"
+    result, _ = rehearse(operators, f"{shape} --only clipped-t5 lsh relative")
+    through_openvino = openvino_cases(64, 128)
+    in_float32 = [case for case in through_openvino if case.startswith("openvino ")]
+    expected = {f"{name} bundle {tokens}" for name in ("clipped-t5", "lsh", "relative") for tokens in (64, 128)}
+    expected |= {f"{name} {case}" for name in ("clipped-t5", "relative") for case in through_openvino}
+    assert set(result["cases"]) == expected | {f"lsh {case}" for case in in_float32}
+    assert len(result["ratios"]) == 2 * (len(result["cases"]) - 6)
 
 
 @pytest.mark.nightly

@@ -10,6 +10,22 @@ import pytest
 from benchmarks.cpu import memory_kept
 
 
+@pytest.mark.parametrize("grows", [False, True], ids=["flat", "grows"])
+def test_memory_that_goes_on_growing_is_seen(grows: bool) -> None:
+    kept = []
+
+    def run(ids: np.ndarray) -> np.ndarray:
+        """Half a megabyte more per call, touched, until a session with a bound would drop it."""
+        if grows or len(kept) < 60:
+            kept.append(np.ones(2**16))
+        return np.zeros((1, ids.shape[1], 4), np.float32)
+
+    found = memory_kept.grown_by(run, 200)
+    assert len(found["resident_mb"]) == 10
+    (target, *_) = memory_kept.flat_targets()
+    assert (found["kept_mb"] > target.at_most) == grows
+
+
 @pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc, which Linux has")
 @pytest.mark.parametrize("keeps", [False, True], ids=["gives back", "keeps"])
 def test_what_a_long_text_leaves_is_seen(keeps: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 from pathlib import Path
 from typing import Any
@@ -129,3 +130,25 @@ def test_every_precision_has_targets_against_its_rival_and_one_of_its_answers() 
     }  # fmt: skip
     losses = {target.case: target.at_most for target in found if target.figure is Figure.COSINE_LOSS}
     assert losses == {"bundle-bfloat16 128": 0.002, "bundle-int8 128": 0.002}
+
+
+def test_cases_are_chosen_by_words_with_what_needs_no_other() -> None:
+    all_cases: dict[str, Any] = {
+        "cases": ["bundle 64", "openvino 64", "openvino 128"],
+        "targets": [
+            Target("openvino 64", "bundle 64", Figure.LATENCY, 1.0),
+            Target("bundle 64", None, Figure.PEAK, 1.0),
+        ],
+        "same_answers": {"openvino 64": ("bundle 64", 1e-3)},
+        "tokens": 7,
+    }
+    chosen = {
+        words: targets.chosen(argparse.Namespace(cases=list(words) or None), all_cases)
+        for words in ((), ("openvino",), ("64",), ("bundle",))
+    }
+    assert chosen[()] == all_cases
+    assert chosen["openvino",] == {"cases": all_cases["cases"][1:], "targets": [], "same_answers": {}, "tokens": 7}
+    assert chosen["64",] == all_cases | {"cases": all_cases["cases"][:2]}
+    assert [target.figure for target in chosen["bundle",]["targets"]] == [Figure.PEAK]
+    with pytest.raises(SystemExit, match=r"No case has one of the words open\. There are: bundle 64, openvino 64, "):
+        targets.chosen(argparse.Namespace(cases=["open"]), all_cases)

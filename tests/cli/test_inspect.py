@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
 
+from hdexport.cli import inspect
 from hdruntime.bundle.manifest import (
     Default,
     Fill,
@@ -48,7 +50,7 @@ def graph_with_a_branch() -> onnx.ModelProto:
 
 PROFILE = ProfileShape(batch=(1, 1, 8), tokens=(1, 128, 128), memory=(1, 384, 384))
 ENGINE = engine_file("tiny", precision="float16", architectures=("sm89", "sm120"), profiles=(PROFILE,))
-CHANGES = {
+CHANGES: dict[str, Any] = {
     "name": "tiny",
     "model_type": "roberta",
     "task": "token-classification",
@@ -127,10 +129,7 @@ def shown(installed: Command, tmp_path_factory: pytest.TempPathFactory) -> subpr
         "input input_ids int64 [batch, tokens]",
         "output logits float32 [batch, tokens, 2]",
         "model.onnx portable float16",
-        "operator model.onnx",
-        "Gather 2",
-        "If 1",
-        "all 4",
+        "model.onnx 4 Gather 2, Equal 1, If 1",
         "made for tensorrt_rtx 1.7.1, sm89, sm120",
         "profile 0 batch 1:1:8, tokens 1:128:128, memory 1:384:384 (min:opt:max)",
         "plugins Windowed",
@@ -149,6 +148,24 @@ def test_piped_output_has_no_colours_and_nothing_on_stderr(shown: subprocess.Com
     assert shown.returncode == 0
     assert "\x1b" not in shown.stdout
     assert shown.stderr == ""
+
+
+def test_eight_graphs_fit_into_a_hundred_columns(
+    hdexport: Command, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = ("onnxruntime_cpu", "openvino", "openvino_unpadded")
+    graphs = [GraphFile(file=f"{name}.onnx", lowering=name, dtype="float32") for name in ("onnxruntime_cuda", *both)]
+    graphs += [GraphFile(file=f"{name}_int8.onnx", lowering=name, dtype="int8") for name in both]
+    for graph in graphs:
+        (bundle / graph.file).write_bytes((bundle / "model.onnx").read_bytes())
+    graphs.append(CHANGES["graphs"][0])
+    change(bundle, graphs=tuple(graphs))
+    monkeypatch.setattr(inspect, "_PIPED_WIDTH", 100)
+    done = hdexport("inspect", bundle)
+    assert done.returncode == 0, done.stderr
+    shown = done.stdout
+    assert max(map(len, shown.splitlines())) <= 100
+    assert {f"{graph.file} 4 Gather 2, Equal 1, If 1" for graph in graphs} <= set(lines_of(shown))
 
 
 def test_json_is_complete(hdexport: Command, bundle: Path) -> None:

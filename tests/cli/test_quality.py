@@ -92,6 +92,9 @@ def test_json_is_what_the_file_would_hold_and_several_bundles_are_named(
     shown = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--limit", 5).stdout
     assert "Only the first 5 texts were read; for more: --limit N" in shown
     assert f"{bundle} takes fewer tokens than 5 of them have: they were cut." in shown
+    assert {score["precision"] for score in result["scores"]} == {"float32"}
+    int8 = hdexport("quality", bundle, "--texts", texts, "--column", "body", "--limit", 5, "--precision", "int8")
+    assert "has no graph in int8" in int8.stderr
 
 
 def test_what_cannot_be_measured_is_refused(refused: Refused, bundle: Path, tmp_path: Path) -> None:

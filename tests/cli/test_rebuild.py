@@ -108,7 +108,7 @@ def test_a_bundle_without_engines_gets_one(installed, bundle: Path, tmp_path: Pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--target", "onnx"], r"--target: invalid choice: 'onnx' \(choose from '?auto'?, '?tensorrt'?"),
+        (["--target", "onnx"], r"--target: invalid choice: 'onnx' \(choose from '?auto'?, '?openvino'?"),
         (["--target", "tensorrt"], r"hdexport\[tensorrt\]|GPU"),
         (["--sm", "86,90"], "does not build for sm90"),
         (["--profiles", "40,200"], "the model is built for 100"),

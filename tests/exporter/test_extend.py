@@ -17,6 +17,7 @@ from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
 from hdexport.model.positions import Scheme, extend_table
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
+from support.hugging_face import AFTER_PADDING_ROW
 from support.tiny_models import BASE, save_tiny_model
 
 TABLE = "embeddings.position_embeddings.weight"
@@ -54,7 +55,7 @@ def test_hugging_face_loads_every_family_and_runs_it_at_the_new_length(
     extend(ExtendOptions(model=tmp_path / "model", output=longer, max_len=max_len))
     model, report = AutoModelForMaskedLM.from_pretrained(longer, output_loading_info=True)
     assert not any(report.values()), report
-    first_row = 2 if model_type in ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta") else 0
+    first_row = 2 if model_type in AFTER_PADDING_ROW else 0
     assert model.config.max_position_embeddings == first_row + max_len
     with torch.inference_mode():
         logits = model(input_ids=torch.full((1, max_len), 7)).logits

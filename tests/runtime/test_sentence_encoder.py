@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime import SentenceEncoder, sentence_encoder
+from hdruntime import SentenceEncoder, bundle_model, sentence_encoder
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from support.comparators import assert_close
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
@@ -141,7 +141,7 @@ def test_what_does_not_fit_is_refused(
     [
         ({"task": "text-classification"}, {}, "gives no embeddings"),
         ({"tokenizer": False}, {}, "has no tokenizer"),
-        ({}, {"pooling": "median"}, "pooling is 'median'; it must be 'mean', 'cls', 'max', or None"),
+        ({}, {"pooling": "median"}, "pooling is 'median'; it must be 'mean', 'cls', 'max', 'lasttoken', "),
     ],
 )
 def test_a_bundle_that_cannot_encode_is_refused(
@@ -207,7 +207,7 @@ def test_the_options_of_loading_are_passed_on(bundle_path: Path, monkeypatch: py
         given.update(options, backend=backend)
         return hdruntime.load(bundle, backend, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(sentence_encoder, "load", load)
+    monkeypatch.setattr(bundle_model, "load", load)
     options = {
         "backend": "onnxruntime",
         "threads": 1,

@@ -22,6 +22,7 @@ from support.comparators import assert_close
 from support.job_runs import read, run
 from support.made_once import made_once
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
+from support.tiny_models import change_json
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
 
@@ -32,7 +33,7 @@ TEXTS = ["w7 w8 w9 w10", "w11 W12", "", "w5 " * 60, "W20 w21 unknown", "w9"]
 
 PROMPTS = {"query": "w30 W31 ", "passage": "w32: "}
 
-MODELS = ("prompted", "prompt not pooled", "plain", "sentence-t5")
+MODELS = ("prompted", "prompt not pooled", "plain", "sentence-t5", "last token")
 
 
 def _save_base(path: Path, model_type: str = "bert") -> None:
@@ -52,7 +53,8 @@ def _save(path: Path, name: str) -> None:
         _save_base(path)
         return
     base = path.with_name(f"{path.name} base")
-    _save_base(base, "t5" if name in ("late interaction", "sentence-t5") else "bert")
+    model_types = {"late interaction": "t5", "sentence-t5": "t5", "last token": "qwen3"}
+    _save_base(base, model_types.get(name, "bert"))
     if name.startswith("cross-encoder"):
         activation = torch.nn.Softmax(dim=-1) if name.endswith("3") else None
         model = sentence_transformers.CrossEncoder(
@@ -78,6 +80,18 @@ def _save(path: Path, name: str) -> None:
         model = sentence_transformers.SentenceTransformer(
             modules=[Transformer(str(base), max_seq_length=24), Pooling(32, "mean"), projection, Normalize()]
         )
+    elif name == "last token":
+        # sentence-transformers pads on the left, and the bundle's session on the right.
+        change_json(base / "tokenizer_config.json", padding_side="left")
+        model = sentence_transformers.SentenceTransformer(
+            modules=[
+                Transformer(str(base), max_seq_length=24),
+                Pooling(32, ("weightedmean", "lasttoken"), include_prompt=False),
+                Normalize(),
+            ],
+            prompts=PROMPTS,
+        )
+        assert model.tokenizer.padding_side == "left"
     else:
         torch.manual_seed(1)
         model = sentence_transformers.SentenceTransformer(
@@ -171,7 +185,8 @@ def test_token_vectors_and_tensors_are_those_of_sentence_transformers(both: tupl
     theirs, ours = both
     of_both = [each.encode(TEXTS, output_value="token_embeddings") for each in both]
     for expected, found in zip(*of_both, strict=True):
-        assert_close(found, expected.numpy(), atol=1e-5)
+        # Theirs have rows of 0 for padding on the left.
+        assert_close(found, expected.numpy()[-len(found) :], atol=1e-5)
     assert isinstance(ours.encode("w5", output_value="token_embeddings", convert_to_tensor=True), torch.Tensor)
     for options in ({"convert_to_tensor": True}, {"convert_to_numpy": False}):
         expected, found = (each.encode(TEXTS, **options) for each in both)

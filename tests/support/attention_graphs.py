@@ -20,7 +20,7 @@ __all__ = [
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnx
@@ -49,18 +49,26 @@ class Dense(Layer):
     """A node DenseAttention."""
 
     operator = OPERATORS["DenseAttention"]
+    causal: int = 0
+
+    @property
+    def attributes(self) -> dict[str, Any]:
+        return {"causal": self.causal}
 
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
         """The same in each order."""
         return function_of_node(inputs=3 + len(self.inputs), attributes=self.node_attributes)
 
 
+_DENSE = Dense()
+
+
 def chain_of(layers: Sequence[Layer], order: BlockOrder = BlockOrder.PARALLEL) -> onnx.ModelProto:
     """`chain_with_inputs` whose inputs are the states, [batch, heads, tokens, head_dim], and masks, [batch, tokens]."""
     first = layers[0]
-    state: tuple[str | int, ...] = ("batch", first.heads, "tokens", first.head_dim)
     masks: dict[str, Sequence[str | int]] = dict.fromkeys(_MASKS, ("batch", "tokens"))
-    return chain_with_inputs(layers, masks | dict.fromkeys(first.operator.state_names, state), order)
+    states = {name: ("batch", first.heads_of(name), "tokens", first.head_dim) for name in first.operator.state_names}
+    return chain_with_inputs(layers, masks | states, order)
 
 
 def chain_with_inputs(
@@ -115,9 +123,13 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
         head_dim: size of a head.
         dtype: of everything between the inputs and the result, which are float32.
     """
-    states = layers[0].operator.state_names
-    hidden, split = ["batch", "tokens", HEADS * head_dim], ["batch", HEADS, "tokens", head_dim]
-    inputs = [helper.make_tensor_value_info(name, TensorProto.FLOAT, hidden) for name in states]
+    first, states = layers[0], layers[0].operator.state_names
+    heads = {name: first.heads_of(name) for name in states}
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", "tokens", heads[name] * head_dim])
+        for name in states
+    ]
+    hidden, split = ["batch", "tokens", first.heads * head_dim], ["batch", first.heads, "tokens", head_dim]
     others = {name for layer in layers for name in layer.inputs}
     tables = {name: table for layer in layers for name, table in layer.constants.items()}
     inputs += [
@@ -126,16 +138,20 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
         if name in others
     ]
     body = [helper.make_node("Cast", [name], [f"{name}_typed"], to=dtype) for name in states]
-    values = [helper.make_tensor_value_info(f"{name}_typed", dtype, hidden) for name in states]
+    values = [
+        helper.make_tensor_value_info(f"{name}_typed", dtype, ["batch", "tokens", heads[name] * head_dim])
+        for name in states
+    ]
     current, *rest = (f"{name}_typed" for name in states)
     for number, layer in enumerate(layers):
         parts = []
         names = layer.operator.state_names
         for state, source in zip(names, _given(layer, current, rest), strict=True):
             name = f"{state}_{number}"
-            body.append(helper.make_node("Reshape", [source, "to_heads"], [f"{name}_heads"]))
+            of_state = layer.heads_of(state)
+            body.append(helper.make_node("Reshape", [source, f"to_heads_{of_state}"], [f"{name}_heads"]))
             body.append(helper.make_node("Transpose", [f"{name}_heads"], [name], perm=[0, 2, 1, 3]))
-            values.append(helper.make_tensor_value_info(name, dtype, split))
+            values.append(helper.make_tensor_value_info(name, dtype, ["batch", of_state, "tokens", head_dim]))
             parts.append(name)
         attended, current = f"attended_{number}", f"merged_{number}"
         attributes = {**layer.attributes, "scale": head_dim**-0.5}
@@ -147,7 +163,8 @@ def portable_graph(*layers: Layer, head_dim: int = 32, dtype: int = TensorProto.
     # As in a model, where a projection follows.
     body.append(helper.make_node("Cast", [current], ["wide"], to=TensorProto.FLOAT))
     body.append(helper.make_node("Neg", ["wide"], ["result"]))
-    constants = {"to_heads": [0, 0, HEADS, head_dim], "to_hidden": [0, 0, HEADS * head_dim]}
+    constants = {f"to_heads_{number}": [0, 0, number, head_dim] for number in set(heads.values())}
+    constants["to_hidden"] = [0, 0, first.heads * head_dim]
     graph = helper.make_graph(
         body,
         "attention",
@@ -182,21 +199,21 @@ def insert_after(value: ir.Value, op_type: str) -> None:
         reader.replace_input_with(index, changed.outputs[0])
 
 
-def states_of(
-    batch: int, tokens: int, *, head_dim: int = 32, names: Sequence[str] = OPERATORS["DenseAttention"].state_names
-) -> dict[str, np.ndarray]:
-    """States, [batch, tokens, hidden], far from a uniform softmax."""
+def states_of(batch: int, tokens: int, *, head_dim: int = 32, layer: Layer = _DENSE) -> dict[str, np.ndarray]:
+    """States of a layer, [batch, tokens, hidden], far from a uniform softmax."""
     generator = np.random.default_rng(tokens * head_dim)
-    shape = (batch, tokens, HEADS * head_dim)
-    return {name: (1.5 * generator.normal(size=shape)).astype(np.float32) for name in names}
+    shapes = {name: (batch, tokens, layer.heads_of(name) * head_dim) for name in layer.operator.state_names}
+    return {name: (1.5 * generator.normal(size=shape)).astype(np.float32) for name, shape in shapes.items()}
 
 
 def answer_by_definition(layers: Sequence[Layer], feeds: Mapping[str, np.ndarray]) -> np.ndarray:
     """What `portable_graph` of these layers answers, [batch, tokens, hidden], computed in float64."""
     tensors = {name: torch.from_numpy(feed) for name, feed in feeds.items()}
     tensors |= {name: feed.double() for name, feed in tensors.items() if feed.dtype == torch.float32}
-    names = layers[0].operator.state_names
-    query, *rest = (tensors[name].unflatten(-1, (HEADS, -1)).transpose(1, 2) for name in names)
+    first = layers[0]
+    query, *rest = (
+        tensors[name].unflatten(-1, (first.heads_of(name), -1)).transpose(1, 2) for name in first.operator.state_names
+    )
     for layer in layers:
         query = layer.by_definition(_given(layer, query, rest), tensors)
     return -query.transpose(1, 2).flatten(2).numpy()

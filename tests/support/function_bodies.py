@@ -18,7 +18,7 @@ _MEASURE_PEAK = """
 import sys
 import numpy as np
 import onnxruntime
-batch, tokens, keys = map(int, sys.argv[2:])
+batch, tokens, keys, padding = map(int, sys.argv[2:])
 sizes = {"batch": batch, "tokens": tokens, "keys": keys, "distances": keys + tokens, "sides": -(-tokens // 16)}
 options = onnxruntime.SessionOptions()
 options.log_severity_level = 3
@@ -29,6 +29,8 @@ for value in session.get_inputs():
     is_state = value.type == "tensor(float)"
     of_mask = {"tensor(bool)": bool, "tensor(int32)": np.int32}
     feeds[value.name] = generator.random(shape, np.float32) if is_state else np.ones(shape, of_mask[value.type])
+    if not is_state:
+        feeds[value.name][:, :padding] = 0
 def memory(name):
     with open("/proc/self/status") as status:
         return 1024 * next(int(line.split()[1]) for line in status if line.startswith(name))
@@ -115,8 +117,8 @@ def nodes_within(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.N
                 yield from nodes_within(attribute.g)
 
 
-def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0) -> int:
-    """How far the peak memory of a process of its own grows by texts without padding (Linux).
+def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0, padding: int = 0) -> int:
+    """How far the peak memory of a process of its own grows by texts (Linux).
 
     Args:
         path: a model of float32 inputs and a mask, int32 or of booleans; its dynamic axes are called ``batch``,
@@ -124,8 +126,9 @@ def growth_bytes(path: Path, *, tokens: int, batch: int = 1, memory: int = 0) ->
         tokens: of each text.
         batch: texts.
         memory: tokens that each text remembers.
+        padding: tokens at the beginning of each text that are.
     """
-    command = [sys.executable, "-c", _MEASURE_PEAK, str(path), *map(str, (batch, tokens, tokens + memory))]
+    command = [sys.executable, "-c", _MEASURE_PEAK, str(path), *map(str, (batch, tokens, tokens + memory, padding))]
     return int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 

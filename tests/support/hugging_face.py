@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ALPHA", "HuggingFace", "extended_rows", "first_real_tokens"]
+__all__ = ["AFTER_PADDING_ROW", "ALPHA", "HuggingFace", "extended_rows", "first_real_tokens"]
 
 import functools
 import json
@@ -15,13 +15,41 @@ import transformers
 
 ALPHA = 0.4
 
-_AFTER_PADDING_ROW = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
+AFTER_PADDING_ROW = (
+    "camembert",
+    "data2vec-text",
+    "longformer",
+    "luke",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+    "xlm-roberta-xl",
+    "xmod",
+)
 """Model types whose first position is the row after the padding row."""
 
 _BLOCK_SPARSE = ("big_bird", "bigbird_pegasus")
 """Model types that a short text turns into dense ones for good."""
 
-_COMPUTED_POSITIONS = ("longt5", "modernbert", "mt5", "nezha", "t5", "transfo-xl", "umt5", "xlnet")
+_COMPUTED_POSITIONS = (
+    "embedding_gemma2_text",
+    "eurobert",
+    "gemma3_text",
+    "gte",
+    "jina_embeddings_v3",
+    "longt5",
+    "modernbert",
+    "mt5",
+    "neomme",
+    "nezha",
+    "nomic_bert",
+    "qwen3",
+    "t5",
+    "transfo-xl",
+    "ultrabert",
+    "umt5",
+    "xlnet",
+)
 """Model types without a table of positions: any length is computed."""
 
 _CLASS_OF_TASK = {
@@ -44,6 +72,12 @@ _OUTPUTS_OF_TASK = {
     "question-answering": ("start_logits", "end_logits"),
     "text-scoring": ("log_probabilities",),
 }
+
+
+def _has_no_table(config: transformers.PreTrainedConfig) -> bool:
+    """Of a model type whose checkpoints may have one: ESM and DeBERTa."""
+    is_rotary = getattr(config, "position_embedding_type", None) == "rotary"
+    return is_rotary or not getattr(config, "position_biased_input", True)
 
 
 def extended_rows(rows: np.ndarray, max_len: int, *, alpha: float = ALPHA) -> np.ndarray:
@@ -86,13 +120,13 @@ class HuggingFace:
             )
         elif model_type == "roformer":
             self._extend_roformer(max_len)
-        elif model_type not in _COMPUTED_POSITIONS:
+        elif model_type not in _COMPUTED_POSITIONS and not _has_no_table(self.model.config):
             self._extend(max_len, alpha)
 
     def _extend(self, max_len: int, alpha: float) -> None:
         embeddings = self.model.base_model.embeddings
         table = embeddings.position_embeddings.weight.detach().numpy()
-        first_row = 2 if self.model.config.model_type in _AFTER_PADDING_ROW else 0
+        first_row = 2 if self.model.config.model_type in (*AFTER_PADDING_ROW, "esm") else 0
         self.checkpoint_rows = table.copy()
         if self.model.config.model_type == "big_bird":
             # It pads texts to a multiple of the block, and the padding has positions.
@@ -151,6 +185,12 @@ class HuggingFace:
         summary.summary_type = "cls_index"
         summary.forward = functools.partial(type(summary).forward, summary, cls_index=torch.tensor(last))
 
+    def _read_first(self, attention_mask: np.ndarray) -> None:
+        """Make DeBERTa's classifier read the first real token; it reads the first of all, which may be padding."""
+        pooler = self.model.pooler
+        first = torch.tensor([np.flatnonzero(row)[0] for row in attention_mask])
+        pooler.forward = lambda states: type(pooler).forward(pooler, states[torch.arange(len(first)), first][:, None])
+
     def __call__(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, **others: np.ndarray
     ) -> dict[str, np.ndarray]:
@@ -163,6 +203,11 @@ class HuggingFace:
             self._renew()
         if self.model.config.model_type == "xlnet" and self.task == "text-classification":
             self._summarise_last(attention_mask)
+        if self.model.config.model_type in ("deberta", "deberta-v2") and self.task == "text-classification":
+            self._read_first(attention_mask)
+        if self.model.config.model_type == "qwen3" and self.task == "text-classification":
+            # It reads the last token whose id is not that of padding, whatever the mask says.
+            inputs["input_ids"] = np.where(attention_mask == 1, input_ids, self.model.config.pad_token_id)
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
         if self.task != "sentence-similarity":

@@ -24,11 +24,12 @@ import pytest
 import torch
 
 from hdplugins import Operator
-from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles, tiles_for
+from hdplugins.kernels.attention_tiles import HEAD_DIMS, Tiles
 from hdplugins.operators.block_sparse_attention.tiles import tiles_for_blocks
 from hdplugins.operators.chunk_attention.tiles import tiles_for_chunks
 from hdplugins.operators.kernel_launch import launch
 from hdplugins.operators.plugin_face import face_of
+from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS, tiles_for_windows
 from support.interpreted_kernel import Inputs
 from support.sparse_operators import PADDINGS, Blocks, Chunks, Lsh, SparseLayer, Window, token_kinds
 
@@ -54,11 +55,11 @@ class KernelDescription:
 
 def inputs_of(layer: SparseLayer, kinds: torch.Tensor, *, size: float = 1.0) -> Inputs:
     """Random states; a query of padding is NaN, since its answer is 0 whatever padding holds."""
-    shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
-    generator = torch.Generator().manual_seed(math.prod(shape))
-    names = layer.operator.state_names
+    (batch, tokens), names = kinds.shape, layer.operator.state_names
+    shapes = [(batch, layer.heads_of(name), tokens, layer.head_dim) for name in names]
+    generator = torch.Generator().manual_seed(math.prod(shapes[0]))
     dtype = getattr(torch, layer.dtype)
-    query, *others = (torch.randn(shape, generator=generator).to(dtype) for _ in names)
+    query, *others = (torch.randn(shape, generator=generator).to(dtype) for shape in shapes)
     query = (layer.decided(query) * size).masked_fill((kinds == 0)[:, None, :, None], torch.nan)
     typed = (query, *others)
     states = dict(zip(names, typed, strict=True))
@@ -155,9 +156,12 @@ def _window_cases() -> list[Any]:
         kinds = row_of_kinds(tokens, _globals("scattered", tokens), _padding("right", tokens))
         window = {"left": 9, "right": 5, "dilation": dilation, "heads": len(dilation)}
         case("dilation", *dilation, "of", tokens, *mark, kinds=kinds, **window)
-    for head_dim, dtype in itertools.product(HEAD_DIMS, _DTYPES):
-        tiles, kinds = tiles_for(86, head_dim, dtype), row_of_kinds(300, [0, 150], range(280, 300))
+    for head_dim, dtype in itertools.product(WINDOW_HEAD_DIMS, _DTYPES):
+        tiles, kinds = tiles_for_windows(86, head_dim, dtype), row_of_kinds(300, [0, 150], range(280, 300))
         case("heads of", head_dim, dtype, kinds=kinds, tiles=tiles, left=100, right=90, head_dim=head_dim, dtype=dtype)
+    for heads, kv_heads, dilation in ((4, 2, (1,)), (6, 1, (1, 2) * 3), (2, 1, (3,))):
+        kinds = torch.cat([row_of_kinds(97, [0, 50]), row_of_kinds(97, [], range(41, 60))])
+        case("groups of", heads // kv_heads, *dilation, kinds=kinds, heads=heads, kv_heads=kv_heads, dilation=dilation)
     for head in (64, 128):
         case(
             "heads of 128 in parts of", head, kinds=row_of_kinds(61, [0]), tiles=Tiles(32, 16, 4, 2, head), head_dim=128

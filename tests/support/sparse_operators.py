@@ -73,8 +73,19 @@ class Layer(ABC):
     bound: ClassVar[int] = 0
     """The most global tokens of a text."""
     heads: int = 2
+    kv_heads: int | None = None
+    """Of keys and values; None for as many as of queries."""
     head_dim: int = 32
     dtype: str = "float32"
+
+    def heads_of(self, state: str) -> int:
+        """Of a state of that name."""
+        return self.heads if self.kv_heads is None or state not in ("key", "value") else self.kv_heads
+
+    @property
+    def is_grouped(self) -> bool:
+        """Whether there are fewer heads of keys than of queries."""
+        return self.kv_heads not in (None, self.heads)
 
     @property
     def attributes(self) -> dict[str, Any]:
@@ -94,8 +105,9 @@ class Layer(ABC):
     def body(self, order: BlockOrder = BlockOrder.PARALLEL) -> onnx.FunctionProto:
         """What the portable graph holds for it."""
         face = self.operator.face("onnx_function")
+        described: dict[str, Any] = {"grouped": self.is_grouped} if self.operator.groups_heads else {}
         return face.function_of_node(
-            inputs=self.operator.states + len(self.inputs), attributes=self.node_attributes, order=order
+            inputs=self.operator.states + len(self.inputs), attributes=self.node_attributes, order=order, **described
         )
 
     @property
@@ -126,13 +138,13 @@ class Layer(ABC):
 
     def looked_at(self, tokens: int, global_tokens: int = 0, **changes: torch.Tensor) -> int:
         """Weights above 0 of the definition where all scores are equal: values are unit vectors, which show them."""
-        nothing = torch.zeros(1, self.heads, tokens, 1)
-        values = torch.eye(tokens).expand(1, self.heads, tokens, tokens)
+        *others, last = self.operator.state_names
+        nothing = [torch.zeros(1, self.heads_of(name), tokens, 1) for name in others]
+        values = torch.eye(tokens).expand(1, self.heads_of(last), tokens, tokens)
         kinds = torch.ones(1, tokens, dtype=torch.int32)
         kinds[:, :global_tokens] = 2
         feeds = {"key_mask": kinds >= 1, "token_kind": kinds, "token_mask": (kinds >= 1).int()}
-        states = [nothing] * (self.operator.states - 1)
-        return int((self.by_definition([*states, values], feeds, **changes) > 0).sum())
+        return int((self.by_definition([*nothing, values], feeds, **changes) > 0).sum())
 
     def __str__(self) -> str:
         values = [(field.name, getattr(self, field.name)) for field in fields(self)]
@@ -199,7 +211,9 @@ class Window(SparseLayer):
         near = (offset >= -self.left * steps) & (offset <= self.right * steps) & (offset % steps == 0)
         kind = feeds["token_kind"][:, None, None]
         seen = ((kind == 2) | ((kind == 1) & near)) & (kind != 0).mT
-        attended = torch.nn.functional.scaled_dot_product_attention(*states, attn_mask=seen, scale=head_dim**-0.5)
+        attended = torch.nn.functional.scaled_dot_product_attention(
+            *states, attn_mask=seen, scale=head_dim**-0.5, enable_gqa=self.is_grouped
+        )
         return attended.masked_fill(~seen.any(-1, keepdim=True), 0)
 
     @property
@@ -446,7 +460,11 @@ _WINDOWS = (
     Window(left=256, right=256, bound=5, heads=1, head_dim=64),
     Window(left=256, right=256, heads=1, dtype="float16"),
     Window(left=5000, right=5000, bound=5, heads=1),
+    Window(left=16, right=16, heads=6, kv_heads=2, bound=5),
+    Window(left=9, right=40, dilation=(2,), heads=4, kv_heads=1, head_dim=256, dtype="float16"),
+    Window(left=5, right=16, dilation=(4, 1, 1, 4), heads=4, kv_heads=2, bound=3),
 )
+_GROUPED = _WINDOWS[15]
 _FIVE = Window(left=16, right=16, bound=5)
 _FEW_OF_MANY = Window(left=16, right=7, bound=40)
 _TWO_STEPS = replace(_FIVE, dilation=(1, 3))
@@ -462,7 +480,8 @@ WINDOWS = Description(
         )
         for dilation in ((1,), (2, 1), (3,))
         for left, right in ((0, 0), (2, 1), (0, 3), (20, 20))
-    ],
+    ]
+    + [(layer, token_kinds("holes", 37, globals_="scattered", bound=3)) for layer in _WINDOWS[15::2]],
     dense=(Window(left=64, right=64, bound=5), 61),
     undefined=[
         (Window(left=2, right=2, bound=4), change, message)
@@ -476,13 +495,13 @@ WINDOWS = Description(
         )
     ],
     # With 40 globals in 33 tokens, a text is shorter than its bound; with 97, it is not.
-    mixed=[(_WINDOWS[2], tokens) for tokens in (1, 4, 33, 97)],
+    mixed=[*((_WINDOWS[2], tokens) for tokens in (1, 4, 33)), (_GROUPED, 97), (_WINDOWS[2], 97)],
     long=[
-        *((_WINDOWS[number], 1000, "right", 1, False) for number in (8, 10, 12, 14)),
+        *((_WINDOWS[number], 1000, "right", 1, False) for number in (8, 10, 12, 14, 16)),
         (Window(left=256, right=256, bound=40, heads=1), 4095, "left", 1, False),
         (Window(left=256, right=256, bound=40, heads=1), 4096, "left", 1, True),
     ],
-    measured=[_WINDOWS[0], _WINDOWS[8], _WINDOWS[11]],
+    measured=[_WINDOWS[0], _WINDOWS[8], _WINDOWS[11], _GROUPED],
     wrong=lambda layer: [
         replace(layer, left=layer.left - 1),
         replace(layer, left=layer.left + 1),
@@ -497,6 +516,8 @@ WINDOWS = Description(
         Window(left=1, right=1, bound=64): "SlidingWindowAttention_global64",
         Window(left=1, right=1, dilation=(2, 2)): "SlidingWindowAttention_dilation2",
         Window(left=1, right=1, dilation=(1, 3), bound=5): "SlidingWindowAttention_global5_dilation1_3",
+        Window(left=1, right=1, kv_heads=2): "SlidingWindowAttention",
+        Window(left=1, right=1, kv_heads=1, bound=64): "SlidingWindowAttention_grouped_global64",
     },
     bodiless=[
         (Window(left=1, right=1, dilation=()), _NO_STEP),
@@ -525,6 +546,8 @@ WINDOWS = Description(
         (_WIDE_WINDOW, True),
         (replace(_WIDE_WINDOW, bound=64), True),
         (replace(_WIDE_WINDOW, right=0, bound=64, head_dim=80, dtype="bfloat16"), False),
+        (replace(_WIDE_WINDOW, kv_heads=2, head_dim=256), False),
+        (replace(_WIDE_WINDOW, kv_heads=1, dilation=(2, 1, 1, 2), bound=5), True),
         (Window(left=64, right=64, bound=5, heads=4, head_dim=64), True),
         (Window(left=64, right=64, dilation=(1, 1, 2, 3), bound=5, heads=4, head_dim=64, dtype="float16"), True),
         (Window(left=64, right=64, dilation=(1, 3), bound=5, heads=2, head_dim=64), True),
@@ -538,6 +561,8 @@ WINDOWS = Description(
         replace(_FIVE, dilation=(1, 1)): 17,
         _TWO_STEPS: None,
         Window(left=5000, right=5000, bound=3): 5001,
+        Window(left=16, right=7, kv_heads=1, bound=5): 8,
+        Window(left=16, right=7, kv_heads=1, dilation=(1, 3)): None,
     },
     lowered_atol=8e-6,  # measured 5.9e-6; values reach 5.7
     lowered_chain=(_FIVE, Window(left=64, right=64, bound=9), _TWO_STEPS, _FEW_OF_MANY, _FIVE),

@@ -37,7 +37,7 @@ BASE = 64
 """Positions of every tiny checkpoint."""
 
 VOCAB_SIZE = 120
-COPIES = {"camembert": "roberta", "xlm-roberta": "roberta"}
+COPIES = {"camembert": "roberta", "data2vec-text": "roberta", "xlm-roberta": "roberta"}
 """Model types whose code in transformers is a copy of another's.
 
 Their graphs are the other's, node for node, as test_families.py shows; so what is done to a graph, to its precision or
@@ -80,6 +80,7 @@ _SIZES: dict[str, Any] = {
 _AFTER_PADDING_ROW = {"max_position_embeddings": BASE + PAD_TOKEN_ID + 1}
 _ROBERTA = _AFTER_PADDING_ROW | {"type_vocab_size": 1}
 _T5: dict[str, Any] = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
+_GROUPS: dict[str, Any] = {"num_key_value_heads": 2}
 _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
     "albert": {"embedding_size": 16},
     # Texts of up to 44 tokens are short.
@@ -97,8 +98,49 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "num_random_blocks": RANDOM_BLOCKS,
     },
     "camembert": _ROBERTA,
+    "data2vec-text": _ROBERTA,
+    "deberta": {
+        "position_biased_input": False,
+        "relative_attention": True,
+        "max_relative_positions": 40,
+        "pos_att_type": "c2p|p2c",
+    },
+    # Third version's; distances beyond 30 count as one.
+    "deberta-v2": {
+        "position_biased_input": False,
+        "relative_attention": True,
+        "position_buckets": 10,
+        "max_relative_positions": 30,
+        "pos_att_type": "p2c|c2p",
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+    },
     "distilbert": {"dim": 32, "n_layers": 2, "n_heads": 4, "hidden_dim": 48},
     "electra": {"embedding_size": 16},
+    "eurobert": _GROUPS,
+    "jina_embeddings_v3": {"type_vocab_size": 1},
+    # transformers counts the masks of padding, too; no test's random ids are this one: see test_esm.py.
+    "esm": {"position_embedding_type": "rotary", "token_dropout": True, "mask_token_id": 0},
+    # Local, global, both with groups of heads; a global layer's heads are wider.
+    "embedding_gemma2_text": _GROUPS
+    | {
+        "head_dim": 16,
+        "global_head_dim": 32,
+        "num_global_key_value_heads": 1,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "hidden_size_per_layer_input": 24,
+        "embedding_dim": 40,
+    },
+    # Of the widths on both sides, 17 are 8 on each.
+    "gemma3_text": _GROUPS
+    | {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 24,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 16,
+        "use_bidirectional_attention": True,
+    },
     "led": {
         "d_model": 128,
         "encoder_layers": 2,
@@ -128,9 +170,20 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "relative_attention_num_buckets": 8,
         "relative_attention_max_distance": 20,
     },
+    # Entities have a table of their own, which texts do not use.
+    "luke": _AFTER_PADDING_ROW | {"entity_vocab_size": 6, "entity_emb_size": 8},
     "modernbert": {"local_attention": 16, "classifier_pooling": "mean"}
     | dict.fromkeys(("bos_token_id", "cls_token_id", "eos_token_id", "sep_token_id"), 0),
     "mpnet": _AFTER_PADDING_ROW,
+    "neomme": _GROUPS
+    | {
+        "embedding_rank": 20,
+        "head_dim": 16,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "sliding_window": 8,
+        "patch_size": 4,
+        "embedding_dim": 16,
+    },
     "performer": {
         "num_tokens": VOCAB_SIZE,
         "max_seq_len": BASE,
@@ -158,6 +211,8 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "num_buckets": 8,
         "num_hashes": 2,
     },
+    "qwen3": _GROUPS | {"head_dim": 16},
+    "rembert": {"input_embedding_size": 16, "output_embedding_size": 24},
     "roberta": _ROBERTA,
     # Few buckets, so that distances count as one early.
     "t5": _T5 | {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 20},
@@ -174,10 +229,15 @@ _SIZES_OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "same_length": False,
         "clamp_len": 50,
     },
+    "ultrabert": _GROUPS
+    | {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "classifier_pooling": "mean"}
+    | dict.fromkeys(("bos_token_id", "eos_token_id"), 0),
     "umt5": _T5,
     "xlm-roberta": _ROBERTA,
+    "xlm-roberta-xl": _ROBERTA,
     # Without a memory, unless a test asks for one.
     "xlnet": {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48, "mem_len": None},
+    "xmod": _ROBERTA | {"languages": ["de_DE", "en_XX"], "default_language": "en_XX"},
 }
 
 _NOT_OF_T5 = (
@@ -259,8 +319,16 @@ def save_tiny_model(directory: Path, model_type: str, task: Task, **changes: Any
                 parameter.normal_(std=0.1)
             elif "relative_attention_bias" in name:
                 parameter.normal_(std=1.0)
-            elif "norm" in name.lower():
-                parameter.uniform_(0.5, 1.5)
+            elif "norm" in name.lower() or name.endswith("lambdas"):
+                least = -0.5 if model_type == "gemma3_text" else 0.5  # what it adds to 1
+                parameter.uniform_(least, least + 1)
+                if "q_norm" in name and model_type == "embedding_gemma2_text":
+                    parameter /= 4  # which scales its scores: its heads have 16 numbers
+            elif not parameter.any():
+                parameter.normal_(std=0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("layer_scalar"):
+                buffer.uniform_(0.5, 1.5)
     model.save_pretrained(directory)
     _tokenizer().save_pretrained(directory)
     return model

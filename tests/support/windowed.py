@@ -4,10 +4,12 @@ from __future__ import annotations
 
 __all__ = ["WINDOWED_TYPES", "expected_of", "pair_mask"]
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+import torch
 
 from hdexport.attention.kinds import attention_from_spec
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
@@ -49,4 +51,20 @@ def expected_of(bundle: Any, feeds: Mapping[str, np.ndarray], pairs: np.ndarray)
     if bundle.manifest.model_type != "distilbert":
         after_padding_row = bundle.manifest.positions.first_row > 0
         others["position_ids"] = positions(feeds["input_ids"], after_padding_row=after_padding_row)
-    return bundle.hugging_face(feeds["input_ids"], pairs, **others)
+    with _embedded_by(bundle, feeds["attention_mask"]):
+        return bundle.hugging_face(feeds["input_ids"], pairs, **others)
+
+
+@contextlib.contextmanager
+def _embedded_by(bundle: Any, attention_mask: np.ndarray) -> Iterator[None]:
+    """ESM's embeddings count the real tokens in their mask, [batch, tokens]."""
+    if bundle.manifest.model_type != "esm":
+        yield
+        return
+    embeddings = bundle.hugging_face.model.base_model.embeddings
+    original, mask = embeddings.forward, torch.from_numpy(attention_mask)
+    embeddings.forward = lambda **named: original(**(named | {"attention_mask": mask}))
+    try:
+        yield
+    finally:
+        del embeddings.forward

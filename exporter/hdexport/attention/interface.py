@@ -5,10 +5,11 @@ from __future__ import annotations
 __all__ = ["LayerMask", "use_operators"]
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, causal_mask_function
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from hdexport.attention.dense.node import DenseMask
@@ -33,7 +34,8 @@ class LayerMask(Protocol):
 
         Args:
             module: the layer's attention.
-            query, key, value: [batch, heads, tokens, head_dim].
+            query: [batch, heads, tokens, head_dim].
+            key, value: [batch, kv_heads, tokens, head_dim]; heads is a multiple of kv_heads.
             scale: factor of the scores.
 
         Returns:
@@ -69,6 +71,8 @@ def _attend(
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    # Turned by rotary tables, queries and keys are in float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     return attention_mask.attend(module, query, key, value, scale), None
 
 
@@ -76,6 +80,7 @@ def _mask(
     *_: Any,
     attention_mask: torch.Tensor,
     query_scale: LogScale | None,
+    mask_function: Callable[..., Any] | None = None,
     local_size: int | None = None,
     **__: Any,
 ) -> DenseMask | WindowMask:
@@ -84,9 +89,13 @@ def _mask(
     Args:
         attention_mask: [batch, tokens], bool, True for real tokens.
         query_scale: factor of the queries; None for none.
+        mask_function: the library's definition of which tokens see each other.
         local_size: the library's word for layers whose own attention is windowed: the farthest token that one sees,
             on each side. (What such layers hand to the attention itself as ``sliding_window`` is one more.)
     """
     if local_size is None:
-        return DenseMask(attention_mask, None if query_scale is None else query_scale.for_mask(attention_mask))
+        causal = mask_function is causal_mask_function
+        assert not causal or query_scale is None, "families whose tokens see different numbers of keys refuse a factor"
+        factors = None if query_scale is None else query_scale.for_mask(attention_mask)
+        return DenseMask(attention_mask, factors, causal=causal)
     return window_mask(Window(tokens=local_size, global_tokens=0, dilation=(1,)), attention_mask, query_scale)

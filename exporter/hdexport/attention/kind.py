@@ -184,6 +184,9 @@ class Decisions(Protocol):
     def watch(self, model: onnx_ir.Model) -> None:
         """Make a graph give its decisions, in place, as further outputs, int64, whose names begin with `DECISION`."""
 
+    def watch_openvino(self, model: Any) -> None:
+        """Do to an ``openvino.Model``, read from a lowered graph, what `watch` does to a graph."""
+
     def follow(
         self, decisions: Sequence[npt.NDArray[np.int64]], *, row: int, tokens: slice
     ) -> AbstractContextManager[None]:

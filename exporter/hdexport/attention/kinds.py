@@ -24,6 +24,7 @@ import msgspec
 from hdexport.attention.blocks.kind import BlocksKind
 from hdexport.attention.clipped.kind import ClippedKind
 from hdexport.attention.dense.kind import DenseKind
+from hdexport.attention.disentangled.kind import DisentangledKind
 from hdexport.attention.favor.kind import FavorKind
 from hdexport.attention.kind import AttentionKind, OperatorNode, Setup, Subject
 from hdexport.attention.local_global.kind import LocalGlobalKind
@@ -48,6 +49,7 @@ _OURS: tuple[AttentionKind, ...] = (
     FavorKind(),
     RelativeKind(),
     ClippedKind(),
+    DisentangledKind(),
     LocalGlobalKind(),
 )
 

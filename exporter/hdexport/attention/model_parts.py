@@ -102,7 +102,8 @@ def _forward(
 
     def layers(states: torch.Tensor, mask: Any) -> torch.Tensor:
         nonlocal output
-        output = original(states, mask, *args, **kwargs)
+        # X-MOD's mask is not the second argument.
+        output = original(states, mask, *args, **kwargs) if args else original(states, attention_mask=mask, **kwargs)
         last: torch.Tensor = output.last_hidden_state
         return last
 

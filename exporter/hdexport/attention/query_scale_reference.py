@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = ["use_query_scale"]
 
 import functools
+import inspect
 import math
 from typing import TYPE_CHECKING, Any
 
@@ -66,10 +67,11 @@ def _attend(
 def _scale_projection(attention: torch.nn.Module, projection: torch.nn.Module, base: int) -> None:
     """Scale what an attention projects to queries, [batch, tokens, hidden]."""
     factors = torch.ones(())
+    signature = inspect.signature(attention.forward)
 
     def look(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         nonlocal factors
-        states, mask = args[0], kwargs["attention_mask"] if "attention_mask" in kwargs else args[1]
+        states, mask = args[0], signature.bind(*args, **kwargs).arguments["attention_mask"]
         factors = _factors(mask, states.shape[1], base)[:, 0].to(states.device)
 
     attention.register_forward_pre_hook(look, with_kwargs=True)

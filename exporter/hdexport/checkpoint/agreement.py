@@ -30,7 +30,7 @@ _BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 
 _LAYER = re.compile(
     r"(?:\w+\.)?(?:encoder\.(?:layers?|block)|transformer\.layer)\.(\d{1,9})\."
-    r"|(?:(?:model|transformer|performer\.net)\.)?layers?\.(\d{1,9})\."
+    r"|(?:(?:\w+|performer\.net)\.)?layers?\.(\d{1,9})\."
 )
 """Begin of the name of an encoder layer's weight, with or without the prefix of the base model."""
 

@@ -6,11 +6,12 @@ __all__ = ["Checkpoint", "default_model", "find_checkpoint"]
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from hdexport.checkpoint.adapters import adapter_named, adapter_remark, adapters_of, merge_adapter
 from hdexport.checkpoint.config import read_config, settings_from
 from hdexport.checkpoint.foreign import convert, has_google_config, is_foreign
 from hdexport.checkpoint.hub import HubModel, download, hub_model
@@ -50,6 +51,7 @@ class Checkpoint:
         origin: the directory that the user has. It is `path`, unless the checkpoint was converted from another format:
             `path` then lasts as long as this object.
         remarks: what the conversion chose or left out, a line each.
+        adapter: name of the adapter that is merged into the weights or chosen among them; None for none.
     """
 
     path: Path
@@ -59,6 +61,7 @@ class Checkpoint:
     family: Family
     origin: Path
     remarks: tuple[str, ...] = ()
+    adapter: str | None = None
     _kept: object = field(default=None, repr=False, compare=False)
 
     def task(self) -> Task:
@@ -140,7 +143,22 @@ class Checkpoint:
         Raises:
             ModelError: no model has the values of ``config.json``.
         """
-        return settings_from(self.path, self.config)
+        return settings_from(self.path, self.config, newer_keys=self.family.newer_keys(self.config))
+
+    def with_adapter(self, name: str | None) -> Checkpoint:
+        """This checkpoint with an adapter in what `load` gives.
+
+        Args:
+            name: of the adapter; None for none, which is remarked where there are some.
+
+        Raises:
+            InputError: it has no such adapter; the message lists those there are.
+        """
+        own = self.family.adapters(self.config)
+        if name is not None:
+            return replace(self, adapter=adapter_named(self.path, name, own or adapters_of(self.path)))
+        remark = adapter_remark(self.path)
+        return self if remark is None else replace(self, remarks=(*self.remarks, remark))
 
     def load(
         self, task: Task, *, allow_pickle: bool = False, report: Callable[[str], None] = lambda line: None
@@ -167,6 +185,10 @@ class Checkpoint:
             made_for=self.task,
             report=report,
         )
+        if self.adapter is not None and self.adapter in self.family.adapters(self.config):
+            self.family.choose_adapter(model, self.adapter)
+        elif self.adapter is not None:
+            merge_adapter(model, self.path / self.adapter)
         for module in model.modules():
             if hasattr(module, "chunk_size_feed_forward"):
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
@@ -262,13 +284,13 @@ def _read(path: Path, *, name: str, source: str) -> Checkpoint:
     if is_foreign(path):
         converted = convert(path)
         path, remarks, kept = converted.path, converted.remarks, converted.kept
-    config = read_config(path, runs_decoders=lambda model_type: family_of(model_type).runs_decoders)
+    config = read_config(path, family_of=family_of)
     family = family_of(str(config["model_type"]))
     return Checkpoint(
         path=path.resolve(),
         name=name,
         source=source,
-        config=config,
+        config={**config, **family.newer_keys(config)},
         family=family if family.of_config is None else family.of_config(config),
         origin=origin,
         remarks=remarks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 __all__ = ["MOST_LAYERS", "file_key", "read_config", "settings_from"]
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,8 @@ from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+
+    from hdexport.model.family import Family
 
 MOST_LAYERS = 1024
 """Layers of a stack; the deepest transformer that was published has 1000."""
@@ -33,15 +35,16 @@ _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size
 _EPSILONS = ("layer_norm_eps", "layer_norm_epsilon", "norm_eps")
 
 
-def read_config(path: Path, *, runs_decoders: Callable[[str], bool]) -> dict[str, Any]:
+def read_config(path: Path, *, family_of: Callable[[str], Family]) -> dict[str, Any]:
     """The content of a checkpoint's ``config.json``, as far as it is the same for all families.
 
     Args:
         path: the checkpoint's directory.
-        runs_decoders: whether a model type's decoders can be built.
+        family_of: a model type's family.
 
     Raises:
-        ModelError: the file is missing, cannot be read, or asks for what no graph computes.
+        ModelError: the file is missing, cannot be read, or asks for what no graph computes; also what `family_of`
+            raises.
     """
     file = path / "config.json"
     if not file.exists() and not file.is_symlink():
@@ -55,16 +58,17 @@ def read_config(path: Path, *, runs_decoders: Callable[[str], bool]) -> dict[str
             f'{file} names no model_type, so the model\'s family is unknown.\nAdd it, e.g. "model_type": "bert".'
         )
     _check_values(file, config)
-    _refuse_variants(file, config, runs_decoders=runs_decoders(config["model_type"]))
+    _refuse_variants(file, config, family=family_of(config["model_type"]))
     return config
 
 
-def settings_from(path: Path, config: dict[str, Any]) -> PreTrainedConfig:
+def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str, Any]) -> PreTrainedConfig:
     """The configuration in transformers, of values that a model can be made from.
 
     Args:
         path: the checkpoint's directory.
         config: what `read_config` gave.
+        newer_keys: what the file says with keys that transformers does not know, with those that it knows.
 
     Raises:
         ModelError: a value is of the wrong type, or no model has it.
@@ -78,7 +82,7 @@ def settings_from(path: Path, config: dict[str, Any]) -> PreTrainedConfig:
             "Build the checkpoint that was quantised; --fp16 or --bf16 make the bundle half as large."
         )
     try:
-        settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+        settings = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False, **newer_keys)
     except MemoryError:
         raise
     except Exception as error:
@@ -151,19 +155,25 @@ def _check_size(file: Path, key: str, value: object) -> None:
         )
 
 
-def _refuse_variants(file: Path, config: dict[str, Any], *, runs_decoders: bool) -> None:
+def _refuse_variants(file: Path, config: dict[str, Any], *, family: Family) -> None:
     """Refuse what a supported family's config can also ask for and no graph of ours would compute."""
-    if config.get("is_decoder") and not runs_decoders:
+    if config.get("is_decoder") and not family.runs_decoders:
         raise ModelError(
             f"{file} says is_decoder: a decoder attends to earlier tokens only, and encoders are "
             'supported.\nIf it was trained as an encoder, set "is_decoder": false.'
         )
-    # Current transformers ignores this key and would silently compute something else.
-    kind = config.get("position_embedding_type") or "absolute"
-    if kind != "absolute":
+    # For most model types, current transformers ignores this key and would silently compute something else.
+    kind, known = config.get("position_embedding_type") or "absolute", family.position_embedding_types
+    if kind not in known and config.get("lora_adaptations"):
         raise ModelError(
-            f"{file} asks for {shown(kind)} positions; only learned absolute ones are supported.\n"
-            "Choose a model whose position_embedding_type is absolute."
+            f"{file} is that of jina-embeddings-v3's own code, which is not in transformers.\n"
+            "Choose the same model for transformers: jinaai/jina-embeddings-v3-hf."
+        )
+    if kind not in known:
+        raise ModelError(
+            f"{file} asks for {shown(kind)} positions; only learned absolute ones are supported"
+            + "".join(f", and {other}" for other in known[1:])
+            + f".\nChoose a model whose position_embedding_type is {' or '.join(known)}."
         )
     weights = config.get("transformers_weights")
     if weights not in (None, "model.safetensors", "model.safetensors.index.json"):

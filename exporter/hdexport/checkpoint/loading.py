@@ -4,11 +4,13 @@ from __future__ import annotations
 
 __all__ = ["load_model"]
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hdexport.checkpoint.agreement import Agreement, several
+from hdexport.checkpoint.converted_weights import as_loaded
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
@@ -59,6 +61,7 @@ def load_model(
     )
     agreement.check_layers()
     skeleton = _skeleton(agreement, family, task)
+    agreement = dataclasses.replace(agreement, stored=as_loaded(agreement.stored, skeleton))
     agreement.check_weights(skeleton)
     try:
         model, found = type(skeleton).from_pretrained(

@@ -80,6 +80,11 @@ def choose_positions(
             f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: its scores are of distances, "
             "and no number of positions says from how many tokens on queries are to grow.\nUse --attention-scale none."
         )
+    if family.why_not_scaled is not None and attention_scale == "logn":
+        raise InputError(
+            f"--attention-scale logn does not fit this {checkpoint.config['model_type']}: {family.why_not_scaled}.\n"
+            "Use --attention-scale none."
+        )
     base = max_len if family.counts_distances else checkpoint.base_positions
     extension = read_extension(checkpoint.config, checkpoint.path / "config.json")
     scalable = all(kind_named(name).scales_queries for name in attention)

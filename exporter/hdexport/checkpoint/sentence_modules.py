@@ -25,6 +25,8 @@ _MODES = {
     "pooling_mode_max_tokens": "max",
     "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
 }
 """Flag of ``1_Pooling/config.json`` -> the mode's name, in the order in which results are concatenated."""
 

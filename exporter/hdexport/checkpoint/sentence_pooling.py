@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = ["SentencePooling", "TokenLayers", "sentence_head", "sentence_pooling"]
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +25,21 @@ class SentencePooling(torch.nn.Module):
         self.modes = modes
         self.layers = torch.nn.ModuleList(layers)
 
-    def forward(self, token_embeddings: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    def forward(
+        self, token_embeddings: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """Pool.
 
         Args:
             token_embeddings: [batch, tokens, hidden_size], float32.
             attention_mask: [batch, tokens], int64, 1 for real tokens.
+            pooled_mask: the same, 1 for those that are pooled; None for all of them.
 
         Returns:
             [batch, width], float32.
         """
-        mask = attention_mask.unsqueeze(-1).to(token_embeddings.dtype)  # [batch, tokens, 1]
-        pooled = torch.cat([_pool(mode, token_embeddings, mask) for mode in self.modes], dim=-1)
+        read = attention_mask if pooled_mask is None else pooled_mask
+        pooled = torch.cat([_POOLS[mode](token_embeddings, read, attention_mask) for mode in self.modes], dim=-1)
         for layer in self.layers:
             pooled = layer(pooled)
         return pooled
@@ -75,18 +79,59 @@ class _Normalize(torch.nn.Module):
         return torch.nn.functional.normalize(pooled, p=2.0, dim=-1)
 
 
-def _pool(mode: str, token_embeddings: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    if mode == "cls":
-        # The first real token, wherever padding is.
-        first = mask.squeeze(-1).argmax(dim=1)  # [batch]
-        index = first[:, None, None].expand(-1, 1, token_embeddings.shape[-1])
-        return token_embeddings.gather(1, index).squeeze(1)
-    if mode == "max":
-        lowest = torch.finfo(token_embeddings.dtype).min
-        return torch.where(mask > 0, token_embeddings, lowest).amax(dim=1)
-    count = mask.sum(dim=1).clamp(min=1.0)
-    total = (token_embeddings * mask).sum(dim=1)
-    return total / (count if mode == "mean" else count.sqrt())
+def _first(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """The first token that is pooled, wherever padding is: [batch, width]."""
+    return _token(token_embeddings, read.argmax(dim=1))
+
+
+def _last(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """The last token that is pooled, and 0 without one."""
+    positions = torch.arange(read.shape[1], device=read.device)
+    last = _token(token_embeddings, (read * positions).argmax(dim=1))
+    return torch.where(read.sum(dim=1, keepdim=True) > 0, last, 0.0)
+
+
+def _token(token_embeddings: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    index = number[:, None, None].expand(-1, 1, token_embeddings.shape[-1])
+    return token_embeddings.gather(1, index).squeeze(1)
+
+
+def _largest(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    lowest = torch.finfo(token_embeddings.dtype).min
+    return torch.where(read.unsqueeze(-1) > 0, token_embeddings, lowest).amax(dim=1)
+
+
+def _mean(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    return _weighted(token_embeddings, read.to(token_embeddings.dtype))
+
+
+def _mean_by_root(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """The sum of the tokens over the root of their number."""
+    weights = read.to(token_embeddings.dtype)
+    return _weighted(token_embeddings, weights) * weights.sum(dim=1, keepdim=True).sqrt()
+
+
+def _by_position(token_embeddings: torch.Tensor, read: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
+    """The mean with weights 1, 2, 3, ... from the first real token on, one that is pooled or not."""
+    positions = torch.arange(1, read.shape[1] + 1, device=read.device) - attention_mask.argmax(dim=1, keepdim=True)
+    return _weighted(token_embeddings, (read * positions).to(token_embeddings.dtype))
+
+
+def _weighted(token_embeddings: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """The mean of [batch, tokens, width] with weights [batch, tokens], no less than 1 in all, or 0."""
+    total = (token_embeddings * weights.unsqueeze(-1)).sum(dim=1)
+    return total / weights.sum(dim=1, keepdim=True).clamp(min=1.0)
+
+
+_POOLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "cls": _first,
+    "max": _largest,
+    "mean": _mean,
+    "mean_sqrt_len_tokens": _mean_by_root,
+    "weightedmean": _by_position,
+    "lasttoken": _last,
+}
+"""Mode -> (tokens' vectors [batch, tokens, width], mask of those that are pooled, mask of real tokens) -> vectors."""
 
 
 def sentence_head(path: Path, task: Task, *, hidden_size: int) -> SentencePooling | TokenLayers | None:

@@ -6,10 +6,13 @@ __all__ = [
     "BACKENDS",
     "PRECISIONS",
     "add_attention_scale_argument",
+    "add_int8_arguments",
     "add_pickle_argument",
     "add_position_arguments",
+    "add_precision_argument",
     "add_revision_argument",
     "command_line",
+    "int8_options",
     "rope_factor",
     "whole_number",
 ]
@@ -20,10 +23,14 @@ import re
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import get_args
+from typing import TYPE_CHECKING, get_args
 
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, Scheme
+from hdruntime.errors import InputError
+
+if TYPE_CHECKING:
+    from hdexport.quantize.options import Int8Options
 
 BACKENDS = tuple(backend.value for backend in Backend)
 """Their names, as options take them."""
@@ -66,6 +73,17 @@ def add_pickle_argument(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--allow-pickle", action="store_true", help="also read weights stored as a pickle (.bin)")
 
 
+def add_precision_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--precision`` of a session."""
+    parser.add_argument(
+        "--precision",
+        choices=PRECISIONS,
+        default="auto",
+        help="what a CPU computes in; bfloat16 needs OpenVINO, int8 a bundle built with --int8. auto (default): "
+        "bfloat16 where OpenVINO runs a bundle of --bf16 or --fp16 on a CPU that computes in it, else float32",
+    )
+
+
 def add_position_arguments(parser: argparse._ActionsContainer, *, alpha: str) -> None:
     """Declare ``--positions`` and ``--alpha``.
 
@@ -104,6 +122,36 @@ def add_attention_scale_argument(parser: argparse._ActionsContainer) -> None:
         "model was trained with, so that attention over longer texts stays as sharp; auto (default) is logn for "
         "embeddings of texts past L, else none",
     )
+
+
+def add_int8_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--int8`` and ``--calibrate``, which `int8_options` reads."""
+    parser.add_argument(
+        "--int8",
+        action="store_true",
+        help="also write graphs for CPUs whose products with weights are int8, for --precision int8: faster; answers "
+        "differ slightly",
+    )
+    parser.add_argument(
+        "--calibrate",
+        metavar="FILE",
+        type=Path,
+        help="with --int8: texts like those that will come, a .jsonl, .csv, .tsv, .parquet or .txt file with one text "
+        "per row or line, or a folder of them; up to 64 are read (default: English texts that ship with Python)",
+    )
+
+
+def int8_options(options: argparse.Namespace) -> Int8Options | None:
+    """What the options ask for; None for no int8 graphs.
+
+    Raises:
+        InputError: there is something to calibrate with, and nothing to calibrate.
+    """
+    from hdexport.quantize.options import Int8Options
+
+    if options.calibrate is not None and not options.int8:
+        raise InputError("--calibrate is for int8 graphs, which are built with --int8.\nAdd --int8, or leave it out.")
+    return Int8Options(calibrate=options.calibrate) if options.int8 else None
 
 
 def rope_factor(text: str) -> float:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from hdexport.cli.arguments import (
     add_attention_scale_argument,
+    add_int8_arguments,
     add_pickle_argument,
     add_position_arguments,
     add_revision_argument,
+    int8_options,
     rope_factor,
     whole_number,
 )
 from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
-from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
     from hdexport.build import BuildOptions
@@ -61,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     types.add_argument("--fp16", action="store_true", help="weights and activations in float16 (default: float32)")
     types.add_argument("--bf16", action="store_true", help="weights and activations in bfloat16")
     parser.add_argument(
+        "--adapter",
+        metavar="NAME",
+        help="merge one of the checkpoint's adapters (LoRA) into its weights, as jina-embeddings-v3's "
+        "retrieval.passage, or choose X-MOD's language, as en_XX (default: as transformers loads the model)",
+    )
+    parser.add_argument(
         "--recurrence",
         metavar="TOKENS",
         type=whole_number,
@@ -76,19 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "does not grow with the text; answers differ by rounding only, and 256 costs no time (default: all tokens of a "
         "batch at once). TensorRT engines and OpenVINO compute them whole: they need less memory so",
     )
-    parser.add_argument(
-        "--int8",
-        action="store_true",
-        help="also write graphs for CPUs whose products with weights are int8, for --precision int8: faster; answers "
-        "differ slightly",
-    )
-    parser.add_argument(
-        "--calibrate",
-        metavar="FILE",
-        type=Path,
-        help="with --int8: texts like those that will come, a .jsonl, .csv, .tsv, .parquet or .txt file with one text "
-        "per row or line, or a folder of them; up to 64 are read (default: English texts that ship with Python)",
-    )
+    add_int8_arguments(parser)
     parser.add_argument(
         "--verify",
         choices=["quick", "full", "none"],
@@ -109,7 +104,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--rope",
         metavar="ntk:FACTOR",
         type=rope_factor,
-        help="ModernBERT with --max-len above the trained length: multiply the base of its rotary positions by FACTOR, "
+        help="models with rotary positions and --max-len above the trained length: multiply their base by FACTOR, "
         "above 1, in the layers that attend to the whole text; those with windows see no further than in training. It "
         "changes answers on short texts as well",
     )
@@ -163,11 +158,9 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
     from hdexport.engines.targets import builds_for_openvino, flavours_of_targets
     from hdexport.model.positions import Scheme
     from hdexport.model.tasks import Task
-    from hdexport.quantize.options import Int8Options
     from hdexport.verify.grid import Grid
 
-    if options.calibrate is not None and not options.int8:
-        raise InputError("--calibrate is for int8 graphs, which are built with --int8.\nAdd --int8, or leave it out.")
+    int8 = int8_options(options)
     model = options.model
     if model is None:
         model, reason = default_model()
@@ -194,13 +187,14 @@ def _build_options(options: argparse.Namespace, progress: TerminalProgress) -> B
         max_len=max_len,
         precision=precision,
         task=task,
+        adapter=options.adapter,
         **positions,
         rope_factor=options.rope,
         attention=attention,
         recurrence=options.recurrence,
         ffn_chunk=options.ffn_chunk,
         openvino=builds_for_openvino(options.target or ["auto"]),
-        int8=Int8Options(calibrate=options.calibrate) if options.int8 else None,
+        int8=int8,
         engines=engine_options(
             options, flavours, max_len=max_len, one_profile=checkpoint.family.shares_layers, previous=None
         ),

@@ -118,7 +118,7 @@ def _show(
     if operators is None:
         print(f"Operators were not counted. {why_not}\n")
     else:
-        _table(console, "Operators", ("operator", *operators), _operator_rows(operators))
+        _table(console, "Operators", ("graph", "nodes", "of which"), _operator_rows(operators))
     for engine in manifest.engines:
         _pairs(console, f"Engine {engine.file}", _engine(engine, passports[engine.file]))
     _table(
@@ -149,6 +149,8 @@ def _summary(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "attention", _counts(manifest.operators) or "standard operators"
     yield from _attention(manifest)
     yield from _memories(manifest)
+    if manifest.adapter is not None:
+        yield "adapter", f"{manifest.adapter}, in the weights"
     if manifest.ffn_chunk is not None:
         yield (
             "feed-forward",
@@ -301,10 +303,9 @@ def _plain(value: object) -> str:
 
 
 def _operator_rows(operators: dict[str, dict[str, int]]) -> Iterator[tuple[str, ...]]:
-    """One row per operator, one count per graph."""
-    for name in sorted({name for counts in operators.values() for name in counts}):
-        yield name, *(str(counts.get(name, "-")) for counts in operators.values())
-    yield "all", *(str(sum(counts.values())) for counts in operators.values())
+    """One row per graph, the most frequent operators first: a bundle may have eight graphs, too wide for columns."""
+    for file, counts in operators.items():
+        yield file, str(sum(counts.values())), ", ".join(f"{name} {count}" for name, count in counts.items())
 
 
 def _counts(counts: dict[str, int]) -> str:
@@ -330,7 +331,7 @@ def _table(console: Console, title: str, columns: tuple[str, ...], rows: Iterabl
 
     table = Table(box=None, pad_edge=False, show_header=any(columns))
     for column in columns:
-        table.add_column(column, overflow="fold", justify="right" if column == "size" else "left")
+        table.add_column(column, overflow="fold", justify="right" if column in ("size", "nodes") else "left")
     for row in rows:
         table.add_row(*row)
     with console.capture() as captured:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, whole_number
+from hdexport.cli.arguments import BACKENDS, add_precision_argument, whole_number
 from hdruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "differ, the fewest)",
     )
     parser.add_argument("--backend", choices=["auto", *BACKENDS], default="auto", help="what runs (default: auto)")
+    add_precision_argument(parser)
     parser.add_argument("--json", action="store_true", help="print the result as one JSON object")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, help="also write that object to FILE")
 
@@ -67,6 +68,7 @@ def run(options: argparse.Namespace) -> int:
     from hdexport.cli.progress import StatusLine
     from hdexport.quality.measurement import findings, measure_quality
     from hdexport.support.texts import read_texts
+    from hdruntime.backends.precision import Precision
     from hdruntime.whole_files import write_whole
 
     if options.output is not None and not options.output.parent.is_dir():
@@ -80,6 +82,7 @@ def run(options: argparse.Namespace) -> int:
             sentences=options.sentences,
             trained=options.trained,
             backend=options.backend,
+            precision=Precision(options.precision),
             line=line,
         )
     record = json.dumps({"command": options.command_line, **dataclasses.asdict(result)}, indent=2)
@@ -98,10 +101,15 @@ def run(options: argparse.Namespace) -> int:
 def _show(result: QualityResult) -> None:
     from rich.console import Console
 
+    from hdruntime.backends.precision import Precision
+
     print(
         f"\n{result.long_texts} of {result.texts} texts have more than {result.trained} tokens: median "
         f"{result.median_tokens}, longest {result.longest_tokens}."
     )
+    for bundle, precision in {score.bundle: score.precision for score in result.scores}.items():
+        if precision is not Precision.FLOAT32:
+            print(f"{bundle} computed in {precision.value}.")
     for bundle, number in result.cut_texts.items():
         if number:
             print(f"{bundle} takes fewer tokens than {number} of them have: they were cut.")

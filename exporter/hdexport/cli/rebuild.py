@@ -1,7 +1,7 @@
-"""Rebuild the engines of a bundle for this machine's GPU and TensorRT; the checkpoint is not needed.
+"""Rebuild the engines of a bundle for this machine's GPU and TensorRT, or add graphs for CPUs; no checkpoint is needed.
 
-Options that are left out take the values that the bundle's engine was built with. The bundle is replaced when the
-engines are complete, or stays as it was.
+Options that are left out take the values that the bundle's engine was built with. The bundle is replaced when all is
+complete, or stays as it was. Graphs that are added are verified by hdexport verify.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.engine_arguments import add_engine_arguments, engine_options
+from hdexport.cli.arguments import add_int8_arguments, int8_options
+from hdexport.cli.engine_arguments import add_engine_arguments, engine_options, refuse_engine_options
 from hdexport.cli.interruption import whole_or_nothing
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import InputError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from hdruntime.bundle.manifest import Backend
     from hdruntime.bundle.reader import Bundle
 
-SUMMARY = "rebuild a bundle's engines for another GPU or TensorRT"
+SUMMARY = "rebuild a bundle's engines for another GPU or TensorRT, or add graphs for OpenVINO and int8"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,9 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--target",
         action="append",
-        choices=["auto", "tensorrt", "tensorrt-rtx"],
-        help="engine to build; may be repeated (default: the engines that the bundle has; auto if none)",
+        choices=["auto", "openvino", "tensorrt", "tensorrt-rtx"],
+        help="engine to build, or openvino for its graphs; may be repeated (default: the engines that the bundle has; "
+        "auto if none; none with --int8)",
     )
+    add_int8_arguments(parser)
     add_engine_arguments(parser.add_argument_group("engines"))
 
 
@@ -46,11 +49,16 @@ def run(options: argparse.Namespace) -> int:
     output = options.output or options.bundle
     with whole_or_nothing(output), TerminalProgress() as progress:
         progress.step("Starting")
+        from hdexport.engines.targets import builds_for_openvino
         from hdexport.rebuild import RebuildOptions, previous_engines, rebuild
         from hdruntime.bundle.reader import open_bundle
 
         bundle = open_bundle(options.bundle, check_files=False)
-        flavours = _flavours(options.target, bundle)
+        int8 = int8_options(options)
+        openvino = "openvino" in (options.target or ()) and builds_for_openvino(options.target)
+        flavours = _flavours(options.target, bundle, adds_graphs=openvino or int8 is not None)
+        if not flavours:
+            refuse_engine_options(options, why="only graphs for CPUs are added")
         manifest = rebuild(
             RebuildOptions(
                 bundle=options.bundle,
@@ -62,6 +70,8 @@ def run(options: argparse.Namespace) -> int:
                     one_profile=False,
                     previous=previous_engines(bundle, flavours),
                 ),
+                openvino=openvino,
+                int8=int8,
                 force=options.force,
                 command=options.command_line,
             ),
@@ -69,15 +79,22 @@ def run(options: argparse.Namespace) -> int:
         )
     for engine in manifest.engines:
         print(f"{output / engine.file}: {engine.flavour} {engine.version}, {', '.join(engine.architectures)}")
+    if openvino or int8 is not None:
+        written = [
+            graph.file for graph in manifest.graphs if graph.dtype == "int8" or graph.lowering.startswith("openvino")
+        ]
+        print(f"{', '.join(written)}: not yet verified\nCompare with PyTorch: hdexport verify {output}")
     return 0
 
 
-def _flavours(targets: list[str] | None, bundle: Bundle) -> tuple[Backend, ...]:
+def _flavours(targets: list[str] | None, bundle: Bundle, *, adds_graphs: bool) -> tuple[Backend, ...]:
     from hdexport.engines.targets import flavours_of_targets
 
+    if targets is None and adds_graphs:
+        return ()
     if targets is None:
         targets = [engine.flavour.replace("_", "-") for engine in bundle.manifest.engines] or ["auto"]
     flavours = flavours_of_targets(targets)
-    if not flavours:
+    if not flavours and not adds_graphs:
         raise InputError("No engine would be built: no TensorRT can build here.\nSee what is missing: hdexport doctor")
     return flavours

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hdexport.cli.arguments import BACKENDS, PRECISIONS, whole_number
+from hdexport.cli.arguments import BACKENDS, add_precision_argument, whole_number
 from hdexport.cli.interruption import READER_GONE, exit_code
 from hdexport.cli.streams import outlive_readers
 from hdruntime.errors import DamagedJobError, HdexportError, InputChangedError, InputError
@@ -77,13 +77,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"{', '.join(BACKENDS)}, which runs or fails; or auto (default): the first that can, engines first, then "
         "ONNX Runtime on the GPU, then OpenVINO and ONNX Runtime on the CPU",
     )
-    parser.add_argument(
-        "--precision",
-        choices=PRECISIONS,
-        default="auto",
-        help="what a CPU computes in; bfloat16 needs OpenVINO, int8 a bundle built with --int8. auto (default): "
-        "bfloat16 where OpenVINO runs a bundle of --bf16 or --fp16 on a CPU that computes in it, else float32",
-    )
+    add_precision_argument(parser)
     parser.add_argument("--device", metavar="NAME", help="OpenVINO's device: CPU (default), GPU or NPU; not with --ray")
     parser.add_argument(
         "--rebuild",
@@ -165,8 +159,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split-pooling",
         choices=["mean", "max"],
-        default="mean",
-        help="how the chunks' vectors are pooled: their mean, weighted by tokens (default), or their largest values",
+        help="how the chunks' vectors or logits are pooled: their mean, weighted by tokens (default), or their largest "
+        "values (default of a reranker's pairs)",
     )
     parser.add_argument(
         "--late-chunking",
@@ -191,9 +185,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
     parser.add_argument(
         "--aggregation",
-        choices=["none", "simple", "first", "max"],
+        choices=["none", "simple", "first", "max", "average"],
         help="for token-classification, what an entity is: a token (none, default), neighbouring tokens of one kind "
-        "(simple), or words, each with the label of its first token (first) or of the one with the highest score (max)",
+        "(simple), or words, each with the label of its first token (first), of the one with the highest score (max), "
+        "or with the highest mean score (average)",
+    )
+    parser.add_argument(
+        "--top-k",
+        metavar="N",
+        type=whole_number,
+        help="for question-answering: the N best answers, as a list in the column answers if N is more than 1 "
+        "(default: 1)",
+    )
+    parser.add_argument(
+        "--handle-impossible-answer",
+        action="store_true",
+        help="for question-answering: an empty answer, if that the context has none is more probable than its answers",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
@@ -269,11 +276,14 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
     from hdruntime.jobs import JobOptions, VectorOptions
     from hdruntime.jobs.input_files import RowFormat
     from hdruntime.jobs.rows import Columns
+    from hdruntime.text.answers import AnswerOptions
     from hdruntime.text.embeddings import EmbeddingPrecision
+    from hdruntime.text.entities import Aggregation
     from hdruntime.text.splitting import SplitPooling
-    from hdruntime.text.tasks import Aggregation
     from hdruntime.text.tokenization import Overflow
 
+    impossible = options.handle_impossible_answer
+    asks = impossible or options.top_k is not None
     return JobOptions(
         columns=Columns(
             text=options.text_column,
@@ -294,10 +304,11 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         overflow=Overflow(options.overflow),
         segment=options.segment,
         stride=options.stride,
-        split_pooling=SplitPooling(options.split_pooling),
+        split_pooling=None if options.split_pooling is None else SplitPooling(options.split_pooling),
         prompt_name=options.prompt_name,
         prompt=options.prompt,
         aggregation=None if options.aggregation is None else Aggregation(options.aggregation),
+        answers=AnswerOptions(top_k=options.top_k or 1, handle_impossible_answer=impossible) if asks else None,
         late_chunking=options.late_chunking,
         overlap=options.overlap,
         force=options.force,

@@ -6,7 +6,7 @@ __all__ = ["SUPPORTED_MODEL_TYPES", "Family", "convertible_model_types", "family
 
 import importlib
 
-from hdexport.families.unsupported import UNSUPPORTED
+from hdexport.families.unsupported import unsupported
 from hdexport.model.family import Family
 from hdruntime.errors import ModelError
 
@@ -16,25 +16,43 @@ _MODULE_OF_MODEL_TYPE = {
     "big_bird": "big_bird",
     "bigbird_pegasus": "bigbird_pegasus",
     "camembert": "roberta",
+    "data2vec-text": "roberta",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
     "distilbert": "bert",
     "electra": "bert",
+    "embedding_gemma2_text": "gemma",
     "ernie": "bert",
+    "esm": "esm",
+    "eurobert": "eurobert",
+    "gemma3_text": "gemma",
+    "gte": "gte",
+    "jina_embeddings_v3": "jina_embeddings_v3",
     "led": "led",
     "longformer": "longformer",
     "longt5": "longt5",
+    "luke": "luke",
+    "megatron-bert": "rembert",
     "modernbert": "modernbert",
     "mpnet": "mpnet",
     "mt5": "t5",
+    "neomme": "neomme",
     "nezha": "nezha.family",
+    "nomic_bert": "nomic_bert",
     "performer": "performer.family",
+    "qwen3": "qwen3",
     "reformer": "reformer",
+    "rembert": "rembert",
     "roberta": "roberta",
     "t5": "t5",
+    "ultrabert": "ultrabert",
     "umt5": "t5",
     "xlm-roberta": "roberta",
+    "xlm-roberta-xl": "roberta",
     "roformer": "roformer",
     "transfo-xl": "transfo_xl.family",
     "xlnet": "xlnet",
+    "xmod": "xmod",
 }
 """``model_type`` of ``config.json`` -> module of this package. The modules need torch, so they load on demand."""
 
@@ -50,7 +68,7 @@ def family_of(model_type: str) -> Family:
     try:
         module = _MODULE_OF_MODEL_TYPE[model_type]
     except KeyError:
-        known = UNSUPPORTED.get(model_type)
+        known = unsupported(model_type)
         raise ModelError(
             f"The model type {model_type!r} is not supported"
             + (f": {known.reason}.\nThe nearest that works: {known.nearest}" if known else ".")

@@ -7,6 +7,6 @@ __all__ = ["FAMILY"]
 from hdexport.model.family import Family
 
 FAMILY = Family(
-    model_types=("camembert", "roberta", "xlm-roberta"),
+    model_types=("camembert", "data2vec-text", "roberta", "xlm-roberta", "xlm-roberta-xl"),
     padding_row=lambda config: int(config.pad_token_id),
 )

@@ -13,6 +13,7 @@ import torch
 
 from hdexport.attention.dense.node import DenseMask
 from hdexport.model.family import Family
+from hdexport.model.rotary_tables import RotaryTable, turned
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -21,24 +22,17 @@ _BASE = 10000.0
 """Of the angles: position p turns the i-th pair of a head's numbers by p * base^(-2i / head_dim)."""
 
 
-class _RotaryTable(torch.nn.Module):
-    """Sines and cosines of all positions, in float32 whatever the model's type; layers share it.
+class _SharedTable(torch.nn.Module):
+    """The table in place of the library's embedding of positions."""
 
-    Angles are computed in float64, as the library does: in float32 that of position 4096 is off by 2e-4.
-    """
-
-    table: torch.Tensor
-
-    def __init__(self, positions: int, head_dim: int) -> None:
+    def __init__(self, table: RotaryTable) -> None:
         super().__init__()
-        frequency = _BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-        angle = torch.arange(positions, dtype=torch.float64)[:, None] * frequency
-        self.register_buffer("table", torch.cat([angle.sin(), angle.cos()], dim=1).float(), persistent=False)
+        self.table = table
 
     def forward(self, shape: torch.Size, past_key_values_length: int = 0) -> torch.Tensor:
-        """[tokens, head_dim], sines and then cosines, for states of the shape [batch, tokens]."""
-        # narrow, where slicing would clamp: a text that is too long must fail.
-        return self.table.narrow(0, 0, shape[1])
+        """[tokens, 2 head_dim], sines and then cosines of all of a head, for states of the shape [batch, tokens]."""
+        cosines, sines = self.table(shape[1])
+        return torch.cat([sines, sines, cosines, cosines], dim=1)
 
 
 class _SelfAttention(torch.nn.Module):
@@ -68,10 +62,10 @@ class _SelfAttention(torch.nn.Module):
             project(hidden_states).unflatten(2, (self.heads, self.head_dim)).transpose(1, 2)
             for project in (self.query, self.key, self.value)
         )
-        sine, cosine = sinusoidal_pos.chunk(2, dim=-1)  # [1, 1, tokens, head_dim / 2]
-        query, key = _turned(query, sine, cosine), _turned(key, sine, cosine)
+        sine, cosine = sinusoidal_pos.chunk(2, dim=-1)  # [1, 1, tokens, head_dim]
+        query, key = turned(query, cosine, sine), turned(key, cosine, sine)
         if self.turns_values:
-            value = _turned(value, sine, cosine).unflatten(3, (2, -1)).transpose(3, 4).flatten(3)
+            value = turned(value, cosine, sine).unflatten(3, (2, -1)).transpose(3, 4).flatten(3)
         attended = attention_mask.attend(self, query, key, value, self.head_dim**-0.5)
         return attended.flatten(2), None
 
@@ -84,19 +78,12 @@ def _with_rows(linear: torch.nn.Linear, rows: torch.Tensor) -> torch.nn.Linear:
     return result
 
 
-def _turned(states: torch.Tensor, sine: torch.Tensor, cosine: torch.Tensor) -> torch.Tensor:
-    """[batch, heads, tokens, head_dim] in the type of the states, computed in float32."""
-    first, second = states.float().chunk(2, dim=-1)
-    turned = torch.cat([first * cosine - second * sine, second * cosine + first * sine], dim=-1)
-    return turned.to(states.dtype)
-
-
 def _adapt(model: PreTrainedModel) -> None:
     encoder: Any = model.base_model.encoder
     config = model.config
-    encoder.embed_positions = _RotaryTable(
-        config.max_position_embeddings, config.hidden_size // config.num_attention_heads
-    )
+    head_dim = config.hidden_size // config.num_attention_heads
+    frequencies = _BASE ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    encoder.embed_positions = _SharedTable(RotaryTable(frequencies, config.max_position_embeddings))
     for layer in encoder.layer:
         layer.attention.self = _SelfAttention(layer.attention.self)
 

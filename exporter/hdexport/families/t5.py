@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["FAMILY", "IntoStates", "Layer", "check_buckets", "run_layers", "wide_states"]
+__all__ = ["FAMILY", "Layer", "check_buckets", "run_layers", "wide_states"]
 
 import functools
 from typing import TYPE_CHECKING, Any
@@ -16,36 +16,11 @@ from hdexport.attention.dense.node import DenseMask
 from hdexport.model.family import Family
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.tasks import Task
+from hdexport.model.wide_states import IntoStates
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_SHRUNK = 2.0**-6
-"""Factor of float16 weights whose products become states, which float32 undoes.
-
-Models of this kind were trained in bfloat16, and their states go beyond 65504; the library keeps the second layer of
-feed-forward networks in float32 for that. A power of two changes no weight but those below 2^-8, and these by no more
-than 2^-19, which is 1/2000, float16's own precision, of a usual weight of 2^-8 or more.
-"""
-
-
-class IntoStates(torch.nn.Module):
-    """A linear layer without a bias, the results of which are added to states in float32."""
-
-    def __init__(self, original: torch.nn.Linear) -> None:
-        super().__init__()
-        self.weight = original.weight
-        self.factor = 1.0
-        if self.weight.dtype is torch.float16:
-            self.factor = 1 / _SHRUNK
-            with torch.no_grad():
-                self.weight.mul_(_SHRUNK)
-
-    def forward(self, values: torch.Tensor) -> torch.Tensor:
-        """[batch, tokens, hidden_size], float32."""
-        states = torch.nn.functional.linear(values, self.weight).float()
-        return states if self.factor == 1 else states * self.factor
 
 
 class _Attention(torch.nn.Module):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-__all__ = ["UNSUPPORTED", "Unsupported"]
+__all__ = ["UNSUPPORTED", "Unsupported", "unsupported"]
 
 from dataclasses import dataclass
+
+from hdexport.families.census import what_it_is
 
 _LINEAR = "a BERT or RoBERTa with --attention favor:features=256, whose cost is linear, too"
 _WINDOWS = "a BERT or RoBERTa with --attention window:256"
 _HASHES = "a BERT or RoBERTa with --attention lsh:chunk=64,rounds=4, or a Reformer"
 _ENCODERS = "an encoder: all-MiniLM-L6-v2, ModernBERT or XLM-RoBERTa, with --max-len for long texts"
+_PLAIN = "BERT or XLM-RoBERTa, for the text alone"
 _LONG_SEQUENCES = "the encoder of a LED, a LongT5 or a BigBird-Pegasus"
-_RELATIVE = "an ELECTRA or RoBERTa for short texts; T5, MPNet or NEZHA for attention by distance"
 
 
 @dataclass(frozen=True)
@@ -27,32 +29,83 @@ class Unsupported:
     nearest: str
 
 
-_DECODER = "it attends to earlier tokens only, to generate text"
+_PAGES = "it reads where words stand on a page, as well as the text"
+_IMAGES = "it reads images, as well as the text"
+_TOWER = "it was trained to name images, in a few words"
+_MISLAID = "it attends to earlier tokens only, whatever class transformers lists it in"
+_UNTRIED = "no family has been written and tested for it"
 _SEQUENCES = "its encoder is half of a model that generates text, and was trained for a decoder"
 
 UNSUPPORTED = {
     "bart": Unsupported(_SEQUENCES, _LONG_SEQUENCES),
+    "bros": Unsupported(_PAGES, _PLAIN),
     "canine": Unsupported("it reads characters, and shortens them between its layers", "XLM-RoBERTa"),
+    "clip_text_model": Unsupported(_TOWER, _ENCODERS),
     "convbert": Unsupported("half of its heads are convolutions that each token computes", "ELECTRA"),
-    "deberta": Unsupported("its attention is of content and distance in both directions", _RELATIVE),
-    "deberta-v2": Unsupported("its attention is of content and distance in both directions", _RELATIVE),
+    "embedding_gemma2": Unsupported(
+        "it reads images, sounds and videos as well",
+        "its text model alone, embedding_gemma2_text: AutoModel.from_pretrained(MODEL).language_model.save_pretrained",
+    ),
+    "emu3": Unsupported(_MISLAID, _ENCODERS),
+    "esmc": Unsupported(_UNTRIED, "ESM-2, for proteins as well"),
+    "flaubert": Unsupported(_UNTRIED, "CamemBERT, for French as well"),
     "fnet": Unsupported("it mixes tokens by Fourier transforms, without a mask for padding", _LINEAR),
     "funnel": Unsupported("it pools tokens between its layers, by as many as the text has", _WINDOWS),
-    "gpt2": Unsupported(_DECODER, _ENCODERS),
-    "llama": Unsupported(_DECODER, _ENCODERS),
+    "ibert": Unsupported("it computes in integers of its own", "a RoBERTa with --int8"),
+    "layoutlm": Unsupported(_PAGES, _PLAIN),
+    "layoutlmv2": Unsupported(_PAGES, _PLAIN),
+    "layoutlmv3": Unsupported(_PAGES, _PLAIN),
+    "lilt": Unsupported(_PAGES, _PLAIN),
+    "llama4": Unsupported(_MISLAID, _ENCODERS),
+    "lxmert": Unsupported(_IMAGES, _PLAIN),
     "m2m_100": Unsupported(_SEQUENCES, "XLM-RoBERTa"),
+    "markuplm": Unsupported(_PAGES, _PLAIN),
     "mbart": Unsupported(_SEQUENCES, "XLM-RoBERTa"),
-    "mistral": Unsupported(_DECODER, _ENCODERS),
+    "mistral4": Unsupported(_MISLAID, _ENCODERS),
+    "mllama": Unsupported(_MISLAID, _ENCODERS),
+    "mobilebert": Unsupported(_UNTRIED, "a small BERT, such as all-MiniLM-L6-v2"),
+    "modernvbert": Unsupported(_IMAGES, "ModernBERT"),
+    "molmo2_text": Unsupported(_MISLAID, _ENCODERS),
     "mra": Unsupported("its attention picks blocks by kernels of its own", _HASHES),
+    "mvp": Unsupported(_SEQUENCES, _LONG_SEQUENCES),
+    "new": Unsupported(
+        "its code is not in transformers, which has the same model as a gte",
+        "alibaba-nlp-community/gte-multilingual-base",
+    ),
     "nystromformer": Unsupported(
         "its attention is by landmarks, the means of a number of segments that every length is cut into, padding "
         "included",
         _LINEAR,
     ),
+    "openai_privacy_filter": Unsupported(
+        "its feed-forward networks are 128 experts, of which each token chooses 4, and where two are nearly as good, "
+        "rounding chooses",
+        "a ModernBERT or an UltraBERT fine-tuned for token-classification",
+    ),
     "pegasus": Unsupported(_SEQUENCES, _LONG_SEQUENCES),
     "pegasus_x": Unsupported(_SEQUENCES, _LONG_SEQUENCES),
     "perceiver": Unsupported("it reads bytes into a fixed number of states", "XLM-RoBERTa"),
+    "roberta-prelayernorm": Unsupported(
+        "its answers were seen to differ from transformers' in the fourth digit, as float32 and float64 do there",
+        "RoBERTa",
+    ),
+    "roc_bert": Unsupported("it reads the shapes and sounds of characters, as well as the text", "BERT"),
+    "splinter": Unsupported("its heads look for tokens that stand for questions", "BERT"),
+    "squeezebert": Unsupported(_UNTRIED, "a small BERT, such as all-MiniLM-L6-v2"),
     "switch_transformers": Unsupported("its feed-forward networks are chosen token by token", "T5's encoder"),
+    "t5gemma": Unsupported(_SEQUENCES, "the encoder of a T5"),
+    "tapas": Unsupported("it reads rows and columns of tables, as well as the text", _PLAIN),
+    "tipsv2_text_model": Unsupported(_TOWER, _ENCODERS),
+    "ultravbert": Unsupported(_IMAGES, "UltraBERT"),
+    "xlm": Unsupported(_UNTRIED, "XLM-RoBERTa"),
     "yoso": Unsupported("its attention is sampled by hashes in kernels of its own", _HASHES),
 }
 """``model_type`` -> why not, and what comes nearest."""
+
+
+def unsupported(model_type: str) -> Unsupported | None:
+    """Why a model type cannot be built; None of one that transformers does not know, or that nobody has judged."""
+    if model_type in UNSUPPORTED:
+        return UNSUPPORTED[model_type]
+    doing = what_it_is(model_type)
+    return None if doing is None else Unsupported(f"it is no encoder of texts: {doing}", _ENCODERS)

@@ -57,6 +57,8 @@ class Family:
         classes: of models that transformers does not know; None where it does.
         of_config: the family of checkpoints with such a ``config.json``, where these differ in what is said here; None
             where all are of this one.
+        newer_keys: for a ``config.json`` with the keys of other code, which transformers passes over, the values of its
+            own keys; empty for others. It may refuse with a `ModelError`.
         encoder_classes: model type -> class of transformers that loads an encoder alone, for tasks without a head. For
             types whose AutoModel has a decoder as well, which checkpoints of an encoder have no weights for.
         padding_row: row of the position table that padding tokens use, or None where positions count from row 0.
@@ -70,6 +72,7 @@ class Family:
         counts_distances: whether positions are distances, of which a model takes any number without being told how many
             it was trained with.
         why_not_converted: why no attention can take the place of its own, as half a sentence; None where one can.
+        why_not_scaled: why queries cannot grow with the keys of their text, as half a sentence; None where they can.
         why_not_tuned: why positions are not trained, as half a sentence; None where they are.
         token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
             1 after it, by default; None where all are 0.
@@ -86,9 +89,13 @@ class Family:
         training_weights: begins of the names of what checkpoints store for training only.
         stores_table: whether checkpoints of a configuration hold that table, which `hdexport extend` edits.
         token_width: width of what the encoder gives for a token, by the configuration.
+        position_embedding_types: what ``position_embedding_type`` may say; the first is what its absence says.
         runs_decoders: whether ``is_decoder`` is honoured, by attention to earlier tokens only; else it is refused.
         padded_tokens: length to which the library's own code pads a text of so many tokens, where the padding needs
             positions.
+        adapters: names of the adapters among a checkpoint's own weights, by its configuration; a bundle has one. Those
+            in folders beside the weights are merged whatever the family.
+        choose_adapter: makes a loaded model use one of them, in place.
         adapt: maps an attention that the library's attention interface does not reach to our operators, in place.
         own: attention of another kind than dense that checkpoints of the family have; None where they have none, or
             where the library's attention interface says all of it.
@@ -98,12 +105,13 @@ class Family:
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
             "eager" code otherwise.
         query_projections: of a library's model whose attention the library's attention interface does not reach, each
-            attention, whose second argument is the mask, with its projection of queries; None for other families.
+            attention, whose argument ``attention_mask`` is the mask, with its projection of queries; None for others.
     """
 
     model_types: tuple[str, ...]
     classes: ModelClasses | None = None
     of_config: Callable[[Mapping[str, Any]], Family] | None = None
+    newer_keys: Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default=lambda config: {})
     encoder_classes: Mapping[str, str] = field(default_factory=dict)
     padding_row: Callable[[Any], int | None] = field(default=lambda config: None)
     has_token_types: Callable[[Any, Task], bool] = field(default=_types_of_pairs)
@@ -117,8 +125,11 @@ class Family:
     training_weights: tuple[str, ...] = ()
     stores_table: Callable[[Mapping[str, Any]], bool] = field(default=lambda config: True)
     token_width: Callable[[Any], int] = field(default=lambda config: int(config.hidden_size))
+    position_embedding_types: tuple[str, ...] = ("absolute",)
     runs_decoders: bool = False
     padded_tokens: Callable[[Any, int], int] = field(default=lambda config, tokens: tokens)
+    adapters: Callable[[Mapping[str, Any]], Sequence[str]] = field(default=lambda config: ())
+    choose_adapter: Callable[[PreTrainedModel, str], None] = field(default=lambda model, name: None)
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     own: OwnAttention | None = None
     as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
@@ -130,6 +141,7 @@ class Family:
     stretches_rotary: bool = False
     counts_distances: bool = False
     why_not_converted: str | None = None
+    why_not_scaled: str | None = None
     why_not_tuned: str | None = None
     token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
 

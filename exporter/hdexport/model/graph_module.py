@@ -100,8 +100,8 @@ class GraphModule(torch.nn.Module):
             tokens = outputs.last_hidden_state.float()
             if self.task is Task.FEATURE_EXTRACTION:
                 return self.pooling(tokens, attention_mask), *left
-            pooled = attention_mask if pooling_mask is None else attention_mask * pooling_mask
-            return tokens, self.pooling(tokens, pooled), *left
+            pooled = None if pooling_mask is None else attention_mask * pooling_mask
+            return tokens, self.pooling(tokens, attention_mask, pooled), *left
         return *(getattr(outputs, name).float() for name in OUTPUTS_OF_TASK[self.task]), *left
 
 

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-__all__ = ["RootMeanSquareNorm", "float32_norm"]
+__all__ = ["RootMeanSquareNorm", "float32_norm", "use_root_mean_squares"]
 
 from typing import Any
 
 import torch
+
+_WEIGHTS_AROUND_ZERO = ("Gemma3RMSNorm",)
+"""The library's normalisations by the root mean square whose factor is 1 and the weight."""
+
+_WEIGHTS_IF_ANY = ("EmbeddingGemma2RMSNorm", "NeoMMERMSNorm")
+"""Those whose weight is the factor; without one, they have none, and compute in float32 themselves."""
 
 
 class _Float32LayerNorm(torch.nn.Module):
@@ -31,12 +37,15 @@ class RootMeanSquareNorm(torch.nn.Module):
 
     Args:
         original: the library's, or one of these: with a ``weight`` [width] and a ``variance_epsilon``.
+        weight: [width], instead of the original's.
+        epsilon: likewise.
     """
 
-    def __init__(self, original: Any) -> None:
+    def __init__(self, original: Any, *, weight: torch.Tensor | None = None, epsilon: float | None = None) -> None:
         super().__init__()
-        self.weight = torch.nn.Parameter(original.weight.detach().float())
-        self.variance_epsilon = float(original.variance_epsilon)
+        weight = original.weight if weight is None else weight
+        self.weight = torch.nn.Parameter(weight.detach().float())
+        self.variance_epsilon = float(original.variance_epsilon if epsilon is None else epsilon)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Normalise.
@@ -53,11 +62,25 @@ def float32_norm(module: torch.nn.Module) -> torch.nn.Module | None:
     """A module that takes the place of a normalisation; None for any other module.
 
     Normalisations by the root mean square are known by what all of the library's have, and nothing else has: a weight
-    without a bias, and a ``variance_epsilon``.
+    without a bias, and a ``variance_epsilon``. Those that differ in that are known by name.
     """
     if isinstance(module, torch.nn.LayerNorm):
         return _Float32LayerNorm(module)
     weights = dict(module.named_parameters())
+    name, epsilon = type(module).__name__, getattr(module, "eps", None)
+    if name in _WEIGHTS_AROUND_ZERO:
+        return RootMeanSquareNorm(module, weight=1 + weights["weight"].detach().float(), epsilon=epsilon)
+    if name in _WEIGHTS_IF_ANY and weights:
+        return RootMeanSquareNorm(module, epsilon=epsilon)
     if hasattr(module, "variance_epsilon") and list(weights) == ["weight"] and weights["weight"].dim() == 1:
         return RootMeanSquareNorm(module)
     return None
+
+
+def use_root_mean_squares(module: torch.nn.Module) -> None:
+    """Replace the library's normalisations by the root mean square within a module, in place, as casting does."""
+    for parent in tuple(module.modules()):
+        for name, child in tuple(parent.named_children()):
+            norm = None if isinstance(child, RootMeanSquareNorm) else float32_norm(child)
+            if isinstance(norm, RootMeanSquareNorm):
+                setattr(parent, name, norm)

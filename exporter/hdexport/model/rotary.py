@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _LAYERS = "full_attention"
-"""Layers whose positions are stretched. Windowed layers see no further in a long text than in those of training."""
+"""Layers whose positions are stretched, where a model has several kinds of them.
+
+Windowed layers see no further in a long text than in those of training.
+"""
 
 
 def check_rope_factor(factor: float, family: Family, *, model_type: str, max_len: int, base: int) -> None:
@@ -62,12 +65,13 @@ def stretch_rotary(model: PreTrainedModel, factor: float) -> None:
     """
     rotary: Any = model.base_model.rotary_emb
     parameters = _parameters(model)
-    frequencies = getattr(rotary, f"{_LAYERS}_inv_freq")  # [head_dim / 2]
+    name = f"{_LAYERS}_inv_freq" if hasattr(rotary, f"{_LAYERS}_inv_freq") else "inv_freq"
+    frequencies = getattr(rotary, name)  # [head_dim / 2]
     head_dim = 2 * len(frequencies)
     theta = parameters["rope_theta"] * factor
     powers = torch.arange(0, head_dim, 2, dtype=torch.float) / head_dim
     # Rounded as the library would: an error of 1e-7 is one of 1e-3 at position 10000.
-    setattr(rotary, f"{_LAYERS}_inv_freq", 1.0 / theta**powers)
+    setattr(rotary, name, 1.0 / theta**powers)
 
 
 def use_stretched_rotary(model: PreTrainedModel, factor: float) -> None:
@@ -78,7 +82,8 @@ def use_stretched_rotary(model: PreTrainedModel, factor: float) -> None:
 
 
 def _parameters(model: PreTrainedModel) -> dict[str, Any]:
-    parameters: dict[str, Any] = model.config.rope_parameters[_LAYERS]
+    parameters: dict[str, Any] = model.config.rope_parameters
+    parameters = parameters.get(_LAYERS, parameters)
     if parameters["rope_type"] != "default":
         raise ModelError(
             f"--rope ntk stretches rotary positions of the type 'default', and the checkpoint's rope_parameters have "

@@ -291,7 +291,7 @@ def fold_token_types(model: PreTrainedModel, family: Family) -> bool:
         Whether the model has token types at all.
     """
     embeddings = family.embeddings(model)
-    if not hasattr(embeddings, "token_type_embeddings"):
+    if getattr(embeddings, "token_type_embeddings", None) is None:
         return False
     embeddings.token_type_embeddings = _ConstantTokenType(embeddings.token_type_embeddings)
     return True

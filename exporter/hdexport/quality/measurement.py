@@ -4,8 +4,9 @@ from __future__ import annotations
 
 __all__ = ["QualityResult", "Score", "findings", "measure_quality"]
 
+import functools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from statistics import median
@@ -14,10 +15,11 @@ from hdexport.quality.encoding import Line, Way, similarities_of_ways
 from hdexport.quality.queries import Collection, collection_of, unread_from
 from hdexport.quality.ranking import Mean, mean_of, ranks_of, reciprocal_ranks
 from hdexport.support.texts import Text
+from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle, open_bundle
 from hdruntime.errors import InputError
-from hdruntime.session import load
+from hdruntime.session import Session, load
 from hdruntime.text.pooling import embedding_output
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
@@ -35,6 +37,7 @@ class Score:
 
     Attributes:
         bundle: its directory.
+        precision: what its session computed in.
         way: how long texts were read.
         kind: of the queries.
         mrr: MRR@10.
@@ -42,6 +45,7 @@ class Score:
     """
 
     bundle: str
+    precision: Precision
     way: Way
     kind: str
     mrr: Mean
@@ -74,7 +78,14 @@ class QualityResult:
 
 
 def measure_quality(
-    bundles: Sequence[Path], texts: Sequence[Text], *, sentences: int, trained: int | None, backend: str, line: Line
+    bundles: Sequence[Path],
+    texts: Sequence[Text],
+    *,
+    sentences: int,
+    trained: int | None,
+    backend: str,
+    precision: Precision = Precision.AUTO,
+    line: Line,
 ) -> QualityResult:
     """Retrieval of long texts by their own sentences, for each bundle and way to read them.
 
@@ -85,10 +96,12 @@ def measure_quality(
         trained: positions that texts are truncated to and split at; None for those that the bundles' models were
             trained with.
         backend: that runs the bundles.
+        precision: what it computes in on a CPU.
         line: shows progress.
 
     Raises:
         InputError: a bundle has no vectors, the bundles are of different models, or texts or sentences are too few.
+        BackendError: the backend cannot run a bundle, or not in this precision.
     """
     line.begin("Reading the texts")
     opened = [open_bundle(path) for path in bundles]
@@ -115,7 +128,8 @@ def measure_quality(
             f"{found} sentences of 8 to 60 words were found after the first {trained} tokens of {len(long)} long "
             f"texts; at least {_FEWEST_SENTENCES} are needed.\nGive more texts of prose: --texts"
         )
-    scores = _scores(opened, collection, trained=trained, backend=backend, line=line)
+    load_one = functools.partial(load, backend=backend, precision=precision)
+    scores = _scores(opened, collection, trained=trained, load_one=load_one, line=line)
     return QualityResult(
         trained=trained,
         texts=len(texts),
@@ -181,7 +195,12 @@ def _words_of_name(name: str) -> str | None:
 
 
 def _scores(
-    bundles: Sequence[Bundle], collection: Collection, *, trained: int, backend: str, line: Line
+    bundles: Sequence[Bundle],
+    collection: Collection,
+    *,
+    trained: int,
+    load_one: Callable[[Bundle], Session],
+    line: Line,
 ) -> Iterator[Score]:
     asked = {kind: queries for kind, queries in collection.queries.items() if queries.texts}
     baseline = None
@@ -194,7 +213,8 @@ def _scores(
             else:
                 line.show(title)
 
-        with load(bundle, backend=backend) as session:
+        with load_one(bundle) as session:
+            computed_in = session.precision
             found = similarities_of_ways(session, collection, trained=trained, ways=tuple(Way), begin=begin, line=line)
         scores = {
             (way, kind): reciprocal_ranks(ranks_of(found[way][kind], queries.answers))
@@ -206,6 +226,7 @@ def _scores(
             answers = asked[kind].answers
             yield Score(
                 bundle=str(bundle.path),
+                precision=computed_in,
                 way=way,
                 kind=kind,
                 mrr=mean_of(values, answers),

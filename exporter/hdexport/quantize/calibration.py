@@ -19,6 +19,9 @@ from hdruntime.bundle.reader import Bundle
 if TYPE_CHECKING:
     import onnx_ir
 
+_RARE_SHARE = 0.1
+"""Of the weight of all tokens, that of rare ones together."""
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -40,6 +43,7 @@ def calibrate(
     model: onnx_ir.Model,
     texts: Sequence[IntArray],
     *,
+    rare: Sequence[IntArray] = (),
     did: Callable[[int], None] = lambda tokens: None,
 ) -> dict[str, CalibratedProduct]:
     """Calibrate the products with weights of a float32 graph.
@@ -50,6 +54,7 @@ def calibrate(
         bundle: in whose files the weights are.
         model: the graph, lowered for ONNX Runtime on a CPU; it is changed.
         texts: [tokens] each.
+        rare: likewise, of tokens that the texts may lack: they widen ranges, and count little in what is rounded best.
         did: called with the tokens of each text.
 
     Returns:
@@ -59,7 +64,7 @@ def calibrate(
     products = [product for product in weight_products(model) if product.node.graph is model.graph]
     groups = _groups(products)
     calibrated = {}
-    for names, found in zip(groups.values(), _statistics(bundle, model, groups, texts, did), strict=True):
+    for names, found in zip(groups.values(), _statistics(bundle, model, groups, texts, rare, did), strict=True):
         arrays = {name: constant_array(_product(products, name).node.inputs[1]) for name in names}
         weights = {name: array for name, array in arrays.items() if array is not None}
         activation = activation_scale(found, list(weights.values()))
@@ -92,6 +97,7 @@ def _statistics(
     model: onnx_ir.Model,
     groups: Mapping[tuple[onnx_ir.Value, ...], Sequence[str]],
     texts: Sequence[IntArray],
+    rare: Sequence[IntArray],
     did: Callable[[int], None],
 ) -> list[Statistics]:
     """Of each group, in order."""
@@ -103,11 +109,12 @@ def _statistics(
     run = single_text_runner(bundle, model)
     names = {str(source.name): number for number, sources in enumerate(groups) for source in sources}
     found: dict[int, Statistics] = {}
-    for text in texts:
+    of_rare = _RARE_SHARE / (1 - _RARE_SHARE) * sum(map(len, texts)) / max(sum(map(len, rare)), 1)
+    for text, weight in [*((text, 1.0) for text in texts), *((text, of_rare) for text in rare)]:
         for name, activation in run(list(names), text).items():
             number = names[name]
             if number not in found:
                 found[number] = Statistics.empty(activation.shape[-1])
-            found[number].add(activation)
+            found[number].add(activation, weight=weight)
         did(len(text))
     return [found[number] for number in range(len(groups))]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.support.texts import read_texts
-from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, english_texts, sample_ids
+from hdexport.verify.sample_text import ENGLISH, RANDOM_IDS, english_texts, random_ids, sample_ids
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.text.tokenization import Overflow, TextTokenizer
@@ -25,6 +25,10 @@ _LONG_TOKENS = 2048
 _SHORT_TEXTS = (2, 3, 4, 5, 6, 8, 11, 16, 23, 33, 47, 65)
 """Tokens of short texts, whose activations are unlike those of long ones: few tokens share all attention."""
 
+_RARE_LENGTHS = (*(2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256) * 2, *(512,) * 8)
+"""Tokens of texts of random ids. Texts of another kind have words that the calibration's lack, and without these, up to
+all of the error of such a word was clipping."""
+
 IntArray = npt.NDArray[np.int64]
 
 
@@ -35,10 +39,12 @@ class CalibrationTexts:
     Attributes:
         ids: [tokens], int64 each.
         source: the file's name, `ENGLISH` or `RANDOM_IDS`.
+        rare: [tokens], int64 each, of ids drawn from the whole vocabulary.
     """
 
     ids: Sequence[IntArray]
     source: str
+    rare: Sequence[IntArray]
 
 
 def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
@@ -59,8 +65,9 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
     if file is None:
         ids, kind = sample_ids(bundle, lengths[-1:])
         if kind == RANDOM_IDS:
-            return CalibrationTexts(ids=sample_ids(bundle, lengths)[0], source=RANDOM_IDS)
-        return CalibrationTexts(ids=_with_short(_encoded(bundle, english_texts()[:_TEXTS])) + ids, source=ENGLISH)
+            return CalibrationTexts(ids=sample_ids(bundle, lengths)[0], source=RANDOM_IDS, rare=())
+        english = _with_short(_encoded(bundle, english_texts()[:_TEXTS]))
+        return CalibrationTexts(ids=english + ids, source=ENGLISH, rare=_rare(bundle))
     if bundle.manifest.tokenizer is None:
         raise InputError(
             f"--calibrate names {file}, but the checkpoint has no tokenizer to read texts with.\n"
@@ -70,7 +77,12 @@ def calibration_texts(bundle: Bundle, file: Path | None) -> CalibrationTexts:
     ids = _with_short(_encoded(bundle, texts))
     if longest > _TOKENS:
         ids += _encoded(bundle, ["\n".join(texts)], tokens=lengths[-1])
-    return CalibrationTexts(ids=ids, source=file.name)
+    return CalibrationTexts(ids=ids, source=file.name, rare=_rare(bundle))
+
+
+def _rare(bundle: Bundle) -> list[IntArray]:
+    lengths = [min(length, bundle.manifest.max_len) for length in _RARE_LENGTHS]
+    return random_ids(bundle.manifest, lengths)
 
 
 def _with_short(texts: list[IntArray]) -> list[IntArray]:

@@ -47,6 +47,10 @@ def runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None = None)
     """
     graph = graphs.graphs[0]
     if decisions is not None:
+        if graphs.is_for_openvino:
+            models = _models_of_openvino(bundle, graphs, decisions)
+            yield _run_of_openvino(models, graphs.precision)
+            return
         model = read_graph(bundle, graph)
         decisions.watch(model)
         yield _changed_run(bundle, model)
@@ -75,9 +79,7 @@ def sampled_runner(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None
     """
     logits, vocab_size = bundle.manifest.outputs[0].name, bundle.manifest.vocab_size
     if graphs.is_for_openvino:
-        # Not as ONNX: OpenVINO wants the weights in the directory of the graph.
-        core = require("openvino").Core()
-        models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
+        models = _models_of_openvino(bundle, graphs, decisions)
         are_sampled = [sampled_openvino_model(model, logits, vocab_size) for model in models]
         yield _run_of_openvino(models, graphs.precision) if all(are_sampled) else None
         return
@@ -96,6 +98,16 @@ def _changed_run(bundle: Bundle, model: onnx_ir.Model) -> Run:
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
     content = ir.to_proto(model).SerializeToString()
     return _plain_run(onnxruntime.InferenceSession(content, options, providers=[_PROVIDER]))
+
+
+def _models_of_openvino(bundle: Bundle, graphs: GraphSet, decisions: Decisions | None) -> list[Any]:
+    """To be changed there and not as ONNX: OpenVINO wants the weights in the directory of the graph."""
+    core = require("openvino").Core()
+    models = [core.read_model(bundle.file(graph.file)) for graph in graphs.graphs]
+    if decisions is not None:
+        for model in models:
+            decisions.watch_openvino(model)
+    return models
 
 
 def _run_of_openvino(models: Sequence[Any], precision: Precision) -> Run:

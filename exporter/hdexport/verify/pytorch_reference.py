@@ -215,7 +215,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
             f"The bundle was built from a {manifest.model_type}, and {checkpoint.path} is a "
             f"{checkpoint.config['model_type']}.\nName the checkpoint it was built from with --model."
         )
-    model = checkpoint.load(task, allow_pickle=allow_pickle)
+    model = checkpoint.with_adapter(manifest.adapter).load(task, allow_pickle=allow_pickle)
     max_len, scheme, alpha = positions_of(manifest, checkpoint.family, model.config.to_dict())
     positions = extend_positions(model, checkpoint.family, max_len=max_len, scheme=scheme, alpha=alpha)
     if positions.base != manifest.positions.base:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-__all__ = ["ENGLISH", "RANDOM_IDS", "english_texts", "sample_ids"]
+__all__ = ["ENGLISH", "RANDOM_IDS", "english_texts", "random_ids", "sample_ids"]
 
 from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from hdruntime.bundle.manifest import Manifest
 from hdruntime.bundle.reader import Bundle
 from hdruntime.text.tokenization import Overflow, TextTokenizer
 
@@ -44,10 +45,14 @@ def sample_ids(bundle: Bundle, lengths: Sequence[int]) -> tuple[list[IntArray], 
         if np.count_nonzero(ids == bundle.manifest.tokenizer.unk_token_id) <= len(ids) / 2:
             # Each ends as the whole does, with the separator that models know texts to end with.
             return [np.concatenate([ids[: length - 1], ids[-1:]]) for length in lengths], ENGLISH
+    return random_ids(bundle.manifest, lengths), RANDOM_IDS
+
+
+def random_ids(manifest: Manifest, lengths: Sequence[int]) -> list[IntArray]:
+    """Texts of ids drawn from the vocabulary of a bundle's manifest, [tokens] each; the same ones at every call."""
     generator = np.random.default_rng(0)
-    vocab_size = bundle.manifest.vocab_size
-    first = min(_SPECIAL_IDS, vocab_size - 1)
-    return [generator.integers(first, vocab_size, length) for length in lengths], RANDOM_IDS
+    first = min(_SPECIAL_IDS, manifest.vocab_size - 1)
+    return [generator.integers(first, manifest.vocab_size, length) for length in lengths]
 
 
 def english_texts() -> list[str]:

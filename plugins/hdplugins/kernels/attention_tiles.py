@@ -12,6 +12,7 @@ __all__ = [
     "TRITON_TYPE",
     "Tiles",
     "ceil_div",
+    "check_head_dim",
     "check_sizes",
     "cubin_architecture",
     "listed_architecture",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hdplugins.kernels.cuda_launch import FIRST_ARCHITECTURE_OF_ITS_OWN
@@ -110,7 +112,7 @@ def tiles_for(architecture: int, head_dim: int, dtype: str) -> Tiles:
     Raises:
         ValueError: the kernels are not written for that head_dim, dtype or GPU.
     """
-    _check_head_dim(head_dim)
+    check_head_dim(head_dim)
     if dtype not in TRITON_TYPE:
         raise ValueError(f"The kernels do not support {dtype}; they support {', '.join(TRITON_TYPE)}.")
     return (_FLOAT32 if dtype == "float32" else _HALF)[listed_architecture(architecture)][head_dim]
@@ -132,13 +134,20 @@ def cubin_architecture(architecture: int) -> int:
     return architecture if architecture >= FIRST_ARCHITECTURE_OF_ITS_OWN else listed
 
 
-def check_sizes(*, batch: int, heads: int, tokens: int, head_dim: int, scale: float) -> None:
+def check_sizes(
+    *, batch: int, heads: int, tokens: int, head_dim: int, scale: float, head_dims: Sequence[int] = HEAD_DIMS
+) -> None:
     """Refuse sizes of [batch, heads, tokens, head_dim] that the kernels cannot be launched for.
+
+    Args:
+        batch, heads, tokens, head_dim: the sizes.
+        scale: factor of the scores.
+        head_dims: sizes of a head that a kernel is written for.
 
     Raises:
         ValueError: it says what fits.
     """
-    _check_head_dim(head_dim)
+    check_head_dim(head_dim, head_dims)
     for name, number in (("batch", batch), ("heads", heads), ("tokens", tokens)):
         if number < 1:
             raise ValueError(f"{name} is {number}; it must be 1 or more.")
@@ -168,8 +177,13 @@ def ceil_div(number: int, divisor: int) -> int:
     return -(-number // divisor)
 
 
-def _check_head_dim(head_dim: int) -> None:
-    if head_dim not in HEAD_DIMS:
+def check_head_dim(head_dim: int, head_dims: Sequence[int] = HEAD_DIMS) -> None:
+    """Refuse a size of a head that a kernel is not written for.
+
+    Raises:
+        ValueError: it says what fits.
+    """
+    if head_dim not in head_dims:
         raise ValueError(
-            f"The kernels do not support head_dim {head_dim}; they support {', '.join(map(str, HEAD_DIMS))}."
+            f"The kernels do not support head_dim {head_dim}; they support {', '.join(map(str, head_dims))}."
         )

@@ -24,6 +24,9 @@ class Operator:
         inputs: names of the inputs, in order: the states, the mask, and others.
         states: number of leading inputs of shape [batch, heads, tokens, head_dim]; behind the first, `tokens` may be
             more: those of keys. The mask, [batch, tokens] of the last state, is next.
+        groups_heads: whether keys and values may have fewer heads, kv_heads: `heads` is a multiple of them, and head h
+            of the queries sees head h // (heads // kv_heads) of the keys. The face `onnx_function` is told by
+            ``grouped``.
         optional_inputs: the trailing inputs that a node may leave out.
         attributes: names of the attributes.
     """
@@ -33,6 +36,7 @@ class Operator:
     package: str
     inputs: tuple[str, ...]
     states: int = 3
+    groups_heads: bool = False
     optional_inputs: tuple[str, ...] = ()
     attributes: tuple[str, ...] = ()
 

@@ -122,19 +122,24 @@ class PluginFace(ABC):
     def check_shapes(self, shapes: Shapes) -> None:
         """Refuse shapes that do not belong together: here of states that are alike, and of a mask of their tokens.
 
+        Where the operator groups heads, those after the first may have fewer.
+
         Raises:
             ValueError: it says what fits.
         """
         operator, given = self.OPERATOR, [list(shape) for shape in shapes]
         states, mask = given[: operator.states], given[operator.states]
-        first = states[0]
-        is_fit = len(first) == 4 and all(state == first for state in states) and mask == [first[0], first[2]]
+        first, value = states[0], states[-1]
+        alike = first
+        if operator.groups_heads and len(first) == len(value) == 4 and value[1] > 0 and first[1] % value[1] == 0:
+            alike = [first[0], value[1], *first[2:]]
+        is_fit = len(first) == 4 and all(state == alike for state in states[1:]) and mask == [first[0], first[2]]
         if not is_fit or len(given) > len(operator.inputs):
             *others, last = operator.state_names
             raise ValueError(
                 f"{', '.join(others)} and {last} are {', '.join(map(str, states))} and {operator.mask} is {mask}; the "
                 f"first {_NUMBERS[operator.states]} are alike, [batch, heads, tokens, head_dim], and the last is "
-                "[batch, tokens]."
+                "[batch, tokens]." + (" Heads may be a multiple of the others'." if operator.groups_heads else "")
             )
 
     def kernel_sources(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OnnxRuntimeRunner"]
+__all__ = ["OnnxRuntimeRunner", "graph_on_cpu"]
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from hdruntime.backends.equal_lengths import EqualLengthRunner, give_memory_back
 from hdruntime.backends.host_memories import HostMemories
 from hdruntime.backends.onnxruntime_sessions import GraphRunner, open_session, session_options
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.manifest import Backend, GraphFile
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import CPU_LOWERING, PORTABLE_LOWERING
 from hdruntime.errors import BackendUnavailableError
@@ -70,17 +70,8 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
         spinning: bool = True,
         precision: Precision = Precision.AUTO,
     ) -> None:
-        if precision is Precision.BFLOAT16:
-            raise BackendUnavailableError(
-                f"ONNX Runtime does not compute in {precision.value} on a CPU, OpenVINO does.\n"
-                "Leave out the precision, or use the backend openvino."
-            )
-        if precision is Precision.INT8:
-            self.precision = Precision.INT8
-            graph = chosen_graph(bundle, (CPU_LOWERING,), where="ONNX Runtime on the CPU", dtype="int8")
-        else:
-            self.precision = Precision.FLOAT32
-            graph = chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")
+        graph = graph_on_cpu(bundle, precision)
+        self.precision = Precision.INT8 if precision is Precision.INT8 else Precision.FLOAT32
         options = session_options(threads, spinning=spinning)
         options.enable_cpu_mem_arena = _USES_ARENA
         session = open_session(
@@ -114,3 +105,20 @@ class OnnxRuntimeRunner(EqualLengthRunner, GraphRunner):
     def _give_memory_back(self, inputs: Inputs) -> None:
         if inputs[self._ids].size > _LARGE_RUN_TOKENS:
             give_memory_back()
+
+
+def graph_on_cpu(bundle: Bundle, precision: Precision) -> GraphFile:
+    """The bundle's graph that computes in a precision on the CPU.
+
+    Raises:
+        BackendUnavailableError: ONNX Runtime does not compute in it, or the bundle has no such graph.
+        BundleCorruptError: the bundle has no graph at all.
+    """
+    if precision is Precision.BFLOAT16:
+        raise BackendUnavailableError(
+            f"ONNX Runtime does not compute in {precision.value} on a CPU, OpenVINO does.\n"
+            "Leave out the precision, or use the backend openvino."
+        )
+    if precision is Precision.INT8:
+        return chosen_graph(bundle, (CPU_LOWERING,), where="ONNX Runtime on the CPU", dtype="int8")
+    return chosen_graph(bundle, (CPU_LOWERING, PORTABLE_LOWERING), where="the CPU")

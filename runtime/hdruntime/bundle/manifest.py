@@ -400,6 +400,7 @@ class Manifest:
             portable; None for all of a batch.
         document_tokens: the most real tokens of a document that comes in segments, in all of them together: its
             positions continue, and no more are served. None for any number, and of models without memories.
+        adapter: name of the checkpoint's adapter that was merged into the weights or chosen among them; None for none.
         labels: names of the classes in the order of the logits, ``()`` when the task has none.
         verification: what ``hdexport verify`` found (JSON values, finite numbers), None when it did not run; what
             `Verification` names is as it says.
@@ -436,6 +437,7 @@ class Manifest:
     ffn_chunk: Length | None = None
     document_tokens: Length | None = None
     int8: Int8Calibration | None = None
+    adapter: Name | None = None
 
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""

@@ -160,8 +160,16 @@ def _path_inside(directory: Path, relative: str) -> Path:
     except (OSError, RuntimeError):  # links that go in circles; RuntimeError before Python 3.13
         stays = False
     if not stays:
-        raise _leaves(directory, relative)
+        raise _links_outside(directory, relative)
     return path
+
+
+def _links_outside(directory: Path, relative: str) -> BundleCorruptError:
+    return BundleCorruptError(
+        f"The bundle {directory} lists {relative!r}, which is outside the bundle: it is a link, or below one.\n"
+        "Copy the bundle with what its links name: cp -rL BUNDLE COPY. Hugging Face's cache consists of such links; a "
+        "folder without them: hf download REPOSITORY --local-dir BUNDLE"
+    )
 
 
 def _leaves(directory: Path, relative: str) -> BundleCorruptError:

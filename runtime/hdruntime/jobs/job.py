@@ -113,7 +113,11 @@ def plan_job(
         check_place(output, force=options.force)
     tokenized = options.columns.input_ids is not None
     task = results_of_bundle(
-        bundle, tokenized=tokenized, aggregation=options.aggregation, late_chunking=options.late_chunking
+        bundle,
+        tokenized=tokenized,
+        aggregation=options.aggregation,
+        answers=options.answers,
+        late_chunking=options.late_chunking,
     )
     spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
     options = replace(options, columns=replace(options.columns, spans=spans))
@@ -381,7 +385,7 @@ def _identity(
         "--overflow": options.overflow.value,
         "--segment": options.segment,
         "--stride": options.stride,
-        "--split-pooling": options.split_pooling.value,
+        "--split-pooling": options.split_pooling and options.split_pooling.value,
         "--keep-columns": ",".join(columns.keep or ()) or None,
         "--input-format": options.input_format and options.input_format.value,
         "--truncate-dim": options.vectors.truncate_dim,
@@ -390,6 +394,9 @@ def _identity(
         "--skip-failed": options.skip_failed,
         "--prompt": prompt,
         "--aggregation": options.aggregation and options.aggregation.value,
+        "--top-k": options.answers and options.answers.top_k,
+        "--handle-impossible-answer": options.answers and options.answers.handle_impossible_answer,
+        "the longest answer": options.answers and options.answers.max_answer_tokens,
         "--late-chunking": options.late_chunking,
         "--overlap": options.overlap,
         "--precision": options.precision.value,

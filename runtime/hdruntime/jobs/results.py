@@ -13,22 +13,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hdruntime.bundle.reader import Bundle, read_config
+from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns, Row
+from hdruntime.text.answers import AnswerOptions, best_answers
 from hdruntime.text.chunking import SENTENCES, LateChunking, LateChunks, tokens_per_chunk
+from hdruntime.text.classes import activation_of, labels_of
+from hdruntime.text.entities import Aggregation, EntityFinder
 from hdruntime.text.pooling import mean_over_tokens
-from hdruntime.text.splitting import SplitEncoding
-from hdruntime.text.tasks import (
-    Activation,
-    Aggregation,
-    answer,
-    classification,
-    continued_words,
-    entities,
-    fillings,
-    text_score,
-)
+from hdruntime.text.splitting import SplitEncoding, SplitPooling
+from hdruntime.text.tasks import classification, fillings, text_score
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
 Outputs = Mapping[str, npt.NDArray[np.float32]]
@@ -56,11 +50,14 @@ class TaskResults:
         fields: result columns, Arrow fields.
         of_piece: outputs of a row or piece, without batch axis -> the needed part, kept until all pieces have run.
         values: (that part, combined from all pieces; the encoding of the row; the row) -> a value for each field;
-            raises InputError for a row that does not fit the task. None with `chunks`.
+            raises InputError for a row that does not fit the task. None with `chunks` or `values_of_pieces`.
+        values_of_pieces: in place of `values`, for results that do not come from combined outputs: (the row's pieces;
+            the parts of each; the row) -> a value for each field.
         chunks: for late chunking, (the row's pieces; the row; the prompt) -> its chunks, to which the output of every
             piece is added; raises InputError for a row without chunks.
         splits: whether pieces that are run by themselves give a text's values, small enough to combine.
         streams: whether the outputs of all tokens of a streamed document are small enough to join.
+        pair_pooling: combines what the pieces of a pair's second text gave, unless another pooling is asked for.
         prompts: whether a text may have a prompt; ids include it already.
         texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
     """
@@ -69,10 +66,12 @@ class TaskResults:
     pairs: Pairs
     fields: tuple[pa.Field, ...]
     values: Callable[[Outputs, Encoding, Row], Values] | None
+    values_of_pieces: Callable[[SplitEncoding, Sequence[Outputs], Row], Values] | None = None
     chunks: Callable[[SplitEncoding, Row, str], LateChunks] | None = None
     of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
     splits: bool = True
     streams: bool = True
+    pair_pooling: SplitPooling = SplitPooling.MEAN
     prompts: bool = False
     texts: str = "a question and its context"
     columns: tuple[str, str] = ("question", "context")
@@ -83,6 +82,7 @@ def results_of_bundle(
     *,
     tokenized: bool = False,
     aggregation: Aggregation | None = None,
+    answers: AnswerOptions | None = None,
     late_chunking: str | None = None,
 ) -> TaskResults:
     """The columns of the bundle's task.
@@ -90,11 +90,11 @@ def results_of_bundle(
     Args:
         bundle: what will run.
         tokenized: rows are ids, without a text.
-        aggregation, late_chunking: see `WindowOptions`.
+        aggregation, answers, late_chunking: see `WindowOptions`.
 
     Raises:
         InputError: the bundle lacks a tokenizer or mask token that the task needs, the task needs a text, or has no
-            aggregation; or late chunking needs a text, or another bundle.
+            aggregation or no answers; or late chunking needs a text, or another bundle.
     """
     task = bundle.manifest.task
     if tokenized and task in _TASKS_ON_TEXT:
@@ -106,10 +106,17 @@ def results_of_bundle(
         )
     if aggregation is not None and task != "token-classification":
         raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
+    if answers is not None and task != "question-answering":
+        raise InputError(
+            "--top-k and --handle-impossible-answer are for question-answering, and the bundle's task is "
+            f"{task}.\nLeave them out."
+        )
     if late_chunking is not None:
         return _late_chunks(bundle, late_chunking, tokenized=tokenized)
     if task == "token-classification":
         return _token_classification(bundle, aggregation or Aggregation.NONE)
+    if task == "question-answering":
+        return _question_answering(answers or AnswerOptions())
     results = _RESULTS_OF_TASK[task](bundle)
     return dataclasses.replace(results, prompts=False) if tokenized else results
 
@@ -191,8 +198,7 @@ def column_of_spans(late_chunking: str) -> str | None:
 
 
 def _text_classification(bundle: Bundle) -> TaskResults:
-    labels = _labels(bundle)
-    activation = _activation(bundle, labels)
+    labels, activation = labels_of(bundle.manifest), activation_of(bundle)
 
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
         return vars(classification(outputs["logits"], labels, activation=activation))
@@ -204,6 +210,7 @@ def _text_classification(bundle: Bundle) -> TaskResults:
         pairs=Pairs.ALLOWED if bundle.manifest.sentence is None else Pairs.REQUIRED,
         fields=fields,
         values=values,
+        pair_pooling=SplitPooling.MAX if len(labels) == 1 else SplitPooling.MEAN,
         prompts=True,
         texts="which its cross-encoder compares",
         columns=("query", "document"),
@@ -211,19 +218,12 @@ def _text_classification(bundle: Bundle) -> TaskResults:
 
 
 def _token_classification(bundle: Bundle, aggregation: Aggregation) -> TaskResults:
-    labels, info = _labels(bundle), bundle.manifest.tokenizer
+    info = bundle.manifest.tokenizer
     assert info is not None, "results_of_bundle checks it"
-    tokenizer = read_tokenizer(bundle.file(info.file))
+    find = EntityFinder(bundle.manifest, read_tokenizer(bundle.file(info.file)), aggregation)
 
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
-        found = entities(
-            outputs["logits"],
-            labels,
-            text=row.text,
-            encoding=encoding,
-            aggregation=aggregation,
-            continues=continued_words(tokenizer, encoding, row.text),
-        )
+        found = find(outputs["logits"], text=row.text, encoding=encoding)
         return {"entities": [dataclasses.asdict(entity) for entity in found]}
 
     entity = pa.struct({**_SPAN, "text": pa.string(), "label": pa.string(), "score": pa.float32()})
@@ -231,14 +231,22 @@ def _token_classification(bundle: Bundle, aggregation: Aggregation) -> TaskResul
     return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values)
 
 
-def _question_answering(bundle: Bundle) -> TaskResults:
-    def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
+def _question_answering(options: AnswerOptions) -> TaskResults:
+    def values(split: SplitEncoding, outputs: Sequence[Outputs], row: Row) -> Values:
         assert row.text_pair is not None, "the job was planned without a context"
-        return vars(answer(outputs["start_logits"], outputs["end_logits"], context=row.text_pair, encoding=encoding))
+        found = [vars(answer) for answer in best_answers(split, outputs, context=row.text_pair, options=options)]
+        return dict(found[0]) if options.top_k == 1 else {"answers": found}
 
-    fields = tuple(pa.schema({"answer": pa.string(), **_SPAN, "score": pa.float32()}))
-    outputs = ("start_logits", "end_logits")
-    return TaskResults(outputs=outputs, pairs=Pairs.REQUIRED, fields=fields, values=values)
+    columns = {"answer": pa.string(), **_SPAN, "score": pa.float32()}
+    if options.top_k > 1:
+        columns = {"answers": pa.list_(pa.struct(columns))}
+    return TaskResults(
+        outputs=("start_logits", "end_logits"),
+        pairs=Pairs.REQUIRED,
+        fields=tuple(pa.schema(columns)),
+        values=None,
+        values_of_pieces=values,
+    )
 
 
 def _fill_mask(bundle: Bundle) -> TaskResults:
@@ -282,7 +290,6 @@ _RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
     "feature-extraction": _feature_extraction,
     "sentence-similarity": _sentence_similarity,
     "text-classification": _text_classification,
-    "question-answering": _question_answering,
     "fill-mask": _fill_mask,
     "text-scoring": _text_scoring,
 }
@@ -295,20 +302,3 @@ def _last_axis(bundle: Bundle, output: str) -> int | None:
     """Size of an output's last axis; None if it is dynamic."""
     size = next(spec.shape[-1] for spec in bundle.manifest.outputs if spec.name == output)
     return size if isinstance(size, int) else None
-
-
-def _labels(bundle: Bundle) -> Sequence[str]:
-    # Unnamed labels get transformers' defaults.
-    return bundle.manifest.labels or [f"LABEL_{index}" for index in range(_last_axis(bundle, "logits") or 0)]
-
-
-def _activation(bundle: Bundle, labels: Sequence[str]) -> Activation:
-    """The cross-encoder's, or Hugging Face's pipeline's choice by the checkpoint's configuration."""
-    if bundle.manifest.sentence is not None and bundle.manifest.sentence.activation is not None:
-        return Activation(bundle.manifest.sentence.activation)
-    config = read_config(bundle)
-    if config.get("problem_type") == "regression":
-        return Activation.IDENTITY
-    if config.get("problem_type") == "multi_label_classification" or len(labels) == 1:
-        return Activation.SIGMOID
-    return Activation.SOFTMAX

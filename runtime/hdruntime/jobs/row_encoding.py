@@ -13,7 +13,7 @@ from hdruntime.inference.streaming import check_document_length
 from hdruntime.jobs.rows import Row
 from hdruntime.session import Session
 from hdruntime.text.checks import check_text_lengths
-from hdruntime.text.splitting import SplitEncoding
+from hdruntime.text.splitting import SplitEncoding, in_one_piece
 from hdruntime.text.tokenization import Encoding, Overflow
 
 _CHARACTERS_PER_TOKEN = 4
@@ -65,12 +65,12 @@ class RowEncoder:
         texts = [row.text for row in rows]
         pairs = [row.text_pair for row in rows if row.text_pair is not None] or None
         if rows[0].input_ids is not None:
-            split = [_in_one_piece(self._from_ids(row.input_ids or [])) for row in rows]
+            split = [in_one_piece(self._from_ids(row.input_ids or [])) for row in rows]
         elif self._overflow is Overflow.SPLIT:
             split = self._session.split(texts, pairs, stride=self._stride, prompt=self._prompt)
         else:
             encodings = self._session.tokenize(texts, pairs, overflow=self._overflow, prompt=self._prompt)
-            split = [_in_one_piece(encoding) for encoding in encodings]
+            split = [in_one_piece(encoding) for encoding in encodings]
         for text in split:
             for piece in text.pieces:
                 if self._overflow is Overflow.RECUR:
@@ -91,10 +91,6 @@ class RowEncoder:
         if not 0 <= min(ids) <= max(ids) < manifest.vocab_size:
             checked_inputs({manifest.ids: [ids]}, manifest, max_len=len(ids), memory=0)
         check_texts_for_marks([ids], manifest)
-
-
-def _in_one_piece(encoding: Encoding) -> SplitEncoding:
-    return SplitEncoding(whole=encoding, pieces=[encoding], step=1, cuts=[0, len(encoding)])
 
 
 def _chunks(rows: Iterable[Row]) -> Iterator[list[Row]]:

@@ -32,11 +32,12 @@ from hdruntime.jobs.results import TaskResults
 from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
 from hdruntime.jobs.rows import ErrorKind, Position, Row
 from hdruntime.session import Session
+from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import LateChunks, TextChunks, overlap_of
+from hdruntime.text.entities import Aggregation
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
 from hdruntime.text.streamed import StreamedOutputs
-from hdruntime.text.tasks import Aggregation
 from hdruntime.text.tokenization import Encoding, Overflow
 
 WINDOW_CHARACTERS = 2**17
@@ -75,10 +76,13 @@ class WindowOptions:
             With ``recur`` every row is streamed, see :meth:`hdruntime.Session.stream_all`.
         segment: tokens of a segment of a streamed row; None: as of :meth:`hdruntime.Session.stream`.
         stride: tokens that each piece of a split text repeats from the previous piece.
-        split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits.
+        split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits. None: the
+            largest score of a pair, where pairs have one score (rerankers); else the mean.
         prompt_name: name of the model's prompt before every text; None for the model's default, if it has one.
         prompt: the prompt itself.
         aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.
+        answers: how many answers a question gets, and which, for question-answering; None: the best one. With more than
+            one, the output has a list of them.
         late_chunking: how texts are cut into chunks, each of which is a row of the output: ``tokens:256`` (any number),
             ``sentences``, or the column with a list of (start, end) in characters; None: a text is one row. See
             :meth:`hdruntime.Session.embed_chunks`.
@@ -91,10 +95,11 @@ class WindowOptions:
     overflow: Overflow = Overflow.ERROR
     segment: int | None = None
     stride: int = 0
-    split_pooling: SplitPooling = SplitPooling.MEAN
+    split_pooling: SplitPooling | None = None
     prompt_name: str | None = None
     prompt: str | None = None
     aggregation: Aggregation | None = None
+    answers: AnswerOptions | None = None
     late_chunking: str | None = None
     overlap: int | None = None
 
@@ -124,6 +129,8 @@ class WindowOptions:
                 f"--overflow {self.overflow.value} and --late-chunking contradict each other: late chunking reads long "
                 "texts whole, in macro chunks.\nLeave out --overflow; set what macro chunks share with --overlap."
             )
+        if self.answers is not None:
+            self.answers.check()
         if self.overlap is not None and self.late_chunking is None:
             raise InputError(
                 "--overlap is for late chunking.\nAdd --late-chunking tokens:256, or type --overflow split --stride N."
@@ -387,15 +394,22 @@ class WindowInference:
             document = begun.pop(part.document)
             if part.error is None:
                 self._known_good = Encoding.of_ids(encoding.input_ids[: self._segment])
-                self._finish(item, document.finished())
+                self._finish(item, [document.finished()])
             yield item
 
-    def _finish(self, item: _Item, outputs: Outputs) -> None:
-        """Compute a row's values from its outputs."""
-        assert self._task.values is not None, "without chunks there are values"
-        assert item.encoding is not None
+    def _finish(self, item: _Item, outputs: Sequence[Outputs]) -> None:
+        """Compute a row's values from the outputs of its pieces."""
+        task, split = self._task, item.encoding
+        assert split is not None
         try:
-            item.values = self._task.values(outputs, item.encoding.whole, item.row)
+            if task.values_of_pieces is not None:
+                item.values = task.values_of_pieces(split, outputs, item.row)
+                return
+            assert task.values is not None, "without chunks there are values"
+            is_pair = item.row.text_pair is not None
+            pooling = self._pooling or (task.pair_pooling if is_pair else SplitPooling.MEAN)
+            whole = merged(split, outputs, specs=self._session.manifest.outputs, pooling=pooling)
+            item.values = task.values(whole, split.whole, item.row)
         except InputError as error:
             item.fail(error)
 
@@ -423,8 +437,7 @@ class WindowInference:
             return
         in_order = [item.outputs[number] for number in range(len(item.outputs))]
         item.outputs = {}
-        whole = merged(item.encoding, in_order, specs=self._session.manifest.outputs, pooling=self._pooling)
-        self._finish(item, whole)
+        self._finish(item, in_order)
 
     def _require_working_session(self, failure: BackendError) -> None:
         """Raise the failure if the session fails on rows that it ran before, or never ran any."""

@@ -108,6 +108,7 @@ class WindowWorker:
             opened,
             tokenized=tokenized,
             aggregation=options.aggregation,
+            answers=options.answers,
             late_chunking=options.late_chunking,
         )
         self._pool = LocalPool(session, task, options=options)

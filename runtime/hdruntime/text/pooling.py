@@ -23,6 +23,9 @@ class Pooling(str, Enum):
     MEAN = "mean"
     CLS = "cls"
     MAX = "max"
+    LAST_TOKEN = "lasttoken"
+    WEIGHTED_MEAN = "weightedmean"
+    MEAN_SQRT_LEN_TOKENS = "mean_sqrt_len_tokens"
 
 
 def embedding_output(manifest: Manifest) -> TensorSpec:
@@ -57,7 +60,8 @@ def pooled(hidden_states: FloatArray, attention_mask: Mask, pooling: Pooling) ->
     Args:
         hidden_states: float32 [batch, tokens, hidden_size].
         attention_mask: [batch, tokens], 1 for real tokens, 0 for padding.
-        pooling: mean or maximum of each row's real tokens, or the first of them.
+        pooling: mean or maximum of each row's real tokens, or the first or last of them; their mean with weights 1, 2,
+            3, ... from the first on, places between them counted; or their sum over the root of their number.
 
     Returns:
         float32 [batch, hidden_size]; zeros for a row without real tokens.
@@ -86,13 +90,42 @@ def _first_token(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
 
     Shapes as in :func:`pooled`.
     """
+    return _token(hidden_states, attention_mask, attention_mask.astype(bool).argmax(axis=1))
+
+
+def _last_token(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
+    """Each row's last real token, whatever padding follows; shapes as in :func:`pooled`."""
+    from_end = attention_mask.astype(bool)[:, ::-1].argmax(axis=1)
+    return _token(hidden_states, attention_mask, attention_mask.shape[1] - 1 - from_end)
+
+
+def _token(hidden_states: FloatArray, attention_mask: Mask, numbers: npt.NDArray[np.int64]) -> FloatArray:
+    chosen = hidden_states[np.arange(len(numbers)), numbers]
+    return np.where(attention_mask.astype(bool).any(axis=1, keepdims=True), chosen, np.float32(0))
+
+
+def _weighted_mean(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
+    """The mean of each row's real tokens, later ones weighing more; shapes as in :func:`pooled`."""
     real = attention_mask.astype(bool)
-    first = hidden_states[np.arange(len(real)), real.argmax(axis=1)]
-    return np.where(real.any(axis=1, keepdims=True), first, np.float32(0))
+    first = real.argmax(axis=1, keepdims=True)
+    weights = np.where(real, np.arange(1, real.shape[1] + 1) - first, 0).astype(np.float64)
+    # Not a product with 0: padding may hold NaN.
+    kept = np.where(real[:, :, np.newaxis], hidden_states, np.float32(0))
+    weighted = np.einsum("btw,bt->bw", kept, weights)
+    return (weighted / np.maximum(weights.sum(axis=1, keepdims=True), 1)).astype(np.float32)
+
+
+def _mean_by_root(hidden_states: FloatArray, attention_mask: Mask) -> FloatArray:
+    """The sum of each row's real tokens over the root of their number; shapes as in :func:`pooled`."""
+    counts = attention_mask.astype(bool).sum(axis=1, keepdims=True)
+    return (mean_over_tokens(hidden_states, attention_mask) * np.sqrt(counts)).astype(np.float32)
 
 
 _FUNCTIONS: dict[Pooling, Callable[[FloatArray, Mask], FloatArray]] = {
     Pooling.MEAN: mean_over_tokens,
     Pooling.CLS: _first_token,
     Pooling.MAX: _max_over_tokens,
+    Pooling.LAST_TOKEN: _last_token,
+    Pooling.WEIGHTED_MEAN: _weighted_mean,
+    Pooling.MEAN_SQRT_LEN_TOKENS: _mean_by_root,
 }

@@ -13,7 +13,15 @@ Nothing is carried from piece to piece. Bundles that remember what came before a
 
 from __future__ import annotations
 
-__all__ = ["SplitEncoding", "SplitPooling", "merged", "pooled_embedding", "split_encodings"]
+__all__ = [
+    "SplitEncoding",
+    "SplitPooling",
+    "in_one_piece",
+    "merged",
+    "pooled_embedding",
+    "pooled_logits",
+    "split_encodings",
+]
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -83,6 +91,11 @@ def split_encodings(encodings: Sequence[Encoding], *, max_len: int, stride: int,
     ]
 
 
+def in_one_piece(encoding: Encoding) -> SplitEncoding:
+    """A text that is run whole."""
+    return SplitEncoding(whole=encoding, pieces=[encoding], step=1, cuts=[0, len(encoding)])
+
+
 def merged(
     split: SplitEncoding,
     outputs: Sequence[Mapping[str, FloatArray]],
@@ -112,7 +125,7 @@ def merged(
         if name in with_tokens:
             whole[name] = _stitched(split, values)
         else:
-            pool = pooled_embedding if name == _SENTENCE_EMBEDDING else _pooled
+            pool = pooled_embedding if name == _SENTENCE_EMBEDDING else pooled_logits
             whole[name] = pool(split, values, pooling)
     return whole
 
@@ -133,13 +146,33 @@ def pooled_embedding(split: SplitEncoding, vectors: Sequence[FloatArray], poolin
     """
     if len(split.pieces) == 1:
         return vectors[0]
-    pooled = _pooled(split, vectors, pooling)
+    pooled = pooled_logits(split, vectors, pooling)
     lengths = np.linalg.norm(np.stack(vectors).astype(np.float64), axis=1)
     if (np.abs(lengths - 1) > _UNIT_TOLERANCE).any():
         return pooled
     # Opposite vectors may cancel out; zeros stay zeros.
     length = np.linalg.norm(pooled.astype(np.float64))
     return (pooled / max(length, np.finfo(np.float32).tiny)).astype(np.float32)
+
+
+def pooled_logits(split: SplitEncoding, logits: Sequence[FloatArray], pooling: SplitPooling) -> FloatArray:
+    """A text's row of logits from those of its pieces.
+
+    Args:
+        split: the text.
+        logits: [pieces], each float32 [labels].
+        pooling: how.
+
+    Returns:
+        float32 [labels].
+    """
+    if len(split.pieces) == 1:
+        return logits[0]
+    stacked = np.stack(logits)
+    if pooling is SplitPooling.MAX:
+        return stacked.max(axis=0)
+    tokens = [len(piece) for piece in split.pieces]
+    return np.average(stacked.astype(np.float64), axis=0, weights=tokens).astype(np.float32)
 
 
 def _split(whole: Encoding, name: str, max_len: int, stride: int, is_pair: bool) -> SplitEncoding:
@@ -203,11 +236,3 @@ def _stitched(split: SplitEncoding, values: Sequence[FloatArray]) -> FloatArray:
         offset = piece * split.step
         parts.append(array[split.cuts[piece] - offset : split.cuts[piece + 1] - offset])
     return np.concatenate(parts)
-
-
-def _pooled(split: SplitEncoding, values: Sequence[FloatArray], pooling: SplitPooling) -> FloatArray:
-    stacked = np.stack(values)
-    if pooling is SplitPooling.MAX:
-        return stacked.max(axis=0)
-    tokens = [len(piece) for piece in split.pieces]
-    return np.average(stacked.astype(np.float64), axis=0, weights=tokens).astype(np.float32)

@@ -41,6 +41,9 @@ XLNET, TRANSFO_XL = {"d_model": 128, **REMEMBERING}, {"d_head": 32, **REMEMBERIN
 
 T5 = {"d_model": 128, "d_kv": 32, "num_layers": 1}
 
+TWO = {"num_hidden_layers": 2}
+GEMMA, WIDER = TWO | {"head_dim": 256}, TWO | {"head_dim": 256, "global_head_dim": 512}
+
 BLOCKS = {"block_size": 64, "num_random_blocks": 1}
 """Dense up to 448 tokens: the shorter profile is on one side, the longer reaches over both."""
 
@@ -75,7 +78,20 @@ BLOCKS = {"block_size": 64, "num_random_blocks": 1}
         pytest.param("t5", None, "float16", T5, {"ClippedDistanceAttention": 1}, marks=pytest.mark.nightly),
         pytest.param("mpnet", None, "bfloat16", {}, {"ClippedDistanceAttention": 1}, marks=pytest.mark.nightly),
         ("nezha", None, "float16", {}, {"ClippedDistanceAttention": 1}),
+        # A local layer and a global one.
+        ("gemma3_text", None, "float16", GEMMA, {"SlidingWindowAttention": 1}),
+        pytest.param("gemma3_text", None, "bfloat16", GEMMA, {}, marks=pytest.mark.nightly),
+        *(
+            pytest.param(name, None, "float16", sizes, {"SlidingWindowAttention": 1}, marks=pytest.mark.nightly)
+            for name, sizes in (
+                ("ultrabert", TWO),
+                ("neomme", TWO | {"head_dim": 32}),
+                ("embedding_gemma2_text", WIDER),
+            )
+        ),
         pytest.param("umt5", None, "float32", T5, {}, marks=pytest.mark.nightly),
+        ("deberta-v2", None, "float16", {}, {}),
+        pytest.param("deberta", None, "float32", {}, {}, marks=pytest.mark.nightly),
     ],
 )
 def test_an_engine_is_built(

@@ -174,6 +174,16 @@ def test_a_bundle_is_measured_in_each_precision_that_it_was_built_for_and_once_o
     assert [each.device for each in asked.series] == ["cpu", "cuda"]
 
 
+def test_a_precision_that_a_backend_lacks_is_listed_with_the_reason(bundle: Path) -> None:
+    found = planned(bundle, peers=("torch",), precisions=("float32", "bfloat16", "int8"))
+    reasons = {each.precision.value: each.series.unavailable for each in found.series[:3]}
+    assert reasons["float32"] is None
+    assert "ONNX Runtime does not compute in bfloat16 on a CPU" in str(reasons["bfloat16"])
+    assert "no graph in int8" in str(reasons["int8"])
+    with pytest.raises(InputError, match=r"None of these .*:\nbundle \(onnxruntime, bfloat16\): ONNX Runtime"):
+        planned(bundle, peers=(), precisions=("bfloat16",))
+
+
 def test_a_peer_that_is_not_installed_is_listed_with_the_command(bundle: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     found = planned(bundle, peers=("optimum",))

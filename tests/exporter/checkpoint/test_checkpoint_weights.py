@@ -47,8 +47,8 @@ def test_another_number_of_layers_than_the_weights_have_is_refused(model_type: s
     layers = json.loads((tmp_path / "config.json").read_text())[key]
     asked = layers + more
     change_json(tmp_path / "config.json", **{key: asked})
-    if model_type == "modernbert":
-        change_json(tmp_path / "config.json", layer_types=["full_attention"] * asked)
+    if "layer_types" in json.loads((tmp_path / "config.json").read_text()):
+        change_json(tmp_path / "config.json", layer_types=["full_attention"] * asked, per_layer_config=None)
     expected = (
         f"has {key} {asked}, and the weights are of the layers 0 to {layers - 1}.\nSet {key} to {layers}, or download"
     )

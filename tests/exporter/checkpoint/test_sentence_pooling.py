@@ -29,12 +29,15 @@ BY_HAND = {
     "max": lambda real: real.max(axis=0),
     "mean": lambda real: real.mean(axis=0),
     "mean_sqrt_len_tokens": lambda real: real.sum(axis=0) / np.sqrt(len(real)),
+    "lasttoken": lambda real: real[-1],
 }
 FLAGS = {
     "cls": "pooling_mode_cls_token",
     "max": "pooling_mode_max_tokens",
     "mean": "pooling_mode_mean_tokens",
     "mean_sqrt_len_tokens": "pooling_mode_mean_sqrt_len_tokens",
+    "weightedmean": "pooling_mode_weightedmean_tokens",
+    "lasttoken": "pooling_mode_lasttoken",
 }
 
 
@@ -72,6 +75,23 @@ def test_each_mode_is_that_of_the_real_tokens(modes: list[str], tmp_path: Path) 
 def test_several_modes_are_concatenated_in_order(pooling: dict[str, object], tmp_path: Path) -> None:
     save_sentence_modules(tmp_path, pooling=pooling)
     assert_close(pooled(tmp_path), pooled_by_hand("cls", "mean"), atol=1e-6)
+
+
+@pytest.mark.parametrize("prompt_tokens", [0, 2])
+def test_all_modes_are_sentence_transformers_own_with_and_without_a_prompt(prompt_tokens: int, tmp_path: Path) -> None:
+    """Texts without padding, with padding on the right and on the left; the prompt is at the beginning."""
+    theirs = pytest.importorskip("sentence_transformers.sentence_transformer.modules.pooling").Pooling
+    mask = torch.tensor([[1] * 9, [1] * 4 + [0] * 5, [0] * 3 + [1] * 6])
+    pooled_mask = mask * (mask.cumsum(1) > prompt_tokens)
+    tokens = torch.from_numpy(TOKENS)
+    for mode in FLAGS:
+        save_sentence_modules(tmp_path, pooling=flags(mode))
+        features = {"token_embeddings": tokens, "attention_mask": mask, "prompt_length": prompt_tokens}
+        expected = theirs(WIDTH, mode, include_prompt=False)(features)["sentence_embedding"]
+        module = sentence_pooling(tmp_path, hidden_size=WIDTH)
+        assert_close(module(tokens, mask, pooled_mask).numpy(), expected.numpy(), atol=1e-6)
+        if prompt_tokens and mode != "lasttoken":
+            assert np.abs(module(tokens, mask).numpy() - expected.numpy()).max() > 0.01, "the prompt makes a difference"
 
 
 def test_normalize_gives_vectors_of_length_1(tmp_path: Path) -> None:
@@ -119,9 +139,8 @@ def test_a_row_of_padding_only_stays_finite(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("pooling", "named"),
     [
-        (flags("mean") | {"pooling_mode_lasttoken": True}, "lasttoken"),
-        (flags() | {"pooling_mode_weightedmean_tokens": True}, "weightedmean_tokens"),
-        ({"pooling_mode": "lasttoken"}, "lasttoken"),
+        (flags("mean") | {"pooling_mode_attention": True}, "attention"),
+        ({"pooling_mode": "mediantoken"}, "mediantoken"),
         (flags(), r"\(none\)"),
     ],
 )

@@ -143,7 +143,7 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
         (TRANSFORMER, {"processing_kwargs": {"text": {"padding": 1}}}, "'processing_kwargs' .*, which"),
         (TRANSFORMER, {"config_args": {"hidden_act": "relu"}}, "'config_args' .*, which"),
         (TRANSFORMER, {"tokenizer_args": {"use_fast": 1}}, r"'tokenizer_args\.use_fast' 1, which"),
-        ("1_Pooling/config.json", {"pooling_mode": "lasttoken"}, "asks for the pooling lasttoken"),
+        ("1_Pooling/config.json", {"pooling_mode": "mediantoken"}, "asks for the pooling mediantoken"),
     ],
 )
 def test_a_setting_that_cannot_be_honoured_is_refused_by_name(

@@ -94,14 +94,19 @@ def _encoder(layers: int, *, windowed: bool = False) -> onnx.ModelProto:
         [helper.make_tensor_value_info(name, TensorProto.INT64, shape) for name in ("input_ids", "attention_mask")],
         [helper.make_tensor_value_info("last_hidden_state", TensorProto.FLOAT, [*shape, _HIDDEN])],
         weights,
+        value_info=[
+            helper.make_tensor_value_info(
+                f"attended_{layer}", TensorProto.FLOAT16, ["batch", _HEADS, "tokens", _HIDDEN // _HEADS]
+            )
+            for layer in range(layers)
+        ],
     )
-    model = ir.serde.deserialize_model(
-        helper.make_model(
-            graph,
-            opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
-            ir_version=10,
-        )
+    made = helper.make_model(
+        graph,
+        opset_imports=[helper.make_opsetid("", 20), helper.make_opsetid("hdexport", 1)],
+        ir_version=10,
     )
+    model = ir.serde.deserialize_model(onnx.shape_inference.infer_shapes(made))
     attach_functions(model)
     proto = onnx.shape_inference.infer_shapes(ir.serde.serialize_model(model))
     onnx.checker.check_model(proto)

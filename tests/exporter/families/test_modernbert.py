@@ -136,9 +136,12 @@ def test_nothing_outside_the_operators_has_a_value_per_pair_of_tokens(tiny_bundl
     assert "Softmax" not in {node.op_type for node in graph.all_nodes()}
 
 
-def test_the_tables_are_made_once_for_each_kind_of_layer(tiny_bundles) -> None:
-    operators = Counter(node.op_type for node in tiny_bundles("modernbert").graph.graph.all_nodes())
-    assert (operators["Cos"], operators["Sin"], operators["Range"]) == (2, 2, 1)
+def test_the_tables_are_weights_that_are_cut_once_for_each_kind_of_layer(tiny_bundles) -> None:
+    graph = tiny_bundles("modernbert").graph.graph
+    operators = Counter(node.op_type for node in graph.all_nodes())
+    assert (operators["Cos"], operators["Sin"], operators["Range"]) == (0, 0, 0)
+    cut = [node.inputs[0] for node in graph if node.op_type == "Slice" and node.inputs[0].is_initializer()]
+    assert [(value.dtype, tuple(value.shape)) for value in cut] == [(ir.DataType.FLOAT, (300, 4))] * 4
 
 
 @pytest.mark.nightly
@@ -157,10 +160,18 @@ def test_every_process_writes_the_same_graph(tmp_path: Path) -> None:
     assert (len(orders), len(graphs)) == (2, 1)
 
 
-@pytest.mark.parametrize("precision", ["float16", nightly_unless(False, "bfloat16")])
-def test_half_precision_is_right_far_from_the_origin(tiny_bundles, precision: str) -> None:
+@pytest.mark.parametrize(
+    ("model_type", "precision"),
+    [
+        ("modernbert", "float16"),
+        ("gte", "float16"),
+        ("qwen3", "float16"),
+        nightly_unless(False, "modernbert", "bfloat16"),
+    ],
+)
+def test_half_precision_is_right_far_from_the_origin(tiny_bundles, model_type: str, precision: str) -> None:
     """Float16 has no 4177, nor most of the other positions that a frequency is multiplied by."""
-    bundle = tiny_bundles("modernbert", precision=precision, **FAR)
+    bundle = tiny_bundles(model_type, precision=precision, **FAR)
     feeds = random_text(FAR_TOKENS)
     expected = bundle.hugging_face(**feeds)
     rounded = bundle.hugging_face.model.base_model.rotary_emb
@@ -181,15 +192,16 @@ def test_a_cast_model_keeps_frequencies_and_makes_tables_in_float32(tmp_path, pr
     model = save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION)
     frequencies = model.base_model.rotary_emb.full_attention_inv_freq.double()
     cast_model(model, precision)
+    model.config.max_position_embeddings = 8192
     family_of("modernbert").adapt(model)
-    positions = torch.tensor([[0, 1, 2049, 4097, 8191]])
-    hidden_states = torch.zeros(1, 5, 32, dtype=precision.torch_dtype)
-    tables = model.base_model.rotary_emb(hidden_states, positions, "full_attention")
-    angles = positions[0, :, None].double() * frequencies.repeat(2)
+    positions = torch.tensor([0, 1, 2049, 4097, 8191])
+    hidden_states = torch.zeros(1, 8192, 32, dtype=precision.torch_dtype)
+    tables = model.base_model.rotary_emb(hidden_states, torch.arange(8192)[None], "full_attention")
+    angles = positions[:, None].double() * frequencies.repeat(2)
     for table, exact in zip(tables, (angles.cos(), angles.sin()), strict=True):
         assert table.dtype == torch.float32
-        # An angle of 8191 is rounded by up to 2**-12 in float32.
-        assert_close(table[0].numpy(), exact.numpy(), atol=2**-11)
+        # An angle that is rounded to float32 is off by up to 2**-12.
+        assert_close(table[0, positions].numpy(), exact.numpy(), atol=2**-24)
 
 
 def test_a_classifier_reads_the_first_real_token(tiny_bundles) -> None:
@@ -243,17 +255,25 @@ def test_frequencies_that_depend_on_the_length_are_refused(tmp_path: Path) -> No
 
 
 @needs_rtx
-@pytest.mark.parametrize(("impl", "plugins"), [("native", {}), ("plugin", {"SlidingWindowAttention": 1})])
+@pytest.mark.parametrize(
+    ("model_type", "impl", "dense", "plugins"),
+    [
+        ("modernbert", "native", 1, {}),
+        ("modernbert", "plugin", 1, {"SlidingWindowAttention": 1}),
+        ("gte", "native", 2, {}),
+        ("qwen3", "native", 2, {}),
+    ],
+)
 def test_a_tensorrt_rtx_engine_is_built_of_local_and_global_layers(
-    tiny_bundles, tmp_path: Path, impl: str, plugins: dict[str, int]
+    tiny_bundles, tmp_path: Path, model_type: str, impl: str, dense: int, plugins: dict[str, int]
 ) -> None:
-    portable = tiny_bundles("modernbert", precision="float16", **FAR).graph
+    portable = tiny_bundles(model_type, precision="float16", **FAR).graph
     lowered = tensorrt_graph(portable, dtype="float16", attention_impl=AttentionImpl(impl))
-    assert [node.op_type for node in lowered.graph].count("Attention") == 1
+    assert [node.op_type for node in lowered.graph].count("Attention") == dense
     ir.save(lowered, tmp_path / "tensorrt.onnx", external_data="weights", size_threshold_bytes=0)
     engine = build_engine(
         tmp_path / "tensorrt.onnx",
-        tmp_path / "modernbert.engine",
+        tmp_path / "model.engine",
         EngineTarget(Backend.TENSORRT_RTX, ("sm89",)),
         bundle=tmp_path,
         profiles=profiles_from_options(FAR["max_len"], profiles="100,4200", batch="1:3:4"),

@@ -17,6 +17,7 @@ from hdexport.attention.interface import use_operators
 from hdexport.build import BuildOptions, build
 from hdexport.checkpoint import find_checkpoint
 from hdexport.families import family_of, t5
+from hdexport.model import wide_states
 from hdexport.model.activations import fuse_gelu
 from hdexport.model.norms import RootMeanSquareNorm
 from hdexport.model.precision import Precision, cast_model
@@ -208,7 +209,7 @@ def test_a_bundle_in_float16_holds_large_states_and_says_where_they_do_not_fit(
     build(BuildOptions(output=tmp_path / "bundle", **options))
     check = check_half_range(open_bundle(tmp_path / "bundle"))
     assert check.problem is None
-    monkeypatch.setattr(t5, "_SHRUNK", 1.0)
+    monkeypatch.setattr(wide_states, "_SHRUNK", 1.0)
     build(BuildOptions(output=tmp_path / "without", **options))
     problem = check_half_range(open_bundle(tmp_path / "without")).problem
     assert problem is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,7 +58,7 @@ each_changed = pytest.mark.parametrize(
 
 
 def feeds_of(kinds: np.ndarray, *layers: Dense | SparseLayer, head_dim: int = 32) -> dict[str, np.ndarray]:
-    states = states_of(*kinds.shape, head_dim=head_dim, names=layers[0].operator.state_names)
+    states = states_of(*kinds.shape, head_dim=head_dim, layer=layers[0])
     first = layers[0].operator.state_names[0]
     heads = torch.from_numpy(states[first]).unflatten(-1, (HEADS, -1)).transpose(1, 2)
     states[first] = layers[0].decided(heads).transpose(1, 2).flatten(2).numpy()
@@ -92,16 +93,48 @@ def node_types(model: ir.Model) -> Counter[str]:
     return Counter(node.op_type for node in model.graph.all_nodes())
 
 
-@pytest.mark.parametrize("head_dim", [8, 32, 64])
-@pytest.mark.parametrize("mask", PADDINGS)
-@pytest.mark.parametrize("tokens", [1, 63, 64, 65, 127])
-def test_lowered_dense_attention_matches_the_definition(tokens: int, mask: str, head_dim: int) -> None:
-    layer = Dense()
-    feeds = feeds_of(token_kinds(mask, tokens), layer, head_dim=head_dim)
-    (got,) = lowered_session(layer, head_dim=head_dim).run(None, feeds)
-    assert_close(got, answer_by_definition([layer], feeds), atol=atol_of(layer))
-    if mask == "all":
-        assert (got[0] == 0).all()
+@pytest.mark.parametrize(
+    ("layer", "head_dim"),
+    [
+        *((Dense(), size) for size in (8, 32, 64)),
+        (Dense(causal=1), 32),
+        (Dense(heads=6, kv_heads=2), 32),
+        (Dense(heads=4, kv_heads=2, causal=1), 64),
+        (Dense(heads=4, kv_heads=1, causal=1), 20),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 127])
+def test_lowered_dense_attention_matches_the_definition(tokens: int, layer: Dense, head_dim: int) -> None:
+    for mask, batch in itertools.product(PADDINGS, (1, 3)):
+        feeds = feeds_of(token_kinds(mask, tokens, batch=batch), layer, head_dim=head_dim)
+        (got,) = lowered_session(layer, head_dim=head_dim).run(None, feeds)
+        assert_close(got, answer_by_definition([layer], feeds), atol=atol_of(layer))
+        if mask == "all":
+            assert (got[0] == 0).all()
+
+
+def test_a_node_of_a_bundle_of_old_has_no_attribute_causal_and_is_not() -> None:
+    model, feeds = portable_graph(Dense()), feeds_of(token_kinds("right", 65), Dense())
+    for node in model.graph:
+        node.attributes.pop("causal", None)
+    (got,) = session_of(lower_for_onnxruntime_cpu(model)).run(None, feeds)
+    assert_close(got, answer_by_definition([Dense()], feeds), atol=atol_of(Dense()))
+
+
+def test_causal_attentions_share_where_tokens_go_and_repeat_no_keys() -> None:
+    counts = node_types(lower_for_onnxruntime_cpu(portable_graph(*[Dense(heads=4, kv_heads=2, causal=1)] * 3)))
+    assert (counts["GroupQueryAttention"], counts["If"], counts["CumSum"]) == (6, 3, 1)
+    assert not {"Expand", "MultiHeadAttention", "Softmax", "Transpose"} & set(counts)
+
+
+@pytest.mark.parametrize("padding", [0, 100])
+def test_memory_of_causal_attention_is_linear_in_tokens_with_padding_as_well(padding: int, tmp_path: Path) -> None:
+    """8192 tokens: the scores of a head would take 256 MiB, the states take 2 MiB."""
+    path = tmp_path / "model.onnx"
+    ir.save(lower_for_onnxruntime_cpu(portable_graph(Dense(causal=1))), path)
+    grown_bytes = growth_bytes(path, tokens=8192, padding=padding)
+    assert grown_bytes < 64 * 1024 * 1024, f"{grown_bytes} bytes"
 
 
 def test_every_dense_attention_is_fused_and_looks_at_one_mask() -> None:

@@ -30,6 +30,7 @@ from support.sparse_operators import PADDINGS, Blocks, Layer, Window, token_kind
 LENGTHS = (1, 64, 255, 256)
 
 BY_DISTANCE = Shared(reach=7)
+_DENSE = Dense()
 
 ATOL = {TensorProto.FLOAT: 5e-6, TensorProto.FLOAT16: 6e-3}
 """Measured 4.2e-6 and 5.0e-3, as of the portable graph; values reach 5.7."""
@@ -46,8 +47,8 @@ def lowered_session(layer: Layer, head_dim: int, dtype: int) -> onnxruntime.Infe
     return session_of(lowered(layer, head_dim=head_dim, dtype=dtype))
 
 
-def feeds_of(mask: str, tokens: int, *, head_dim: int = 32) -> dict[str, np.ndarray]:
-    return states_of(BATCH, tokens, head_dim=head_dim) | {"key_mask": token_kinds(mask, tokens) != 0}
+def feeds_of(mask: str, tokens: int, *, head_dim: int = 32, layer: Layer = _DENSE) -> dict[str, np.ndarray]:
+    return states_of(BATCH, tokens, head_dim=head_dim, layer=layer) | {"key_mask": token_kinds(mask, tokens) != 0}
 
 
 def attentions(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
@@ -61,13 +62,17 @@ def attentions(graph: ir.Graph) -> Iterator[tuple[str, ir.Node]]:
 
 
 @pytest.mark.parametrize("dtype", ATOL, ids=["float32", "float16"])
-@pytest.mark.parametrize("head_dim", [20, 32])
+@pytest.mark.parametrize(
+    ("layer", "head_dim"),
+    [(_DENSE, 20), (_DENSE, 32), (Dense(heads=4, kv_heads=2), 32), (Dense(heads=4, kv_heads=2, causal=1), 32)],
+    ids=str,
+)
 @pytest.mark.parametrize("tokens", LENGTHS)
-def test_lowered_attention_matches_the_definition(tokens: int, head_dim: int, dtype: int) -> None:
+def test_lowered_attention_matches_the_definition(tokens: int, layer: Dense, head_dim: int, dtype: int) -> None:
     for mask in PADDINGS:
-        feeds = feeds_of(mask, tokens, head_dim=head_dim)
-        (got,) = lowered_session(Dense(), head_dim, dtype).run(None, feeds)
-        assert_close(got, answer_by_definition([Dense()], feeds), atol=ATOL[dtype])
+        feeds = feeds_of(mask, tokens, head_dim=head_dim, layer=layer)
+        (got,) = lowered_session(layer, head_dim, dtype).run(None, feeds)
+        assert_close(got, answer_by_definition([layer], feeds), atol=ATOL[dtype])
         if mask == "all":
             assert (got[0] == 0).all()
 
@@ -119,6 +124,13 @@ def test_each_mask_goes_to_the_attention_whose_kernel_is_linear_in_tokens_where_
 def test_lengths_are_never_given_to_a_kernel_that_reads_them_as_something_else(layer: Layer, head_dim: int) -> None:
     kinds = [kind for kind, _ in attentions(lowered(layer, head_dim=head_dim).graph)]
     assert sorted(kinds) == ["by key", "none"]
+
+
+def test_causal_attention_takes_no_mask_at_all() -> None:
+    """The form whose memory is linear in tokens, with padding as well."""
+    model = lowered(Dense(causal=1), Dense(causal=1))
+    found = [(kind, node.attributes["unidirectional"].as_int()) for kind, node in attentions(model.graph)]
+    assert found == [("none", 1)] * 4
 
 
 def test_products_in_float16_stay_in_range() -> None:

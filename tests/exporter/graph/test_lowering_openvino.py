@@ -16,10 +16,11 @@ import torch
 from hdexport.graph.lowering.openvino import lower_for_openvino
 from hdexport.graph.passes.scans_to_loops import scans_to_loops
 from hdruntime.optional import require
-from support import clipped_operator, local_global_operator, relative_operator
+from support import clipped_operator, disentangled_operator, local_global_operator, relative_operator
 from support.attention_graphs import Dense, answer_by_definition, portable_graph, session_of, states_of
 from support.clipped_operator import Clipped, Shared
 from support.comparators import assert_close, assert_same_directions, named_case
+from support.disentangled_operator import Disentangled
 from support.favor_operator import Favor
 from support.local_global_operator import LocalGlobal
 from support.needs import needs_openvino
@@ -30,15 +31,26 @@ pytestmark = needs_openvino
 
 CHAINS: dict[str, tuple[Sequence[Layer], Sequence[int]]] = {
     "dense": ((Dense(),), (1, 65)),
+    "causal": ((Dense(causal=1),), (1, 2, 65, 300)),
+    "grouped": ((Dense(heads=6, kv_heads=2),), (1, 65, 300)),
+    "causal in groups": ((Dense(heads=4, kv_heads=1, causal=1),), (1, 65, 300)),
     "window": ((Window(left=16, right=7, bound=5),), (1, 6, 17, 256, 257, 513, 600)),
     "window without globals": ((Window(left=0, right=16),), (1, 17, 257, 300)),
+    "windows of grouped heads": (
+        (Window(left=16, right=7, bound=5, heads=4, kv_heads=2), Window(left=9, right=9, bound=5, heads=4, kv_heads=2)),
+        (1, 17, 257, 600),
+    ),
+    "dilated windows of grouped heads": ((Window(left=9, right=9, dilation=(1, 3), kv_heads=1),), (300,)),
     "dilated windows": ((Window(left=16, right=16, bound=5, dilation=(1, 3)),), (1, 17, 257, 770)),
     "windows that differ": (
         (Window(left=5000, right=5000, bound=3), Dense(), Window(left=9, right=9, bound=3)),
         (33, 300),
     ),
-    "blocks": ((Blocks(repeats=2, dense=72),), (1, 72, 73, 300)),
+    "blocks": ((Blocks(repeats=2, dense=72),), (1, 72, 73, 257, 300)),
+    "large blocks by row": ((Blocks(block=64, repeats=3, dense=320, by_row=1),), (65, 321, 600)),
+    "blocks that differ": ((Blocks(last=0), Blocks(first=0, by_row=1), Blocks(first=0, last=0, window=0)), (9, 257)),
     "listed blocks": ((Blocks(dense=40, listed=(2, 9, 2)),), (7, 41, 300)),
+    "listed blocks alone": ((Blocks(first=0, window=-1, listed=(1, 30, 2)),), (7, 9, 300)),
     "chunks": ((Chunks(chunk=5, before=3, multiple=3),), (1, 300)),
     "clipped distance": ((Shared(reach=9), Shared(reach=9), Shared(values=True)), (1, 129, 300)),
     "favor": ((Favor(),), (1, 300)),
@@ -70,7 +82,7 @@ def lowered(*layers: Layer, precision: str = "f32", padded: bool = True) -> Any:
 
 
 def feeds_of(kinds: np.ndarray, *layers: Layer) -> dict[str, np.ndarray]:
-    states = states_of(*kinds.shape, names=layers[0].operator.state_names)
+    states = states_of(*kinds.shape, layer=layers[0])
     if isinstance(layers[0], Favor):
         states |= {name: 0.4 * states[name] for name in ("query", "key")}
     masks = {"token_kind": kinds, "token_mask": kinds, "key_mask": kinds != 0}
@@ -103,9 +115,10 @@ def test_every_operator_matches_its_definition(layers: Sequence[Layer], lengths:
                 assert_right(got, answer_by_definition(layers, feeds), precision)
 
 
-@pytest.mark.parametrize(("layers", "lengths"), [CHAINS["dense"], CHAINS["window"]], ids=["dense", "window"])
-def test_the_graph_without_padding_matches_the_definition(layers: Sequence[Layer], lengths: Sequence[int]) -> None:
+@pytest.mark.parametrize("chain", ["dense", "window", "causal", "grouped"])
+def test_the_graph_without_padding_matches_the_definition(chain: str) -> None:
     """Of a single token, no session asks it: after one, OpenVINO 2026.4.1 answers longer texts wrongly."""
+    layers, lengths = CHAINS[chain]
     for tokens in lengths[1:]:
         feeds = feeds_of(token_kinds("none", tokens, globals_="scattered", bound=layers[0].bound), *layers)
         with named_case(tokens):
@@ -137,6 +150,7 @@ def test_hashed_attention_matches_the_definition() -> None:
 ALONE = {
     "relative": (Relative(), relative_operator),
     "by query": (Clipped(by_query=True, values=True, reach=9), clipped_operator),
+    "disentangled": (Disentangled(), disentangled_operator),
     "sides": (LocalGlobal(side=16, reach=128), local_global_operator),
 }
 
@@ -168,15 +182,41 @@ def test_windows_that_are_off_by_one_are_found(changed: dict[str, int]) -> None:
         assert_right(run(lowered(other, precision="bf16"), feeds), answer_by_definition([layer], feeds), "bf16")
 
 
-def test_layers_alike_share_their_tables() -> None:
-    layer = Window(left=16, right=16, bound=5)
+@pytest.mark.parametrize("changed", [{"window": 2}, {"repeats": 1}, {"first": 2}, {"last": 0}, {"dense": 300}], ids=str)
+def test_blocks_that_are_off_by_one_are_found(changed: dict[str, int]) -> None:
+    layer, other = (Blocks(**{"repeats": 2, "dense": 299, **more}) for more in ({}, changed))
+    feeds = feeds_of(token_kinds("left", 300), layer)
+    with pytest.raises(AssertionError):
+        assert_right(run(lowered(other, precision="bf16"), feeds), answer_by_definition([layer], feeds), "bf16")
+
+
+@pytest.mark.parametrize("layer", [Window(left=16, right=16, bound=5), Blocks(repeats=2)], ids=str)
+def test_layers_alike_share_their_tables(layer: Layer) -> None:
     one, three = portable_graph(layer), portable_graph(layer, layer, layer)
     for model in (one, three):
         lower_for_openvino(model, padded=True)
     counts = [Counter(node.op_type for node in model.graph.all_nodes()) for model in (one, three)]
-    assert [count["Attention"] for count in counts] == [1, 3]
+    assert counts[0]["Attention"] in (1, 2), "blocks attend from global blocks separately"
+    assert counts[1]["Attention"] == 3 * counts[0]["Attention"]
     for shared in ("TopK", "Range", "Where", "Cast"):
         assert counts[0][shared] == counts[1][shared], shared
+
+
+@pytest.mark.parametrize("padded", [False, True])
+def test_dense_attention_is_fused_causal_and_in_groups_as_well(padded: bool) -> None:
+    """OpenVINO's own graph has no softmax then: it is within a kernel."""
+    layers = (Dense(heads=4, kv_heads=2, causal=1), Dense(heads=4, kv_heads=2))
+    executed = lowered(*layers, padded=padded).get_runtime_model().get_ops()
+    types = [str(node.get_rt_info()["layerType"].astype(str)) for node in executed]
+    assert types.count("Subgraph") >= len(layers)
+    assert "Softmax" not in types
+
+
+def test_causal_attentions_share_one_mask() -> None:
+    model = portable_graph(*[Dense(causal=1)] * 3)
+    lower_for_openvino(model, padded=True)
+    types = Counter(node.op_type for node in model.graph.all_nodes())
+    assert (types["Attention"], types["LessOrEqual"], types["Where"]) == (3, 1, 1)
 
 
 def test_what_padding_costs_is_only_in_the_graph_for_it() -> None:

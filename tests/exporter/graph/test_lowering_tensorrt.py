@@ -28,6 +28,8 @@ _BUILT = {("float16", False), ("bfloat16", True)}
 """(dtype, whether there are numbers by distance) that every run builds for each head size."""
 
 _DENSE = Dense(dtype="float16")
+_GROUPED = Dense(heads=4, kv_heads=2, dtype="float16")
+_CAUSAL = Dense(heads=6, kv_heads=2, causal=1, dtype="float16")
 _BY_DISTANCE = Shared(reach=7, dtype="float16")
 _WINDOW = Window(left=16, right=16, bound=4, dtype="float16")
 
@@ -49,7 +51,7 @@ def _by_the_standard(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarra
 def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray:
     """The result of ONNX Runtime, whose attention wants the row of the mask repeated for every query."""
     model = model.clone()
-    for node in [node for node in model.graph if node.op_type == "Attention"]:
+    for node in [node for node in model.graph if node.op_type == "Attention" and len(node.inputs) > 3]:
         sizes = ir.node("Shape", [node.inputs[0]], {"start": 2, "end": 3})
         ones = ir.node("Constant", [], {"value_ints": [1, 1]})
         one = ir.node("Constant", [], {"value_ints": [1]})
@@ -62,13 +64,15 @@ def _by_onnxruntime(model: ir.Model, feeds: dict[str, np.ndarray]) -> np.ndarray
     return result
 
 
-@pytest.mark.parametrize("layer", [_DENSE, _BY_DISTANCE], ids=["dense", "by distance"])
+@pytest.mark.parametrize(
+    "layer", [_DENSE, _BY_DISTANCE, _GROUPED, _CAUSAL], ids=["dense", "by distance", "grouped", "causal"]
+)
 @pytest.mark.parametrize("kind", PADDINGS)
 @pytest.mark.parametrize("tokens", [1, 2, 63, 64, 65, 257])
 def test_lowered_attention_matches_the_definition(kind: str, tokens: int, layer: Layer) -> None:
     generator = np.random.default_rng(tokens)
-    shape = (3, HEADS, tokens, 32)
-    feeds = {name: generator.normal(size=shape).astype(np.float16) for name in ("query", "key", "value")}
+    shapes = {name: (3, layer.heads_of(name), tokens, 32) for name in ("query", "key", "value")}
+    feeds = {name: generator.normal(size=shape).astype(np.float16) for name, shape in shapes.items()}
     feeds["key_mask"] = token_kinds(kind, tokens) != 0
     lowered = native_graph(layer, dtype="float16")
     exact = [torch.from_numpy(feeds[name]).double() for name in ("query", "key", "value")]
@@ -154,12 +158,26 @@ def test_an_operator_that_changed_its_meaning_stops_the_lowering() -> None:
     ],
 )
 def test_lowered_attention_builds(head_dim: int, by_distance: bool, dtype: str, tmp_path: Path) -> None:
+    layer = (Shared if by_distance else Dense)(dtype=dtype, head_dim=head_dim)
+    fused = dtype != "float32" and head_dim not in (8, 264)
+    assert _builds_fused(layer, tmp_path) == fused
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize(
+    "form", [{"causal": 1}, {"heads": 4, "kv_heads": 1}, {"heads": 4, "kv_heads": 2, "causal": 1}], ids=str
+)
+def test_causal_and_grouped_attention_builds(form: dict[str, int], dtype: str, tmp_path: Path) -> None:
+    assert _builds_fused(Dense(dtype=dtype, head_dim=64, **form), tmp_path) == (dtype != "float32")
+
+
+def _builds_fused(layer: Layer, tmp_path: Path) -> bool:
+    """Whether TensorRT-RTX, which builds the lowered graph, sees an attention layer in it."""
     pytest.importorskip("tensorrt_rtx_libs", reason="TensorRT-RTX builds engines without a GPU; not installed")
     # Through hdexport, or plugins would be out of reach for the tests that follow in this process.
     trt = load_flavour(Backend.TENSORRT_RTX)
     path = tmp_path / "lowered.onnx"
-    layer = (Shared if by_distance else Dense)(dtype=dtype, head_dim=head_dim)
-    ir.save(native_graph(layer, dtype=dtype), path)
+    ir.save(native_graph(layer, dtype=layer.dtype), path)
     builder = trt.Builder(trt.Logger(trt.Logger.ERROR))
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, trt.Logger(trt.Logger.ERROR))
@@ -169,12 +187,13 @@ def test_lowered_attention_builds(head_dim: int, by_distance: bool, dtype: str, 
     for tokens in (96, 192):
         profile = builder.create_optimization_profile()
         for name in ("query", "key", "value"):
-            profile.set_shape(name, (1, HEADS, 1, head_dim), (2, HEADS, tokens, head_dim), (8, HEADS, tokens, head_dim))
+            heads = (layer.heads_of(name), layer.head_dim)
+            shapes = [(batch, heads[0], length, heads[1]) for batch, length in ((1, 1), (2, tokens), (8, tokens))]
+            profile.set_shape(name, *shapes)
         profile.set_shape("key_mask", (1, 1), (2, tokens), (8, tokens))
         config.add_optimization_profile(profile)
     assert builder.build_serialized_network(network, config) is not None
-    fused = dtype != "float32" and head_dim not in (8, 264)
-    assert (trt.LayerType.ATTENTION_INPUT in kinds) == fused
+    return trt.LayerType.ATTENTION_INPUT in kinds
 
 
 def test_windowed_attention_is_a_plugin_without_a_body() -> None:

@@ -137,6 +137,37 @@ def test_a_widened_graph_computes_in_float32(dtype: str, condition: bool) -> Non
     np.testing.assert_array_equal(got, x * weight + chosen + np.array([1, 2, 3], np.float32))
 
 
+@pytest.mark.parametrize("dtype", HALF)
+def test_of_a_table_only_the_rows_that_are_read_are_widened(dtype: str) -> None:
+    kind, numpy_type = HALF[dtype]
+    values = np.arange(12).reshape(4, 3).astype(numpy_type)
+    table = ir.Value(name="table", type=ir.TensorType(kind), shape=ir.Shape([4, 3]), const_value=ir.tensor(values))
+    ids = ir.Value(name="ids", type=ir.TensorType(ir.DataType.INT64), shape=ir.Shape([2]))
+    rows = ir.node("Gather", [table, ids])
+    logits = ir.node("MatMul", [rows.outputs[0], ir.node("Transpose", [table]).outputs[0]])
+    transposed = logits.inputs[1].producer()
+    for node in (rows, transposed, logits):
+        node.outputs[0].type = ir.TensorType(kind)
+    graph = ir.Graph(
+        [ids],
+        [rows.outputs[0], logits.outputs[0]],
+        nodes=[rows, transposed, logits],
+        initializers=[table],
+        opset_imports={"": 20},
+        name="tied",
+    )
+    model = ir.Model(graph, ir_version=10)
+    assert widen_to_float32(model) == 1
+    assert [node.op_type for node in graph if node.inputs[0] is table] == ["Cast", "Gather"]
+    assert rows.outputs[0].dtype is kind
+    session = onnxruntime.InferenceSession(ir.serde.serialize_model(model).SerializeToString())
+    got, products = session.run(None, {"ids": np.array([3, 0])})
+    expected = np.arange(12, dtype=np.float32).reshape(4, 3)
+    assert got.dtype == products.dtype == np.float32
+    np.testing.assert_array_equal(got, expected[[3, 0]])
+    np.testing.assert_array_equal(products, expected[[3, 0]] @ expected.T)
+
+
 def test_a_float32_graph_is_left_as_it_is() -> None:
     model = attention_model(7)
     before = ir.serde.serialize_model(model).SerializeToString(deterministic=True)

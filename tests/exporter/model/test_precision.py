@@ -88,7 +88,7 @@ def test_weights_are_half_but_for_normalisations_and_frequencies(bundle, precisi
         if value.dtype in (ir.DataType.FLOAT, *HALF.values()) and value.const_value.size > 1
     }
     for name, dtype in floats.items():
-        kept = name in normalisations or name.endswith("_inv_freq") or precision == "float32"
+        kept = name in normalisations or name.endswith((".cosines", ".sines")) or precision == "float32"
         assert dtype == (ir.DataType.FLOAT if kept else HALF[precision]), name
     assert len(floats) >= 20
 
@@ -155,7 +155,11 @@ def test_polygraphy_finds_no_errors(bundle, precision: str, tmp_path: Path) -> N
 def test_the_lowered_graph_computes_in_float32_from_the_same_weights(bundle) -> None:
     half = set(HALF.values())
     for node in bundle.cpu_graph.graph.all_nodes():
-        assert not {value.dtype for value in node.outputs} & half, node
+        if node.op_type in ("Gather", "Slice") and node.inputs[0].const_value is not None:
+            # Rows of a table, of which no copy in float32 is held.
+            assert {use.node.op_type for use in node.outputs[0].uses()} == {"Cast"} or node.outputs[0].dtype not in half
+        else:
+            assert not {value.dtype for value in node.outputs} & half, node
     shared = {"model.onnx.data"}
     for model in (bundle.graph, bundle.cpu_graph):
         tensors = [value.const_value for value in model.graph.initializers.values()]

@@ -1,4 +1,4 @@
-"""--rope ntk:FACTOR: the base of ModernBERT's rotary positions is multiplied where layers attend to the whole text."""
+"""--rope ntk:FACTOR: the base of rotary positions is multiplied where layers attend to the whole text."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def test_frequencies_of_global_layers_are_the_librarys_for_the_larger_base(tmp_p
         assert torch.equal(local, before.rotary_emb.sliding_attention_inv_freq)
 
 
-def test_both_graphs_answer_as_a_checkpoint_with_that_base(tiny_bundles, tmp_path: Path) -> None:
-    bundle = tiny_bundles("modernbert", rope_factor=4.0)
+@pytest.mark.parametrize("model_type", ["modernbert", "gte"])
+def test_both_graphs_answer_as_a_checkpoint_with_that_base(tiny_bundles, tmp_path: Path, model_type: str) -> None:
+    bundle = tiny_bundles(model_type, rope_factor=4.0)
     rope = copy.deepcopy(bundle.hugging_face.model.config.rope_parameters)
-    rope["full_attention"]["rope_theta"] *= 4.0
-    save_tiny_model(tmp_path, "modernbert", Task.FEATURE_EXTRACTION, rope_parameters=rope)
+    rope.get("full_attention", rope)["rope_theta"] *= 4.0
+    save_tiny_model(tmp_path, model_type, Task.FEATURE_EXTRACTION, rope_parameters=rope)
     other = HuggingFace(tmp_path, "feature-extraction", max_len=300)
     for tokens, name, input_ids, attention_mask in cases(AROUND_BASE):
         feeds = inputs_of(bundle, input_ids, attention_mask)
@@ -61,8 +62,9 @@ def test_the_full_grid_is_verified(tiny_bundles, precision: str, scale: str) -> 
     assert found.passed, "\n".join(found.summary())
 
 
-def test_verification_sees_another_factor(tiny_bundles) -> None:
-    bundle = tiny_bundles("modernbert", rope_factor=4.0)
+@pytest.mark.parametrize("model_type", ["modernbert", "gte"])
+def test_verification_sees_another_factor(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type, rope_factor=4.0)
     for factor in (None, 3.0):
         positions = dataclasses.replace(bundle.manifest.positions, rope_factor=factor)
         wrong = Bundle(bundle.path, dataclasses.replace(bundle.manifest, positions=positions))

@@ -24,12 +24,11 @@ from hdruntime.errors import InputError
 from support.answers import assert_answers, inputs_of
 from support.comparators import assert_close
 from support.grids import nightly_unless
-from support.hugging_face import ALPHA, extended_rows
+from support.hugging_face import AFTER_PADDING_ROW, ALPHA, extended_rows
 from support.padded_batches import cases
 from support.tiny_models import BASE, COPIES, PAD_TOKEN_ID, VOCAB_SIZE, save_tiny_model
 
 LEARNED_POSITIONS = [name for name in SUPPORTED_MODEL_TYPES if family_of(name).learned_positions]
-PADDING_ROW_FAMILIES = ("camembert", "longformer", "mpnet", "roberta", "xlm-roberta")
 
 
 def checkpoint_table(checkpoint: Path) -> np.ndarray:
@@ -40,7 +39,7 @@ def checkpoint_table(checkpoint: Path) -> np.ndarray:
         parts = [np.broadcast_to(part, (rows, columns, part.shape[2])) for part in axial]
         return np.concatenate(parts, axis=2).reshape(rows * columns, -1)
     endings = ("embeddings.position_embeddings.weight", "encoder.embed_positions.weight", "pos_emb.emb.weight")
-    (table,) = (value for name, value in weights.items() if name.endswith(endings))
+    (table,) = (value for name, value in weights.items() if name.endswith(endings) and "entity" not in name)
     return table
 
 
@@ -71,7 +70,7 @@ def test_the_graphs_table_has_a_row_per_position_and_keeps_the_checkpoints(
 ) -> None:
     bundle = tiny_bundles(model_type, precision=precision)
     checkpoint = checkpoint_table(bundle.checkpoint)
-    first_row = PAD_TOKEN_ID + 1 if model_type in PADDING_ROW_FAMILIES else 0
+    first_row = PAD_TOKEN_ID + 1 if model_type in AFTER_PADDING_ROW else 0
     (table,) = initializers(bundle.graph, table_name(model_type)).values()
     assert table.dtype == precision
     assert table.shape == (first_row + 300, checkpoint.shape[1])
@@ -91,7 +90,7 @@ def test_tables_are_as_wide_as_the_embeddings_not_the_hidden_states(tiny_bundles
 
 
 # LED's graph holds lookups for its global tokens: see test_longformer.py.
-@pytest.mark.parametrize("model_type", sorted({*LEARNED_POSITIONS} - {*PADDING_ROW_FAMILIES, "led"}))
+@pytest.mark.parametrize("model_type", sorted({*LEARNED_POSITIONS} - {*AFTER_PADDING_ROW, "led"}))
 @pytest.mark.parametrize("graph", ["graph", "cpu_graph"])
 def test_positions_that_count_from_0_are_a_slice_of_the_table(tiny_bundles, model_type: str, graph: str) -> None:
     model = getattr(tiny_bundles(model_type), graph)
@@ -103,7 +102,7 @@ def test_positions_that_count_from_0_are_a_slice_of_the_table(tiny_bundles, mode
     assert table_name(model_type) in reads[0]
 
 
-@pytest.mark.parametrize("model_type", PADDING_ROW_FAMILIES)
+@pytest.mark.parametrize("model_type", AFTER_PADDING_ROW)
 def test_positions_by_the_padding_rule_are_one_lookup(tiny_bundles, model_type: str) -> None:
     model = tiny_bundles(model_type).graph
     assert gathers_from(model, "position_embeddings") == 1

@@ -14,6 +14,7 @@ from hdexport.quality.measurement import QualityResult, Score, findings, measure
 from hdexport.quality.queries import Collection, Queries
 from hdexport.quality.ranking import Mean
 from hdexport.support.texts import Text
+from hdruntime.backends.precision import Precision
 from hdruntime.errors import InputError
 from support.tiny_bundle import MAX_LEN, TABLE, WORDS, make_bundle
 
@@ -75,7 +76,14 @@ def test_documents_are_truncated_split_and_read_whole(tmp_path: Path) -> None:
 
 def score(way: Way, kind: str, low: float, high: float, bundle: str = "one") -> Score:
     difference = Mean((low + high) / 2, low, high)
-    return Score(bundle=bundle, way=way, kind=kind, mrr=Mean(0.5, 0.4, 0.6), difference=difference)
+    return Score(
+        bundle=bundle,
+        precision=Precision.FLOAT32,
+        way=way,
+        kind=kind,
+        mrr=Mean(0.5, 0.4, 0.6),
+        difference=difference,
+    )
 
 
 RESULT = QualityResult(

@@ -54,6 +54,17 @@ def test_statistics_are_those_of_all_tokens_together(activation, statistics) -> 
     np.testing.assert_array_equal(statistics.highest, activation.max(0))
 
 
+def test_a_weighted_text_counts_as_often_as_its_weight(activation) -> None:
+    weighted, repeated = Statistics.empty(CHANNELS), Statistics.empty(CHANNELS)
+    weighted.add(activation[:50])
+    weighted.add(activation[50:60], weight=3)
+    for part in (activation[:50], *[activation[50:60]] * 3):
+        repeated.add(part)
+    assert weighted.tokens == repeated.tokens
+    np.testing.assert_allclose(weighted.mean, repeated.mean, rtol=1e-6)
+    np.testing.assert_allclose(weighted.products, repeated.products, rtol=1e-6)
+
+
 def test_every_output_of_an_int8_product_is_near_the_exact_one(activation, weight, statistics) -> None:
     scale = activation_scale(statistics, [weight])
     rounded = round_weight(statistics, scale, weight)
@@ -61,7 +72,22 @@ def test_every_output_of_an_int8_product_is_near_the_exact_one(activation, weigh
     assert errors.max() < 0.03
     # What is estimated is what came.
     assert rounded.error == pytest.approx(float((errors**2).mean()), rel=5)
-    assert np.abs((product(activation, scale, rounded) - activation @ weight).mean(0) / weight.std(0)).max() < 0.05
+
+
+def test_the_bias_takes_away_the_mean_of_the_errors_of_weights(activation, weight, statistics) -> None:
+    """What is left is the mean of the activation's rounding, as far from 0 as chance has it."""
+    scale = activation_scale(statistics, [weight])
+    rounded = round_weight(statistics, scale, weight)
+    difference = weight * scale.scale[:, None] - rounded.values * rounded.scale
+    of_weights = (statistics.mean / scale.scale @ difference).astype(np.float32)
+    uncorrected = dataclasses.replace(rounded, bias=rounded.bias - of_weights)
+
+    def standard_errors(rounded: Int8Weight) -> float:
+        errors = product(activation, scale, rounded) - activation @ weight
+        return float(np.abs(errors.mean(0) / (errors.std(0) / np.sqrt(len(errors)))).max())
+
+    assert standard_errors(rounded) < 4
+    assert standard_errors(uncorrected) > 10
 
 
 @pytest.mark.parametrize("part", ["scale", "zero_point"])

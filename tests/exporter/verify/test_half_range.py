@@ -242,7 +242,7 @@ def test_every_linear_layer_of_a_graph_has_the_name_of_its_module(tiny_bundles, 
     nodes = module_names(tiny.graph.graph)
     assert {name for node, name in nodes.items() if node.op_type == "MatMul"} == linear
     # Everything that is computed from weights is somewhere in the model.
-    named = {name for name in nodes.values() if name}
+    named = {name for name in nodes.values() if name and not name.startswith("rotary_emb.")}
     assert named <= set(modules)
 
 

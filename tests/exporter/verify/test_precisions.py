@@ -197,3 +197,29 @@ def test_an_int8_answer_is_held_to_int8s_tolerance(manifest) -> None:
     assert not check(right[:, [1, 0, 2]]).passed
     assert not check(right * 1.21).passed
     assert check(right).record()["precision"] == "int8"
+
+
+@pytest.mark.parametrize("change", ["hashes", "values", None])
+def test_a_graph_that_hashes_is_followed_in_openvino_and_a_wrong_one_found(
+    tiny_bundles, tmp_path: Path, change: str | None
+) -> None:
+    bundle = tiny_bundles("bert", attention="lsh:chunk=16,rounds=2", openvino=True)
+
+    def changed(model: ir.Model) -> None:
+        nodes = list(model.graph)
+        if change == "hashes":
+            for node in nodes:
+                node.op_type = "ArgMin" if node.op_type == "ArgMax" else node.op_type
+        else:
+            # Of the last layer, after which nothing is hashed.
+            projection = model.graph.initializers[max(name for name in model.graph.initializers if "value" in name)]
+            assert projection.const_value is not None
+            projection.const_value = ir.tensor(-projection.const_value.numpy(), name=projection.name)
+
+    path = tampered(bundle, tmp_path / "wrong", changed, "openvino.onnx") if change else bundle.path
+    found = verified(bundle, path)
+    assert "openvino.onnx" in {check.graph for check in found.checks}
+    assert not any("not checked: PyTorch must follow" in what for what in found.not_checked)
+    failed = [check for check in found.checks if not check.passed]
+    assert {check.graph for check in failed} == ({"openvino.onnx"} if change else set())
+    assert any(check.wrong_decisions for check in failed) == (change == "hashes")

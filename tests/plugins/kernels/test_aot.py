@@ -31,6 +31,7 @@ from hdplugins.kernels.aot import (
 )
 from hdplugins.kernels.attention_tiles import HEAD_DIMS
 from hdplugins.operators.plugin_face import face_of
+from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS
 
 triton = pytest.importorskip("triton", reason="Triton has no wheel for this platform")
 
@@ -165,7 +166,7 @@ def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(tmp_path: Path)
         ([86, 90], "float16", 64, BLOCKS, 84), ([80, 120], "float16", 64, CHUNKS, 64),
         ([80, 120], "float16", 64, LSH, 64), ([86], "float32", 128, LSH, 32),
         ([80, 90, 120], "float16", 64, RELATIVE, 0), ([86], "float32", 64, RELATIVE, 0),
-        ([80, 120], "float16", 64, CLIPPED, 0),
+        ([80, 120], "float16", 64, CLIPPED, 0), ([90], "float16", 256, WINDOWS, 64),
         *(
             pytest.param(list(SHARED_BYTES), *case, 64, marks=pytest.mark.nightly)
             for case in itertools.product(("float16", "float32"), (64,), EVERY)
@@ -174,7 +175,8 @@ def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(tmp_path: Path)
             pytest.param(list(SHARED_BYTES), *case, marks=pytest.mark.nightly)
             for case in (
                 ("bfloat16", 128, WINDOWS, 64), ("bfloat16", 128, BLOCKS, 64), ("float16", 64, BLOCKS, 84),
-                ("bfloat16", 128, CHUNKS, 64), ("bfloat16", 128, LSH, 64),
+                ("bfloat16", 128, CHUNKS, 64), ("bfloat16", 128, LSH, 64), ("float16", 256, WINDOWS, 64),
+                ("bfloat16", 256, WINDOWS, 64), ("float32", 256, WINDOWS, 64),
             )
         ),
     ],
@@ -505,13 +507,10 @@ def test_kernels_are_kept_where_the_platform_keeps_caches(
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-@pytest.mark.parametrize("head_dim", HEAD_DIMS)
+@pytest.mark.parametrize("head_dim", WINDOW_HEAD_DIMS)
 def test_every_head_dim_has_a_kernel_for_every_architecture_and_dtype(head_dim: int, dtype: str) -> None:
-    for operator, size in (
-        (WINDOWS, 0),
-        (RELATIVE, 0),
-        *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128)),
-    ):
+    others = [(RELATIVE, 0), *itertools.product((BLOCKS, CHUNKS, LSH), (1, 16, 32, 64, 84, 128))]
+    for operator, size in [(WINDOWS, 0), *(others if head_dim in HEAD_DIMS else [])]:
         sources = sources_of(operator, size, head_dim=head_dim, dtype=dtype, architectures=list(SHARED_BYTES))
         assert [source.architecture for source in sources if source.function == "attend"] == list(SHARED_BYTES)
         assert len(sources) == len(SHARED_BYTES) * len(face_of(OPERATORS[operator]).kernels)

@@ -9,6 +9,7 @@ import pytest
 
 from hdplugins import ONNX_DOMAIN, ONNX_OPSET, OPERATORS, Operator
 from support.clipped_operator import Clipped
+from support.disentangled_operator import Disentangled
 from support.favor_operator import Favor
 from support.local_global_operator import NODES as LOCAL_GLOBAL
 from support.relative_operator import Relative
@@ -18,7 +19,8 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPER
 
 ATTRIBUTES = {name: described.layers[0].node_attributes for name, described in DESCRIPTIONS.items()}
 ATTRIBUTES["ClippedDistanceAttention"] = Clipped().node_attributes
-ATTRIBUTES["DenseAttention"] = {"scale": 0.5}
+ATTRIBUTES["DisentangledAttention"] = Disentangled().node_attributes
+ATTRIBUTES["DenseAttention"] = {"scale": 0.5, "causal": 0}
 ATTRIBUTES["FavorAttention"] = Favor().node_attributes
 ATTRIBUTES["LocalGlobalAttention"] = LOCAL_GLOBAL[0].node_attributes
 ATTRIBUTES["RelativeAttention"] = Relative().node_attributes

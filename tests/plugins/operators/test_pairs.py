@@ -18,6 +18,7 @@ from hdplugins.operators.block_sparse_attention.pairs import pairs as block_pair
 from hdplugins.operators.sliding_window_attention.pairs import pairs as window_pairs
 from support.attention_graphs import Dense
 from support.clipped_operator import NODES as CLIPPED
+from support.disentangled_operator import NODES as DISENTANGLED
 from support.favor_operator import NODES as FAVOR
 from support.local_global_operator import NODES as LOCAL_GLOBAL
 from support.relative_operator import NODES as RELATIVE
@@ -27,8 +28,9 @@ each_operator = pytest.mark.parametrize("operator", OPERATORS.values(), ids=OPER
 
 HEADS = 4
 LAYERS: dict[str, Sequence[Layer]] = {name: described.layers for name, described in DESCRIPTIONS.items()}
-LAYERS["DenseAttention"] = [Dense(heads=HEADS)]
+LAYERS["DenseAttention"] = [Dense(heads=HEADS), Dense(heads=HEADS, kv_heads=2, causal=1)]
 LAYERS["ClippedDistanceAttention"] = CLIPPED
+LAYERS["DisentangledAttention"] = DISENTANGLED
 LAYERS["FavorAttention"] = FAVOR
 LAYERS["LocalGlobalAttention"] = LOCAL_GLOBAL
 LAYERS["RelativeAttention"] = RELATIVE

@@ -50,8 +50,9 @@ def each(attribute: str, *names: str) -> pytest.MarkDecorator:
 def feeds_of(layer: SparseLayer, kinds: np.ndarray) -> dict[str, np.ndarray]:
     """States such that the softmax is far from uniform, and the mask."""
     generator = np.random.default_rng(kinds.shape[1])
-    shape = (kinds.shape[0], layer.heads, kinds.shape[1], layer.head_dim)
-    states = {name: (1.5 * generator.normal(size=shape)).astype(layer.dtype) for name in layer.operator.state_names}
+    (batch, tokens), names = kinds.shape, layer.operator.state_names
+    shapes = {name: (batch, layer.heads_of(name), tokens, layer.head_dim) for name in names}
+    states = {name: (1.5 * generator.normal(size=shape)).astype(layer.dtype) for name, shape in shapes.items()}
     first = layer.operator.state_names[0]
     states[first] = layer.decided(torch.from_numpy(states[first])).numpy()
     return {**states, layer.operator.mask: kinds}
@@ -114,6 +115,7 @@ def assert_right(
 def test_every_sparse_operator_is_described() -> None:
     assert set(DESCRIPTIONS) == set(OPERATORS) - {
         "ClippedDistanceAttention",
+        "DisentangledAttention",
         "DenseAttention",
         "FavorAttention",
         "LocalGlobalAttention",
@@ -136,9 +138,10 @@ def test_the_definition_is_a_softmax_over_the_keys_in_view_as_often_as_they_coun
         seen = layer.keys_by_hand(kinds[batch], vectors, head, i)
         expected = np.zeros(layer.head_dim)
         if kinds[batch, i] and seen:
-            scores = layer.keys_of(feeds)[batch, head, seen] @ vectors[i] * layer.head_dim**-0.5
+            own = head // (layer.heads // layer.heads_of("value"))
+            scores = layer.keys_of(feeds)[batch, own, seen] @ vectors[i] * layer.head_dim**-0.5
             weights = np.exp(scores - scores.max())
-            expected = weights @ feeds["value"][batch, head, seen] / weights.sum()
+            expected = weights @ feeds["value"][batch, own, seen] / weights.sum()
         assert_close(got[batch, head, i], expected, atol=1e-12)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -32,6 +33,7 @@ from hdruntime.session import Session
 from support.comparators import assert_close
 from support.made_once import made_once
 from support.needs import needs_openvino, openvino_computes_bfloat16
+from support.resident_pages import resident_bytes_of
 
 pytestmark = needs_openvino
 
@@ -160,6 +162,19 @@ def test_results_stay_when_the_next_batch_has_run(session: Session) -> None:
     assert first.flags.writeable
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists a process's mappings")
+def test_no_page_of_the_weights_stays_after_loading_and_the_first_batch(bundle: Bundle) -> None:
+    """OpenVINO maps the file, and goes on with copies in a layout of its own."""
+    weights = bundle.path / "model.onnx.data"
+    with hdruntime.load(bundle, "openvino", threads=1) as session:
+        assert resident_bytes_of(weights) == 0
+        first = session(input_ids=ids_of(1, 60))[HIDDEN]
+        assert resident_bytes_of(weights) == 0
+        # Later batches read the rows of their embeddings from the file again.
+        np.testing.assert_array_equal(session(input_ids=ids_of(1, 60))[HIDDEN], first)
+        assert resident_bytes_of(weights) > 0
+
+
 def test_closing_raises_in_threads_and_frees_the_graph(bundle: Bundle) -> None:
     opened = OpenVinoRunner(bundle, threads=1)
     session = Session(bundle, opened)
@@ -257,9 +272,9 @@ def test_the_graph_in_int8_is_the_one_of_that_dtype(bundle: Bundle, tmp_path: Pa
 # The choice
 
 
-def windowed(bundle: Bundle) -> Bundle:
-    """Says that its attention is windowed, with which OpenVINO is the faster one in float32, too."""
-    operators = {"hdexport::SlidingWindowAttention": 2}
+def attending(bundle: Bundle, operator: str = "SlidingWindowAttention") -> Bundle:
+    """Says that its attention is windowed, with which OpenVINO is the faster one in float32, too, or another."""
+    operators = {f"hdexport::{operator}": 2}
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, operators=operators))
 
 
@@ -268,11 +283,13 @@ def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
 ) -> None:
     monkeypatch.setattr(choice.platform, "machine", lambda: "x86_64")
     found = ("openvino", "OpenVINO is installed, and the bundle has its graph")
-    assert choice.backend_on_cpu(half_bundle) == choice.backend_on_cpu(windowed(bundle)) == found
-    of_dense = ("onnxruntime", "in float32 it is faster than OpenVINO with long texts in dense attention")
+    assert choice.backend_on_cpu(half_bundle) == choice.backend_on_cpu(attending(bundle)) == found
+    of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention")
     assert choice.backend_on_cpu(bundle) == of_dense
     assert choice.backend_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
-    with hdruntime.load(windowed(bundle), precision="float32", threads=1) as session:
+    assert choice.backend_on_cpu(attending(half_bundle, "ChunkAttention")) == found
+    assert choice.backend_on_cpu(attending(bundle, "ChunkAttention"))[0] == "onnxruntime"
+    with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert (session.backend, session.backend_reason) == (
             hdruntime.Backend.OPENVINO,
             "float32 is a precision of CPUs; OpenVINO is installed, and the bundle has its graph",
@@ -296,7 +313,7 @@ def test_a_graph_that_openvino_does_not_load_leaves_auto_onnx_runtime(
         raise BackendError("no such operator")
 
     monkeypatch.setattr("hdruntime.backends.openvino.OpenVinoRunner", fail)
-    with hdruntime.load(windowed(bundle), precision="float32", threads=1) as session:
+    with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert session.backend is hdruntime.Backend.ONNXRUNTIME
         assert session.backend_reason.endswith("OpenVINO does not load its graph")
     assert "backend auto: openvino should run here and does not: no such operator" in caplog.text
@@ -304,9 +321,25 @@ def test_a_graph_that_openvino_does_not_load_leaves_auto_onnx_runtime(
         hdruntime.load(bundle, "openvino")
 
 
+def test_links_inside_the_bundle_are_followed(bundle: Bundle, tmp_path: Path) -> None:
+    """A graph and the weights, under other names in another folder of the bundle."""
+    copy = Path(shutil.copytree(bundle.path, tmp_path / "linked"))
+    (copy / "files").mkdir()
+    for name in ("openvino.onnx", "openvino_unpadded.onnx", "model.onnx.data"):
+        (copy / name).rename(copy / "files" / f"of-{name}")
+        (copy / name).symlink_to(Path("files") / f"of-{name}")
+    ids = np.arange(5, 12)[None]
+    found = []
+    for path in (bundle.path, copy):
+        with hdruntime.load(path, "openvino", threads=1) as session:
+            found.append(session(input_ids=ids))
+    for name, values in found[0].items():
+        np.testing.assert_array_equal(found[1][name], values)
+
+
 def test_a_bundle_without_the_graph_is_refused_with_the_command(bundle_path: Path) -> None:
     with pytest.raises(
-        BackendUnavailableError, match=r"no graph for OpenVINO.\nBuild it again: hdexport build .* --target openvino"
+        BackendUnavailableError, match=r"no graph for OpenVINO.\nAdd it: hdexport rebuild .* --target openvino"
     ):
         hdruntime.load(bundle_path, "openvino")
     assert "no graph for OpenVINO" in str(choice.why_unavailable(open_bundle(bundle_path), hdruntime.Backend.OPENVINO))

@@ -19,12 +19,25 @@ MASKS = {
     "one": [0, 0, 1, 0],
 }
 
+
+def weighted(tokens: np.ndarray, places: np.ndarray) -> np.ndarray:
+    weights = places - places[0] + 1
+    return weights @ tokens / weights.sum()
+
+
 EXPECTED = {
-    Pooling.MEAN: lambda tokens: tokens.mean(axis=0),
-    Pooling.CLS: lambda tokens: tokens[0],
-    Pooling.MAX: lambda tokens: tokens.max(axis=0),
+    Pooling.MEAN: lambda tokens, places: tokens.mean(axis=0),
+    Pooling.CLS: lambda tokens, places: tokens[0],
+    Pooling.MAX: lambda tokens, places: tokens.max(axis=0),
+    Pooling.LAST_TOKEN: lambda tokens, places: tokens[-1],
+    Pooling.WEIGHTED_MEAN: weighted,
+    Pooling.MEAN_SQRT_LEN_TOKENS: lambda tokens, places: tokens.sum(axis=0) / np.sqrt(len(tokens)),
 }
-"""Of a row's real tokens alone, float64 [tokens, hidden_size]."""
+"""Of a row's real tokens alone, float64 [tokens, hidden_size], and where they stand."""
+
+
+EXACT = (Pooling.CLS, Pooling.MAX, Pooling.LAST_TOKEN)
+"""One of the given numbers each; the others are rounded to float32, at up to 4."""
 
 
 def negative_states(rows: int, tokens: int) -> np.ndarray:
@@ -39,12 +52,15 @@ def test_what_padding_holds_does_not_matter(pooling: Pooling, padding: float) ->
     mask = np.array(list(MASKS.values()))
     states = negative_states(*mask.shape)
     expected = np.stack(
-        [EXPECTED[pooling](row[kept == 1].astype(np.float64)) for row, kept in zip(states, mask, strict=True)]
+        [
+            EXPECTED[pooling](row[kept == 1].astype(np.float64), np.flatnonzero(kept))
+            for row, kept in zip(states, mask, strict=True)
+        ]
     )
     states[mask == 0] = padding
     vectors = pooled(states, mask, pooling)
     assert vectors.dtype == np.float32
-    assert_close(vectors, expected, atol=1e-7 if pooling is Pooling.MEAN else 0)
+    assert_close(vectors, expected, atol=0 if pooling in EXACT else 3e-7)
 
 
 @pytest.mark.parametrize("pooling", Pooling)
@@ -60,7 +76,7 @@ def test_a_row_without_real_tokens_is_zeros(pooling: Pooling, padding: float) ->
 @pytest.mark.parametrize("pooling", Pooling)
 def test_nan_in_a_real_token_stays(pooling: Pooling) -> None:
     states = negative_states(1, 3)
-    states[0, 0, 2] = np.nan
+    states[0, -1 if pooling is Pooling.LAST_TOKEN else 0, 2] = np.nan
     assert np.isnan(pooled(states, np.ones((1, 3), np.int64), pooling)[0]).tolist() == [
         False,
         False,
@@ -68,6 +84,17 @@ def test_nan_in_a_real_token_stays(pooling: Pooling) -> None:
         False,
         False,
     ]
+
+
+@pytest.mark.parametrize("pooling", Pooling)
+def test_poolings_are_those_of_sentence_transformers(pooling: Pooling) -> None:
+    torch = pytest.importorskip("torch")
+    theirs = pytest.importorskip("sentence_transformers.sentence_transformer.modules.pooling").Pooling
+    mask = np.array([MASKS[name] for name in ("none", "right", "left", "both")])
+    states = negative_states(*mask.shape)
+    features = {"token_embeddings": torch.from_numpy(states), "attention_mask": torch.from_numpy(mask)}
+    expected = theirs(HIDDEN_SIZE, pooling.value)(features)["sentence_embedding"].numpy()
+    assert_close(pooled(states, mask, pooling), expected, atol=1e-6)
 
 
 def test_the_mean_of_many_tokens_keeps_its_digits() -> None:

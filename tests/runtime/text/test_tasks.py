@@ -8,18 +8,16 @@ import numpy as np
 import pytest
 
 from hdruntime.errors import InputError
+from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions, best_answers
+from hdruntime.text.entities import Entity, entities
+from hdruntime.text.scores import softmax
+from hdruntime.text.splitting import in_one_piece
 from hdruntime.text.tasks import (
     FILL_MASK_CHOICES,
-    MAX_ANSWER_TOKENS,
     Activation,
-    Answer,
-    Entity,
     Filling,
-    answer,
     classification,
-    entities,
     fillings,
-    softmax,
     text_score,
 )
 from hdruntime.text.tokenization import Encoding
@@ -104,6 +102,12 @@ def test_a_text_without_tokens_has_no_entities() -> None:
     assert entities(floats([0, 9], [0, 9]), ["O", "B"], text="", encoding=encoding("S S")) == []
 
 
+def answer(start_logits: np.ndarray, end_logits: np.ndarray, *, context: str, encoding: Encoding) -> Answer:
+    outputs = [{"start_logits": start_logits, "end_logits": end_logits}]
+    (found,) = best_answers(in_one_piece(encoding), outputs, context=context, options=AnswerOptions())
+    return found
+
+
 CONTEXT = "It is cold in Oslo"
 QUESTION_AND_CONTEXT = "S 0-5 S 0-2 3-5 6-10 11-13 14-18 S"
 
@@ -113,8 +117,8 @@ def test_the_answer_is_cut_out_of_the_context() -> None:
     end = floats(0, 0, 0, 0, 0, 0, 0, LN4, 0)
     found = answer(start, end, context=CONTEXT, encoding=encoding(QUESTION_AND_CONTEXT))
     assert (found.answer, found.start, found.end) == ("in Oslo", 11, 18)
-    # Of five context tokens one has weight 4, the others 1: its share is a half, at each end.
-    assert found.score == pytest.approx(0.25, rel=1e-6)
+    # Of five context tokens one has weight 4, the others and [CLS] have 1: its share is 4 of 9, at each end.
+    assert found.score == pytest.approx(16 / 81, rel=1e-6)
 
 
 def test_an_answer_never_comes_from_the_question_or_a_special_token() -> None:

@@ -20,10 +20,12 @@ class DenseMask:
     Attributes:
         key_mask: [batch, tokens], bool, True for real tokens.
         query_scale: [batch, 1, 1, 1], float32, factors of the queries; None for none.
+        causal: whether a token sees only those up to itself.
     """
 
     key_mask: torch.Tensor
     query_scale: torch.Tensor | None = None
+    causal: bool = False
 
     def attend(
         self,
@@ -39,7 +41,7 @@ class DenseMask:
             module, query, key, value, scale: as described there.
         """
         query = scaled(query, self.query_scale)
-        attended = dense_attention_node(query, key, value, self.key_mask, scale=scale)
+        attended = dense_attention_node(query, key, value, self.key_mask, scale=scale, causal=self.causal)
         return attended.transpose(1, 2).contiguous()
 
 
@@ -50,14 +52,18 @@ def dense_attention_node(
     key_mask: torch.Tensor,
     *,
     scale: float,
+    causal: bool = False,
 ) -> torch.Tensor:
     """One ``DenseAttention`` node while a graph is exported, its reference otherwise.
 
     Args:
-        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        key, value: [batch, kv_heads, tokens, head_dim]; heads is a multiple of kv_heads.
         key_mask: [batch, tokens], bool, True for real tokens.
         scale: factor of the scores.
+        causal: whether a token sees only those up to itself.
     """
     if not torch.compiler.is_exporting():
-        return dense_attention(query, key, value, key_mask, scale=scale)
-    return operator_node("DenseAttention", (query, key, value, key_mask), {"scale": float(scale)})
+        return dense_attention(query, key, value, key_mask, scale=scale, causal=int(causal))
+    attributes = {"scale": float(scale), "causal": int(causal)}
+    return operator_node("DenseAttention", (query, key, value, key_mask), attributes)

@@ -93,7 +93,8 @@ def sliding_window_node(
     """One ``SlidingWindowAttention`` node while a graph is exported, its reference otherwise.
 
     Args:
-        query, key, value: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        query: [batch, heads, tokens, head_dim]; the result has the same shape and dtype.
+        key, value: [batch, kv_heads, tokens, head_dim]; see the operator.
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones.
         left: steps that a window reaches before its query.
         right: steps that it reaches after its query.

@@ -113,6 +113,8 @@ def attention_remark(manifest: Manifest) -> str | None:
         remarks.append(f"stretches positions for {manifest.max_len} tokens: its answers to shorter texts differ")
     if positions.rope_factor is not None:
         remarks.append(f"has the checkpoint's rotary base, not {positions.rope_factor:g} times it: answers differ")
+    if manifest.adapter is not None:
+        remarks.append(f"runs without the adapter {manifest.adapter}: answers differ")
     return "; ".join(remark for remark in remarks if remark is not None) or None
 
 

@@ -229,7 +229,7 @@ def _backend_series(
                 bundle=str(bundle.path),
                 model=bundle.manifest.name,
                 is_peer=False,
-                unavailable=why_unavailable(bundle, backend, machine=machine),
+                unavailable=why_unavailable(bundle, backend, precision=precision, machine=machine),
             ),
             bundle=bundle,
             subject=subject,

@@ -13,6 +13,7 @@ __all__ = [
     "choice",
     "fused_attention",
     "merge_heads",
+    "repeat_key_heads",
     "replace_by_merged",
     "states_before_splitting",
     "states_tokens_first",
@@ -71,6 +72,7 @@ def fused_attention(
     key_mask: onnx_ir.Value | None = None,
     bias: onnx_ir.Value | None = None,
     scale: float | None = None,
+    causal: bool = False,
 ) -> onnx_ir.Node:
     """A node of the fused attention, not in any graph yet; its output is [batch, tokens, hidden].
 
@@ -82,6 +84,7 @@ def fused_attention(
             padding.
         bias: [1 or batch, heads, tokens, tokens], added to the scores.
         scale: factor of the scores; None for the node's.
+        causal: whether a token sees only those up to itself. On a CPU, that takes memory for all scores.
     """
     import onnx_ir as ir
 
@@ -94,6 +97,7 @@ def fused_attention(
             "num_heads": int(node.inputs[0].shape[1]),
             "scale": node.attributes["scale"].as_float() if scale is None else scale,
             "mask_filter_value": _MASKED_SCORE,
+            **({"unidirectional": 1} if causal else {}),
         },
         domain=CONTRIB_DOMAIN,
     )
@@ -117,6 +121,33 @@ def states_before_splitting(insertion: Insertion, node: onnx_ir.Node) -> list[on
     if key is None or value is None:
         return [merged_query, *heads[1:]]
     return [merged_query, merge_heads(insertion, key), merge_heads(insertion, value)]
+
+
+def repeat_key_heads(insertion: Insertion, node: onnx_ir.Node) -> None:
+    """Give each head of a node's queries a head of keys and values of its own, where several share one.
+
+    Args:
+        insertion: before the node.
+        node: its first inputs are query, [batch, heads, tokens, head_dim], and key and value, [batch, kv_heads, ...].
+    """
+    import onnx_ir as ir
+
+    query = node.inputs[0]
+    assert query is not None
+    assert query.shape is not None
+    heads = int(query.shape[1])
+    for index, state in enumerate(node.inputs[1:3], start=1):
+        assert state is not None
+        assert state.shape is not None
+        batch, kv_heads, tokens, head_dim = state.shape
+        if kv_heads == heads:
+            continue
+        column = insertion.op("Unsqueeze", [state, insertion.integers([2])])
+        copies = insertion.integers([1, 1, heads // int(kv_heads), 1, 1])
+        repeated = insertion.op("Expand", [column, copies])  # [batch, kv_heads, heads / kv_heads, tokens, head_dim]
+        each = insertion.op("Reshape", [repeated, insertion.integers([0, heads, -1, int(head_dim)])])
+        each.dtype, each.shape = state.dtype, ir.Shape([batch, heads, tokens, head_dim])
+        node.replace_input_with(index, each)
 
 
 def states_tokens_first(insertion: Insertion, node: onnx_ir.Node) -> list[onnx_ir.Value]:
@@ -198,8 +229,9 @@ def _branch(name: str, nodes: Sequence[onnx_ir.Node], dtype: onnx_ir.DataType) -
 
     # A branch shares its names with the whole graph, so each needs its own.
     for number, node in enumerate(nodes):
-        node.outputs[0].name = f"{name}_{number}"
-        node.outputs[0].dtype = dtype
+        for index, output in enumerate(node.outputs):
+            output.name = f"{name}_{number}_{index}" if index else f"{name}_{number}"
+            output.dtype = dtype
     return ir.Graph([], [nodes[-1].outputs[0]], nodes=nodes, name=name)
 
 

@@ -19,6 +19,9 @@ none                                   flash attention in half precision, from A
 So there are three branches: texts without padding, texts with padding after them, which is how the runtime pads, and
 any other mask. With a bias there are two: the first one and the last. Where the memory-efficient kernel is refused, the
 second form would be read as something else and give wrong answers: it is only used where the sources refuse nothing.
+
+Causal attention has no use for a mask where texts are packed: there are the first branch, and one that packs them. A
+head of keys that several heads of queries share is repeated.
 """
 
 from __future__ import annotations
@@ -36,10 +39,12 @@ from hdexport.graph.lowering.multi_head_attention import (
     choice,
     fused_attention,
     merge_heads,
+    repeat_key_heads,
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.graph.passes.graph_nodes import operator_nodes, operator_of
+from hdexport.graph.lowering.packed_tokens import PackedTokens
+from hdexport.graph.passes.graph_nodes import is_causal, operator_nodes, operator_of
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -71,13 +76,20 @@ def lower_for_onnxruntime_cuda(model: onnx_ir.Model) -> int:
     nodes = [node for node in operator_nodes(model) if _is_fused(node)]
     biases = BiasesByDistance(model, by_rows=False)
     masks: dict[onnx_ir.Value, _Mask] = {}
+    packed: dict[onnx_ir.Value, PackedTokens] = {}
     for number, node in enumerate(nodes):
         key_mask = node.inputs[_KEY_MASK]
         assert key_mask is not None
         insertion = Insertion(node)
-        if key_mask not in masks:
-            masks[key_mask] = _Mask(insertion, key_mask, _dtype(node))
         name, dtype = f"attention_{number}", _dtype(node)
+        repeat_key_heads(insertion, node)
+        if is_causal(node):
+            if key_mask not in packed:
+                packed[key_mask] = PackedTokens(insertion, key_mask)
+            replace_by_merged(insertion, node, insertion.insert(_causal(insertion, node, packed[key_mask], name=name)))
+            continue
+        if key_mask not in masks:
+            masks[key_mask] = _Mask(insertion, key_mask, dtype)
         states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
         if operator_of(node).name == "DenseAttention":
             attended = _fused(insertion, node, states, masks[key_mask], name=name)
@@ -179,6 +191,18 @@ def _fused(
     # A row without any real key is 0 by definition, and something finite without this.
     zeroed = ir.node("Mul", [masked[-1].outputs[0], mask.any_key])
     return choice(mask.unmasked, then=[free], otherwise=[*masked, zeroed], name=name, dtype=dtype)
+
+
+def _causal(insertion: Insertion, node: onnx_ir.Node, packed: PackedTokens, *, name: str) -> onnx_ir.Node:
+    """A node that gives [batch, tokens, hidden], and packs no texts where no token is padding."""
+    dtype = _dtype(node)
+    zero = insertion.op("Cast", [insertion.op("Constant", [], {"value_float": 0.0})], {"to": int(dtype)})
+    states = [merge_heads(insertion, state) for state in states_tokens_first(insertion, node)]
+    packs = packed.pack(states)
+    attended = fused_attention(node, [pack.outputs[0] for pack in packs], causal=True)
+    unpacks = packed.unpack(attended.outputs[0], zero)
+    free = fused_attention(node, states, causal=True)
+    return choice(packed.unmasked, then=[free], otherwise=[*packs, attended, *unpacks], name=name, dtype=dtype)
 
 
 def _or_body(

@@ -17,6 +17,8 @@ The additive form with one row per sequence is taken: as cheap as no mask, right
 would not express padding on the left), and finite, so that nothing meets ``inf - inf``. The builder itself
 checks that a mask is broadcastable to [batch, heads, tokens, tokens].
 
+A causal attention layer takes no mask: texts with padding are packed for it.
+
 An operator with a plugin becomes its node, or keeps its body, as `AttentionImpl` says: a choice of the user's, made by
 nothing else. Attention by clipped distance whose numbers all texts share, where it is no plugin, is an attention layer
 with the fourth of these masks in engines for short texts.
@@ -32,9 +34,15 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.bias_by_distance import BiasesByDistance, has_shared_numbers
-from hdexport.graph.lowering.multi_head_attention import Insertion
+from hdexport.graph.lowering.multi_head_attention import (
+    SWAP_HEADS_AND_TOKENS,
+    Insertion,
+    merge_heads,
+    states_tokens_first,
+)
+from hdexport.graph.lowering.packed_tokens import PackedTokens
 from hdexport.graph.lowering.plugin_nodes import plugin_nodes, use_plugins
-from hdexport.graph.passes.graph_nodes import operator_nodes, operator_of
+from hdexport.graph.passes.graph_nodes import is_causal, operator_nodes, operator_of
 from hdplugins.operators.plugin_face import face_of
 from hdplugins.tensorrt.plugins import plugin_operators
 from hdruntime.errors import ExportError
@@ -118,7 +126,7 @@ def tensorrt_graph(
             or there are more global tokens than TensorRT can select.
     """
     require("onnx_ir")
-    from onnx_ir.passes.common import RemoveUnusedFunctionsPass
+    from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
     lowered: onnx_ir.Model = model.clone()
     if attention_impl is AttentionImpl.PLUGIN:
@@ -129,13 +137,20 @@ def tensorrt_graph(
         _raise_opset(lowered)
     masks: dict[onnx_ir.Value, _Mask] = {}
     biases = BiasesByDistance(lowered, by_rows=False)
+    packed: dict[onnx_ir.Value, PackedTokens] = {}
     for node in nodes:
         key_mask = node.inputs[_KEY_MASK]
         assert key_mask is not None
+        if is_causal(node):
+            if key_mask not in packed:
+                packed[key_mask] = PackedTokens(Insertion(node), key_mask)
+            _replace_by_causal_attention(node, packed[key_mask], dtype)
+            continue
         if key_mask not in masks:
             masks[key_mask] = _mask_before(node, key_mask, dtype)
         bias = biases.of(Insertion(node), node) if operator_of(node).name == _BY_DISTANCE else None
         _replace_by_attention(node, masks[key_mask], bias, dtype)
+    RemoveUnusedNodesPass()(lowered)
     # TensorRT's parser prefers bodies to everything else.
     RemoveUnusedFunctionsPass()(lowered)
     logger.info("%d attentions are TensorRT attention layers", len(nodes))
@@ -224,6 +239,26 @@ def _replace_by_attention(node: onnx_ir.Node, mask: _Mask, bias: onnx_ir.Value |
     output, attended = node.outputs[0], attention.outputs[0]
     attended.name, attended.shape, attended.type = output.name, output.shape, output.type
     ir.convenience.replace_nodes_and_values(node.graph, node, [node], [attention], [output], [attended])
+
+
+def _replace_by_causal_attention(node: onnx_ir.Node, packed: PackedTokens, dtype: str) -> None:
+    """Replace a node of causal attention: TensorRT's layer takes no mask then, so the texts are packed."""
+    import onnx_ir as ir
+
+    insertion, swap = Insertion(node), {"perm": SWAP_HEADS_AND_TOKENS}
+    zero = insertion.op("Constant", [], {"value": ir.tensor(0.0, ir.DataType[dtype.upper()])})
+    packs = packed.pack(states_tokens_first(insertion, node))
+    states = [insertion.op("Transpose", [insertion.insert(pack)], swap) for pack in packs]
+    attributes = {"scale": node.attributes["scale"].as_float(), "is_causal": 1}
+    turned = insertion.op("Transpose", [insertion.op("Attention", states, attributes)], swap)
+    back, kept = packed.unpack(merge_heads(insertion, turned), zero)
+    insertion.insert(back)
+    heads = insertion.integers([0, 0, int(_axis(node, 1) or 0), -1])
+    split = insertion.op("Reshape", [insertion.insert(kept), heads])
+    last, output = ir.node("Transpose", [split], swap, name=node.name), node.outputs[0]
+    attended = last.outputs[0]
+    attended.name, attended.shape, attended.type = output.name, output.shape, output.type
+    ir.convenience.replace_nodes_and_values(node.graph, node, [node], [last], [output], [attended])
 
 
 def _check_selections(model: onnx_ir.Model) -> None:

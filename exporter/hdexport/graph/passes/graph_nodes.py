@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["attributes_of", "operator_nodes", "operator_of"]
+__all__ = ["attributes_of", "group_of", "is_causal", "operator_nodes", "operator_of"]
 
 from typing import TYPE_CHECKING, Any
 
@@ -34,3 +34,18 @@ def operator_of(node: onnx_ir.Node) -> Operator:
 def attributes_of(node: onnx_ir.Node) -> dict[str, Any]:
     """A node's attributes as plain values, lists as tuples."""
     return {name: attribute.value for name, attribute in node.attributes.items()}
+
+
+def group_of(node: onnx_ir.Node) -> int:
+    """How many heads of queries share one of keys, by the shapes of a node's first state and its last one."""
+    first, last = node.inputs[0], node.inputs[operator_of(node).states - 1]
+    assert first is not None
+    assert first.shape is not None
+    assert last is not None
+    assert last.shape is not None
+    return int(first.shape[1]) // int(last.shape[1])
+
+
+def is_causal(node: onnx_ir.Node) -> bool:
+    """Whether a token sees only those up to itself; nodes of old, without the attribute, are not causal."""
+    return bool(node.attributes.get_int("causal", 0))

@@ -52,8 +52,8 @@ _SCORES_DOMAIN, _SCORES = "hdexport.range", "LargestScore"
 _MOST_QUERIES = 512
 """Queries of a text whose scores are looked at, evenly spread: all scores of a long text take longer than the model."""
 
-# One head after another, so that little is held. The query is scaled, as in the body of dense attention: these are the
-# products that a runtime without a fused attention writes out in float16.
+# One head of keys after another, so that little is held. The query is scaled, as in the body of dense attention: these
+# are the products that a runtime without a fused attention writes out in float16.
 _SCORES_BODY = f"""
 <domain: "{_SCORES_DOMAIN}", opset_import: ["" : {ONNX_OPSET}]>
 {_SCORES} <scale> (query, key) => (largest)
@@ -68,6 +68,10 @@ _SCORES_BODY = f"""
     some_queries = Slice (query, first, tokens, token_axis, step)
     scale_value = Constant <value_float: float = @scale> ()
     scaled_query = Mul (some_queries, scale_value)
+    kv_heads = Shape <start = 1, end = 2> (key)
+    row_axes = Constant <value_ints = [-1, 0]> ()
+    grouped_shape = Concat <axis = 0> (first, kv_heads, row_axes)
+    grouped_query = Reshape (scaled_query, grouped_shape)
     of_heads = Scan <num_scan_inputs = 2, scan_input_axes = [1, 1], body = of_head (
         float[batch, queries, head_dim] head_query, float[batch, keys, head_dim] head_key
     ) => (float[] largest_of_head) {{
@@ -77,7 +81,7 @@ _SCORES_BODY = f"""
         lowest = ReduceMin <keepdims = 0> (products)
         depth = Neg (lowest)
         largest_of_head = Max (highest, depth)
-    }}> (scaled_query, key)
+    }}> (grouped_query, key)
     largest = ReduceMax <keepdims = 0> (of_heads)
 }}
 """

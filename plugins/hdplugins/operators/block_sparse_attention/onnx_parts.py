@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Parts", "listing", "shifts", "sparse_attention"]
+__all__ = ["Parts", "listing", "longest_dense", "shifts", "sparse_attention"]
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -82,6 +82,16 @@ class Parts:
         """The parts of a block's span of keys but the listed ones, in order."""
         present = {"front": self.front, "last": self.last, "near": self.window >= 0}
         return [part for part, is_there in present.items() if is_there]
+
+
+def longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:
+    """Tokens up to which every query of a text sees every key once; 0 for none."""
+    # Queries of global blocks see every key. So do others that are no further from each other than a window reaches,
+    # unless something is seen again.
+    blocks = attributes["first_global"] + attributes["last_global"]
+    if not listed and attributes["first_repeats"] == 0:
+        blocks += attributes["window"] + 1
+    return int(max(attributes["dense_tokens"], attributes["block_size"] * blocks))
 
 
 def sparse_attention(parts: Parts, keys: str, values: str, bias: str, sums: str, *, axes: int) -> str:

@@ -1,4 +1,7 @@
-"""Dense attention: every query attends to every key that is not padding.
+"""Dense attention: every query attends to every key that is not padding, or to every one up to itself.
+
+Several heads of queries may share one of keys and values. A node without the attribute ``causal``, as in bundles
+of old, is not causal.
 
 It has no kernel and no plugin of ours: ONNX Runtime and TensorRT each have a fused operator for it, to which a
 lowering maps it. Being one node in the portable graph, it is found without matching patterns.
@@ -15,5 +18,5 @@ OPERATOR = Operator(
     version=1,
     package=__name__,
     inputs=("query", "key", "value", "key_mask"),
-    attributes=("scale",),
+    attributes=("scale", "causal"),
 )

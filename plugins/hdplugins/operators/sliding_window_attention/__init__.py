@@ -18,5 +18,6 @@ OPERATOR = Operator(
     version=1,
     package=__name__,
     inputs=("query", "key", "value", "token_kind"),
+    groups_heads=True,
     attributes=("left", "right", "dilation", "global_bound", "scale"),
 )

@@ -30,8 +30,9 @@ def sliding_window_attention(
 
     Args:
         query: [batch, heads, tokens, head_dim], any float dtype; the result has the same shape and dtype.
-        key: [batch, heads, tokens, head_dim].
-        value: [batch, heads, tokens, head_dim].
+        key: [batch, kv_heads, tokens, head_dim]; `heads` is a multiple of `kv_heads`, and head h of the queries sees
+            head h // (heads // kv_heads) of the keys.
+        value: [batch, kv_heads, tokens, head_dim].
         token_kind: [batch, tokens], int32, 0 for padding, 1 for local tokens, 2 for global ones, which every query
             sees.
         left: steps that a window reaches before its query, in units of the dilation, 0 or more.
@@ -41,12 +42,17 @@ def sliding_window_attention(
         scale: factor of the scores, usually head_dim ** -0.5.
 
     Raises:
-        ValueError: an invalid window or dilation, or a text with more global tokens than the bound.
+        ValueError: an invalid window or dilation, heads that are no multiple of the key's, or a text with more global
+            tokens than the bound.
     """
     heads, tokens = query.shape[1:3]
     steps = _steps_of_heads(dilation, heads)
     if left < 0 or right < 0:
         raise ValueError(f"A window of {left} left and {right} right is invalid: both are 0 or more.")
+    if heads % key.shape[1]:
+        raise ValueError(f"{heads} heads of queries are no multiple of {key.shape[1]} heads of keys.")
+    group = heads // key.shape[1]
+    key, value = key.repeat_interleave(group, dim=1), value.repeat_interleave(group, dim=1)
     most = int((token_kind == _GLOBAL).sum(dim=1).max())
     if global_bound is not None and most > global_bound:
         raise ValueError(f"A text has {most} global tokens; the bound is {global_bound}.")

@@ -9,10 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from hdplugins.kernels.aot import Constant
-from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes, tiles_for
+from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes
 from hdplugins.kernels.cuda_launch import Launch
 from hdplugins.operators.plugin_face import Attributes, FieldType, PluginFace, Shapes
 from hdplugins.operators.sliding_window_attention import OPERATOR
+from hdplugins.operators.sliding_window_attention.tiles import WINDOW_HEAD_DIMS, tiles_for_windows
 
 SUMMARY_INTS = 4
 """int32 values at the start of a text's plan: globals listed, first local token, one past the last, unused."""
@@ -44,13 +45,13 @@ class _Face(PluginFace):
     SCALARS: ClassVar = {
         "plan_keys": ("tokens", "global_bound"),
         "attend": (
-            "stride_batch", "stride_head", "stride_token", "tokens", "left", "right", "first_head", "dilation",
-            "global_bound", "scale",
+            "stride_batch", "stride_key_batch", "stride_head", "stride_token", "tokens", "left", "right", "first_head",
+            "group", "dilation", "global_bound", "scale",
         ),
     }  # fmt: skip
 
     def tiles(self, shapes: Shapes, attributes: Attributes, *, dtype: str, architecture: int) -> Tiles:
-        return tiles_for(architecture, shapes[0][3], dtype)
+        return tiles_for_windows(architecture, shapes[0][3], dtype)
 
     def constants(
         self, shapes: Shapes, attributes: Attributes, *, dtype: str, tiles: Tiles
@@ -77,8 +78,9 @@ class _Face(PluginFace):
     ) -> tuple[Launch, ...]:
         self.check_shapes(shapes)
         batch, heads, tokens, head_dim = shapes[0]
+        kv_heads = shapes[1][1]
         left, right, dilation, global_bound, scale = (attributes[name] for name in self.FIELDS)
-        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale)
+        check_sizes(batch=batch, heads=heads, tokens=tokens, head_dim=head_dim, scale=scale, head_dims=WINDOW_HEAD_DIMS)
         for name, number in (("left", left), ("right", right), ("global_bound", global_bound)):
             if number < 0:
                 raise ValueError(f"{name} is {number}; it must be 0 or more.")
@@ -100,6 +102,7 @@ class _Face(PluginFace):
                 grid=(step * ceil_div(ceil_div(tokens, step), constants["attend"]["block_queries"]), count, batch),
                 scalars={
                     "stride_batch": heads * tokens * head_dim,
+                    "stride_key_batch": kv_heads * tokens * head_dim,
                     "stride_head": tokens * head_dim,
                     "stride_token": head_dim,
                     "tokens": tokens,
@@ -107,6 +110,7 @@ class _Face(PluginFace):
                     "left": min(left, tokens),
                     "right": min(right, tokens),
                     "first_head": first_head,
+                    "group": heads // kv_heads,
                     "dilation": step,
                     "global_bound": global_bound,
                     "scale": scale * LOG2_E,

@@ -26,7 +26,7 @@ import triton.language as tl
 
 from hdplugins.kernels.running_softmax import attend_keys, load_rows, load_tail, nothing_seen, store_shares
 
-_NOT_SPECIALIZED = ("tokens", "left", "right", "first_head", "dilation", "global_bound")
+_NOT_SPECIALIZED = ("tokens", "left", "right", "first_head", "group", "dilation", "global_bound")
 """Nothing is compiled for certain values of these, here as ahead of time: what is timed is then what is shipped."""
 
 _LOCAL = tl.constexpr(1)
@@ -120,19 +120,21 @@ def _run_around(begins, ends, at, begin, end, residue, dilation):
 
 @triton.jit(do_not_specialize=_NOT_SPECIALIZED)
 def attend(
-    query,  # query, key, value, out: [batch, heads, tokens, head_dim]
-    key,
+    query,  # query, out: [batch, heads, tokens, head_dim]
+    key,  # key, value: [batch, heads / group, tokens, head_dim]
     value,
     token_kind,  # [batch, tokens] int32
     plan,  # see plan_keys
     out,
-    stride_batch,  # in elements, of all four
-    stride_head,
+    stride_batch,  # in elements, of query and out
+    stride_key_batch,  # of key and value
+    stride_head,  # of all four, as is the next
     stride_token,
     tokens,
     left,
     right,
     first_head,  # the heads of this launch share one dilation
+    group,  # heads in a row that share a head of keys and values
     dilation,
     global_bound,
     scale,  # holds log2(e), so that exp2 serves
@@ -148,7 +150,10 @@ def attend(
     residue = tl.program_id(0) // blocks
     block = tl.program_id(0) - residue * blocks
     row = tl.program_id(2).to(tl.int64)
-    base = row * stride_batch + (first_head + tl.program_id(1)).to(tl.int64) * stride_head + residue * stride_token
+    head_number = first_head + tl.program_id(1)
+    base = row * stride_batch + head_number.to(tl.int64) * stride_head + residue * stride_token
+    anywhere = row * stride_key_batch + (head_number // group).to(tl.int64) * stride_head
+    key_base = anywhere + residue * stride_token
     step = stride_token * dilation
     kinds = token_kind + row * tokens + residue
     plan += row * (summary_ints + 2 * tokens + global_bound)
@@ -194,7 +199,6 @@ def attend(
     whole_end = whole_begin + whole_blocks * block_keys
 
     state = nothing_seen(block_queries, head, tail)
-    anywhere = base - residue * stride_token
     for start in range(0, globals_listed, block_globals):
         slot = start + tl.arange(0, block_globals)
         present = slot < globals_listed
@@ -212,13 +216,13 @@ def attend(
         # Globals are seen already, by the first loop.
         seen = (kind == _LOCAL)[None, :] & (n[None, :] >= m[:, None] - left) & (n[None, :] <= m[:, None] + right)
         state = attend_keys(
-            q, q_tail, key + base, value + base, n * step, present, seen, None, state, scale, head, tail, True
+            q, q_tail, key + key_base, value + key_base, n * step, present, seen, None, state, scale, head, tail, True
         )
 
     for start in range(whole_begin, whole_end, block_keys):
         n = start + tl.arange(0, block_keys)
         state = attend_keys(
-            q, q_tail, key + base, value + base, n * step, n < end, n[None, :] < end, None, state, scale,
+            q, q_tail, key + key_base, value + key_base, n * step, n < end, n[None, :] < end, None, state, scale,
             head, tail, False,
         )  # fmt: skip
 

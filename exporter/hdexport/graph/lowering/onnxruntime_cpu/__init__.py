@@ -30,6 +30,16 @@ Not sparse attention: short texts may take the fused kernel there too, but what 
 FUSED_FOR_SHORT_TEXTS = ("BlockSparseAttention", "ClippedDistanceAttention", "SlidingWindowAttention")
 """Operators whose short texts do."""
 
+_SEQUENTIAL = (
+    "ChunkAttention",
+    "DisentangledAttention",
+    "FavorAttention",
+    "LSHAttention",
+    "LocalGlobalAttention",
+    "RelativeAttention",
+)
+"""Operators that are their sequential bodies, whatever the length of a text."""
+
 
 def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
     """Lower a portable graph.
@@ -44,7 +54,7 @@ def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
     lower_clipped_distance_attention(model)
     lower_sliding_window_attention(model)
     lower_block_sparse_attention(model)
-    for operator in ("ChunkAttention", "FavorAttention", "LSHAttention", "LocalGlobalAttention", "RelativeAttention"):
+    for operator in _SEQUENTIAL:
         use_sequential_bodies(model, operator)
     model.graph.opset_imports[CONTRIB_DOMAIN] = 1
     RemoveUnusedNodesPass()(model)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 __all__ = ["lower_block_sparse_attention"]
 
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.multi_head_attention import (
     Insertion,
@@ -18,6 +18,7 @@ from hdexport.graph.lowering.multi_head_attention import (
 from hdexport.graph.lowering.onnxruntime_cpu.sequential_bodies import sequential_node
 from hdexport.graph.lowering.onnxruntime_cpu.short_texts import ShortTexts
 from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
+from hdplugins.operators.block_sparse_attention.onnx_parts import longest_dense
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -35,7 +36,7 @@ def lower_block_sparse_attention(model: onnx_ir.Model) -> None:
         attributes = attributes_of(node)
         states = states_tokens_first(insertion, node)
         sparse = sequential_node(model, node, states)
-        longest = _longest_dense(attributes, listed=len(node.inputs) > 4)
+        longest = longest_dense(attributes, listed=len(node.inputs) > 4)
         if longest > 0:
             is_dense = short_texts.are_dense(insertion, node, longest)
             sparse = _choice(insertion, node, states, sparse, is_dense, name=f"blocks_{number}")
@@ -61,13 +62,3 @@ def _choice(
     to_heads = insertion.integers([0, 0, int(node.inputs[0].shape[1]), -1])
     split = ir.node("Reshape", [fused.outputs[0], to_heads])
     return choice(is_dense, then=[fused, split], otherwise=[sparse], name=name, dtype=ir.DataType.FLOAT)
-
-
-def _longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:
-    """Tokens up to which every query of a text sees every key once; 0 for none."""
-    # Queries of global blocks see every key. So do others that are no further from each other than a window reaches,
-    # unless something is seen again.
-    blocks = attributes["first_global"] + attributes["last_global"]
-    if not listed and attributes["first_repeats"] == 0:
-        blocks += attributes["window"] + 1
-    return int(max(attributes["dense_tokens"], attributes["block_size"] * blocks))

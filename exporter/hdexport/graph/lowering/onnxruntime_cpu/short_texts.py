@@ -16,6 +16,7 @@ from hdexport.graph.lowering.multi_head_attention import (
     fused_attention,
     replace_by_merged,
 )
+from hdexport.graph.passes.graph_nodes import group_of
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -67,13 +68,40 @@ def _fuse(insertion: Insertion, node: onnx_ir.Node, is_dense: onnx_ir.Value, *, 
     to_hidden, to_heads = insertion.integers([0, 0, -1]), insertion.integers([0, 0, int(query.shape[1]), -1])
     tokens_first = ir.node("Transpose", [query], {"perm": SWAP_HEADS_AND_TOKENS})
     merged_query = ir.node("Reshape", [tokens_first.outputs[0], to_hidden])
-    fused = fused_attention(node, [merged_query.outputs[0], key, value])
+    of_keys, of_values = (_heads_of_queries(insertion, node, state) for state in (key, value))
+    keys, values = ((nodes[-1].outputs[0] if nodes else state) for nodes, state in ((of_keys, key), (of_values, value)))
+    fused = fused_attention(node, [merged_query.outputs[0], keys, values])
     sparse = ir.node(node.op_type, node.inputs, attributes=node.attributes, domain=node.domain)
     attended = choice(
         is_dense,
-        then=[tokens_first, merged_query, fused, ir.node("Reshape", [fused.outputs[0], to_heads])],
+        then=[
+            tokens_first,
+            merged_query,
+            *of_keys,
+            *of_values,
+            fused,
+            ir.node("Reshape", [fused.outputs[0], to_heads]),
+        ],
         otherwise=[sparse, ir.node("Transpose", [sparse.outputs[0]], {"perm": SWAP_HEADS_AND_TOKENS})],
         name=name,
         dtype=ir.DataType.FLOAT,
     )
     replace_by_merged(insertion, node, insertion.op("Reshape", [insertion.insert(attended), to_hidden]))
+
+
+def _heads_of_queries(insertion: Insertion, node: onnx_ir.Node, state: onnx_ir.Value) -> list[onnx_ir.Node]:
+    """Nodes that repeat keys or values for each head of queries that shares them; none where each has its own.
+
+    The fused attention does not group heads. They belong into the branch: longer texts are not copied.
+    """
+    import onnx_ir as ir
+
+    group = group_of(node)
+    if group == 1:
+        return []
+    assert state.shape is not None
+    _, kv_heads, _, head_dim = state.shape
+    column = ir.node("Unsqueeze", [state, insertion.integers([2])])
+    repeated = ir.node("Expand", [column.outputs[0], insertion.integers([1, 1, group, 1, 1])])
+    split = insertion.integers([0, group * int(kv_heads), -1, int(head_dim)])
+    return [column, repeated, ir.node("Reshape", [repeated.outputs[0], split])]

@@ -21,7 +21,7 @@ __all__ = ["lower_sliding_window_attention"]
 from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.onnxruntime_cpu.short_texts import ShortTexts
-from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
+from hdexport.graph.passes.graph_nodes import attributes_of, group_of, operator_nodes
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -46,7 +46,12 @@ def _set_body(model: onnx_ir.Model, node: onnx_ir.Node) -> None:
     from hdplugins.operators.onnx_text import BlockOrder
     from hdplugins.operators.sliding_window_attention.onnx_function import function_of_node
 
-    body = function_of_node(inputs=len(node.inputs), attributes=attributes_of(node), order=BlockOrder.SEQUENTIAL)
+    body = function_of_node(
+        inputs=len(node.inputs),
+        attributes=attributes_of(node),
+        grouped=group_of(node) > 1,
+        order=BlockOrder.SEQUENTIAL,
+    )
     function = ir.serde.deserialize_function(body)
     assert function.identifier() == node.op_identifier()
     model.functions[function.identifier()] = function

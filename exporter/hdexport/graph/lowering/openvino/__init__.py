@@ -1,9 +1,9 @@
 """The graphs that OpenVINO runs fastest on a CPU.
 
-OpenVINO knows neither our domain nor functions, so that nothing of either is left: dense and windowed attention have
-forms that it fuses, other operators their parallel bodies, inlined. It reads no Scan whose body reads from around it;
-those of the bodies become loops. The graphs compute in float32, whatever the bundle's dtype: OpenVINO chooses the
-precision when it loads them. They read the portable graph's weights.
+OpenVINO knows neither our domain nor functions, so that nothing of either is left: dense, windowed and block-sparse
+attention have forms that it fuses, other operators their parallel bodies, inlined. It reads no Scan whose body reads
+from around it; those of the bodies become loops. The graphs compute in float32, whatever the bundle's dtype: OpenVINO
+chooses the precision when it loads them. They read the portable graph's weights.
 
 In half precision, OpenVINO rounds whatever is a float, so what counts tokens must be an integer: see
 `hdruntime.backends.openvino.devices.needs_float32` for the one operator that counts in floats.
@@ -15,6 +15,7 @@ __all__ = ["FUSED", "lower_for_openvino"]
 
 from typing import TYPE_CHECKING
 
+from hdexport.graph.lowering.openvino.block_sparse_attention import lower_block_sparse_attention
 from hdexport.graph.lowering.openvino.dense_attention import lower_dense_attention
 from hdexport.graph.lowering.openvino.functions import OPSET
 from hdexport.graph.lowering.openvino.sliding_window_attention import lower_sliding_window_attention
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     import onnx_ir
 
 
-FUSED = ("DenseAttention", "SlidingWindowAttention")
+FUSED = ("BlockSparseAttention", "DenseAttention", "SlidingWindowAttention")
 """Operators that this lowering computes with OpenVINO's fused attention; the others have their functions' bodies."""
 
 
@@ -43,7 +44,7 @@ def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
     from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
     widen_to_float32(model)
-    lowerings = (lower_dense_attention, lower_sliding_window_attention)
+    lowerings = (lower_dense_attention, lower_sliding_window_attention, lower_block_sparse_attention)
     differs = [lower(model, padded=padded) for lower in lowerings]
     # The bodies' operators mean the same in each opset from theirs on, and a graph has one.
     for function in model.functions.values():

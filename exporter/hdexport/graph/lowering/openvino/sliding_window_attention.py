@@ -10,7 +10,6 @@ from __future__ import annotations
 __all__ = ["lower_sliding_window_attention"]
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from hdexport.graph.lowering.multi_head_attention import (
@@ -19,9 +18,8 @@ from hdexport.graph.lowering.multi_head_attention import (
     replace_by_merged,
     states_tokens_first,
 )
-from hdexport.graph.lowering.openvino.functions import add_function
-from hdexport.graph.passes.graph_nodes import attributes_of, operator_nodes
-from hdplugins import ONNX_DOMAIN
+from hdexport.graph.lowering.openvino.functions import DOMAIN, SharedTables, add_function
+from hdexport.graph.passes.graph_nodes import attributes_of, group_of, operator_nodes
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -44,9 +42,10 @@ def lower_sliding_window_attention(model: onnx_ir.Model, *, padded: bool) -> boo
         whether there was one.
     """
     nodes = operator_nodes(model, "SlidingWindowAttention")
-    tables = _Tables(model)
+    tables = SharedTables(model)
     if nodes:
-        add_function(model, _ATTEND)
+        add_function(model, _ATTEND.format(name=_FUNCTION, **_ALONE))
+        add_function(model, _ATTEND.format(name=_FUNCTION_OF_GROUPS, **_GROUPED))
     for node in nodes:
         insertion = Insertion(node)
         attributes, token_kind = attributes_of(node), node.inputs[_TOKEN_KIND]
@@ -56,19 +55,41 @@ def lower_sliding_window_attention(model: onnx_ir.Model, *, padded: bool) -> boo
         heads = int(node.inputs[0].shape[1])
         dilation = list(attributes["dilation"])
         steps = dilation * (heads // len(dilation))
-        states = states_tokens_first(insertion, node)
-        reach = (attributes["left"], attributes["right"], attributes["global_bound"])
+        states, group = states_tokens_first(insertion, node), group_of(node)
+        reach = {"left": attributes["left"], "right": attributes["right"]}
+        text = _table_text(attributes["global_bound"])
         merged = []
         for step in sorted(set(steps)):
             of_step = [head for head in range(heads) if steps[head] == step]
-            table = tables.of(insertion, token_kind, *reach, step)
-            chosen = states if len(of_step) == heads else [_heads(insertion, state, of_step) for state in states]
-            merged.append(_attended(insertion, chosen, table, token_kind, step=step, scale=attributes["scale"]))
+            chosen, shared = states, group
+            if len(of_step) != heads:
+                chosen, shared = _states_of(insertion, states, of_step, group), 1
+            table = tables.of(insertion, text, [token_kind], outputs=3, attributes={**reach, "step": step})
+            if shared > 1:
+                *rows, bias = table
+                table = [*rows, *tables.of(insertion, _TILED.format(group=shared), [bias], outputs=1)]
+            name = _FUNCTION_OF_GROUPS if shared > 1 else _FUNCTION
+            merged.append(_attended(insertion, name, chosen, table, token_kind, step=step, scale=attributes["scale"]))
         attended = merged[0] if len(merged) == 1 else _joined(insertion, merged, steps)
         if padded:
             attended = insertion.op("Mul", [attended, tables.real(insertion, token_kind)])
         replace_by_merged(insertion, node, merge_heads(insertion, attended))
     return bool(nodes)
+
+
+def _table_text(bound: int) -> str:
+    """The function that makes rows of the queries and of the keys of each block, and what is added to their scores."""
+    joined = _JOINED_GLOBALS.format(bound=bound) if bound else _NO_GLOBALS
+    return _TABLE.format(name=f"WindowTables_global{bound}", block=_BLOCK, joined=joined)
+
+
+def _states_of(
+    insertion: Insertion, states: Sequence[onnx_ir.Value], heads: Sequence[int], group: int
+) -> list[onnx_ir.Value]:
+    """The states of some heads of queries, each with keys and values of its own."""
+    query, *others = states
+    own = [head // group for head in heads]
+    return [_heads(insertion, query, heads), *(_heads(insertion, state, own) for state in others)]
 
 
 def _heads(insertion: Insertion, state: onnx_ir.Value, heads: Sequence[int]) -> onnx_ir.Value:
@@ -78,6 +99,7 @@ def _heads(insertion: Insertion, state: onnx_ir.Value, heads: Sequence[int]) -> 
 
 def _attended(
     insertion: Insertion,
+    name: str,
     states: Sequence[onnx_ir.Value],
     table: Sequence[onnx_ir.Value],
     token_kind: onnx_ir.Value,
@@ -89,9 +111,7 @@ def _attended(
     import onnx_ir as ir
 
     attributes = {"step": step, "scale": scale}
-    return insertion.insert(
-        ir.node("WindowBlocks", [*states, *table, token_kind], attributes=attributes, domain=ONNX_DOMAIN)
-    )
+    return insertion.insert(ir.node(name, [*states, *table, token_kind], attributes=attributes, domain=DOMAIN))
 
 
 def _joined(insertion: Insertion, of_steps: Sequence[onnx_ir.Value], steps: Sequence[int]) -> onnx_ir.Value:
@@ -102,47 +122,16 @@ def _joined(insertion: Insertion, of_steps: Sequence[onnx_ir.Value], steps: Sequ
     return _heads(insertion, joined, [order.index(head) for head in range(len(steps))])
 
 
-@dataclass
-class _Tables:
-    """What layers alike share: nodes of the graph, made where the first layer needs them."""
-
-    model: onnx_ir.Model
-    _made: dict[tuple[object, ...], Sequence[onnx_ir.Value]] = field(default_factory=dict)
-    _real: dict[onnx_ir.Value, onnx_ir.Value] = field(default_factory=dict)
-
-    def of(
-        self, insertion: Insertion, token_kind: onnx_ir.Value, left: int, right: int, bound: int, step: int
-    ) -> Sequence[onnx_ir.Value]:
-        """Rows of the queries and of the keys of each block, and what is added to their scores."""
-        import onnx_ir as ir
-
-        wanted = (token_kind, left, right, bound, step)
-        if wanted not in self._made:
-            joined = _JOINED_GLOBALS.format(bound=bound) if bound else _NO_GLOBALS
-            name = f"WindowTables_global{bound}"
-            add_function(self.model, _TABLE.format(name=name, block=_BLOCK, joined=joined))
-            attributes = {"left": left, "right": right, "step": step}
-            node = ir.node(name, [token_kind], attributes=attributes, domain=ONNX_DOMAIN, num_outputs=3)
-            insertion.insert(node)
-            self._made[wanted] = tuple(node.outputs)
-        return self._made[wanted]
-
-    def real(self, insertion: Insertion, token_kind: onnx_ir.Value) -> onnx_ir.Value:
-        """[batch, tokens, 1, 1], float32, 0 for padding."""
-        import onnx_ir as ir
-
-        if token_kind not in self._real:
-            kinds = insertion.op("Cast", [token_kind], {"to": int(ir.DataType.BOOL)})
-            numbers = insertion.op("Cast", [kinds], {"to": int(ir.DataType.FLOAT)})
-            self._real[token_kind] = insertion.op("Unsqueeze", [numbers, insertion.integers([2, 3])])
-        return self._real[token_kind]
-
+# A block of heads that share keys is that of each of them after the other.
+_TILED = """WindowBiasOfGroup{group} (bias) => (tiled) {{
+    copies = Constant <value_ints = [1, 1, {group}, 1]> ()
+    tiled = Tile (bias, copies)
+}}"""
 
 # A row is every step-th token, one sequence per residue. Blocks are as many as there must be, and of one size. A span
 # that would begin before the text, or end behind it, is moved: so it is never longer than the text, and a text of one
 # block is attended to densely. query_rows are [blocks, block], key_rows [blocks, span].
-_TABLE = """
-{name} <left, right, step> (token_kind) => (query_index, key_index, bias) {{
+_TABLE = """{name} <left, right, step> (token_kind) => (query_index, key_index, bias) {{
     zero = Constant <value_int = 0> ()
     one = Constant <value_int = 1> ()
     zero_1d = Constant <value_ints = [0]> ()
@@ -260,24 +249,30 @@ _JOINED_GLOBALS = """
     all_bias = Concat <axis = -1> (window_bias, global_bias)
 """
 
+_FUNCTION, _FUNCTION_OF_GROUPS = "WindowBlocks", "WindowBlocksOfGroups"
+
 # Rows of the states of all texts are numbered through. block_sums are [batch * blocks * step, heads, block, head_dim].
 _ATTEND = """
-WindowBlocks <step, scale> (query, key, value, query_index, key_index, bias, token_kind) => (attended) {
+{name} <step, scale> (query, key, value, query_index, key_index, bias, token_kind) => (attended) {{
     any_1d = Constant <value_ints = [-1]> ()
     zero_1d = Constant <value_ints = [0]> ()
     one_1d = Constant <value_ints = [1]> ()
     head_shape = Shape <start = 2, end = 4> (query)
     row_shape = Concat <axis = 0> (any_1d, head_shape)
+    key_head_shape = Shape <start = 2, end = 4> (key)
+    key_row_shape = Concat <axis = 0> (any_1d, key_head_shape)
     query_rows = Reshape (query, row_shape)
-    key_rows = Reshape (key, row_shape)
-    value_rows = Reshape (value, row_shape)
+    key_rows = Reshape (key, key_row_shape)
+    value_rows = Reshape (value, key_row_shape)
     block_query = Gather <axis = 0> (query_rows, query_index)
     block_key = Gather <axis = 0> (key_rows, key_index)
     block_value = Gather <axis = 0> (value_rows, key_index)
     turned_query = Transpose <perm = [0, 2, 1, 3]> (block_query)
     turned_key = Transpose <perm = [0, 2, 1, 3]> (block_key)
     turned_value = Transpose <perm = [0, 2, 1, 3]> (block_value)
-    block_sums = Attention <scale: float = @scale> (turned_query, turned_key, turned_value, bias)
+    {grouped}
+    row_sums = Attention <scale: float = @scale> (rows_of_queries, turned_key, turned_value, bias)
+    {ungrouped}
     block_rows = Transpose <perm = [0, 2, 1, 3]> (block_sums)
     step = Constant <value_int: int = @step> ()
     step_1d = Unsqueeze (step, zero_1d)
@@ -290,5 +285,25 @@ WindowBlocks <step, scale> (query, key, value, query_index, key_index, bias, tok
     rows_and_more = Reshape (tokens_in_order, text_shape)
     tokens_1d = Shape <start = 1, end = 2> (token_kind)
     attended = Slice (rows_and_more, zero_1d, tokens_1d, one_1d)
-}
+}}
 """
+
+_ALONE = {
+    "grouped": "rows_of_queries = Identity (turned_query)",
+    "ungrouped": "block_sums = Identity (row_sums)",
+}
+
+# The queries of heads that share keys are rows of one product, so that no key is copied for each head.
+_GROUPED = {
+    "grouped": """
+    kv_heads = Shape <start = 2, end = 3> (key)
+    dim = Shape <start = 3, end = 4> (query)
+    grouped_shape = Concat <axis = 0> (zero_1d, kv_heads, any_1d, dim)
+    rows_of_queries = Reshape (turned_query, grouped_shape)
+""",
+    "ungrouped": """
+    heads = Shape <start = 2, end = 3> (query)
+    ungrouped_shape = Concat <axis = 0> (zero_1d, heads, any_1d, dim)
+    block_sums = Reshape (row_sums, ungrouped_shape)
+""",
+}

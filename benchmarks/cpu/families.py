@@ -1,0 +1,237 @@
+"""Every family on a CPU: what works, and how long its bundle takes beside PyTorch's model.
+
+Usage: python -m benchmarks.cpu.families [MODEL_TYPE ...] [--layers 2] [--lengths 512 4096] [--rounds 3] [--again]
+    [--output benchmarks/results/families.jsonl]
+
+The models have base shape as far as their configurations allow it (hidden size 768, 12 heads, feed-forward 3072) and
+random weights, on which speed does not depend. PyTorch's model is the library's own, by scaled_dot_product_attention
+where it has that, with as many positions as the bundle. Both give one text's vectors, which must agree.
+
+A model of one layer is built in float32 and verified, built in float16 and verified, and built for TensorRT-RTX, which
+needs no GPU. What fails is recorded with its reason.
+
+Families that the output has already are left out, so an interrupted run continues; --again measures them once more.
+`python docs/generate_models.py` makes docs/models.md of the output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.cpu.family_shapes import base_config
+from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE
+from benchmarks.cpu.targets import Figure, Run, Target, compare, figures_of, random_ids
+from benchmarks.record import append
+from hdexport.bench.measure.processes import run_process
+from hdexport.bench.results.result import Status
+from hdexport.families import SUPPORTED_MODEL_TYPES
+
+_MODULE = "benchmarks.cpu.families"
+_TOLERANCE = 1e-3
+_TIME_LIMIT_S = 1800.0
+_CHECKED_TOKENS = 1024
+_CHECKS = ("verified", "fp16", "engine")
+
+
+def main() -> int:
+    """Measure all families that are not recorded yet, or, in a child process, one case of one family."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("families", nargs="*", metavar="MODEL_TYPE", help="default: all")
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--again", action="store_true", help="also families that the output has")
+    parser.add_argument("--output", type=Path, help="append a JSON line per family to this file")
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--models", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(_case(options)))
+        return 0
+    recorded = set() if options.again else recorded_families(options.output)
+    failed = 0
+    for model_type in options.families or SUPPORTED_MODEL_TYPES:
+        if model_type not in recorded:
+            row = _measured(model_type, options)
+            failed += "ratios" not in row
+            print(f"{model_type}: {row.get('ratios') or row['failed']}, {row['checks']}")
+            append(options.output, row)
+    return 1 if failed else 0
+
+
+def recorded_families(output: Path | None) -> set[str]:
+    """Those that a file has figures of; what failed is tried again."""
+    if output is None or not output.exists():
+        return set()
+    rows = map(json.loads, output.read_text(encoding="utf-8").splitlines())
+    return {row["model_type"] for row in rows if "ratios" in row}
+
+
+def cases(lengths: list[int]) -> list[str]:
+    """What is timed: the bundle and the library's model at each length."""
+    return [f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE)]
+
+
+def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
+    """A family's row. What a child process cannot do stands in it as the reason."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = [model_type, "--models", folder, "--layers", str(options.layers)]
+        arguments += ["--lengths", *map(str, options.lengths)]
+        checks = {name: _outcome(name, arguments) for name in _CHECKS}
+        made = _outcome("build", arguments)
+        if made != "yes":
+            return {"benchmark": "cpu.families", "model_type": model_type, "failed": made, "checks": checks}
+        try:
+            result = compare(
+                _MODULE,
+                cases=cases(options.lengths),
+                targets=[
+                    Target(f"{BUNDLE} {tokens}", f"{HUGGING_FACE} {tokens}", Figure.LATENCY, 1.0)
+                    for tokens in options.lengths
+                ],
+                rounds=options.rounds,
+                arguments=arguments,
+                same_answers={
+                    f"{BUNDLE} {tokens}": (f"{HUGGING_FACE} {tokens}", _TOLERANCE) for tokens in options.lengths
+                },
+                model_type=model_type,
+                layers=options.layers,
+                lengths=options.lengths,
+                checks=checks,
+            )
+        except SystemExit as stopped:
+            # What `compare` says of a process that ends badly, and of a wrong answer.
+            reason = str(stopped.code)
+            return {"benchmark": "cpu.families", "model_type": model_type, "failed": reason, "checks": checks}
+    return result
+
+
+def _outcome(case: str, arguments: list[str]) -> str:
+    """Of a check in a process of its own: "yes", or why not."""
+    outcome = run_process(["-m", _MODULE, "--case", case, *arguments], time_limit_s=_TIME_LIMIT_S)
+    if outcome.status is Status.OK and outcome.output is not None:
+        return str(outcome.output["outcome"])
+    return f"no: {outcome.status.value}: {outcome.reason}"
+
+
+def _case(options: argparse.Namespace) -> Mapping[str, Any]:
+    name, _, tokens = options.case.partition(" ")
+    (model_type,) = options.families
+    if name in (BUNDLE, HUGGING_FACE):
+        load = _load_bundle if name == BUNDLE else _load_reference
+        return figures_of(load(options.models), random_ids(int(tokens), VOCAB_SIZE))
+    try:
+        made = {"build": _build, **dict.fromkeys(("verified", "fp16"), _verify), "engine": _build_engine}[name]
+        made(model_type, options)
+    except Exception as error:  # every reason is of interest, and none is this script's
+        return {"outcome": f"no: {type(error).__name__}: {str(error).splitlines()[0]}"}
+    return {"outcome": "yes"}
+
+
+def _save(model_type: str, folder: Path, *, layers: int) -> None:
+    import torch
+    import transformers
+
+    from hdexport.families import family_of
+    from hdexport.model.model_classes import model_from_config
+    from hdexport.model.tasks import Task
+
+    transformers.utils.logging.disable_progress_bar()
+    family = family_of(model_type)
+    torch.manual_seed(0)
+    model = model_from_config(base_config(model_type, layers=layers), family=family, task=Task.FEATURE_EXTRACTION)
+    model.save_pretrained(folder)
+
+
+def _build(model_type: str, options: argparse.Namespace) -> None:
+    from hdexport.build import BuildOptions, build
+
+    _save(model_type, options.models / HUGGING_FACE, layers=options.layers)
+    build(
+        BuildOptions(
+            model=options.models / HUGGING_FACE,
+            output=options.models / BUNDLE,
+            max_len=max(options.lengths),
+            alpha=0.4,
+            attention_scale="none",
+            verify=None,
+        )
+    )
+
+
+def _verify(model_type: str, options: argparse.Namespace) -> None:
+    from hdexport.build import BuildOptions, build
+    from hdexport.verify.grid import Grid
+
+    folder = options.models / options.case
+    _save(model_type, folder / HUGGING_FACE, layers=1)
+    build(
+        BuildOptions(
+            model=folder / HUGGING_FACE,
+            output=folder / BUNDLE,
+            max_len=_CHECKED_TOKENS,
+            precision="float16" if options.case == "fp16" else "float32",
+            alpha=0.4,
+            attention_scale="none",
+            verify=Grid.QUICK,
+        )
+    )
+
+
+def _build_engine(model_type: str, options: argparse.Namespace) -> None:
+    from hdexport.build import BuildOptions, build
+    from hdexport.engines.build import EngineOptions
+    from hdexport.graph.lowering.tensorrt import AttentionImpl
+    from hdruntime.bundle.manifest import Backend
+
+    folder = options.models / options.case
+    _save(model_type, folder / HUGGING_FACE, layers=1)
+    engines = EngineOptions(
+        flavours=(Backend.TENSORRT_RTX,), attention_impl=AttentionImpl.NATIVE, architectures=("sm86",)
+    )
+    build(
+        BuildOptions(
+            model=folder / HUGGING_FACE,
+            output=folder / BUNDLE,
+            max_len=_CHECKED_TOKENS,
+            precision="float16",
+            alpha=0.4,
+            attention_scale="none",
+            engines=engines,
+            verify=None,
+        )
+    )
+
+
+def _load_bundle(models: Path) -> Run:
+    import hdruntime
+
+    session = hdruntime.load(models / BUNDLE, backend="onnxruntime")
+    return lambda ids: session(input_ids=ids)["last_hidden_state"]
+
+
+def _load_reference(models: Path) -> Run:
+    import numpy as np
+
+    from hdexport.checkpoint import find_checkpoint
+    from hdexport.verify.pytorch_reference import reference_of
+    from hdruntime.bundle.manifest import Role
+    from hdruntime.bundle.reader import open_bundle
+
+    reference = reference_of(open_bundle(models / BUNDLE), find_checkpoint(models / HUGGING_FACE))
+
+    def run(ids: Any) -> Any:
+        inputs = reference.named({Role.IDS: ids, Role.MASK: np.ones_like(ids)}, {})
+        return reference.batch(inputs)["last_hidden_state"]
+
+    return run
+
+
+if __name__ == "__main__":
+    sys.exit(main())

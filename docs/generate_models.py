@@ -1,0 +1,102 @@
+"""Writes docs/models.md from the registry of families and a record of measurements: python docs/generate_models.py
+
+The record is what `python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` appends to; of a
+family, its last row counts.
+"""
+
+from __future__ import annotations
+
+__all__ = ["RECORD", "page"]
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
+
+RECORD = Path(__file__).parent.parent / "benchmarks" / "results" / "families.jsonl"
+
+_LENGTHS = (512, 4096)
+_OWN_WINDOWS = ("window", "local_global")
+"""Kinds of attention that are windows already."""
+
+_HEAD = """\
+# Model families
+
+Written by `python docs/generate_models.py` from `benchmarks/results/families.jsonl`, which
+`python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` fills; change these instead.
+
+What is checked is a random model of base shape against Hugging Face's own code (no published weights): `hdexport
+verify` in float32, in float16 by cosine, and a TensorRT-RTX engine that builds. Tests repeat the first two at every
+length around the family's boundaries, with every kind of padding, on tiny models. *Windows* says whether
+`--attention window:W` can take the place of the family's attention, or whether it has windows itself.
+
+The last columns are the latency of the bundle in ONNX Runtime over that of the library's model in PyTorch (by
+scaled_dot_product_attention where it has that), of one text on a CPU, in float32: below 1 the bundle is faster.
+"""
+
+
+def page(record: Path = RECORD) -> str:
+    """The page, Markdown.
+
+    Args:
+        record: JSON lines; families that are not in it have dashes.
+    """
+    rows = _last_rows(record)
+    columns = [f"{tokens} tokens" for tokens in _LENGTHS]
+    lines = ["| model type | verified | fp16 | windows | engine | " + " | ".join(columns) + " |"]
+    lines.append("|" + "---|" * (5 + len(_LENGTHS)))
+    lines += [_line(name, rows.get(name, {})) for name in SUPPORTED_MODEL_TYPES]
+    return "\n".join([_HEAD, *lines, "", *_remarks(rows)])
+
+
+def _last_rows(record: Path) -> dict[str, Mapping[str, Any]]:
+    if not record.exists():
+        return {}
+    rows = map(json.loads, record.read_text(encoding="utf-8").splitlines())
+    return {row["model_type"]: row for row in rows}
+
+
+def _line(model_type: str, row: Mapping[str, Any]) -> str:
+    checks = row.get("checks", {})
+    verified, fp16, engine = (_verdict(checks.get(name)) for name in ("verified", "fp16", "engine"))
+    ratios = {ratio["case"].rpartition(" ")[2]: ratio["median"] for ratio in row.get("ratios", [])}
+    figures = [f"{ratios[str(tokens)]:.2f}" if str(tokens) in ratios else "-" for tokens in _LENGTHS]
+    return f"| {model_type} | {verified} | {fp16} | {_windows(model_type)} | {engine} | {' | '.join(figures)} |"
+
+
+def _verdict(outcome: str | None) -> str:
+    return "-" if outcome is None else "yes" if outcome == "yes" else "no"
+
+
+def _windows(model_type: str) -> str:
+    family = family_of(model_type)
+    if family.why_not_converted is None:
+        return "yes"
+    has_own = family.own is not None and family.own.kind in _OWN_WINDOWS
+    return "its own" if has_own or "windows" in family.why_not_converted else "no"
+
+
+def _remarks(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Why a family has no yes, and what was measured where."""
+    lines = []
+    for model_type in SUPPORTED_MODEL_TYPES:
+        row = rows.get(model_type, {})
+        reasons = {name: said for name, said in row.get("checks", {}).items() if said != "yes"}
+        if "failed" in row:
+            reasons["measured"] = row["failed"]
+        lines += [f"* {model_type}, {name}: {said.removeprefix('no: ')}" for name, said in reasons.items()]
+    measured = [row for row in rows.values() if "cpu" in row]
+    machines = sorted({f"{row['cpu']}, {row['date'][:10]}, {row['layers']} layers" for row in measured})
+    if machines:
+        lines += ["", f"Measured on: {'; '.join(machines)}."]
+    return [*lines, ""] if lines else []
+
+
+def _write() -> None:
+    Path(__file__).with_name("models.md").write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    _write()

@@ -1,0 +1,1 @@
+"""Disentangled attention: scores of contents, and of contents with the distance between tokens, both ways."""

@@ -1,0 +1,183 @@
+"""Adapters that lie beside a checkpoint, a folder each, and their merging: LoRA as the library PEFT writes it.
+
+A low-rank adapter adds ``scale * B A`` to a weight, for a few rows A [rank, inputs] and columns B [outputs, rank], and
+is merged by that sum. Source: Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models" (2021).
+"""
+
+from __future__ import annotations
+
+__all__ = ["adapter_named", "adapter_remark", "adapters_of", "merge_adapter"]
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hdexport.checkpoint.weight_files import read_weights
+from hdexport.support.json_files import read_object, shown
+from hdruntime.errors import InputError, ModelError
+
+if TYPE_CHECKING:
+    import torch
+
+_CONFIG, _WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+"""Of the names of an adapter's weights, before that of the module in the model."""
+
+_LORA = re.compile(r"(?P<module>.+)\.lora_(?:(?P<embedding>embedding)_)?(?P<factor>[AB])(?:\.weight)?")
+
+_UNDERSTOOD = {
+    *("peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"),
+    # What was trained, and how: the weights' names say it, too.
+    *("target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "lora_dropout", "inference_mode"),
+    *("auto_mapping", "base_model_name_or_path", "megatron_core", "peft_version", "revision", "task_type"),
+    # How the library runs it.
+    *("ephemeral_gpu_offload", "qalora_group_size", "runtime_config"),
+}
+"""Keys of an adapter's configuration with any value; others must be empty, false or "none"."""
+
+_INITIALISATIONS = (True, False, None, "gaussian", "orthogonal", "eva")
+"""Starts of a training that leave the model's weights as they are."""
+
+
+def adapters_of(directory: Path) -> tuple[str, ...]:
+    """The names of a checkpoint's adapters: of its folders with an ``adapter_config.json``."""
+    return tuple(sorted(file.parent.name for file in directory.glob(f"*/{_CONFIG}")))
+
+
+def adapter_named(directory: Path, name: str, names: Sequence[str]) -> str:
+    """The adapter of that name. Dots, hyphens and underscores are one: ``retrieval.passage`` is ``retrieval_passage``.
+
+    Args:
+        directory: the checkpoint's.
+        name: as it was asked for.
+        names: of its adapters.
+
+    Raises:
+        InputError: the checkpoint has no such adapter; the message lists those there are.
+    """
+    for known in names:
+        if _plain(known) == _plain(name):
+            return known
+    if not names:
+        raise InputError(f"--adapter {name}: {directory} has no adapters, folders with an {_CONFIG}.\nLeave it out.")
+    raise InputError(f"--adapter {name} is not among the adapters of {directory}.\nChoose from: {', '.join(names)}.")
+
+
+def adapter_remark(directory: Path) -> str | None:
+    """A line on the adapters that were not asked for; None where there are none."""
+    names = adapters_of(directory)
+    if not names:
+        return None
+    return f"No adapter is merged, as transformers loads none by itself; --adapter takes one of {', '.join(names)}."
+
+
+def merge_adapter(model: torch.nn.Module, folder: Path) -> None:
+    """Add an adapter to the weights of a model, in place.
+
+    Args:
+        model: in float32.
+        folder: of the adapter.
+
+    Raises:
+        ModelError: it is not LoRA, does something that is not known here, or does not fit the model.
+    """
+    import torch
+
+    config = read_object(folder / _CONFIG)
+    _check(folder, config)
+    factors = _factors(folder)
+    with torch.no_grad():
+        for (name, is_embedding), pair in factors.items():
+            weight = _weight(model, name, folder)
+            if set(pair) != {"A", "B"}:
+                raise ModelError(f"{folder} has one of two factors of {shown(name)}.\nDownload the model again.")
+            first, second = pair["A"].to(weight.dtype), pair["B"].to(weight.dtype)
+            _check_shapes(folder, name, first, second, weight.T if is_embedding else weight)
+            change = second @ first * _scale(folder, config, name, rank=len(first))
+            weight += change.T if is_embedding else change
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[.-]", "_", name)
+
+
+def _check(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse adapters whose change of the weights is another sum."""
+    advice = "Merge it with PEFT first: merge_and_unload(), then save_pretrained()."
+    if config.get("peft_type") != "LORA":
+        raise ModelError(f"{folder / _CONFIG} has peft_type {shown(config.get('peft_type'))}; LORA fits.\n{advice}")
+    start = config.get("init_lora_weights")
+    others = {key: value for key, value in config.items() if key not in _UNDERSTOOD}
+    unknown = {key: value for key, value in others.items() if value not in (None, False, "none", [], {})}
+    if start not in _INITIALISATIONS:
+        unknown["init_lora_weights"] = start
+    if unknown:
+        key, value = next(iter(unknown.items()))
+        raise ModelError(f"{folder / _CONFIG} has {shown(key)} {shown(value)}, which is not supported.\n{advice}")
+
+
+def _factors(folder: Path) -> dict[tuple[str, bool], dict[str, torch.Tensor]]:
+    """(name of a module, whether it is an embedding) -> ``A`` and ``B``."""
+    file = folder / _WEIGHTS
+    if not file.is_file():
+        raise ModelError(
+            f"{folder} has no {_WEIGHTS}.\nDownload the model again, or convert a .bin file to safetensors."
+        )
+    found: dict[tuple[str, bool], dict[str, torch.Tensor]] = {}
+    for name, weight in read_weights(file).items():
+        match = _LORA.fullmatch(name.removeprefix(_PREFIX))
+        if match is None or weight.ndim != 2 or not weight.isfinite().all():
+            raise ModelError(
+                f"{file} holds {shown(name)}, which is no finite factor of a low-rank change.\n"
+                "Merge the adapter with PEFT first: merge_and_unload(), then save_pretrained()."
+            )
+        found.setdefault((match["module"], match["embedding"] is not None), {})[match["factor"]] = weight
+    if not found:
+        raise ModelError(f"{file} is empty.\nDownload the model again.")
+    return found
+
+
+def _weight(model: Any, name: str, folder: Path) -> torch.Tensor:
+    """The weight of a module, which the name may call from the encoder or from the model with a head."""
+    prefix = f"{model.base_model_prefix}."
+    for root, path in ((model, name), (model.base_model, name), (model.base_model, name.removeprefix(prefix))):
+        try:
+            weight: torch.Tensor = root.get_submodule(path).weight
+        except AttributeError:
+            continue
+        return weight
+    raise ModelError(
+        f"{folder} changes {shown(name)}, which a {type(model).__name__} does not have.\n"
+        "Check that the adapter belongs to this model and task."
+    )
+
+
+def _check_shapes(folder: Path, name: str, first: torch.Tensor, second: torch.Tensor, weight: torch.Tensor) -> None:
+    if len(first) != second.shape[1] or (len(second), first.shape[1]) != tuple(weight.shape):
+        raise ModelError(
+            f"{folder}: the factors of {shown(name)} are {list(second.shape)} and {list(first.shape)}, and its weight "
+            f"is {list(weight.shape)}.\nCheck that the adapter belongs to this model."
+        )
+
+
+def _scale(folder: Path, config: Mapping[str, Any], name: str, *, rank: int) -> float:
+    """Of a module's change: ``lora_alpha`` by the rank, or by its root."""
+    alpha = _of_module(config.get("alpha_pattern"), name, config.get("lora_alpha"))
+    said = _of_module(config.get("rank_pattern"), name, config.get("r"))
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)) or said != rank:
+        raise ModelError(
+            f"{folder / _CONFIG} has lora_alpha {shown(alpha)} and r {shown(said)} for {shown(name)}, whose factors "
+            f"have rank {rank}.\nDownload the adapter again."
+        )
+    return float(alpha) / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def _of_module(pattern: object, name: str, default: Any) -> Any:
+    """The value of the first key that a module's name ends with, as PEFT reads it."""
+    if isinstance(pattern, dict):
+        for key, value in pattern.items():
+            if re.fullmatch(rf"(.*\.)?({key})", name):
+                return value
+    return default

@@ -1,0 +1,69 @@
+"""EuroBERT: rotary positions, normalisation by the root mean square, and heads that share keys.
+
+Source: Boizard et al., "EuroBERT: Scaling Multilingual Encoders for European Languages" (2025).
+"""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.model.family import Family
+from hdexport.model.norms import use_root_mean_squares
+from hdexport.model.rotary_tables import use_rotary_tables
+from hdexport.model.tasks import ENCODER_TASKS, Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor) -> Any:
+    """A classifier's forward pass: its pooling in float32, and of real tokens only.
+
+    The original takes whatever stands at index 0 for the first token, and sums in the type of the model. ``late``
+    pools what the classifier makes of each token, the others what it is given.
+    """
+    from transformers.modeling_outputs import SequenceClassifierOutput
+
+    states = model.model(input_ids=input_ids, attention_mask=attention_mask).last_hidden_state
+    if model.classifier_pooling == "late":
+        logits = model.classifier(model.activation(model.dense(states)))
+        return SequenceClassifierOutput(logits=_mean(logits, attention_mask))
+    pooled = attention_mask
+    if model.classifier_pooling == "bos":
+        pooled = attention_mask * (attention_mask.cumsum(1) == 1)
+    mean = _mean(states, pooled).to(states.dtype)
+    return SequenceClassifierOutput(logits=model.classifier(model.activation(model.dense(mean))))
+
+
+def _mean(states: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Of the tokens of [batch, tokens, width] that a mask [batch, tokens] has 1 for: [batch, width], float32."""
+    weights = mask[..., None].float()
+    return (states.float() * weights).sum(1) / weights.sum(1).clamp(min=1)
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    from transformers import EuroBertForSequenceClassification
+
+    use_rotary_tables(model)
+    use_root_mean_squares(model)
+    if isinstance(model, EuroBertForSequenceClassification):
+        model.forward = functools.partial(_classify, model)
+
+
+FAMILY = Family(
+    model_types=("eurobert",),
+    # transformers has no class of its for questions.
+    tasks=tuple(task for task in ENCODER_TASKS if task is not Task.QUESTION_ANSWERING),
+    why_not_other_tasks="has no class in transformers",
+    learned_positions=False,
+    stretches_rotary=True,
+    embeddings=lambda model: model.base_model,
+    adapt=_adapt,
+    why_not_converted="transformers has no module of its layers alone, which another attention could wrap",
+    why_not_tuned="its positions are computed, and none is learned",
+)

@@ -1,0 +1,99 @@
+"""EmbeddingGemma, 1 (``gemma3_text``) and 2: windows on both sides, heads that share keys, two rotary bases.
+
+Both were trained in bfloat16, and their states go beyond float16's range, so that states are float32 between layers
+whatever the type of the weights.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+
+from hdexport.model.family import Family
+from hdexport.model.norms import use_root_mean_squares
+from hdexport.model.rotary_tables import use_rotary_tables
+from hdexport.model.tasks import Task
+from hdexport.model.wide_states import FromStates, InFloat32, IntoStates
+from hdruntime.errors import ModelError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _Embedding(torch.nn.Module):
+    """Vectors of words times the root of their width, in float32: rounded to bfloat16, 27.71 is 27.75."""
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.weight, self.factor = original.weight, float(original.scalar_embed_scale)
+
+    def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        """[batch, tokens, hidden_size]."""
+        return torch.nn.functional.embedding(input_ids, self.weight).float() * self.factor
+
+
+def _use_wide_states(base: Any) -> None:
+    """Make the states between layers float32, in place."""
+    base.embed_tokens = _Embedding(base.embed_tokens)
+    for layer in base.layers:
+        dtype = layer.mlp.up_proj.weight.dtype
+        for name in ("input_layernorm", "pre_feedforward_layernorm"):
+            setattr(layer, name, FromStates(getattr(layer, name), dtype))
+        layer.self_attn.o_proj = IntoStates(layer.self_attn.o_proj)
+        layer.mlp.down_proj = IntoStates(layer.mlp.down_proj)
+        if hasattr(layer, "ple_block"):
+            for name in ("per_layer_input_gate", "per_layer_projection"):
+                setattr(layer.ple_block, name, InFloat32(getattr(layer.ple_block, name)))
+    if hasattr(base, "ple"):
+        base.ple.per_layer_model_projection = InFloat32(base.ple.per_layer_model_projection)
+        base.norm = FromStates(base.norm, base.embedding_projection.weight.dtype)
+
+
+def _forward(
+    base: Any, original: Any, *args: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: Any
+) -> Any:
+    """Gemma 3's forward with masks made here: the library's come as functions that say causal or a window's width."""
+    config = base.config
+    make = functools.partial(
+        ALL_MASK_ATTENTION_FUNCTIONS[config._attn_implementation], attention_mask=attention_mask.bool()
+    )
+    # Its window ends one token earlier than those that the library gives by their width.
+    masks = {"full_attention": make(), "sliding_attention": make(local_size=config.sliding_window - 1)}
+    return original(*args, input_ids=input_ids, attention_mask=masks, use_cache=False, **others)
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    base: Any = model.base_model
+    if model.config.model_type == "gemma3_text":
+        if not model.config.use_bidirectional_attention:
+            raise ModelError(
+                "This gemma3_text attends to earlier tokens only, to generate text: its config.json has "
+                "use_bidirectional_attention false.\n"
+                "Use EmbeddingGemma, which attends to both sides, or a Qwen3-Embedding."
+            )
+        base.forward = functools.partial(_forward, base, base.forward)
+    use_rotary_tables(model)
+    use_root_mean_squares(model)
+    _use_wide_states(base)
+
+
+def _token_width(config: Any) -> int:
+    return int(config.hidden_size if config.model_type == "gemma3_text" else config.embedding_dim)
+
+
+FAMILY = Family(
+    model_types=("gemma3_text", "embedding_gemma2_text"),
+    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
+    why_not_other_tasks="is not what it was trained for",
+    learned_positions=False,
+    stretches_rotary=True,
+    token_width=_token_width,
+    embeddings=lambda model: model.base_model,
+    adapt=_adapt,
+    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
+)

@@ -1,0 +1,40 @@
+"""LUKE: RoBERTa's positions, and attention in code of its own, which reads the words of a text and no entities."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.attention.dense.node import DenseMask
+from hdexport.families.rembert import WHY_NOT_CONVERTED, SelfAttention, query_projections
+from hdexport.model.family import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class _WordAttention(SelfAttention):
+    """LUKE's attention among words, whose layers hand on what entities there are: none."""
+
+    def forward(  # type: ignore[override]
+        self, words: torch.Tensor, entities: None, attention_mask: DenseMask, *_: Any
+    ) -> tuple[torch.Tensor, None]:
+        return super().forward(words, attention_mask)
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    for layer in model.base_model.encoder.layer:
+        layer.attention.self = _WordAttention(layer.attention.self)
+
+
+FAMILY = Family(
+    model_types=("luke",),
+    padding_row=lambda config: int(config.pad_token_id),
+    adapt=_adapt,
+    has_sdpa=False,
+    query_projections=query_projections,
+    why_not_converted=WHY_NOT_CONVERTED,
+)

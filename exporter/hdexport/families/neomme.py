@@ -1,0 +1,49 @@
+"""NeoMME's text: windows of several widths, heads that share keys, and rotary positions of which texts use one axis.
+
+Its images are patches at places of two axes, of which a graph of texts has none.
+"""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.model.family import Family
+from hdexport.model.norms import RootMeanSquareNorm
+from hdexport.model.rotary_tables import use_rotary_tables
+from hdexport.model.tasks import Task
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def _use_norms(module: Any, width: int, *names: str) -> None:
+    """Replace normalisations without a weight, in place, by one operator of ONNX Runtime's, which takes ones."""
+    for name in names:
+        original = getattr(module, name)
+        setattr(module, name, RootMeanSquareNorm(original, weight=torch.ones(width), epsilon=original.eps))
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    base: Any = model.base_model
+    use_rotary_tables(model)
+    hidden_size, head_dim = model.config.hidden_size, model.config.head_dim
+    _use_norms(base, hidden_size, "embedding_norm", "final_norm")
+    for layer in base.layers:
+        _use_norms(layer, hidden_size, "input_layernorm", "post_attention_layernorm")
+        _use_norms(layer.self_attn, head_dim, "q_norm", "k_norm")
+
+
+FAMILY = Family(
+    model_types=("neomme",),
+    learned_positions=False,
+    stretches_rotary=True,
+    embeddings=lambda model: model.base_model,
+    adapt=_adapt,
+    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.FILL_MASK),
+    why_not_other_tasks="needs a head that transformers does not have for it",
+    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
+)

@@ -1,0 +1,73 @@
+"""NomicBERT: BERT with rotary positions, gated feed-forward networks and no biases.
+
+Source: Nussbaum et al., "Nomic Embed: Training a Reproducible Long Context Text Embedder" (2024).
+"""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from hdexport.families import gte
+from hdexport.support.json_files import shown
+from hdruntime.errors import ModelError
+
+_KEYS = {
+    "n_embd": "hidden_size",
+    "n_head": "num_attention_heads",
+    "n_layer": "num_hidden_layers",
+    "n_inner": "intermediate_size",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+"""Keys of the code that NomicBERT was published with -> those of transformers, which passes over the former."""
+
+_POSITIONS, _BASE = 2048, 10000.0
+"""Of that code, where a file does not say."""
+
+_COMPUTED = {
+    "activation_function": "swiglu",
+    "causal": False,
+    "mlp_fc1_bias": False,
+    "mlp_fc2_bias": False,
+    "moe_every_n_layers": 0,
+    "parallel_block": False,
+    "prenorm": False,
+    "qkv_proj_bias": False,
+    "rotary_emb_fraction": 1.0,
+    "rotary_emb_interleaved": False,
+    "rotary_emb_scale_base": None,
+    "rotary_scaling_factor": None,
+    "scale_attn_by_inverse_layer_idx": False,
+    "use_rms_norm": False,
+}
+"""What that code could also compute, and the only value with which transformers' computes the same."""
+
+
+def _newer_keys(config: Mapping[str, Any]) -> dict[str, Any]:
+    if "n_embd" not in config:
+        return {}
+    for key, value in _COMPUTED.items():
+        said = config.get(key, value)
+        if said != value and not (value in (0, False, None) and said in (0, False, None)):
+            raise ModelError(
+                f"config.json has {key} {shown(said)}; a nomic_bert of transformers has {shown(value)}.\n"
+                "Choose a checkpoint such as nomic-ai/nomic-embed-text-v1.5."
+            )
+    keys = {new: config[old] for old, new in _KEYS.items() if old in config}
+    heads = config.get("n_head")
+    width = (
+        config["n_embd"] // heads if isinstance(config["n_embd"], int) and isinstance(heads, int) and heads else None
+    )
+    base = config.get("rotary_emb_base", _BASE)
+    return keys | {
+        "hidden_act": "silu",
+        "head_dim": width,
+        "max_position_embeddings": config.get("max_trained_positions", _POSITIONS),
+        "rope_parameters": {"rope_type": "default", "rope_theta": base},
+    }
+
+
+FAMILY = dataclasses.replace(gte.FAMILY, model_types=("nomic_bert",), newer_keys=_newer_keys)

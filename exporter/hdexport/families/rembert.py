@@ -1,0 +1,58 @@
+"""RemBERT and Megatron-BERT: BERT's positions, and BERT's attention in code of their own."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY", "WHY_NOT_CONVERTED", "SelfAttention", "query_projections"]
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from hdexport.attention.dense.node import DenseMask
+from hdexport.model.family import Family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+WHY_NOT_CONVERTED = "transformers has code of its own for its attention, with which no other could be compared"
+
+
+class SelfAttention(torch.nn.Module):
+    """The original's projections around our operator.
+
+    Args:
+        original: with ``query``, ``key`` and ``value``, as BERT's attention has them.
+    """
+
+    def __init__(self, original: Any) -> None:
+        super().__init__()
+        self.query, self.key, self.value = original.query, original.key, original.value
+        self.head_dim = int(original.attention_head_size)
+
+    def forward(self, hidden_states: torch.Tensor, attention_mask: DenseMask, **_: Any) -> tuple[torch.Tensor, None]:
+        """[batch, tokens, width], and no weights."""
+        query, key, value = (
+            project(hidden_states).unflatten(2, (-1, self.head_dim)).transpose(1, 2)
+            for project in (self.query, self.key, self.value)
+        )
+        return attention_mask.attend(self, query, key, value, self.head_dim**-0.5).flatten(2), None
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    for layer in model.base_model.encoder.layer:
+        layer.attention.self = SelfAttention(layer.attention.self)
+
+
+def query_projections(model: PreTrainedModel) -> Sequence[tuple[torch.nn.Module, torch.nn.Module]]:
+    """Each layer's attention, and its projection of queries."""
+    return [(layer.attention.self, layer.attention.self.query) for layer in model.base_model.encoder.layer]
+
+
+FAMILY = Family(
+    model_types=("megatron-bert", "rembert"),
+    adapt=_adapt,
+    has_sdpa=False,
+    query_projections=query_projections,
+    why_not_converted=WHY_NOT_CONVERTED,
+)

@@ -1,0 +1,35 @@
+"""UltraBERT: rotary positions, windows around each token in most layers, and heads that share keys."""
+
+from __future__ import annotations
+
+__all__ = ["FAMILY"]
+
+import functools
+from typing import TYPE_CHECKING
+
+from hdexport.families.modernbert import classify
+from hdexport.model.family import Family
+from hdexport.model.norms import use_root_mean_squares
+from hdexport.model.rotary_tables import use_rotary_tables
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def _adapt(model: PreTrainedModel) -> None:
+    from transformers import UltrabertForSequenceClassification
+
+    use_rotary_tables(model)
+    use_root_mean_squares(model)
+    if isinstance(model, UltrabertForSequenceClassification):
+        model.forward = functools.partial(classify, model)
+
+
+FAMILY = Family(
+    model_types=("ultrabert",),
+    learned_positions=False,
+    stretches_rotary=True,
+    embeddings=lambda model: model.base_model,
+    adapt=_adapt,
+    why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
+)

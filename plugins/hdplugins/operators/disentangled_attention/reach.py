@@ -1,0 +1,15 @@
+"""Which reaches disentangled attention takes."""
+
+from __future__ import annotations
+
+__all__ = ["check_reach"]
+
+
+def check_reach(reach: int) -> None:
+    """Refuse a reach that leaves nothing to tell apart.
+
+    Raises:
+        ValueError: it is below 1.
+    """
+    if reach < 1:
+        raise ValueError(f"reach is {reach}; it must be 1 or more.")

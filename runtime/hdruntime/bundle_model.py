@@ -1,0 +1,145 @@
+"""What the classes behind the interface of sentence-transformers share: a session, and a tokenizer with its limit."""
+
+from __future__ import annotations
+
+__all__ = ["BundleModel", "progress"]
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+from hdruntime.backends.choice import CPU_BACKENDS
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import InputError
+from hdruntime.gpu.options import GpuOptions
+from hdruntime.session import load
+from hdruntime.text.prompts import prompts_of
+from hdruntime.text.tokenization import Overflow, TextTokenizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+
+class BundleModel:
+    """A loaded bundle with a tokenizer; also a context manager.
+
+    Args:
+        bundle: what :func:`open_bundle` returned.
+        max_seq_length: see the property; None for the model's own number.
+        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
+
+    Attributes:
+        prompts: name -> what goes before a text; by default the model's own.
+        default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
+
+    Raises:
+        BackendError: the backend cannot run here, or not this bundle.
+        InputError: the bundle has no tokenizer, or an option does not fit.
+    """
+
+    _samples: tuple[list[str], list[str] | None] = (["a"], None)
+    """The least input with a token of a text."""
+
+    def __init__(
+        self,
+        bundle: Bundle,
+        *,
+        max_seq_length: int | Literal["bundle"] | None,
+        backend: Backend | str,
+        threads: int | None,
+        precision: Precision | str,
+        device: str | None,
+        gpu: GpuOptions | None,
+    ) -> None:
+        info, settings = bundle.manifest.tokenizer, bundle.manifest.sentence
+        if info is None:
+            raise InputError(f"The bundle {bundle.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
+        self.prompts, self.default_prompt_name = prompts_of(bundle.manifest)
+        self._tokenizer_path = bundle.file(info.file)
+        self._session = load(bundle, backend, threads=threads, precision=precision, device=device, gpu=gpu)
+        if max_seq_length is None:
+            max_seq_length = min(settings.max_seq_length, self._session.max_len) if settings else "bundle"
+        try:
+            self._tokenizer = self._tokenizer_for(max_seq_length)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def max_seq_length(self) -> int:
+        """Tokens that a text is cut to without a message, special tokens included; by default the model's own number.
+
+        Set it to another number, or to ``"bundle"`` for all that the bundle serves.
+
+        Raises:
+            InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
+        """
+        return self._tokenizer.max_len
+
+    @max_seq_length.setter
+    def max_seq_length(self, tokens: int | Literal["bundle"]) -> None:
+        self._tokenizer = self._tokenizer_for(tokens)
+
+    @property
+    def tokenizer(self) -> Any:
+        """The bundle's ``tokenizers.Tokenizer``, which neither cuts nor pads."""
+        return self._tokenizer.whole
+
+    def close(self) -> None:
+        """Free the backend's memory; later calls raise BackendError."""
+        self._session.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _tokenizer_for(self, tokens: int | str) -> TextTokenizer:
+        most = self._session.max_len
+        tokenizer = TextTokenizer(self._tokenizer_path, max_len=most)
+        if tokens == "bundle":
+            return tokenizer
+        (sample,) = tokenizer.encode(*self._samples, overflow=Overflow.TRUNCATE)
+        fewest = 1 + sample.sequence_ids.count(None)
+        if not isinstance(tokens, int) or not fewest <= tokens <= most:
+            is_more = isinstance(tokens, int) and tokens > most
+            advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
+            raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
+        return TextTokenizer(self._tokenizer_path, max_len=tokens)
+
+    def _check_device(self, device: object) -> None:
+        here = "cpu" if self._session.backend in CPU_BACKENDS else "cuda"
+        if device is not None and str(device).partition(":")[0] != here:
+            raise InputError(
+                f"device is {str(device)!r}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
+                f"Leave it out, or choose another backend: {type(self).__name__}(bundle, backend=...)"
+            )
+
+
+@contextlib.contextmanager
+def progress(
+    total: int, description: str, *, shown: bool | None, logger: logging.Logger
+) -> Iterator[Callable[[int], None]]:
+    """A bar on stderr, which advances by what its function is given.
+
+    ``shown`` None is for where the logger is at INFO or DEBUG.
+    """
+    if not (logger.getEffectiveLevel() in (logging.INFO, logging.DEBUG) if shown is None else shown):
+        yield lambda steps: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda steps: bar.advance(task, steps)

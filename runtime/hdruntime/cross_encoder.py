@@ -1,0 +1,289 @@
+"""A reranker's bundle behind the interface of sentence-transformers: pairs in, scores out, the same numbers by default.
+
+::
+
+    from hdruntime import CrossEncoder
+
+    with CrossEncoder("my-bundle") as encoder:
+        scores = encoder.predict([("what is read?", "long documents"), ("who reads?", "nobody")])  # float32 [pairs]
+        best = encoder.rank("what is read whole?", ["short texts", "long documents"], top_k=1)
+
+Prompts, the length that pairs are cut to and the activation function are the model's own. What differs from
+``CrossEncoder`` there: only activation functions that are given as such need PyTorch, `CrossEncoder.max_seq_length` can
+be lifted to what the bundle serves, and documents that are longer can be read in pieces.
+"""
+
+from __future__ import annotations
+
+__all__ = ["CrossEncoder"]
+
+import functools
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle_model import BundleModel, progress
+from hdruntime.errors import InputError
+from hdruntime.gpu.options import GpuOptions
+from hdruntime.inference.pair_logits import PairOptions, check_query, pair_logits, ranked
+from hdruntime.optional import require
+from hdruntime.text.checks import checked_choice
+from hdruntime.text.classes import check_classifier, check_reranker, labels_of
+from hdruntime.text.prompts import chosen_prompt
+from hdruntime.text.scores import softmax
+from hdruntime.text.splitting import SplitPooling
+from hdruntime.text.tasks import Activation, activated
+from hdruntime.text.tokenization import Overflow
+
+logger = logging.getLogger(__name__)
+
+FloatArray = npt.NDArray[np.float32]
+
+ActivationFunction = Activation | str | Callable[[Any], Any]
+"""``sigmoid``, ``softmax``, ``identity``, or a function of tensors [pairs, labels], as ``torch.nn.Sigmoid()``."""
+
+
+class CrossEncoder(BundleModel):
+    """A loaded bundle that scores pairs of texts. Safe to call from several threads; also a context manager.
+
+    Args:
+        bundle: its directory, or what :func:`open_bundle` returned; its task is text-classification.
+        max_length: see `max_seq_length`; None for the model's own number.
+        activation_fn: makes scores of logits: ``sigmoid``, ``softmax``, ``identity``, or a function of PyTorch's
+            tensors, as ``torch.nn.Sigmoid()``. None: the model's own, else ``sigmoid`` for one label and ``identity``
+            for several.
+        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
+
+    Attributes:
+        activation_fn: as above.
+        prompts: name -> what goes before the first text of a pair; by default the model's own.
+        default_prompt_name: the prompt of pairs for which none is asked for; None for no prompt.
+
+    Raises:
+        BundleError: there is no bundle, or it is damaged or too new.
+        BackendError: the backend cannot run here, or not this bundle.
+        InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
+    """
+
+    _samples = (["a"], [""])
+
+    def __init__(
+        self,
+        bundle: Path | str | Bundle,
+        *,
+        max_length: int | Literal["bundle"] | None = None,
+        activation_fn: ActivationFunction | None = None,
+        backend: Backend | str = "auto",
+        threads: int | None = None,
+        precision: Precision | str = Precision.AUTO,
+        device: str | None = None,
+        gpu: GpuOptions | None = None,
+    ) -> None:
+        opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        check_classifier(opened.manifest)
+        if activation_fn is not None:
+            _checked_function(activation_fn)
+        self.num_labels = len(labels_of(opened.manifest))
+        own = opened.manifest.sentence
+        by_labels = Activation.SIGMOID if self.num_labels == 1 else Activation.IDENTITY
+        default = Activation(own.activation) if own and own.activation else by_labels
+        self.activation_fn: ActivationFunction = activation_fn or default
+        if max_length is None and own is None:
+            # As in sentence-transformers, which cuts pairs to the positions of the checkpoint.
+            max_length = min(opened.manifest.positions.base, opened.manifest.max_len)
+        super().__init__(
+            opened,
+            max_seq_length=max_length,
+            backend=backend,
+            threads=threads,
+            precision=precision,
+            device=device,
+            gpu=gpu,
+        )
+
+    def predict(
+        self,
+        inputs: Iterable[Sequence[str]] | Sequence[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        activation_fn: ActivationFunction | None = None,
+        apply_softmax: bool | None = False,
+        convert_to_numpy: bool = True,
+        convert_to_tensor: bool = False,
+        device: object = None,
+        *,
+        overflow: Overflow | str = Overflow.TRUNCATE,
+        stride: int = 0,
+        split_pooling: SplitPooling | str = SplitPooling.MAX,
+    ) -> Any:
+        """The scores of pairs, the same that sentence-transformers gives.
+
+        Args:
+            inputs: one pair of texts, or any number of them.
+            prompt_name: which of `prompts` goes before every first text; None for the default.
+            prompt: the prompt itself; ``prompt_name`` is then ignored.
+            batch_size: most pairs of a batch. None, the default, is as fast or faster: then the number of tokens
+                decides. The answers are the same.
+            show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
+            activation_fn: as of the class; None for that of the class.
+            apply_softmax: of several labels, make scores that sum to 1 of what the activation function gave.
+            convert_to_numpy: False for a list of PyTorch tensors.
+            convert_to_tensor: for one PyTorch tensor, in the CPU's memory.
+            device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
+            overflow: for a pair of more than `max_seq_length` tokens: ``truncate`` cuts the end of the longer text;
+                ``split`` cuts the second text into pieces, each of which is read with the whole first text; ``error``
+                refuses it.
+            stride: tokens that a piece of a split text repeats from the previous piece.
+            split_pooling: combines the pieces' logits: ``max``, or ``mean``, weighted by tokens.
+
+        Returns:
+            of a model of one label a number for one pair, and [pairs] for several; of others [labels] and
+            [pairs, labels]; float32.
+
+        Raises:
+            InputError: an input is not a pair of texts, the prompt is unknown, or an argument is invalid.
+            MissingDependencyError: a tensor is needed, and PyTorch is not installed.
+            NonFiniteOutputError: a score is NaN or infinite.
+            BackendError: the backend failed, or the encoder is closed.
+        """
+        pairs, is_one = _pairs_of(inputs)
+        self._check_call(batch_size, device)
+        from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
+        options = self._options(prompt_name, prompt, overflow, stride, split_pooling)
+        scores = self._scores(pairs, options, batch_size, show_progress_bar, activation_fn, name="inputs")
+        if apply_softmax and scores.ndim > 1 and len(scores):
+            scores = softmax(scores)
+        result: Any = scores
+        if from_numpy is not None:
+            result = from_numpy(scores) if convert_to_tensor else list(from_numpy(scores))
+        return result[0] if is_one else result
+
+    def rank(
+        self,
+        query: str,
+        documents: Sequence[str],
+        top_k: int | None = None,
+        return_documents: bool = False,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        activation_fn: ActivationFunction | None = None,
+        device: object = None,
+        *,
+        overflow: Overflow | str = Overflow.TRUNCATE,
+        stride: int = 0,
+        split_pooling: SplitPooling | str = SplitPooling.MAX,
+    ) -> list[dict[str, int | float | str]]:
+        """Documents by descending score of each with a query; for models of one label.
+
+        Args:
+            query: the first text of each pair.
+            documents: the second texts.
+            top_k: most documents that are returned; None for all.
+            return_documents: whether results have the documents' texts.
+            prompt_name, prompt, batch_size, show_progress_bar, activation_fn, device: as of :meth:`predict`.
+            overflow, stride, split_pooling: likewise.
+
+        Returns:
+            for each document a dict with ``corpus_id``, its place in ``documents``, ``score``, and ``text`` if asked
+            for.
+
+        Raises:
+            InputError: the model has several labels, or as :meth:`predict`.
+            MissingDependencyError, NonFiniteOutputError, BackendError: as :meth:`predict`.
+        """
+        check_reranker(self._session.manifest)
+        self._check_call(batch_size, device)
+        if isinstance(documents, str):
+            raise InputError("documents is one string; it must be a list of strings. Put it into a list: [text].")
+        options = self._options(prompt_name, prompt, overflow, stride, split_pooling)
+        check_query(query, self._tokenizer, options)
+        pairs = [(query, document) for document in documents]
+        scores = self._scores(pairs, options, batch_size, show_progress_bar, activation_fn, name="documents")
+        return ranked(scores, documents, top_k=top_k, return_documents=return_documents)
+
+    def _check_call(self, batch_size: int | None, device: object) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for what is fastest.")
+        self._check_device(device)
+
+    def _options(self, prompt_name: str | None, prompt: str | None, *splitting: Any) -> PairOptions:
+        overflow, stride, split_pooling = splitting
+        return PairOptions(
+            overflow=overflow,
+            stride=stride,
+            split_pooling=split_pooling,
+            prompt=chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt),
+        )
+
+    def _scores(
+        self,
+        pairs: list[tuple[str, str]],
+        options: PairOptions,
+        batch_size: int | None,
+        show_progress_bar: bool | None,
+        activation_fn: ActivationFunction | None,
+        *,
+        name: str,
+    ) -> FloatArray:
+        """float32 [pairs] of one label, else [pairs, labels]."""
+        function = _checked_function(activation_fn or self.activation_fn)
+        with progress(len(pairs), "Scoring", shown=show_progress_bar, logger=logger) as advance:
+            logits = pair_logits(
+                pairs,
+                self._tokenizer,
+                functools.partial(self._session.run_batches, batch_size=batch_size, outputs=["logits"]),
+                labels=self.num_labels,
+                options=options,
+                name=name,
+                on_done=advance,
+            )
+        if not len(logits):
+            return np.empty(0, np.float32)
+        if isinstance(function, Activation):
+            scores = activated(logits, function)
+        else:
+            scores = function(require("torch").from_numpy(logits)).detach().numpy().astype(np.float32)
+        return scores[:, 0] if self.num_labels == 1 and scores.ndim > 1 else scores
+
+
+def _checked_function(function: ActivationFunction) -> Activation | Callable[[Any], Any]:
+    if isinstance(function, str):
+        return checked_choice(Activation, function, option="activation_fn")
+    if not callable(function):
+        raise InputError(
+            f"activation_fn is of type {type(function).__name__}; it must be 'sigmoid', 'softmax', 'identity', or a "
+            "function of PyTorch's tensors."
+        )
+    return function
+
+
+def _pairs_of(inputs: object) -> tuple[list[tuple[str, str]], bool]:
+    """Pairs, and whether there was one alone, not in a list.
+
+    Raises:
+        InputError: an input is not a pair.
+    """
+    values = inputs.tolist() if isinstance(inputs, np.ndarray) else inputs
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(
+            f"inputs is of type {type(values).__name__}; it must be a pair of strings, or a list of pairs: "
+            "[(query, document)]."
+        )
+    found = list(values)
+    is_one = bool(found) and isinstance(found[0], str)
+    pairs = [found] if is_one else found
+    for place, pair in enumerate(pairs):
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise InputError(f"inputs[{place}] is {pair!r:.60}; it must be a pair of strings: (query, document).")
+    return [tuple(pair) for pair in pairs], is_one

@@ -1,0 +1,164 @@
+"""Answers to a question: the most probable spans of its context, over all pieces that the context is run in.
+
+Rajpurkar, Jia and Liang, "Know What You Don't Know: Unanswerable Questions for SQuAD", arXiv 1806.03822, for questions
+without an answer, and Hugging Face's question-answering pipeline for the score. In each piece, the probabilities of the
+first and the last token are shares of the context's tokens and of the special token before the question ([CLS]).
+Unlike there, a span that two pieces share has the higher of its scores instead of their sum, and a span is not widened
+to whole words.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MAX_ANSWER_TOKENS", "Answer", "AnswerOptions", "best_answers"]
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.errors import InputError
+from hdruntime.text.scores import shortest
+from hdruntime.text.splitting import SplitEncoding
+from hdruntime.text.tokenization import Encoding
+
+MAX_ANSWER_TOKENS = 30
+"""The longest answer; a longer span mostly is the start of one answer and the end of another."""
+
+_SPARE_SPANS = 10
+"""Spans of a piece beside twice those asked for, since tokens that are parts of one character have the same place."""
+
+FloatArray = npt.NDArray[np.float32]
+LogShares = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer: characters ``start`` to ``end`` (exclusive) of the context; empty if the context has none."""
+
+    answer: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """Which answers are given.
+
+    Attributes:
+        top_k: at most so many.
+        handle_impossible_answer: "The context has no answer" is an answer as well: the empty one. Its score is the
+            least of all pieces, in each the probability of [CLS] as the first token times that as the last.
+        max_answer_tokens: the longest answer.
+    """
+
+    top_k: int = 1
+    handle_impossible_answer: bool = False
+    max_answer_tokens: int = MAX_ANSWER_TOKENS
+
+    def check(self) -> None:
+        """Refuse numbers less than 1.
+
+        Raises:
+            InputError: naming the option.
+        """
+        for name in ("top_k", "max_answer_tokens"):
+            if (number := getattr(self, name)) < 1:
+                raise InputError(f"{name} is {number}; it must be 1 or more.")
+
+
+class _Span(NamedTuple):
+    """A candidate, in the order of preference: of equal scores the shortest, then the earliest."""
+
+    minus_log_score: float
+    tokens: int
+    start: int
+    end: int
+
+
+def best_answers(
+    split: SplitEncoding, outputs: Sequence[Mapping[str, FloatArray]], *, context: str, options: AnswerOptions
+) -> list[Answer]:
+    """The answers with the highest scores, best first.
+
+    An answer ends no earlier than it starts, and is within one piece: give pieces a stride of `max_answer_tokens`, and
+    no answer is cut.
+
+    Args:
+        split: question and context.
+        outputs: [pieces], each with ``start_logits`` and ``end_logits``, float32 [tokens of the piece].
+        context: the second text of the pair.
+        options: how many answers, and which.
+
+    Returns:
+        1 to ``top_k`` answers. Without tokens in the context it is the empty answer, with score 0, or 1 if impossible
+        answers are handled.
+
+    Raises:
+        InputError: the question has no token, or there is none before it to tell that there is no answer.
+    """
+    if 0 not in split.whole.sequence_ids:
+        raise InputError("The question has no tokens.")
+    has_null = split.whole.sequence_ids[0] is None
+    if options.handle_impossible_answer and not has_null:
+        raise InputError(
+            "The tokenizer puts no special token before the question, whose score would say that there is no answer.\n"
+            "Leave out handle_impossible_answer (--handle-impossible-answer)."
+        )
+    spans: dict[tuple[int, int], _Span] = {}
+    null_score = 0.0
+    for piece, values in zip(split.pieces, outputs, strict=True):
+        # Not by token types: RoBERTa models have none.
+        inside = [token for token, text in enumerate(piece.sequence_ids) if text == 1]
+        shared = [0] * has_null + inside
+        starts, ends = (_log_shares(values[name][shared]) for name in ("start_logits", "end_logits"))
+        if has_null:
+            null_score = min(null_score, float(starts[0] + ends[0]))
+        for span in _best_spans(starts[has_null:], ends[has_null:], piece, inside, options):
+            place = span.start, span.end
+            spans[place] = min(span, spans.get(place, span))
+    best = [
+        Answer(context[span.start : span.end], span.start, span.end, _score(-span.minus_log_score))
+        for span in sorted(spans.values())[: options.top_k]
+    ]
+    if options.handle_impossible_answer:
+        best.append(Answer("", 0, 0, _score(null_score)))
+        best = sorted(best, key=lambda answer: -answer.score)[: options.top_k]
+    return best or [Answer("", 0, 0, 0.0)]
+
+
+def _log_shares(logits: FloatArray) -> LogShares:
+    """Log-probabilities, float64 [candidates]."""
+    if not len(logits):
+        return np.zeros(0)
+    shifted = logits.astype(np.float64) - float(logits.max())
+    shares: LogShares = shifted - np.log(np.exp(shifted).sum())
+    return shares
+
+
+def _best_spans(
+    starts: LogShares, ends: LogShares, piece: Encoding, inside: Sequence[int], options: AnswerOptions
+) -> Iterator[_Span]:
+    """The best spans of the context's tokens in a piece, `inside`; enough for all answers that are asked for."""
+    tokens = len(inside)
+    longest = min(options.max_answer_tokens, tokens)
+    if not tokens:
+        return
+    # [tokens of the span - 1, its first token]; spans that would end after the piece have no chance.
+    sums = np.full((longest, tokens), -np.inf)
+    for extra in range(longest):
+        sums[extra, : tokens - extra] = starts[: tokens - extra] + ends[extra:]
+    if options.top_k == 1:
+        order = [int(np.argmax(sums))]
+    else:
+        order = np.argsort(-sums, axis=None, kind="stable")[: 2 * options.top_k + _SPARE_SPANS].tolist()
+    for extra, first in (divmod(place, tokens) for place in order):
+        if np.isfinite(sums[extra, first]):
+            start, end = piece.offsets[inside[first]][0], piece.offsets[inside[first + extra]][1]
+            yield _Span(-float(sums[extra, first]), extra + 1, start, end)
+
+
+def _score(log_score: float) -> float:
+    return shortest(np.float32(np.exp(log_score)))

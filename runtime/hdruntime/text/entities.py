@@ -1,0 +1,171 @@
+"""Entities: the parts of a text whose tokens have a label, in the text's characters."""
+
+from __future__ import annotations
+
+__all__ = ["Aggregation", "Entity", "EntityFinder", "continued_words", "entities"]
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+from typing import Any
+
+import numpy as np
+
+from hdruntime.bundle.manifest import Manifest
+from hdruntime.text.classes import labels_of
+from hdruntime.text.scores import shortest, softmax
+from hdruntime.text.tokenization import Encoding
+
+OUTSIDE_LABEL = "O"
+"""The label of tokens outside of entities, in the IOB schemes; such tokens are not listed."""
+
+
+class Aggregation(str, Enum):
+    """How tokens are grouped to entities; names as transformers' aggregation strategies."""
+
+    NONE = "none"
+    """Every token is an entity."""
+    SIMPLE = "simple"
+    """Adjacent tokens of one kind; ``B-`` begins a new entity."""
+    FIRST = "first"
+    """Adjacent words of one kind; a word has the label of its first token."""
+    MAX = "max"
+    """Adjacent words of one kind; a word has the label of its token with the highest score."""
+    AVERAGE = "average"
+    """Adjacent words of one kind; a word has the label with the highest mean score of its tokens."""
+
+
+@dataclass(frozen=True)
+class Entity:
+    """A token, or a group of them, with a label: characters ``start`` to ``end`` (exclusive) of the text."""
+
+    start: int
+    end: int
+    text: str
+    label: str
+    score: float
+
+
+class EntityFinder:
+    """Entities by a bundle's labels and tokenizer.
+
+    Args:
+        manifest: of the bundle.
+        tokenizer: a ``tokenizers.Tokenizer``, the bundle's.
+        aggregation: how tokens are grouped.
+    """
+
+    def __init__(self, manifest: Manifest, tokenizer: Any, aggregation: Aggregation) -> None:
+        self._labels, self._tokenizer, self._aggregation = labels_of(manifest), tokenizer, aggregation
+
+    def __call__(self, logits: np.ndarray, *, text: str, encoding: Encoding) -> list[Entity]:
+        """The entities of a text; see :func:`entities`.
+
+        Args:
+            logits: [tokens, labels], float32.
+            text: what was tokenised, of any length.
+            encoding: all its tokens.
+        """
+        return entities(
+            logits,
+            self._labels,
+            text=text,
+            encoding=encoding,
+            aggregation=self._aggregation,
+            continues=continued_words(self._tokenizer, encoding, text),
+        )
+
+
+def entities(
+    logits: np.ndarray,
+    labels: Sequence[str],
+    *,
+    text: str,
+    encoding: Encoding,
+    aggregation: Aggregation = Aggregation.NONE,
+    continues: Sequence[bool] = (),
+) -> list[Entity]:
+    """The parts of a text that have a label other than `OUTSIDE_LABEL`, in order; special tokens have none.
+
+    Equal to transformers' pipeline; the score of a group is the mean of its words' or tokens'.
+
+    Args:
+        logits: [tokens, labels], float32.
+        labels: [labels], names; ``B-PER`` begins a PER, ``I-PER`` continues it.
+        text: what was tokenised.
+        encoding: its tokens.
+        aggregation: how tokens are grouped.
+        continues: [tokens], whether a token continues the previous word; used only to find words.
+    """
+    scores = softmax(logits)
+    words: list[list[int]] = []
+    by_word = aggregation not in (Aggregation.NONE, Aggregation.SIMPLE)
+    for token, sequence in enumerate(encoding.sequence_ids):
+        if sequence is None:
+            continue
+        if by_word and words and continues[token]:
+            words[-1].append(token)
+        else:
+            words.append([token])
+    found: list[_Labelled] = []
+    for word in words:
+        of_word = _scores_of_word(scores[word], aggregation)
+        best = int(np.argmax(of_word))
+        start, end = encoding.offsets[word[0]][0], encoding.offsets[word[-1]][1]
+        found.append(_Labelled(start, end, labels[best], [of_word[best]]))
+    if aggregation is not Aggregation.NONE:
+        found = _groups(found)
+    return [
+        Entity(part.start, part.end, text[part.start : part.end], part.label, shortest(np.mean(part.scores)))
+        for part in found
+        if part.label != OUTSIDE_LABEL
+    ]
+
+
+def continued_words(tokenizer: Any, encoding: Encoding, text: str) -> list[bool]:
+    """[tokens], whether each continues the previous word, as in transformers' pipeline.
+
+    Args:
+        tokenizer: a ``tokenizers.Tokenizer``. If it marks continuations (``##ing``), these count; otherwise a space
+            before the token does.
+        encoding: the text's tokens.
+        text: what was tokenised.
+    """
+    model = tokenizer.model
+    unknown = getattr(model, "unk_token", None)
+    marks = bool(getattr(model, "continuing_subword_prefix", None))
+    found = []
+    for token_id, (start, end) in zip(encoding.input_ids, encoding.offsets, strict=True):
+        token = tokenizer.id_to_token(token_id)
+        spelt_otherwise = len(token) != end - start if marks else start > 0 and " " not in text[start - 1 : start + 1]
+        found.append(spelt_otherwise and token != unknown)
+    return found
+
+
+def _scores_of_word(scores: np.ndarray, aggregation: Aggregation) -> np.ndarray:
+    """[labels], from those of its tokens, [tokens, labels]."""
+    if aggregation is Aggregation.AVERAGE:
+        return np.asarray(scores.mean(axis=0))
+    return np.asarray(scores[scores.max(axis=1).argmax() if aggregation is Aggregation.MAX else 0])
+
+
+@dataclass(frozen=True)
+class _Labelled:
+    start: int
+    end: int
+    label: str
+    scores: list[np.float32]
+
+
+def _groups(found: Sequence[_Labelled]) -> list[_Labelled]:
+    """Neighbours of one kind as one; labels lose their ``B-`` and ``I-``."""
+    groups: list[_Labelled] = []
+    kind: str | None = None
+    for part in found:
+        begins, last_kind = part.label.startswith("B-"), kind
+        kind = part.label[2:] if part.label.startswith(("B-", "I-")) else part.label
+        if groups and kind == last_kind and not begins:
+            groups[-1] = replace(groups[-1], end=part.end, scores=groups[-1].scores + part.scores)
+        else:
+            groups.append(replace(part, label=part.label.split("-", 1)[-1]))
+    return groups

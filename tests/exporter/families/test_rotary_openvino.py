@@ -1,0 +1,41 @@
+"""Rotary positions in OpenVINO: one operator turns queries or keys, and answers are Hugging Face's."""
+
+from __future__ import annotations
+
+import pytest
+
+import hdruntime
+from hdruntime.optional import require
+from support.answers import ATOL, inputs_of
+from support.comparators import assert_close, assert_same_directions, named_case
+from support.needs import needs_openvino, openvino_computes_bfloat16
+from support.padded_batches import cases
+
+pytestmark = needs_openvino
+
+MODEL_TYPES = ("gte", "roformer")
+"""Of the library's own rotation, and of ours."""
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_queries_and_keys_are_turned_by_one_operator_each(tiny_bundles, model_type: str) -> None:
+    bundle = tiny_bundles(model_type, openvino=True)
+    compiled = require("openvino").Core().compile_model(bundle.path / "openvino.onnx", "CPU")
+    kinds = [node.get_rt_info()["layerType"].astype(str) for node in compiled.get_runtime_model().get_ops()]
+    assert kinds.count("RoPE") == 2 * bundle.manifest.num_layers
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=openvino_computes_bfloat16)])
+def test_openvino_answers_as_hugging_face(tiny_bundles, model_type: str, precision: str) -> None:
+    bundle = tiny_bundles(model_type, openvino=True)
+    with hdruntime.load(bundle.path, backend="openvino", threads=1, precision=precision) as session:
+        for tokens, name, input_ids, attention_mask in cases((1, 65, 300)):
+            feeds, real = inputs_of(bundle, input_ids, attention_mask), attention_mask == 1
+            got = session(**feeds)["last_hidden_state"][real]
+            expected = bundle.hugging_face(**feeds)["last_hidden_state"][real]
+            with named_case(f"{tokens} tokens", name):
+                if precision == "float32":
+                    assert_close(got, expected, atol=ATOL)
+                else:
+                    assert_same_directions(got, expected, cosine=0.999)

@@ -1,0 +1,59 @@
+"""A bundle gets graphs for OpenVINO and int8 later, from itself alone: those that a build writes."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from hdexport.cli import main
+from hdexport.quantize.options import Int8Options
+from hdexport.rebuild import RebuildOptions, rebuild
+from hdruntime.bundle.reader import open_bundle
+
+pytest.importorskip("openvino")
+
+OPENVINO = ["openvino.onnx", "openvino_unpadded.onnx"]
+
+
+def bytes_of(path: Path, names: list[str]) -> list[bytes]:
+    return [(path / name).read_bytes() for name in names]
+
+
+def test_graphs_for_openvino_are_those_of_a_build(tiny_bundles, tmp_path: Path) -> None:
+    plain, built = tiny_bundles("bert"), tiny_bundles("bert", openvino=True)
+    manifest = rebuild(RebuildOptions(bundle=plain.path, output=tmp_path / "new", openvino=True))
+    assert manifest == open_bundle(tmp_path / "new").manifest
+    assert manifest.graphs == built.manifest.graphs
+    assert bytes_of(tmp_path / "new", OPENVINO) == bytes_of(built.path, OPENVINO)
+    assert not any((plain.path / name).exists() for name in OPENVINO)
+
+
+def test_int8_replaces_int8_and_nothing_else(tiny_bundles, tmp_path: Path) -> None:
+    bundle = Path(shutil.copytree(tiny_bundles("bert", openvino=True).path, tmp_path / "bundle"))
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(f"the text number {number} is one of few" for number in range(8)))
+    options = RebuildOptions(bundle=bundle, output=bundle, int8=Int8Options(calibrate=texts))
+    before = open_bundle(bundle).manifest
+    once, twice = rebuild(options), rebuild(options)
+    assert once.graphs == twice.graphs
+    assert [graph for graph in twice.graphs if graph.dtype != "int8"] == list(before.graphs)
+    assert [graph.file for graph in twice.graphs if graph.dtype == "int8"] == [
+        "onnxruntime_cpu_int8.onnx", "openvino_int8.onnx", "openvino_unpadded_int8.onnx",
+    ]  # fmt: skip
+    assert {name: twice.files[name] for name in before.files} == before.files
+    # Graphs for OpenVINO are written again beside it.
+    again = rebuild(RebuildOptions(bundle=bundle, output=bundle, openvino=True))
+    assert set(again.graphs) == set(twice.graphs)
+    assert again.files == twice.files
+
+
+def test_options_of_engines_are_refused_where_only_graphs_are_added(
+    tiny_bundles, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(tiny_bundles("bert").path)
+    assert main(["rebuild", path, "--target", "openvino", "--sm", "89"]) == 1
+    assert "--sm describes an engine, but no engine is built: only graphs for CPUs are added" in capsys.readouterr().err
+    assert main(["rebuild", path, "--calibrate", "texts.txt"]) == 1
+    assert "--calibrate is for int8 graphs" in capsys.readouterr().err
