@@ -34,6 +34,7 @@ length around the family's boundaries, with every kind of padding, on tiny model
 
 The last columns are the latency of the bundle in ONNX Runtime over that of the library's model in PyTorch (by
 scaled_dot_product_attention where it has that), of one text on a CPU, in float32: below 1 the bundle is faster.
+A dash: not measured yet.
 """
 
 

@@ -159,7 +159,7 @@ def _plain_norms(model: torch.nn.Module) -> None:
 def _classify(model: Any, input_ids: torch.Tensor, attention_mask: torch.Tensor, **others: torch.Tensor) -> Any:
     """A classifier's forward: it reads the first real token, wherever padding is.
 
-    The original reads what stands at index 0. With padding on the left that is none, and sees padding itself.
+    The original reads what stands at index 0. With padding on the left that is padding, not a token of the text.
     """
     states = model.deberta(input_ids, attention_mask=attention_mask, **others).last_hidden_state
     is_first = attention_mask * (attention_mask.cumsum(1) == 1)  # [batch, tokens]
