@@ -187,13 +187,17 @@ def _verify(model_type: str, options: argparse.Namespace) -> None:
 def _build_engine(model_type: str, options: argparse.Namespace) -> None:
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
+    from hdexport.engines.profiles import profiles_from_options
     from hdexport.graph.lowering.tensorrt import AttentionImpl
     from hdruntime.bundle.manifest import Backend
 
     folder = options.models / options.case
     _save(model_type, folder / HUGGING_FACE, layers=1)
     engines = EngineOptions(
-        flavours=(Backend.TENSORRT_RTX,), attention_impl=AttentionImpl.NATIVE, architectures=("sm86",)
+        flavours=(Backend.TENSORRT_RTX,),
+        attention_impl=AttentionImpl.NATIVE,
+        profiles=profiles_from_options(_CHECKED_TOKENS, profiles=f"{_CHECKED_TOKENS}"),
+        architectures=("sm86",),
     )
     build(
         BuildOptions(
