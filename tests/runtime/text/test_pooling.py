@@ -60,7 +60,7 @@ def test_what_padding_holds_does_not_matter(pooling: Pooling, padding: float) ->
     states[mask == 0] = padding
     vectors = pooled(states, mask, pooling)
     assert vectors.dtype == np.float32
-    assert_close(vectors, expected, atol=0 if pooling in EXACT else 3e-7)
+    assert_close(vectors, expected, atol=0 if pooling in EXACT else 1e-7 if pooling is Pooling.MEAN else 3e-7)
 
 
 @pytest.mark.parametrize("pooling", Pooling)
