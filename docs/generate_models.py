@@ -1,7 +1,7 @@
 """Writes docs/models.md from the registry of families and a record of measurements: python docs/generate_models.py
 
 The record is what `python -m benchmarks.cpu.families --output benchmarks/results/families.jsonl` appends to; of a
-family, its last row counts.
+family, its last row of each kind counts.
 """
 
 from __future__ import annotations
@@ -55,8 +55,13 @@ def page(record: Path = RECORD) -> str:
 def _last_rows(record: Path) -> dict[str, Mapping[str, Any]]:
     if not record.exists():
         return {}
-    rows = map(json.loads, record.read_text(encoding="utf-8").splitlines())
-    return {row["model_type"]: row for row in rows}
+    rows: dict[str, dict[str, Any]] = {}
+    for row in map(json.loads, record.read_text(encoding="utf-8").splitlines()):
+        of_family = rows.setdefault(row["model_type"], {})
+        if "ratios" in row:
+            of_family.pop("failed", None)
+        of_family.update(row)
+    return rows
 
 
 def _line(model_type: str, row: Mapping[str, Any]) -> str:
@@ -89,7 +94,7 @@ def _remarks(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
             reasons["measured"] = row["failed"]
         lines += [f"* {model_type}, {name}: {said.removeprefix('no: ')}" for name, said in reasons.items()]
     measured = [row for row in rows.values() if "cpu" in row]
-    machines = sorted({f"{row['cpu']}, {row['date'][:10]}, {row['layers']} layers" for row in measured})
+    machines = sorted({f"{row['cpu']}, {row['date'][:10]}, layers: {row['layers']}" for row in measured})
     if machines:
         lines += ["", f"Measured on: {'; '.join(machines)}."]
     return [*lines, ""] if lines else []

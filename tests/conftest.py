@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import hdruntime  # noqa: F401 - before any test imports ONNX Runtime, whose telemetry it switches off
+from hdexport.families import SUPPORTED_MODEL_TYPES
 from hdplugins.tensorrt.link import provide_library_link
 from hdruntime.gpu.driver import gpus
 
@@ -69,9 +70,7 @@ def _variables_of_the_environment():
         os.environ.update(before)
 
 
-_MODEL_TYPE = re.compile(
-    r"[\[-](albert|bert|camembert|distilbert|electra|ernie|led|longformer|modernbert|mpnet|mt5|roberta|t5|umt5|xlm-roberta)\b"
-)
+_MODEL_TYPE = re.compile(rf"[\[-]({'|'.join(sorted(SUPPORTED_MODEL_TYPES, key=len, reverse=True))})\b")
 
 _SHARED_PROCESS = re.compile(
     r"tests/plugins/\w+/test_\w+_(kernel|plugin)\.py|tests/cli/test_(?:build|extend|run_survival)\.py"
@@ -105,6 +104,16 @@ _SECONDS = {
     "mt5": 15,
     "umt5": 15,
     "plugin": 30,
+    "tests/plugins/operators/test_relative_attention.py": 25,
+    "big_bird": 25,
+    "deberta-v2": 20,
+    "embedding_gemma2_text": 20,
+    "gemma3_text": 20,
+    "neomme": 20,
+    "ultrabert": 20,
+    "tests/exporter/quantize/test_bundle.py": 15,
+    "tests/cli/test_quality.py": 10,
+    "tests/plugins/operators/test_disentangled_attention.py": 10,
     "tests/exporter/attention/test_favor.py": 25,
     "tests/exporter/attention/test_longformer.py": 20,
     "tests/exporter/families/test_performer.py": 20,
@@ -115,6 +124,7 @@ _SECONDS = {
     "tests/runtime/test_sentence_encoder.py": 20,
     "tests/runtime/test_cross_encoder.py": 30,
     "tests/runtime/test_sentence_transformers.py": 40,
+    "tests/runtime/test_sentence_settings.py": 20,
     "tests/examples/test_tutorial.py": 20,
     "tests/test_readme.py": 20,
     "albert": 15,
@@ -123,21 +133,23 @@ _SECONDS = {
     "ernie": 15,
     "led": 15,
     "tests/cli/test_attention.py": 15,
-    "tests/cli/test_edges.py": 15,
+    "tests/cli/test_edges.py": 25,
     "tests/exporter/bench/test_roofline.py": 15,
     "tests/exporter/attention/test_sparse_engine.py": 20,
     "tests/exporter/test_build.py": 15,
-    "tests/plugins/kernels/test_aot.py": 20,
+    "tests/plugins/kernels/test_aot.py": 60,
     "tests/benchmarks/test_gpu_suite.py": 15,
     "camembert": 10,
     "tests/cli/test_rebuild.py": 10,
     "tests/exporter/verify/test_half_range.py": 10,
-    "tests/exporter/graph/test_repeated_layers.py": 10,
+    "tests/exporter/graph/test_repeated_layers.py": 30,
     "tests/exporter/verify/test_wrong_graphs.py": 10,
     "tests/runtime/jobs/test_folder.py": 10,
     "xlm-roberta": 10,
 }
-"""Scope of the scheduler -> about how many seconds it takes on a core; others take fewer than ten."""
+"""Scope of the scheduler -> about how many seconds it takes on a core; others but families take fewer than ten."""
+
+_SECONDS_OF_FAMILY = 10
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -163,7 +175,8 @@ def pytest_xdist_make_scheduler(config, log):
             super()._assign_work_unit(node)
 
         def _work(self, scope: str) -> float:
-            return _SECONDS.get(scope, min(len(self.workqueue[scope]) / 100, 9.0))
+            few = min(len(self.workqueue[scope]) / 100, 9.0)
+            return _SECONDS.get(scope, _SECONDS_OF_FAMILY if scope in SUPPORTED_MODEL_TYPES else few)
 
     config.option.loadscopereorder = False  # by the number of tests
     shuffled = not config.getoption("random_order_seed", "default:").startswith("default:")

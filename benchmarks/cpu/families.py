@@ -1,16 +1,16 @@
 """Every family on a CPU: what works, and how long its bundle takes beside PyTorch's model.
 
-Usage: python -m benchmarks.cpu.families [MODEL_TYPE ...] [--layers 2] [--lengths 512 4096] [--rounds 3] [--again]
-    [--output benchmarks/results/families.jsonl]
+Usage: python -m benchmarks.cpu.families [MODEL_TYPE ...] [--only checks|latency] [--layers 2] [--lengths 512 4096]
+    [--rounds 3] [--again] [--output benchmarks/results/families.jsonl]
 
 The models have base shape as far as their configurations allow it (hidden size 768, 12 heads, feed-forward 3072) and
 random weights, on which speed does not depend. PyTorch's model is the library's own, by scaled_dot_product_attention
 where it has that, with as many positions as the bundle. Both give one text's vectors, which must agree.
 
 A model of one layer is built in float32 and verified, built in float16 and verified, and built for TensorRT-RTX, which
-needs no GPU. What fails is recorded with its reason.
+needs no GPU. What fails is recorded with its reason. These checks want no quiet machine, and have rows of their own.
 
-Families that the output has already are left out, so an interrupted run continues; --again measures them once more.
+What the output has already is left out, so an interrupted run continues; --again does it once more.
 `python docs/generate_models.py` makes docs/models.md of the output.
 """
 
@@ -20,14 +20,14 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.cpu.family_shapes import base_config
 from benchmarks.cpu.models import BUNDLE, HUGGING_FACE, VOCAB_SIZE
 from benchmarks.cpu.targets import Figure, Run, Target, compare, figures_of, random_ids
-from benchmarks.record import append
+from benchmarks.record import append, now
 from hdexport.bench.measure.processes import run_process
 from hdexport.bench.results.result import Status
 from hdexport.families import SUPPORTED_MODEL_TYPES
@@ -35,14 +35,17 @@ from hdexport.families import SUPPORTED_MODEL_TYPES
 _MODULE = "benchmarks.cpu.families"
 _TOLERANCE = 1e-3
 _TIME_LIMIT_S = 1800.0
-_CHECKED_TOKENS = 1024
+_CHECKED_TOKENS = 640  # past the 512 positions of most families
 _CHECKS = ("verified", "fp16", "engine")
+_PARTS = {"checks": "checks", "latency": "ratios"}
+"""Part -> what its rows have."""
 
 
 def main() -> int:
     """Measure all families that are not recorded yet, or, in a child process, one case of one family."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("families", nargs="*", metavar="MODEL_TYPE", help="default: all")
+    parser.add_argument("--only", choices=_PARTS, help="default: both")
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--lengths", type=int, nargs="+", default=[512, 4096])
     parser.add_argument("--rounds", type=int, default=3)
@@ -54,23 +57,24 @@ def main() -> int:
     if options.case:
         print(json.dumps(_case(options)))
         return 0
-    recorded = set() if options.again else recorded_families(options.output)
     failed = 0
-    for model_type in options.families or SUPPORTED_MODEL_TYPES:
-        if model_type not in recorded:
-            row = _measured(model_type, options)
-            failed += "ratios" not in row
-            print(f"{model_type}: {row.get('ratios') or row['failed']}, {row['checks']}")
-            append(options.output, row)
+    for part in [options.only] if options.only else _PARTS:
+        recorded = set() if options.again else recorded_families(options.output, part)
+        for model_type in options.families or SUPPORTED_MODEL_TYPES:
+            if model_type not in recorded:
+                row = _checked(model_type) if part == "checks" else _measured(model_type, options)
+                failed += "failed" in row
+                print(f"{model_type}: {row.get('checks') or row.get('ratios') or row['failed']}")
+                append(options.output, row)
     return 1 if failed else 0
 
 
-def recorded_families(output: Path | None) -> set[str]:
-    """Those that a file has figures of; what failed is tried again."""
+def recorded_families(output: Path | None, part: str) -> set[str]:
+    """Those of which a file has a part; what failed is tried again."""
     if output is None or not output.exists():
         return set()
     rows = map(json.loads, output.read_text(encoding="utf-8").splitlines())
-    return {row["model_type"] for row in rows if "ratios" in row}
+    return {row["model_type"] for row in rows if _PARTS[part] in row}
 
 
 def cases(lengths: list[int]) -> list[str]:
@@ -78,15 +82,21 @@ def cases(lengths: list[int]) -> list[str]:
     return [f"{model} {tokens}" for tokens in lengths for model in (BUNDLE, HUGGING_FACE)]
 
 
+def _checked(model_type: str) -> dict[str, Any]:
+    """A family's row of checks, with the reasons of those that failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        outcomes = _outcomes("checks", [model_type, "--models", folder], of=_CHECKS)
+    return {"benchmark": "cpu.families", "model_type": model_type, "checked": now(), "checks": outcomes}
+
+
 def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A family's row. What a child process cannot do stands in it as the reason."""
+    """A family's row of latencies. What a child process cannot do stands in it as the reason."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [model_type, "--models", folder, "--layers", str(options.layers)]
         arguments += ["--lengths", *map(str, options.lengths)]
-        checks = {name: _outcome(name, arguments) for name in _CHECKS}
-        made = _outcome("build", arguments)
+        made = _outcomes("build", arguments, of=["build"])["build"]
         if made != "yes":
-            return {"benchmark": "cpu.families", "model_type": model_type, "failed": made, "checks": checks}
+            return {"benchmark": "cpu.families", "model_type": model_type, "failed": made}
         try:
             result = compare(
                 _MODULE,
@@ -103,21 +113,20 @@ def _measured(model_type: str, options: argparse.Namespace) -> dict[str, Any]:
                 model_type=model_type,
                 layers=options.layers,
                 lengths=options.lengths,
-                checks=checks,
             )
         except SystemExit as stopped:
             # What `compare` says of a process that ends badly, and of a wrong answer.
             reason = str(stopped.code)
-            return {"benchmark": "cpu.families", "model_type": model_type, "failed": reason, "checks": checks}
+            return {"benchmark": "cpu.families", "model_type": model_type, "failed": reason}
     return result
 
 
-def _outcome(case: str, arguments: list[str]) -> str:
-    """Of a check in a process of its own: "yes", or why not."""
+def _outcomes(case: str, arguments: list[str], *, of: Sequence[str]) -> dict[str, str]:
+    """Of what a process of its own does: "yes", or why not."""
     outcome = run_process(["-m", _MODULE, "--case", case, *arguments], time_limit_s=_TIME_LIMIT_S)
     if outcome.status is Status.OK and outcome.output is not None:
-        return str(outcome.output["outcome"])
-    return f"no: {outcome.status.value}: {outcome.reason}"
+        return {name: str(outcome.output[name]) for name in of}
+    return dict.fromkeys(of, f"no: {outcome.status.value}: {outcome.reason}")
 
 
 def _case(options: argparse.Namespace) -> Mapping[str, Any]:
@@ -126,12 +135,18 @@ def _case(options: argparse.Namespace) -> Mapping[str, Any]:
     if name in (BUNDLE, HUGGING_FACE):
         load = _load_bundle if name == BUNDLE else _load_reference
         return figures_of(load(options.models), random_ids(int(tokens), VOCAB_SIZE))
+    if name == "build":
+        return {"build": _outcome(lambda: _build(model_type, options))}
+    _save(model_type, options.models / name / HUGGING_FACE, layers=1)
+    return {check: _outcome(lambda check=check: _check(check, options)) for check in _CHECKS}  # type: ignore[misc]
+
+
+def _outcome(made: Callable[[], None]) -> str:
     try:
-        made = {"build": _build, **dict.fromkeys(("verified", "fp16"), _verify), "engine": _build_engine}[name]
-        made(model_type, options)
+        made()
     except Exception as error:  # every reason is of interest, and none is this script's
-        return {"outcome": f"no: {type(error).__name__}: {str(error).splitlines()[0]}"}
-    return {"outcome": "yes"}
+        return f"no: {type(error).__name__}: {str(error).splitlines()[0]}"
+    return "yes"
 
 
 def _save(model_type: str, folder: Path, *, layers: int) -> None:
@@ -165,50 +180,31 @@ def _build(model_type: str, options: argparse.Namespace) -> None:
     )
 
 
-def _verify(model_type: str, options: argparse.Namespace) -> None:
-    from hdexport.build import BuildOptions, build
-    from hdexport.verify.grid import Grid
-
-    folder = options.models / options.case
-    _save(model_type, folder / HUGGING_FACE, layers=1)
-    build(
-        BuildOptions(
-            model=folder / HUGGING_FACE,
-            output=folder / BUNDLE,
-            max_len=_CHECKED_TOKENS,
-            precision="float16" if options.case == "fp16" else "float32",
-            alpha=0.4,
-            attention_scale="none",
-            verify=Grid.QUICK,
-        )
-    )
-
-
-def _build_engine(model_type: str, options: argparse.Namespace) -> None:
+def _check(name: str, options: argparse.Namespace) -> None:
     from hdexport.build import BuildOptions, build
     from hdexport.engines.build import EngineOptions
     from hdexport.engines.profiles import profiles_from_options
     from hdexport.graph.lowering.tensorrt import AttentionImpl
+    from hdexport.verify.grid import Grid
     from hdruntime.bundle.manifest import Backend
 
-    folder = options.models / options.case
-    _save(model_type, folder / HUGGING_FACE, layers=1)
     engines = EngineOptions(
         flavours=(Backend.TENSORRT_RTX,),
         attention_impl=AttentionImpl.NATIVE,
         profiles=profiles_from_options(_CHECKED_TOKENS, profiles=f"{_CHECKED_TOKENS}"),
         architectures=("sm86",),
     )
+    folder = options.models / options.case
     build(
         BuildOptions(
             model=folder / HUGGING_FACE,
-            output=folder / BUNDLE,
+            output=folder / name,
             max_len=_CHECKED_TOKENS,
-            precision="float16",
+            precision="float32" if name == "verified" else "float16",
             alpha=0.4,
             attention_scale="none",
-            engines=engines,
-            verify=None,
+            engines=engines if name == "engine" else EngineOptions(),
+            verify=None if name == "engine" else Grid.QUICK,
         )
     )
 

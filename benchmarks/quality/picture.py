@@ -27,7 +27,7 @@ _PANEL_WIDTH, _ROW_HEIGHT, _SCALE = 205, 19, 1.5
 
 def picture(lines: Sequence[Line], corpus: str) -> alt.HConcatChart:
     """The panels of one corpus; variants from the best for later sentences to the worst."""
-    lines = [line for line in lines if line.facts.corpus == corpus]
+    lines = [line for line in lines if line.facts.corpus == corpus and not line.is_of_precisions]
     failed = [line for line in lines if _fails(line, lines)]
     lines = [line for line in lines if line not in failed]
     order = [_label(line) for line in sorted(lines, key=lambda line: -line.mrr("later").value)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BASELINE", "TITLES", "Facts", "Line", "read_lines"]
+__all__ = ["BASELINE", "PRECISIONS_RUNNER", "TITLES", "Facts", "Line", "read_lines"]
 
 import json
 from collections.abc import Mapping, Sequence
@@ -16,6 +16,9 @@ import numpy.typing as npt
 from hdexport.quality.ranking import Mean, mean_of, reciprocal_ranks
 
 BASELINE = "truncated"
+PRECISIONS_RUNNER = "openvino"
+"""The runner that has variants in other precisions than float32, and not those of positions."""
+
 TITLES = {"python": "Python's help", "debian": "Debian's documentation"}
 """Of the corpora."""
 
@@ -61,6 +64,16 @@ class Line:
     def of(line: Mapping[str, Any]) -> Line:
         """From a line of the file."""
         return Line(Facts(**line["facts"]), line["variant"], line["build"], line["ranks"], line)
+
+    @property
+    def precision(self) -> str:
+        """Of the session."""
+        return str(self.build.get("precision", "float32"))  # results of earlier days say nothing
+
+    @property
+    def is_of_precisions(self) -> bool:
+        """Whether it tells what precisions do, and not what positions do."""
+        return self.facts.runner == PRECISIONS_RUNNER
 
     def mrr(self, kind: str) -> Mean:
         """MRR@10 of a kind of query."""

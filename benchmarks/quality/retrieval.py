@@ -2,6 +2,8 @@
 
 Usage: python -m benchmarks.quality.retrieval [--corpus python] [--variants 'tile*' truncated] [--tuned DIR ...] -o FILE
 
+With `--runner openvino` the question is another one: what bfloat16 and int8 do to it.
+
 Documents have more tokens than all-MiniLM-L6-v2 was trained with, 512. A query has one right document among all of
 its corpus, and its rank counts. There are three kinds, as in `hdexport quality`:
 
@@ -18,12 +20,13 @@ from __future__ import annotations
 import argparse
 import fnmatch
 import hashlib
+import itertools
 import json
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +36,7 @@ import numpy.typing as npt
 import hdruntime
 from benchmarks.quality.corpora import CORPORA
 from benchmarks.quality.debian import cache_folder
-from benchmarks.quality.results import Line, read_lines
+from benchmarks.quality.results import PRECISIONS_RUNNER, Line, read_lines
 from benchmarks.record import append, command_line, now
 from benchmarks.texts import tokenizer_of
 from hdexport.bench.measure.calls import environment
@@ -61,7 +64,10 @@ CHUNKED = (("hierarchical", 0.05), ("tile", None), ("interpolate", None))
 CHUNK = 256
 """Tokens of a chunk, of which the best counts for its document."""
 
-_PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "numpy", "python")
+PRECISIONS = ("float32", "bfloat16", "int8")
+"""Of sessions in OpenVINO, the baseline first."""
+
+_PACKAGES = ("hdexport", "torch", "transformers", "onnxruntime", "openvino", "numpy", "python")
 _PAUSE_S = 30
 """Between lines of progress."""
 
@@ -80,6 +86,7 @@ class Variant:
         log_n: whether queries of attention are scaled.
         window: tokens on each side that attention sees; None for all.
         checkpoint: a tuned checkpoint; None for the model itself.
+        precision: of the session.
     """
 
     reading: str = Way.WHOLE.value
@@ -88,10 +95,15 @@ class Variant:
     log_n: bool = False
     window: int | None = None
     checkpoint: str | None = None
+    precision: str = "float32"
 
     @property
     def name(self) -> str:
         """As tables have it."""
+        return self._name_in_float32 + (f", {self.precision}" if self.precision != "float32" else "")
+
+    @property
+    def _name_in_float32(self) -> str:
         if self.checkpoint is not None:
             positions = f"tuned: {Path(self.checkpoint).name}"
         elif self.scheme == "none":
@@ -123,6 +135,13 @@ def main() -> int:
 
 def variants(options: argparse.Namespace) -> list[Variant]:
     """What is compared, the baseline first."""
+    if options.runner == PRECISIONS_RUNNER:
+        whole = Variant(scheme="hierarchical", alpha=0.05, log_n=True)
+        return [
+            replace(variant, precision=precision)
+            for variant in (Variant("truncated"), Variant("split"), whole)
+            for precision in PRECISIONS
+        ]
     plain = [Variant(scheme=scheme, alpha=alpha, log_n=log_n) for scheme, alpha in SCHEMES for log_n in (False, True)]
     windowed = [Variant(scheme=scheme, alpha=alpha, window=options.window) for scheme, alpha in WINDOWED]
     late = [Variant("late", scheme=scheme, alpha=alpha, log_n=True) for scheme, alpha in CHUNKED]
@@ -136,11 +155,12 @@ def _run_corpus(
     trained = checkpoint.base_positions
     tokenizer = tokenizer_of(checkpoint.path / "tokenizer.json")
     corpus = CORPORA[name](options.cache, lambda texts: list(map(len, tokenizer.encode_batch(texts))), trained=trained)
-    encoded = tokenizer.encode_batch(list(corpus.texts.values()))
+    texts = dict(itertools.islice(corpus.texts.items(), options.documents))
+    encoded = tokenizer.encode_batch(list(texts.values()))
     collection = collection_of(
-        list(corpus.texts.values()),
+        list(texts.values()),
         unread=unread_from([each.offsets for each in encoded], trained),
-        names=list(corpus.texts),
+        names=list(texts),
         sentences=options.sentences,
     )
     machine = environment()
@@ -153,12 +173,8 @@ def _run_corpus(
         "max_len": options.max_len,
         "runner": options.runner,
     }
-    done = (
-        {json.dumps([asdict(line.facts), line.build]) for line in read_lines(options.output)}
-        if options.output
-        else set()
-    )
-    missing = [each for each in chosen if json.dumps([facts, asdict(each)]) not in done]
+    done = {Variant(**line.build) for line in read_lines(options.output) if asdict(line.facts) == facts}
+    missing = [each for each in chosen if each not in done]
     print(
         f"{name}: {len(lengths)} documents, median {lengths[len(lengths) // 2]} tokens; {len(missing)} variants to run"
     )
@@ -166,7 +182,7 @@ def _run_corpus(
     for variant in missing:
         progress.variant = variant.name
         began = time.perf_counter()
-        bundle = _bundle_of(variant, checkpoint, folder, max_len=options.max_len)
+        bundle = _bundle_of(variant, checkpoint, folder, options)
         with _session(bundle, variant, checkpoint, options) as session:
             ranks = _ranks(session, variant, collection, trained, progress)
         progress.finished(time.perf_counter() - began)
@@ -189,14 +205,16 @@ def _run_corpus(
         print(Line.of(line).summary(), flush=True)
 
 
-def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, *, max_len: int) -> Path:
+def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, options: argparse.Namespace) -> Path:
     """Build a variant, unless another has built the same; graphs are compared with PyTorch by the tests, not here."""
     from hdexport.attention.kinds import attention_from_spec
     from hdexport.build import BuildOptions, build
     from hdexport.checkpoint.extension import read_extension
     from hdexport.model.positions import Scheme
+    from hdexport.quantize.options import Int8Options
 
-    built = {name: value for name, value in asdict(variant).items() if name != "reading"}
+    # One bundle has all precisions.
+    built = {name: value for name, value in asdict(variant).items() if name not in ("reading", "precision")}
     path = folder / hashlib.sha256(repr(built).encode()).hexdigest()
     if path.exists():
         return path
@@ -206,17 +224,20 @@ def _bundle_of(variant: Variant, checkpoint: Checkpoint, folder: Path, *, max_le
     scale: AttentionScale | None = "logn" if variant.log_n else "none"
     if extension is not None:  # as it was trained
         attention, scale = extension.attention, None
-    options = BuildOptions(
+    in_openvino = options.runner == PRECISIONS_RUNNER
+    build_options = BuildOptions(
         model=source,
         output=path,
-        max_len=source.base_positions if variant.scheme == "none" else max_len,
+        max_len=source.base_positions if variant.scheme == "none" else options.max_len,
         scheme=Scheme(variant.scheme),
         alpha=variant.alpha,
         attention_scale=scale,
         attention=attention_from_spec(attention),
+        openvino=in_openvino,
+        int8=Int8Options() if in_openvino else None,
         verify=None,
     )
-    build(options)
+    build(build_options)
     return path
 
 
@@ -227,8 +248,8 @@ def _source(variant: Variant, checkpoint: Checkpoint) -> Checkpoint:
 
 
 def _session(bundle: Path, variant: Variant, checkpoint: Checkpoint, options: argparse.Namespace) -> Session:
-    if options.runner == "onnxruntime":
-        return hdruntime.load(bundle, backend="onnxruntime", threads=options.threads)
+    if options.runner in ("onnxruntime", PRECISIONS_RUNNER):
+        return hdruntime.load(bundle, backend=options.runner, threads=options.threads, precision=variant.precision)
     import torch
 
     from benchmarks.quality.pytorch_runner import PyTorchRunner
@@ -338,12 +359,14 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--tuned", nargs="+", default=[], type=Path, metavar="DIR", help="tuned checkpoints")
     parser.add_argument("--max-len", type=int, default=4096, help="tokens of the extended models")
     parser.add_argument("--window", type=int, default=256, help="tokens on each side, of the windowed variants")
+    parser.add_argument("--documents", type=int, help="documents of each corpus, the first ones (default: all)")
     parser.add_argument("--sentences", type=int, default=4, help="later sentences per document")
     parser.add_argument(
         "--runner",
-        choices=["onnxruntime", "pytorch-bfloat16"],
+        choices=["onnxruntime", PRECISIONS_RUNNER, "pytorch-bfloat16"],
         default="onnxruntime",
-        help="the bundle in ONNX Runtime, or its model in PyTorch in bfloat16, faster on processors with AMX",
+        help="the bundle in ONNX Runtime, or in OpenVINO in each precision, or its model in PyTorch in bfloat16, fast "
+        "on processors with AMX",
     )
     parser.add_argument("--threads", type=int, help="CPU threads (default: the runner's choice)")
     parser.add_argument("--cache", type=Path, default=cache_folder(), help="folder that keeps Debian's packages")

@@ -1,13 +1,14 @@
 """Tables of the retrieval benchmark's results, as Markdown.
 
-Usage: python -m benchmarks.quality.tables FILE [--against VARIANT] [--write docs/positions.md]
+Usage: python -m benchmarks.quality.tables FILE [--precisions] [--against VARIANT] [--write docs/positions.md]
 
---write replaces what the page has between its two markers.
+--write replaces what the page has between its two markers. Results of `--runner openvino` are tables of their own, with
+--precisions: bfloat16 and int8 beside float32.
 """
 
 from __future__ import annotations
 
-__all__ = ["BEGIN", "END", "PAGE", "RESULTS", "markdown"]
+__all__ = ["BEGIN", "END", "PAGE", "PRECISIONS_PAGE", "RESULTS", "markdown"]
 
 import argparse
 import sys
@@ -16,16 +17,21 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.quality.results import BASELINE, TITLES, Line, read_lines
-from benchmarks.quality.retrieval import SCHEMES
+from benchmarks.quality.retrieval import PRECISIONS, SCHEMES
 from hdexport.quality.queries import KINDS
 
 RESULTS = Path("benchmarks/results/quality.jsonl")
-PAGE = Path("docs/positions.md")
+PAGE, PRECISIONS_PAGE = Path("docs/positions.md"), Path("docs/openvino.md")
 BEGIN, END = "<!-- begin: python -m benchmarks.quality.tables -->", "<!-- end of the tables -->"
 
 
 def markdown(lines: Sequence[Line], *, against: str = BASELINE) -> str:
-    """One table per corpus: MRR@10, and its difference from a variant with its interval of 95 %."""
+    """One table per corpus: MRR@10, and its difference from a variant with its interval of 95 %.
+
+    Args:
+        lines: results.
+        against: the variant's name. What was computed in bfloat16 or int8 is compared with itself in float32.
+    """
     comparable = [[line for line in lines if line.facts == facts] for facts in dict.fromkeys(it.facts for it in lines)]
     return "\n".join(text for table in comparable for text in _table(sorted(table, key=_order), against))
 
@@ -42,6 +48,7 @@ def _order(line: Line) -> tuple[Any, ...]:
         build["alpha"] or 0,
         build["log_n"],
         [BASELINE, "split", "chunks", "whole", "late"].index(build["reading"]),
+        PRECISIONS.index(line.precision),
     )
 
 
@@ -57,9 +64,15 @@ def _table(lines: Sequence[Line], against: str) -> Iterator[str]:
     yield "| | " + " | ".join(f"{kind} ({numbers[kind]})" for kind in KINDS) + " |"
     yield "|---" * (len(KINDS) + 1) + "|"
     for line in lines:
-        cells = [_cell(line, baseline, kind) for kind in KINDS]
+        other = baseline if line.precision == "float32" else _in_float32(line, lines)
+        cells = [_cell(line, other, kind) for kind in KINDS]
         yield f"| {line.variant} | " + " | ".join(cells) + " |"
     yield ""
+
+
+def _in_float32(line: Line, lines: Sequence[Line]) -> Line:
+    (found,) = (other for other in lines if other.build == {**line.build, "precision": "float32"})
+    return found
 
 
 def _cell(line: Line, baseline: Line, kind: str) -> str:
@@ -75,9 +88,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("results", type=Path, nargs="?", default=RESULTS, help="what the benchmark wrote")
     parser.add_argument("--against", default=BASELINE, metavar="VARIANT", help="what differences are taken from")
+    parser.add_argument("--precisions", action="store_true", help="the results of --runner openvino, not the others")
     parser.add_argument("--write", type=Path, metavar="PAGE", help="page with markers, to write the tables into")
     options = parser.parse_args()
-    tables = markdown(read_lines(options.results), against=options.against)
+    lines = [line for line in read_lines(options.results) if line.is_of_precisions == options.precisions]
+    tables = markdown(lines, against=options.against)
     if options.write is None:
         print(tables)
         return 0

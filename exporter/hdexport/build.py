@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from hdexport.attention.kind import OperatorNode, Setup, Subject
-from hdexport.attention.kinds import attention_records, attention_setups
+from hdexport.attention.kinds import attention_records, attention_setups, check_unseen_tokens
 from hdexport.checkpoint import Checkpoint, find_checkpoint
 from hdexport.checkpoint.extension import read_extension
 from hdexport.checkpoint.position_choice import PositionChoice, choose_positions
@@ -39,6 +39,7 @@ from hdruntime.bundle.manifest import (
     GraphFile,
     Manifest,
     Positions,
+    Role,
     TensorDtype,
     TensorSpec,
 )
@@ -50,7 +51,7 @@ from hdruntime.constants import (
     FORMAT_VERSION,
     PORTABLE_LOWERING,
 )
-from hdruntime.errors import InputError, VerificationError
+from hdruntime.errors import ExportError, InputError, VerificationError
 
 if TYPE_CHECKING:
     import onnx_ir
@@ -198,6 +199,13 @@ def _write_graphs(
     task = options.task or checkpoint.task()
     # Before the weights are read: what cannot be honoured is said at once.
     sentence = sentence_settings(checkpoint, task)
+    expansion = sentence.multi_vector.expansion if sentence and sentence.multi_vector else None
+    if expansion is not None and expansion.length > options.max_len:
+        raise InputError(
+            f"--max-len is {options.max_len}, and the model expands every query to {expansion.length} tokens.\n"
+            f"Give {expansion.length} or more."
+        )
+    sees_all = expansion is None or expansion.attend
     choice = choose_positions(
         checkpoint,
         task=task,
@@ -216,8 +224,16 @@ def _write_graphs(
     for setup in setups.values():
         setup.write(directory)
     progress.step(f"Tracing {checkpoint.config['model_type']} for {task.value}, {options.precision}")
-    pools_prompts = sentence is None or sentence.include_prompt
-    module = _graph_module(model, checkpoint, task, setups, options, query_scale, pools_prompts=pools_prompts)
+    module = _graph_module(
+        model,
+        checkpoint,
+        task,
+        setups,
+        options,
+        query_scale,
+        pools_prompts=sentence is None or sentence.include_prompt,
+        sees_all=sees_all,
+    )
     parameters = sum(parameter.numel() for parameter in module.parameters())
     portable = _export(module, directory, options)
     progress.step("Lowering for ONNX Runtime")
@@ -336,9 +352,10 @@ def _graph_module(
     query_scale: LogScale | None,
     *,
     pools_prompts: bool,
+    sees_all: bool,
 ) -> GraphModule:
     from hdexport.attention.interface import use_operators
-    from hdexport.checkpoint.sentence_pooling import sentence_head
+    from hdexport.checkpoint.heads import task_head
     from hdexport.model.activations import fuse_gelu
     from hdexport.model.graph_module import GraphModule, graph_inputs
     from hdexport.model.precision import Precision, cast_model
@@ -365,11 +382,12 @@ def _graph_module(
             has_token_types=has_token_types,
             token_type_separator_id=family.token_type_separator_id(model.config, task),
             pools_prompts=pools_prompts,
+            sees_all=sees_all,
             others=[spec for setup in setups.values() for spec in setup.inputs],
         ),
         folded_token_types=folded_token_types,
         folded_positions=folded_positions,
-        pooling=sentence_head(checkpoint.path, task, hidden_size=family.token_width(model.config)),
+        head=task_head(checkpoint.path, task, hidden_size=family.token_width(model.config)),
         memories=memories,
     ).eval()
 
@@ -381,12 +399,19 @@ def _export(module: GraphModule, directory: Path, options: BuildOptions) -> onnx
 
     from hdexport.graph.passes.attach_functions import attach_functions
     from hdexport.graph.passes.lay_out_weights import lay_out_weights
+    from hdexport.graph.passes.pool_in_blocks import pools_products
     from hdexport.graph.tracing import trace
 
     model = trace(module, max_len=options.max_len, vocab_size=module.model.config.vocab_size)
     attach_functions(model)
     ClearMetadataAndDocStringPass()(model)
     lay_out_weights(model)
+    if module.head is not None and module.head.pools_wide_values and not pools_products(model):
+        raise ExportError(
+            f"The graph of a {module.model.config.model_type} pools no product of tokens with a weight, so that logits "
+            "of all tokens would be in memory at once.\n"
+            "Please report the model and the versions that `hdexport doctor` prints."
+        )
     model.producer_name = "hdexport"
     path = directory / _PORTABLE_FILE
     ir.save(model, path, external_data=_WEIGHTS_FILE, size_threshold_bytes=_INLINE_BYTES)
@@ -416,6 +441,7 @@ def _lower(portable: onnx_ir.Model, directory: Path, options: BuildOptions, *, l
     from hdexport.graph.lowering.onnxruntime_cuda import lower_for_onnxruntime_cuda
     from hdexport.graph.lowering.openvino.graph_files import write_openvino_graphs
     from hdexport.graph.passes.chunk_feed_forward import chunk_feed_forward
+    from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 
     dtype = options.precision
     graphs = [GraphFile(file=_PORTABLE_FILE, lowering=PORTABLE_LOWERING, dtype=dtype)]
@@ -424,7 +450,8 @@ def _lower(portable: onnx_ir.Model, directory: Path, options: BuildOptions, *, l
         chunked = chunk_feed_forward(for_gpu, tokens=options.ffn_chunk, layers=layers)
     ir.save(lower_for_onnxruntime_cpu(for_gpu.clone()), directory / _CPU_FILE)
     graphs.append(GraphFile(file=_CPU_FILE, lowering=CPU_LOWERING, dtype="float32"))
-    if lower_for_onnxruntime_cuda(for_gpu) or chunked:
+    pooled = pool_in_blocks(for_gpu)
+    if lower_for_onnxruntime_cuda(for_gpu) or chunked or pooled:
         ir.save(for_gpu, directory / _CUDA_FILE)
         graphs.append(GraphFile(file=_CUDA_FILE, lowering=CUDA_LOWERING, dtype=dtype))
     if options.openvino:
@@ -446,6 +473,8 @@ def _describe(
 
     config, task = module.model.config, module.task
     nodes = [OperatorNode(operator_of(node).name, attributes_of(node)) for node in operator_nodes(portable)]
+    if any(spec.role is Role.ATTENDED for spec in module.inputs):
+        check_unseen_tokens(setups, nodes, model_type=checkpoint.config["model_type"])
     labelled = task in (Task.TEXT_CLASSIFICATION, Task.TOKEN_CLASSIFICATION)
     return Manifest(
         format_version=FORMAT_VERSION,

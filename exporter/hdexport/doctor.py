@@ -62,7 +62,7 @@ print(json.dumps({"version": module.__version__, "providers": providers}))
 
 _LOAD_OPENVINO = """
 import json
-from hdruntime.backends.choice import prefers_openvino_here
+from hdruntime.backends.cpu_choice import prefers_openvino_here
 from hdruntime.backends.openvino.devices import chosen_device, new_core
 from hdruntime.optional import require
 version, core = require("openvino").__version__, new_core()

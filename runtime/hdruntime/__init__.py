@@ -37,6 +37,7 @@ __all__ = [
     "Manifest",
     "MissingDependencyError",
     "ModelError",
+    "MultiVectorEncoder",
     "NonFiniteOutputError",
     "OutOfMemoryError",
     "OutputExistsError",
@@ -44,6 +45,8 @@ __all__ = [
     "Segment",
     "SentenceEncoder",
     "Session",
+    "SparseEncoder",
+    "SparseVector",
     "TextChunks",
     "VerificationError",
     "__version__",
@@ -85,11 +88,14 @@ if TYPE_CHECKING:
     from hdruntime.cross_encoder import CrossEncoder
     from hdruntime.gpu.options import GpuOptions
     from hdruntime.inference.streaming import DocumentStream, Segment
+    from hdruntime.multi_vector_encoder import MultiVectorEncoder
     from hdruntime.sentence_encoder import SentenceEncoder
     from hdruntime.session import Session, load
+    from hdruntime.sparse_encoder import SparseEncoder
     from hdruntime.text.answers import Answer
     from hdruntime.text.chunking import TextChunks
     from hdruntime.text.entities import Entity
+    from hdruntime.text.sparse import SparseVector
     from hdruntime.text.tokenization import Encoding
 
 # ONNX Runtime 1.29 and newer keeps a queue of events in the home directory, names of models and texts of errors among
@@ -107,10 +113,13 @@ _MODULE_OF_NAME = {
     "Entity": "hdruntime.text.entities",
     "GpuOptions": "hdruntime.gpu.options",
     "Manifest": "hdruntime.bundle.manifest",
+    "MultiVectorEncoder": "hdruntime.multi_vector_encoder",
     "Precision": "hdruntime.backends.precision",
     "Segment": "hdruntime.inference.streaming",
     "SentenceEncoder": "hdruntime.sentence_encoder",
     "Session": "hdruntime.session",
+    "SparseEncoder": "hdruntime.sparse_encoder",
+    "SparseVector": "hdruntime.text.sparse",
     "TextChunks": "hdruntime.text.chunking",
     "load": "hdruntime.session",
     "open_bundle": "hdruntime.bundle.reader",

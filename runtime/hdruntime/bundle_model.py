@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-__all__ = ["BundleModel", "progress"]
+__all__ = ["BundleModel", "checked_texts", "progress"]
 
 import contextlib
+import functools
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
-from hdruntime.backends.choice import CPU_BACKENDS
+from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
+from hdruntime.inference.scheduling import BatchResult
 from hdruntime.session import load
 from hdruntime.text.prompts import prompts_of
-from hdruntime.text.tokenization import Overflow, TextTokenizer
+from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+
+_WINDOW_TEXTS = 4096
+_WINDOW_CHARACTERS = 2_000_000
+"""What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 
 class BundleModel:
@@ -59,7 +66,9 @@ class BundleModel:
         if info is None:
             raise InputError(f"The bundle {bundle.path} has no tokenizer.\nUse hdruntime.load, and give it input_ids.")
         self.prompts, self.default_prompt_name = prompts_of(bundle.manifest)
-        self._tokenizer_path = bundle.file(info.file)
+        self._new_tokenizer = functools.partial(
+            TextTokenizer, bundle.file(info.file), template=bundle.manifest.pair_template
+        )
         self._session = load(bundle, backend, threads=threads, precision=precision, device=device, gpu=gpu)
         if max_seq_length is None:
             max_seq_length = min(settings.max_seq_length, self._session.max_len) if settings else "bundle"
@@ -106,7 +115,7 @@ class BundleModel:
 
     def _tokenizer_for(self, tokens: int | str) -> TextTokenizer:
         most = self._session.max_len
-        tokenizer = TextTokenizer(self._tokenizer_path, max_len=most)
+        tokenizer = self._new_tokenizer(max_len=most)
         if tokens == "bundle":
             return tokenizer
         (sample,) = tokenizer.encode(*self._samples, overflow=Overflow.TRUNCATE)
@@ -115,7 +124,41 @@ class BundleModel:
             is_more = isinstance(tokens, int) and tokens > most
             advice = f"\nRebuild the bundle with --max-len {tokens}." if is_more else ""
             raise InputError(f"max_seq_length is {tokens}; this bundle takes {fewest} to {most} tokens.{advice}")
-        return TextTokenizer(self._tokenizer_path, max_len=tokens)
+        return self._new_tokenizer(max_len=tokens)
+
+    def _run_texts(
+        self,
+        texts: Sequence[str],
+        tokenizer: TextTokenizer,
+        *,
+        output: str,
+        prompt: str,
+        batch_size: int | None,
+        name: str,
+        finished: Callable[[Encoding], Encoding] = lambda encoding: encoding,
+    ) -> Iterator[tuple[list[int], list[Encoding], BatchResult]]:
+        """Yields, for each batch, the indices of its texts, their encodings, and its result.
+
+        Args:
+            texts: any number; the longest are run first.
+            tokenizer: cuts them to its own number of tokens.
+            output: that is asked for.
+            prompt: before every text.
+            batch_size: texts that are tokenised at a time; None for a usual number.
+            name: what an error calls the texts: ``sentences[3]: ...``.
+            finished: what is run in place of what the tokenizer gave.
+        """
+        for window in _windows(texts, batch_size or _WINDOW_TEXTS):
+            encodings = [finished(each) for each in _encodings(tokenizer, texts, window, prompt, name)]
+            for result in self._session.run_batches(encodings, outputs=[output]):
+                for row, error in result.errors.items():
+                    raise type(error)(f"{name}[{window[row]}]: {error}") from error
+                yield [window[row] for row in result.rows], [encodings[row] for row in result.rows], result
+
+    def _check_call(self, batch_size: int | None, device: object) -> None:
+        if batch_size is not None and batch_size < 1:
+            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for what is fastest.")
+        self._check_device(device)
 
     def _check_device(self, device: object) -> None:
         here = "cpu" if self._session.backend in CPU_BACKENDS else "cuda"
@@ -124,6 +167,27 @@ class BundleModel:
                 f"device is {str(device)!r}, and the bundle was loaded on {here} ({self._session.backend.value}).\n"
                 f"Leave it out, or choose another backend: {type(self).__name__}(bundle, backend=...)"
             )
+
+
+def checked_texts(inputs: object, *, name: str) -> list[str]:
+    """Texts, of which one may be given alone.
+
+    Args:
+        inputs: what a caller gave.
+        name: what an error calls it.
+
+    Raises:
+        InputError: it is neither a text nor texts.
+    """
+    if isinstance(inputs, str):
+        return [inputs]
+    if not isinstance(inputs, Iterable):
+        raise InputError(f"{name} is of type {type(inputs).__name__}; it must be a string, or a list of strings.")
+    texts = list(inputs)
+    for index, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"{name}[{index}] is of type {type(text).__name__}; it must be a string.")
+    return texts
 
 
 @contextlib.contextmanager
@@ -143,3 +207,32 @@ def progress(
     with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as bar:
         task = bar.add_task(description, total=total)
         yield lambda steps: bar.advance(task, steps)
+
+
+def _windows(texts: Sequence[str], most_texts: int) -> Iterator[list[int]]:
+    """Indices of texts, the longest first, as many at a time as are tokenised together."""
+    window: list[int] = []
+    characters = 0
+    for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
+        characters += len(texts[index])
+        if window and (len(window) == most_texts or characters > _WINDOW_CHARACTERS):
+            yield window
+            window, characters = [], len(texts[index])
+        window.append(index)
+    if window:
+        yield window
+
+
+def _encodings(
+    tokenizer: TextTokenizer, texts: Sequence[str], window: Sequence[int], prompt: str, name: str
+) -> list[Encoding]:
+    try:
+        return tokenizer.encode([texts[index] for index in window], overflow=Overflow.TRUNCATE, prompt=prompt)
+    except InputError:
+        # It counts from the start of the window, which says nothing to the caller.
+        for index in window:
+            try:
+                tokenizer.encode([texts[index]], overflow=Overflow.TRUNCATE, prompt=prompt)
+            except InputError as error:
+                raise InputError(f"{name}[{index}]: {error}") from None
+        raise

@@ -212,11 +212,6 @@ class CrossEncoder(BundleModel):
         scores = self._scores(pairs, options, batch_size, show_progress_bar, activation_fn, name="documents")
         return ranked(scores, documents, top_k=top_k, return_documents=return_documents)
 
-    def _check_call(self, batch_size: int | None, device: object) -> None:
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for what is fastest.")
-        self._check_device(device)
-
     def _options(self, prompt_name: str | None, prompt: str | None, *splitting: Any) -> PairOptions:
         overflow, stride, split_pooling = splitting
         return PairOptions(

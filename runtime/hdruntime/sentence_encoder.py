@@ -20,7 +20,7 @@ __all__ = ["SentenceEncoder"]
 
 import functools
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ import numpy as np
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.bundle_model import BundleModel, progress
+from hdruntime.bundle_model import BundleModel, checked_texts, progress
 from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
 from hdruntime.inference.scheduling import BatchResult
@@ -39,13 +39,8 @@ from hdruntime.text.embeddings import EmbeddingPrecision, normalized, quantized,
 from hdruntime.text.pooling import Pooling, embedding_output, embedding_size, pooled
 from hdruntime.text.prompts import chosen_prompt
 from hdruntime.text.similarity import similarities, similarities_of_pairs
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
 
 logger = logging.getLogger(__name__)
-
-_WINDOW_TEXTS = 4096
-_WINDOW_CHARACTERS = 2_000_000
-"""What is tokenised at a time: half a million tokens are about 100 MB as lists of ids and offsets."""
 
 
 def _also_by_inputs(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -174,11 +169,9 @@ class SentenceEncoder(BundleModel):
             raise InputError(
                 f"output_value is {output_value!r}; it must be 'sentence_embedding' or 'token_embeddings'."
             )
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size is {batch_size}; it must be 1 or more.\nLeave it out for what is fastest.")
-        self._check_device(device)
+        self._check_call(batch_size, device)
         from_numpy = require("torch").from_numpy if convert_to_tensor or not convert_to_numpy else None
-        texts = _checked_texts(sentences)
+        texts = checked_texts(sentences, name="sentences")
         prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
         if output_value == "token_embeddings":
             of_tokens = self._token_vectors(texts, prompt, batch_size, show_progress_bar)
@@ -203,7 +196,7 @@ class SentenceEncoder(BundleModel):
     ) -> Any:
         """As :meth:`encode`, with the prompt ``query`` unless another is asked for."""
         if prompt_name is None and prompt is None:
-            prompt_name = "query"
+            prompt_name = self._first_prompt("query")
         return self.encode(sentences, prompt_name, prompt, *arguments, **options)
 
     @_also_by_inputs
@@ -217,10 +210,11 @@ class SentenceEncoder(BundleModel):
     ) -> Any:
         """As :meth:`encode`, with the prompt ``document`` unless another is asked for.
 
-        As in sentence-transformers, a model's prompt ``passage`` has to be asked for.
+        As in sentence-transformers, every model has this prompt, empty unless it says otherwise, so that its prompt
+        ``passage`` has to be asked for. Where `prompts` was set and lacks it, ``passage`` or ``corpus`` is taken.
         """
         if prompt_name is None and prompt is None:
-            prompt_name = "document"
+            prompt_name = self._first_prompt("document", "passage", "corpus")
         return self.encode(sentences, prompt_name, prompt, *arguments, **options)
 
     def similarity(self, embeddings1: object, embeddings2: object) -> Any:
@@ -246,6 +240,9 @@ class SentenceEncoder(BundleModel):
         """
         return similarities_of_pairs(self.similarity_fn_name, embeddings1, embeddings2)
 
+    def _first_prompt(self, *names: str) -> str | None:
+        return next((name for name in names if name in self.prompts), None)
+
     def _vectors(self, texts: list[str], *options: Any) -> np.ndarray:
         """float32 [texts, dimensions]."""
         embeddings = np.empty((len(texts), self._dimensions), np.float32)
@@ -269,15 +266,12 @@ class SentenceEncoder(BundleModel):
         self, texts: list[str], output: str, prompt: str, batch_size: int | None, show_progress_bar: bool | None
     ) -> Iterator[tuple[list[int], BatchResult]]:
         """Yields indices of texts and their results."""
-        tokenizer = self._tokenizer  # Another thread may set `max_seq_length`.
         with progress(len(texts), "Encoding", shown=show_progress_bar, logger=logger) as advance:
-            for window in _windows(texts, batch_size or _WINDOW_TEXTS):
-                encodings = _encodings(tokenizer, texts, window, prompt)
-                for result in self._session.run_batches(encodings, outputs=[output]):
-                    for row, error in result.errors.items():
-                        raise type(error)(f"sentences[{window[row]}]: {error}") from error
-                    yield [window[row] for row in result.rows], result
-                    advance(len(result.rows))
+            for rows, _, result in self._run_texts(
+                texts, self._tokenizer, output=output, prompt=prompt, batch_size=batch_size, name="sentences"
+            ):
+                yield rows, result
+                advance(len(rows))
 
 
 class _NoModelCard:
@@ -299,42 +293,3 @@ def _checked_pooling(pooling: Pooling | str | None, *, is_needed: bool) -> Pooli
             "Leave it out, or rebuild the bundle with --task feature-extraction."
         )
     return chosen
-
-
-def _checked_texts(sentences: object) -> list[str]:
-    if isinstance(sentences, str):
-        return [sentences]
-    if not isinstance(sentences, Iterable):
-        raise InputError(f"sentences is of type {type(sentences).__name__}; it must be a string, or a list of strings.")
-    texts = list(sentences)
-    for index, text in enumerate(texts):
-        if not isinstance(text, str):
-            raise InputError(f"sentences[{index}] is of type {type(text).__name__}; it must be a string.")
-    return texts
-
-
-def _windows(texts: Sequence[str], most_texts: int) -> Iterator[list[int]]:
-    """Indices of texts, the longest first, as many at a time as are tokenised together."""
-    window: list[int] = []
-    characters = 0
-    for index in sorted(range(len(texts)), key=lambda index: -len(texts[index])):
-        characters += len(texts[index])
-        if window and (len(window) == most_texts or characters > _WINDOW_CHARACTERS):
-            yield window
-            window, characters = [], len(texts[index])
-        window.append(index)
-    if window:
-        yield window
-
-
-def _encodings(tokenizer: TextTokenizer, texts: Sequence[str], window: Sequence[int], prompt: str) -> list[Encoding]:
-    try:
-        return tokenizer.encode([texts[index] for index in window], overflow=Overflow.TRUNCATE, prompt=prompt)
-    except InputError:
-        # It counts from the start of the window, which says nothing to the caller.
-        for index in window:
-            try:
-                tokenizer.encode([texts[index]], overflow=Overflow.TRUNCATE, prompt=prompt)
-            except InputError as error:
-                raise InputError(f"sentences[{index}]: {error}") from None
-        raise

@@ -4,49 +4,33 @@ from __future__ import annotations
 
 __all__ = ["Encoding", "Session", "load"]
 
-import functools
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
 
-from hdruntime.backends import DeviceRunner, Runner
 from hdruntime.backends.choice import open_runner
 from hdruntime.backends.precision import Precision
-from hdruntime.bundle.manifest import Backend, Manifest, TensorSpec
-from hdruntime.bundle.padding_limit import padding_limit
+from hdruntime.batch_session import BatchSession
+from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
+from hdruntime.errors import InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.inference.inputs import checked_inputs
-from hdruntime.inference.marks import check_texts_for_marks
-from hdruntime.inference.pair_logits import PairOptions, check_query, pair_logits, ranked
-from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler, non_finite_rows
-from hdruntime.inference.streaming import Document, DocumentStream, Segment, Streams
-from hdruntime.inference.text_inputs import inputs_of_texts
-from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions, best_answers
-from hdruntime.text.checks import check_text_lengths, checked_choice
-from hdruntime.text.chunking import LateChunking, LateChunks, Spans, TextChunks, overlap_of
-from hdruntime.text.classes import activation_of, check_reranker
-from hdruntime.text.entities import Aggregation, Entity, EntityFinder
-from hdruntime.text.pooling import embedding_output, embedding_size, mean_over_tokens
-from hdruntime.text.prompts import chosen_prompt, prompts_of
-from hdruntime.text.splitting import (
-    SplitEncoding,
-    SplitPooling,
-    in_one_piece,
-    merged,
-    pooled_embedding,
-    split_encodings,
-)
-from hdruntime.text.tasks import activated
-from hdruntime.text.tokenization import Encoding, Overflow, TextTokenizer
-
-if TYPE_CHECKING:
-    from hdruntime.gpu.device_arrays import DeviceArray
+from hdruntime.tasks.answers import answers
+from hdruntime.tasks.embedding import embeddings
+from hdruntime.tasks.entities import entities
+from hdruntime.tasks.late_chunks import chunk_embeddings
+from hdruntime.tasks.ranking import ranking
+from hdruntime.tasks.sparse_vectors import sparse_vectors
+from hdruntime.text.answers import MAX_ANSWER_TOKENS, Answer, AnswerOptions
+from hdruntime.text.checks import checked_choice
+from hdruntime.text.chunking import Spans, TextChunks
+from hdruntime.text.entities import Aggregation, Entity
+from hdruntime.text.sparse import SparseVector
+from hdruntime.text.splitting import SplitPooling
+from hdruntime.text.tokenization import Encoding, Overflow
 
 _MOST_THREADS = 1024
 """More than the cores of any machine; a backend would try to start any number of threads."""
@@ -100,327 +84,13 @@ def load(
         raise
 
 
-class Session:
+class Session(BatchSession):
     """A loaded bundle, made by :func:`load`; also a context manager.
 
     Safe to use from several threads. If one closes it, the others get their results or a BackendError. In a process
     that was forked after loading (``os.fork``, multiprocessing's start method ``fork``) it raises BackendError, because
     a fork copies neither threads nor GPU contexts. Load the bundle in every process.
     """
-
-    def __init__(self, bundle: Bundle, runner: Runner, *, backend_reason: str = "") -> None:
-        self._bundle = bundle
-        self._has_tokens_axis = {spec.name: spec.has_tokens_axis for spec in bundle.manifest.outputs}
-        self._output_names = list(self._has_tokens_axis)
-        self._answers = [spec.name for spec in bundle.manifest.answers]
-        self._scheduler = Scheduler(
-            runner,
-            mask=bundle.manifest.mask,
-            padding_limit=functools.partial(padding_limit, bundle.manifest.padding),
-            non_finite_error=self._non_finite_error,
-        )
-        self._backend, self._backend_reason = runner.backend, backend_reason
-        self._precision = runner.precision
-        info = bundle.manifest.tokenizer
-        self._max_len = min(bundle.manifest.max_len, runner.max_len)
-        self._tokenizer = TextTokenizer(bundle.file(info.file), max_len=self._max_len) if info else None
-        self._streams = Streams(
-            self._scheduler,
-            bundle.manifest,
-            max_len=self._max_len,
-            encode=lambda text: self.tokenize([text], overflow=Overflow.RECUR)[0],
-        )
-
-    @property
-    def manifest(self) -> Manifest:
-        """The bundle's manifest."""
-        return self._bundle.manifest
-
-    @property
-    def backend(self) -> Backend:
-        """The backend that runs the bundle."""
-        return self._backend
-
-    @property
-    def precision(self) -> Precision:
-        """What the backend computes in; ``auto`` on a GPU, where it is what the graph or the engine was built in."""
-        return self._precision
-
-    @property
-    def backend_reason(self) -> str:
-        """Why `backend` runs the bundle: ``asked for``, or why ``auto`` took it."""
-        return self._backend_reason
-
-    @property
-    def max_len(self) -> int:
-        """Most tokens of a text: the manifest's limit, or the engine's if it is lower."""
-        return self._max_len
-
-    @property
-    def batch_tokens(self) -> int:
-        """The backend's preferred tokens of a batch, including padding; default of :meth:`embed` and :meth:`infer`.
-
-        Raises:
-            BackendError: the session is closed.
-        """
-        return self._scheduler.runner.batch_tokens
-
-    @property
-    def padding(self) -> PaddingCount:
-        """Tokens of texts, and of padding, computed since the bundle was loaded."""
-        return self._scheduler.padding
-
-    @property
-    def engine_bytes(self) -> int | None:
-        """GPU memory of the engine's weights and contexts as reported by TensorRT; None without a report, or on a CPU.
-
-        Scratch memory of the contexts grows to the needs of the largest batch so far.
-
-        Raises:
-            BackendError: the session is closed.
-        """
-        runner = self._scheduler.runner
-        return runner.engine_bytes() if isinstance(runner, DeviceRunner) else None
-
-    def most_rows(self, tokens: int) -> int:
-        """Most texts of this length that a call runs in one piece; a larger batch runs in parts.
-
-        An engine's profiles limit it, and so does memory after a batch that did not fit; else ``sys.maxsize``.
-
-        Raises:
-            BackendError: the session is closed.
-        """
-        return self._scheduler.most_rows(tokens)
-
-    def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
-        """Run one batch as given.
-
-        Args:
-            input_ids: [batch, tokens], any integers; nested lists are accepted.
-            attention_mask: [batch, tokens], 1 for real tokens, 0 for padding; default ones.
-            token_type_ids: [batch, tokens], default zeros, or, for question answering with BigBird, 0 up to the first
-                separator and 1 after it; only if the bundle has this input.
-            global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
-                is the first real token of a row, or, for question answering, the tokens before the first separator.
-                Marks on padding are ignored.
-            memories: of a recurrent model, by name, each float32 of the manifest's shape: the output that the manifest
-                names, from the previous call for the same rows. Axes ``memory`` have one size. The default is the start
-                of a text, with room for as many tokens as the other memories have, else for the most.
-                :meth:`stream` feeds them.
-
-        Returns:
-            output name -> float32 array of the shape in the manifest. Padded positions hold 0.
-
-        Raises:
-            InputError: an input does not fit.
-            NonFiniteOutputError: a real token's output is NaN or infinite.
-            BackendError: the backend failed, or the session is closed.
-        """
-        arrays = checked_inputs(inputs, self.manifest, max_len=self._max_len)
-        result = self._scheduler.run_batch(arrays, outputs=self._output_names)
-        self._require_good(result, result.rows)
-        return result.outputs
-
-    def stream(
-        self, document: Document, *, segment: int | None = None, outputs: Sequence[str] | None = None
-    ) -> DocumentStream:
-        """Run a document of any number of tokens in segments, which see what the model remembers of those before them.
-
-        The document is tokenised as a whole: special tokens are at its two ends only. What is remembered stays in the
-        backend's memory.
-
-        ::
-
-            with session.stream(text) as stream:
-                for segment in stream:
-                    print(segment.tokens, segment.outputs["last_hidden_state"].shape)
-
-        Args:
-            document: a text, an encoding (``session.tokenize(texts, overflow="recur")``), or ids with special tokens.
-            segment: tokens of a segment; None: 512, or the session's `max_len` if that is less.
-            outputs: names of the requested outputs, default all but what the model remembers.
-
-        Returns:
-            an iterator over the segments, which computes each when it is asked for.
-
-        Raises:
-            InputError: the bundle remembers nothing, the segment does not fit, or the document is empty, is of another
-                type or has an id outside of the vocabulary. Raised by the iterator: its stream was closed.
-            NonFiniteOutputError: of the iterator: a result is NaN or infinite.
-            BackendError: the backend failed, or the session is closed.
-        """
-        names = self._checked_output_names(outputs, self._answers)
-        return self._streams.of_document(document, segment=segment, outputs=names)
-
-    def stream_all(
-        self,
-        documents: Iterable[Document],
-        *,
-        segment: int | None = None,
-        rows: int | None = None,
-        outputs: Sequence[str] | None = None,
-    ) -> Iterator[Segment]:
-        """Run documents as :meth:`stream` does, several of them in each batch.
-
-        Each row of a batch has a document of its own. When it ends, the row begins the next document, and the other
-        rows go on with theirs. The results are those of each document alone.
-
-        Args:
-            documents: as of :meth:`stream`; one is taken when there is a row for it.
-            segment, outputs: as of :meth:`stream`.
-            rows: documents at a time; None: as many as fill the backend's preferred batch.
-
-        Returns:
-            an iterator over segments: those of a document in order, those of different documents interleaved. A
-            document whose results are NaN or infinite ends with a segment that has its error; the others go on.
-
-        Raises:
-            InputError: as :meth:`stream`; the message has the document's number. Or ``rows`` does not fit.
-            BackendError: as :meth:`stream`.
-        """
-        names = self._checked_output_names(outputs, self._answers)
-        return self._streams.of_documents(documents, segment=segment, rows=rows, outputs=names)
-
-    def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
-        """Run one batch that is in GPU memory, and leave its results there.
-
-        Values are not checked, because that would need a copy to the CPU: ids outside the vocabulary, masks that are
-        neither 0 nor 1, NaN in results.
-
-        Args:
-            outputs: names of the requested outputs, default all.
-            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a memory, with
-                ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's arrays have both). They have been
-                read on return.
-
-        Returns:
-            output name -> array of the shape in the manifest, whose computation may continue: ``torch.from_dlpack``
-            accepts it, and waits as needed. Padded positions hold 0.
-
-        Raises:
-            InputError: an input does not fit, or is not on the engine's GPU.
-            BackendError: the backend does not accept such arrays, it failed, or the session is closed.
-        """
-        runner = self._scheduler.runner
-        if not isinstance(runner, DeviceRunner):
-            raise BackendError(
-                f"The backend {self._backend.value} does not accept arrays on a GPU.\n"
-                "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
-            )
-        return runner.start_on_device(inputs, self._checked_output_names(outputs, self._output_names))
-
-    def tokenize(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        overflow: Overflow | str = Overflow.ERROR,
-        prompt: str = "",
-    ) -> list[Encoding]:
-        """Encode texts, or pairs, with the bundle's tokenizer; see :meth:`TextTokenizer.encode`.
-
-        Raises:
-            InputError: the bundle has no tokenizer, a text does not fit, or ``overflow`` is ``split``, which needs more
-                than one encoding per text: :meth:`split` does that.
-        """
-        if overflow == Overflow.SPLIT:
-            raise InputError(
-                "tokenize returns one encoding per text, so it cannot split.\n"
-                "Use session.split(texts, stride=...), or session.embed(texts, overflow='split')."
-            )
-        return self._text_tokenizer.encode(texts, pairs, overflow=overflow, prompt=prompt)
-
-    def split(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0, prompt: str = ""
-    ) -> list[SplitEncoding]:
-        """Encode texts, or pairs, of any number of tokens; texts that are too long are cut into pieces.
-
-        Args:
-            texts: may be empty strings.
-            pairs: the second text of each pair, as many as ``texts``. Only it is cut; every piece has the whole first
-                text.
-            stride: tokens that a piece repeats from the previous piece.
-            prompt: goes before every piece.
-
-        Returns:
-            one result per text, in order; :func:`hdruntime.text.splitting.merged` merges the outputs of its pieces.
-
-        Raises:
-            InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a piece.
-        """
-        encodings = self._text_tokenizer.encode(texts, pairs, overflow=Overflow.SPLIT, prompt=prompt)
-        return split_encodings(encodings, max_len=self._max_len, stride=stride, is_pair=pairs is not None)
-
-    def infer(
-        self,
-        encodings: Sequence[Encoding],
-        *,
-        batch_tokens: int | None = None,
-        outputs: Sequence[str] | None = None,
-    ) -> list[dict[str, FloatArray]]:
-        """Run texts of different lengths, batched by length.
-
-        Args:
-            encodings: from :meth:`tokenize`.
-            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            outputs: names of the requested outputs, default all but what a recurrent model remembers: every text is
-                run alone.
-
-        Returns:
-            one dict per text, in order: output name -> float32 array without the batch axis, its tokens axis as long
-            as the text.
-
-        Raises:
-            InputError: a text is too long, an id is not in the vocabulary, an output is unknown, or the bundle marks
-                questions as global and a text has no question, or one of too many tokens.
-            NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
-            BackendError: the backend failed, or the session is closed.
-        """
-        return self._infer(encodings, range(len(encodings)), batch_tokens=batch_tokens, outputs=outputs)
-
-    def run_batches(
-        self,
-        encodings: Sequence[Encoding],
-        *,
-        batch_tokens: int | None = None,
-        batch_size: int | None = None,
-        outputs: Sequence[str] | None = None,
-    ) -> Iterator[BatchResult]:
-        """Run texts of different lengths as :meth:`infer` does, and yield each batch when it is finished.
-
-        The longest texts come first. A batch that does not fit in memory is halved, and texts of such lengths run in
-        smaller batches for the rest of the session. A row has its error if its result is NaN or infinite, or if the
-        backend fails on it alone; the other rows of its batch have their results.
-
-        Args:
-            encodings: from :meth:`tokenize`.
-            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
-            batch_size: most texts of a batch; None: any number.
-            outputs: as of :meth:`infer`.
-
-        Returns:
-            an iterator; each text is in one of its results.
-
-        Raises:
-            InputError: as :meth:`infer`. An id outside the vocabulary is only found when its batch begins.
-            OutOfMemoryError: no text ever fitted in memory, or one no longer fits whose length did before.
-            BackendError: the session is closed.
-        """
-        lengths = [len(encoding) for encoding in encodings]
-        check_text_lengths(lengths, self._max_len)
-        check_texts_for_marks([encoding.input_ids for encoding in encodings], self.manifest)
-        return self._scheduler.run(
-            lengths,
-            lambda rows: inputs_of_texts(
-                [encodings[row] for row in rows],
-                self.manifest,
-                max_len=self._max_len,
-                memory=self.manifest.least_memory,
-            ),
-            outputs=self._checked_output_names(outputs, self._answers),
-            batch_tokens=batch_tokens,
-            batch_size=batch_size,
-        )
 
     def embed(
         self,
@@ -456,21 +126,55 @@ class Session:
             NonFiniteOutputError: an embedding is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        output = embedding_output(self.manifest)
-        pooling = checked_choice(SplitPooling, split_pooling, option="split_pooling")
-        prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
-        if segment is not None and overflow != Overflow.RECUR:
-            raise InputError(f"segment is {segment}, but only overflow='recur' has segments.")
-        if overflow == Overflow.RECUR and not stride:
-            encodings = self.tokenize(texts, overflow=overflow, prompt=prompt)
-            vectors = self._streams.vectors(encodings, segment=segment, batch_tokens=batch_tokens)
-            return np.stack(vectors) if vectors else self._no_vectors()
-        splits = self._encoded(texts, overflow=overflow, stride=stride, prompt=prompt)
-        text_of_piece = [text for text, split in enumerate(splits) for _ in split.pieces]
-        pieces = [piece for split in splits for piece in split.pieces]
-        of_pieces = iter(self._vectors(output, pieces, text_of_piece, batch_tokens))
-        vectors = [pooled_embedding(split, list(islice(of_pieces, len(split.pieces))), pooling) for split in splits]
-        return np.stack(vectors) if vectors else self._no_vectors()
+        return embeddings(
+            self._texts,
+            texts,
+            batch_tokens=batch_tokens,
+            overflow=overflow,
+            stride=stride,
+            split_pooling=split_pooling,
+            segment=segment,
+            prompt_name=prompt_name,
+            prompt=prompt,
+        )
+
+    def embed_sparse(
+        self,
+        texts: Sequence[str],
+        *,
+        max_active_dims: int | None = None,
+        batch_tokens: int | None = None,
+        overflow: Overflow | str = Overflow.ERROR,
+        stride: int = 0,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+    ) -> list[SparseVector]:
+        """One sparse vector per text, for bundles of the task sparse-similarity.
+
+        Args:
+            texts: may be empty strings.
+            max_active_dims: most values of a vector that are kept, the largest; None for the model's number, mostly
+                all.
+            batch_tokens, stride, prompt_name, prompt: as of :meth:`embed`.
+            overflow: ``error``, ``truncate``, or ``split``: a token then has its largest weight in any of the pieces.
+
+        Returns:
+            [texts], in order.
+
+        Raises:
+            InputError: the bundle's task is another one, it has no tokenizer, or a text does not fit.
+            NonFiniteOutputError, BackendError: as of :meth:`embed`.
+        """
+        return sparse_vectors(
+            self._texts,
+            texts,
+            max_active_dims=max_active_dims,
+            batch_tokens=batch_tokens,
+            overflow=overflow,
+            stride=stride,
+            prompt_name=prompt_name,
+            prompt=prompt,
+        )
 
     @overload
     def embed_chunks(  # type: ignore[overload-overlap]
@@ -522,28 +226,15 @@ class Session:
             NonFiniteOutputError: a state is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        several = [texts] if isinstance(texts, str) else texts
-        of_texts = [chunks] * len(several) if isinstance(chunks, str) or isinstance(texts, str) else chunks
-        if len(of_texts) != len(several):
-            raise InputError(f"There are {len(several)} texts, but chunks of {len(of_texts)}; give chunks of each.")
-        chunking = LateChunking(self.manifest)
-        prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
-        splits = self.split(several, stride=overlap_of(overlap, self._max_len), prompt=prompt)
-        begun: list[LateChunks] = []
-        for number, of_text in enumerate(zip(splits, several, of_texts, strict=True)):
-            try:
-                begun.append(chunking.begin(*of_text, prompt=prompt))  # type: ignore[arg-type]
-            except InputError as error:
-                raise InputError(f"Text {number}: {error}" if len(several) > 1 else str(error)) from None
-        places = [(text, number) for text, split in enumerate(splits) for number in range(len(split.pieces))]
-        pieces = [splits[text].pieces[number] for text, number in places]
-        for result in self.run_batches(pieces, batch_tokens=batch_tokens, outputs=[chunking.output.name]):
-            self._require_good(result, [text for text, _ in places])
-            for index, row in enumerate(result.rows):
-                text, number = places[row]
-                begun[text].add(number, result.outputs[chunking.output.name][index, : len(pieces[row])])
-        found = [each.finished() for each in begun]
-        return found[0] if isinstance(texts, str) else found
+        return chunk_embeddings(
+            self._texts,
+            texts,
+            chunks=chunks,
+            overlap=overlap,
+            batch_tokens=batch_tokens,
+            prompt_name=prompt_name,
+            prompt=prompt,
+        )
 
     def entities(
         self,
@@ -574,17 +265,14 @@ class Session:
             NonFiniteOutputError: a logit is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        self._check_task("token-classification", "entities", overflow)
-        aggregation = checked_choice(Aggregation, aggregation, option="aggregation")
-        splits = self._encoded(texts, overflow=overflow, stride=stride)
-        find = EntityFinder(self.manifest, self._text_tokenizer.whole, aggregation)
-        found = []
-        for text, split, outputs in zip(
-            texts, splits, self._outputs_of_pieces(splits, ["logits"], batch_tokens), strict=True
-        ):
-            whole = merged(split, outputs, specs=self.manifest.outputs, pooling=SplitPooling.MEAN)
-            found.append(find(whole["logits"], text=text, encoding=split.whole))
-        return found
+        return entities(
+            self._texts,
+            texts,
+            aggregation=aggregation,
+            overflow=overflow,
+            stride=stride,
+            batch_tokens=batch_tokens,
+        )
 
     def answers(
         self,
@@ -622,19 +310,18 @@ class Session:
             NonFiniteOutputError: a logit is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        self._check_task("question-answering", "answers", overflow)
         options = AnswerOptions(
             top_k=top_k, handle_impossible_answer=handle_impossible_answer, max_answer_tokens=max_answer_tokens
         )
-        options.check()
-        splits = self._encoded(questions, contexts, overflow=overflow, stride=stride)
-        names = ["start_logits", "end_logits"]
-        return [
-            best_answers(split, outputs, context=context, options=options)
-            for split, outputs, context in zip(
-                splits, self._outputs_of_pieces(splits, names, batch_tokens), contexts, strict=True
-            )
-        ]
+        return answers(
+            self._texts,
+            questions,
+            contexts,
+            options=options,
+            overflow=overflow,
+            stride=stride,
+            batch_tokens=batch_tokens,
+        )
 
     def rank(
         self,
@@ -674,128 +361,16 @@ class Session:
             NonFiniteOutputError: a score is NaN or infinite.
             BackendError: the backend failed, or the session is closed.
         """
-        check_reranker(self.manifest)
-        prompt = chosen_prompt(*prompts_of(self.manifest), name=prompt_name, prompt=prompt)
-        options = PairOptions(overflow=overflow, stride=stride, split_pooling=split_pooling, prompt=prompt)
-        check_query(query, self._text_tokenizer, options)
-        logits = pair_logits(
-            [(query, document) for document in documents],
-            self._text_tokenizer,
-            functools.partial(self.run_batches, batch_tokens=batch_tokens, outputs=["logits"]),
-            labels=1,
-            options=options,
-            name="documents",
+        return ranking(
+            self._texts,
+            query,
+            documents,
+            top_k=top_k,
+            return_documents=return_documents,
+            overflow=overflow,
+            stride=stride,
+            split_pooling=split_pooling,
+            batch_tokens=batch_tokens,
+            prompt_name=prompt_name,
+            prompt=prompt,
         )
-        scores = activated(logits, activation_of(self._bundle))[:, 0]
-        return ranked(scores, documents, top_k=top_k, return_documents=return_documents)
-
-    def close(self) -> None:
-        """Free the backend's memory; later calls, and calls running in other threads, raise BackendError."""
-        self._scheduler.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    @property
-    def _text_tokenizer(self) -> TextTokenizer:
-        if self._tokenizer is None:
-            raise InputError(f"The bundle {self._bundle.path} has no tokenizer; give it input_ids.")
-        return self._tokenizer
-
-    def _checked_output_names(self, names: Sequence[str] | None, default: Sequence[str]) -> list[str]:
-        for name in names or ():
-            if name not in self._output_names:
-                raise InputError(f"No output {name!r}; this bundle has {', '.join(self._output_names)}.")
-        return list(default) if names is None else list(names)
-
-    def _infer(
-        self,
-        encodings: Sequence[Encoding],
-        numbers: Sequence[int],
-        *,
-        batch_tokens: int | None,
-        outputs: Sequence[str] | None,
-    ) -> list[dict[str, FloatArray]]:
-        """As :meth:`infer`; errors use the encodings' ``numbers``."""
-        names = self._checked_output_names(outputs, self._answers)
-        results: list[dict[str, FloatArray]] = [{} for _ in encodings]
-        for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=names):
-            self._require_good(result, numbers)
-            for index, row in enumerate(result.rows):
-                length = len(encodings[row])
-                for name, values in result.outputs.items():
-                    results[row][name] = values[index, :length] if self._has_tokens_axis[name] else values[index]
-        return results
-
-    def _encoded(
-        self,
-        texts: Sequence[str],
-        pairs: Sequence[str] | None = None,
-        *,
-        overflow: Overflow | str,
-        stride: int,
-        prompt: str = "",
-    ) -> list[SplitEncoding]:
-        """The pieces of every text; one, where texts are not split."""
-        if overflow == Overflow.SPLIT:
-            return self.split(texts, pairs, stride=stride, prompt=prompt)
-        if stride:
-            raise InputError(f"stride is {stride}, but only overflow='split' has a stride.")
-        return [in_one_piece(each) for each in self.tokenize(texts, pairs, overflow=overflow, prompt=prompt)]
-
-    def _outputs_of_pieces(
-        self, splits: Sequence[SplitEncoding], outputs: Sequence[str], batch_tokens: int | None
-    ) -> list[list[dict[str, FloatArray]]]:
-        """[texts][pieces], the outputs of each piece."""
-        pieces = [piece for split in splits for piece in split.pieces]
-        numbers = [text for text, split in enumerate(splits) for _ in split.pieces]
-        found = iter(self._infer(pieces, numbers, batch_tokens=batch_tokens, outputs=outputs))
-        return [list(islice(found, len(split.pieces))) for split in splits]
-
-    def _check_task(self, task: str, method: str, overflow: Overflow | str) -> None:
-        if self.manifest.task != task:
-            raise InputError(f"session.{method} is for {task}, and the bundle's task is {self.manifest.task}.")
-        if overflow == Overflow.RECUR:
-            raise InputError(
-                f"session.{method} does not stream texts.\nUse overflow='split', or hdexport run --overflow recur."
-            )
-
-    def _vectors(
-        self, output: TensorSpec, encodings: Sequence[Encoding], numbers: Sequence[int], batch_tokens: int | None
-    ) -> FloatArray:
-        """[encodings, dimensions], one vector per encoding; errors use their ``numbers``."""
-        vectors: FloatArray | None = None
-        for result in self.run_batches(encodings, batch_tokens=batch_tokens, outputs=[output.name]):
-            self._require_good(result, numbers)
-            values = result.outputs[output.name]
-            if output.has_tokens_axis:
-                values = mean_over_tokens(values, result.attention_mask)
-            if vectors is None:
-                vectors = np.empty((len(encodings), values.shape[1]), dtype=np.float32)
-            vectors[result.rows] = values
-        return self._no_vectors() if vectors is None else vectors
-
-    def _no_vectors(self) -> FloatArray:
-        return np.empty((0, embedding_size(self.manifest)), dtype=np.float32)
-
-    def _require_good(self, result: BatchResult, numbers: Sequence[int]) -> None:
-        """Raise for a batch with failed rows, named by the caller's numbers if there is more than one row."""
-        if not result.errors:
-            return
-        for name, wrong in non_finite_rows(result.outputs).items():
-            named = sorted({numbers[result.rows[index]] for index in wrong}) if numbers[-1] > 0 else []
-            raise self._non_finite_error(name, named)
-        raise next(iter(result.errors.values()))
-
-    def _non_finite_error(self, name: str, rows: Sequence[int]) -> NonFiniteOutputError:
-        shown = ", ".join(map(str, rows[:10])) + (", ..." if len(rows) > 10 else "")
-        where = f" in rows {shown}" if rows else ""
-        advice = (
-            "float16 may overflow in this model: rebuild with --bf16, or without --fp16."
-            if self.manifest.dtype == "float16"
-            else f"Compare the bundle with its checkpoint: hdexport verify {self._bundle.path}"
-        )
-        return NonFiniteOutputError(f"The output {name} holds NaN or infinity{where}.\n{advice}")

@@ -41,19 +41,24 @@ def test_the_page_is_that_of_the_record() -> None:
 
 
 def test_a_page_says_what_a_record_says(tmp_path: Path) -> None:
-    written = GENERATOR["page"](record(tmp_path, DONE | {"ratios": []}, DONE, FAILED)).splitlines()
+    ratios = {name: value for name, value in DONE.items() if name != "checks"}
+    checks = {"model_type": "bert", "checked": "2026-11-24T00:00:00", "checks": DONE["checks"]}
+    failed = {"model_type": "bert", "failed": "no: out of memory"}
+    written = GENERATOR["page"](record(tmp_path, DONE | {"ratios": []}, failed, ratios, checks, FAILED)).splitlines()
     assert "| bert | yes | yes | yes | no | 0.46 | 0.32 |" in written
     assert "| esm | no | - | yes | - | - | - |" in written
     assert "| modernbert | - | - | its own | - | - | - |" in written
     assert "* bert, engine: ExportError: too large" in written
     assert "* esm, measured: out of memory" in written
-    assert "Measured on: A CPU, 2026-11-23, 2 layers." in written
+    assert "Measured on: A CPU, 2026-11-23, layers: 2." in written
     assert sum(line.startswith("| ") for line in written) == 1 + len(SUPPORTED_MODEL_TYPES)
 
 
 def test_what_failed_is_measured_again(tmp_path: Path) -> None:
-    assert recorded_families(record(tmp_path, DONE, FAILED)) == {"bert"}
-    assert recorded_families(tmp_path / "none") == recorded_families(None) == set()
+    written = record(tmp_path, DONE, FAILED)
+    assert recorded_families(written, "latency") == {"bert"}
+    assert recorded_families(written, "checks") == {"bert", "esm"}
+    assert recorded_families(tmp_path / "none", "latency") == recorded_families(None, "checks") == set()
     assert cases([512]) == ["bundle 512", "hugging-face 512"]
 
 

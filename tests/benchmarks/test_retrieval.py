@@ -16,15 +16,18 @@ from benchmarks.quality import corpora, retrieval, tables
 from benchmarks.quality.results import Line, read_lines
 from hdexport.extend import ExtendOptions, extend
 from hdexport.model.positions import Scheme
+from support.needs import needs_openvino
 
 ROOT = Path(retrieval.__file__).parents[2]
 
 
-def line(variant: str, ranks: dict[str, list[list[int]]], **facts: object) -> dict[str, object]:
+def line(
+    reading: str, ranks: dict[str, list[list[int]]], precision: str = "float32", **facts: object
+) -> dict[str, object]:
     shared = {"corpus": "debian", "digest": "0", "model": "m", "max_len": 4096, "runner": "r"} | facts
     about = {"documents": 2, "tokens": {"median": 700, "longest": 900}, "date": "2026-11-22T00:00:00"}
-    build = asdict(retrieval.Variant(variant))
-    return {"facts": shared, "variant": variant, "build": build, "ranks": ranks, **about}
+    variant = retrieval.Variant(reading, precision=precision)
+    return {"facts": shared, "variant": variant.name, "build": asdict(variant), "ranks": ranks, **about}
 
 
 RANKS = {"name": [[1], [2]], "first": [[0], [2]], "later": [[1, 2], [0, 4]]}
@@ -64,18 +67,30 @@ def test_tables_are_written_between_the_markers_of_a_page(tmp_path: Path, monkey
     assert "| whole | 0.750 (+0.000 to +0.000) |" in text
 
 
-def test_the_page_has_the_tables_of_the_results() -> None:
-    page = (ROOT / tables.PAGE).read_text(encoding="utf-8")
-    _, _, rest = page.partition(tables.BEGIN)
+@pytest.mark.parametrize(("page", "precisions"), [(tables.PAGE, False), (tables.PRECISIONS_PAGE, True)])
+def test_the_page_has_the_tables_of_the_results(page: Path, precisions: bool) -> None:
+    _, _, rest = (ROOT / page).read_text(encoding="utf-8").partition(tables.BEGIN)
     shown, _, _ = rest.partition(tables.END)
-    assert shown.strip() == tables.markdown(read_lines(ROOT / tables.RESULTS)).strip()
+    lines = [each for each in read_lines(ROOT / tables.RESULTS) if each.is_of_precisions == precisions]
+    assert shown.strip() == tables.markdown(lines).strip() != ""
+
+
+def test_a_precision_is_compared_with_the_same_variant_in_float32() -> None:
+    better, worse = RANKS | {"later": [[1, 1], [1, 1]]}, RANKS | {"later": [[2, 2], [2, 2]]}
+    lines = [Line.of(line(*each)) for each in (("truncated", RANKS), ("split", better), ("split", worse, "int8"))]
+    rows = tables.markdown(lines).splitlines()
+    assert [row.split("|")[1].strip() for row in rows[-3:]] == ["truncated", "split", "split, int8"]
+    assert rows[-1].endswith("| 0.500 (-0.500 to -0.500) |")
 
 
 def test_variants_have_names_of_their_own() -> None:
-    every = retrieval.variants(argparse.Namespace(window=8, tuned=[Path("a/one"), Path("two")]))
+    every = retrieval.variants(argparse.Namespace(window=8, tuned=[Path("a/one"), Path("two")], runner="onnxruntime"))
     names = [variant.name for variant in every]
     assert len(set(names)) == len(names)
     assert {"hierarchical 0.05, log-n", "tile, window:8", "tuned: one", "interpolate:static"} <= set(names)
+    precisions = [each.name for each in retrieval.variants(argparse.Namespace(runner="openvino"))]
+    assert {"truncated", "truncated, bfloat16", "hierarchical 0.05, log-n, int8"} <= set(precisions)
+    assert len(set(precisions)) == len(precisions)
 
 
 @pytest.fixture
@@ -93,9 +108,9 @@ def run(
     monkeypatch.setattr(retrieval, "CHUNK", 16)
     monkeypatch.setitem(corpora.CORPORA, "python", lambda *_, **__: corpora.Corpus(texts, {"words": "1"}))
 
-    def main(variants: str, runner: str = "onnxruntime") -> str:
+    def main(variants: str, runner: str = "onnxruntime", more: str = "") -> str:
         options = f"--model {tiny_sentence_model} --corpus python --max-len 90 --window 8 --sentences 2"
-        options += f" --runner {runner} --tuned {tmp_path / 'longer'}"
+        options += f" {more} --runner {runner} --tuned {tmp_path / 'longer'}"
         output = f"-o {tmp_path / 'results.jsonl'} --variants"
         monkeypatch.setattr(sys, "argv", ["retrieval.py", *options.split(), *output.split(), *variants.split(";")])
         assert retrieval.main() == 0
@@ -135,3 +150,13 @@ def test_the_script_runs_what_the_results_lack(run: Callable[..., str], tmp_path
     tiled = [each for each in read_lines(tmp_path / "results.jsonl") if each.variant == "tile"]
     there = {each.facts.runner: each.mrr("later").value for each in tiled}
     assert there["pytorch-bfloat16"] == pytest.approx(there["onnxruntime"], abs=0.1)
+
+
+@pytest.mark.nightly
+@needs_openvino
+def test_the_script_runs_precisions(run: Callable[..., str], tmp_path: Path) -> None:
+    assert "2 variants to run" in run("truncated;truncated, int8", "openvino", "--documents 5")
+    exact, found = read_lines(tmp_path / "results.jsonl")
+    assert (exact.about["documents"], found.precision, found.is_of_precisions) == (5, "int8", True)
+    assert found.mrr("later").value == pytest.approx(exact.mrr("later").value, abs=0.1)
+    assert "0 variants to run" in run("truncated;truncated, int8", "openvino", "--documents 5")

@@ -241,6 +241,8 @@ class Something:
     pass
 
 number = int(sys.argv[1])
+if number == signal.SIGHUP:
+    signal.signal(number, signal.SIG_DFL)  # what nohup starts ignores it
 interruption._AGAIN_SECONDS = float(sys.argv[2])
 try:
     with stopped_like_interrupted():

@@ -21,7 +21,8 @@ from hypothesis import HealthCheck, given, settings
 
 import hdruntime
 from hdexport.attention.kinds import attention_of
-from hdruntime.bundle.manifest import Default, Fill, PaddingRule
+from hdruntime.bundle.manifest import Default, Fill, PaddingRule, SentenceSettings
+from hdruntime.bundle.pair_template import PairTemplate, TemplatePart, Wording
 from hdruntime.bundle.reader import open_bundle
 from hdruntime.bundle.writer import seal
 from hdruntime.errors import BundleCorruptError, HdexportError
@@ -54,6 +55,17 @@ BLOCKS = {
     "dense_tokens": 4,
 }
 AFTER_SEPARATOR = dataclasses.replace(INPUTS[2], default=Default(fill=Fill.AFTER_TOKEN, token_id=3))
+_PARTS = (TemplatePart(before="long", slot="query"), TemplatePart(before="are", slot="document"))
+PAIRS = SentenceSettings(
+    kind="cross-encoder",
+    max_seq_length=16,
+    prompts={"web": "documents"},
+    activation="softmax",
+    pair_template=PairTemplate(
+        plain=Wording(parts=_PARTS, after="."),
+        prompted=Wording(parts=(TemplatePart(before="", slot="prompt"), *_PARTS), after="."),
+    ),
+)
 OLD = {
     "engine": {"windows": [3], "window": WINDOW["converted"], "token_type_separator_id": 3},
     "blocks": {"block_sparse": {"kind": "bigbird", **BLOCKS}},
@@ -76,9 +88,9 @@ def resealed(bundle: Path, manifest: dict[str, Any]) -> Path:
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Two bundles that together have every key of a manifest; tests restore what they change.
+    """Three bundles that together have every key of a manifest; tests restore what they change.
 
-    Then the same two, as format version 1 had them.
+    Then the first two, as format version 1 had them.
     """
     folder = tmp_path_factory.mktemp("resealed")
     made = {
@@ -86,6 +98,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "blocks": make_bundle(
             folder / "blocks", task="text-classification", padding=PaddingRule(multiple_of=2, free_up_to=4)
         ),
+        "pairs": make_bundle(folder / "pairs", task="text-classification"),
     }
     (made["engine"] / "engines").mkdir()
     (made["engine"] / ENGINE.file).write_bytes(b"no engine")
@@ -102,11 +115,12 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             "verification": VERIFICATION,
             "attention": ({"kind": "blocks", "pattern": "bigbird", **BLOCKS, "converted": True},),
         },
+        "pairs": {"sentence": PAIRS},
     }
     for name, path in made.items():
         seal(path, dataclasses.replace(open_bundle(path).manifest, **more[name]))
-    for name, path in tuple(made.items()):
-        made[f"old {name}"] = Path(shutil.copytree(path, folder / f"old {name}"))
+    for name in OLD:
+        made[f"old {name}"] = Path(shutil.copytree(made[name], folder / f"old {name}"))
         manifest = made[f"old {name}"] / "manifest.json"
         write_json(manifest, format_1_of(json.loads(manifest.read_text()), **OLD[name]))
     return made
@@ -131,7 +145,8 @@ def use(path: Path) -> None:
     results_of_bundle(bundle)
     with hdruntime.load(bundle, "onnxruntime") as session:
         session(input_ids=[[2, 4, 3], [2, 5, 3]], attention_mask=[[1, 1, 1], [1, 1, 0]])
-        encodings = session.tokenize(["long documents", ""])
+        pairs = None if bundle.manifest.pair_template is None else ["are", "read whole"]
+        encodings = session.tokenize(["long documents", ""], pairs, prompt="" if pairs is None else "whole")
         session.infer(encodings)
         if bundle.manifest.task == "sentence-similarity":
             session.embed(["whole"])
@@ -186,7 +201,7 @@ WRONG = [
     ("outputs/1/shape/1", 10**400, r"manifest\.outputs\[1\]\.shape\[1\]"),
     ("outputs/1/shape/1", "size", r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
     ("outputs/1/shape", [], r"manifest\.outputs\[1\] should be float32 \[batch, \.\.\.\]"),
-    ("outputs/1/shape", ["batch", "tokens", 4], r"sentence_embedding should be \[batch, size\]"),
+    ("outputs/1/shape", ["batch", "tokens", 4], r"sentence_embedding should be \[batch, embedding_size\]"),
     ("outputs/1/shape/1", 5, r"sentence_embedding float32 \[batch, 4\].* but the manifest of .* lists "),
     ("outputs/0/shape/2", 5, r"token_embeddings is float32 \[batch, tokens, 5\], but hidden_size is 4"),
     ("inputs/1/role", "marks", r"manifest\.inputs has 0 of the role mask; exactly one is needed"),
@@ -235,12 +250,39 @@ WRONG = [
 ]
 """Place, value -> what is said of it."""
 
+SLOTS = r"manifest\.sentence\.pair_template\.%s\.parts has the slots %s; query and document are needed, and each of"
+PLAIN, PROMPTED = "sentence/pair_template/plain", "sentence/pair_template/prompted"
+WRONG_PAIRS = [
+    (f"{PLAIN}/parts", [], SLOTS % ("plain", r"\(none\)")),
+    (f"{PLAIN}/parts/0/slot", "document", SLOTS % ("plain", "document, document")),
+    (f"{PLAIN}/parts/0/slot", "prompt", SLOTS % ("plain", "prompt, document")),
+    (f"{PROMPTED}/parts/1/slot", "prompt", SLOTS % ("prompted", "prompt, prompt, document")),
+    (f"{PROMPTED}/parts/0/slot", "system", r"parts\[0\]\.slot should be one of 'document', 'prompt', 'query'"),
+    (f"{PLAIN}/after", None, r"pair_template\.plain\.after should be `str`"),
+    (PLAIN, None, r"pair_template\.plain should be `object`"),
+]
+OF_AN_ENCODER = (
+    "sentence",
+    {
+        "kind": "encoder",
+        "max_seq_length": 4,
+        "pair_template": {"plain": dataclasses.asdict(Wording(parts=_PARTS, after="")), "prompted": None},
+    },
+    r"manifest\.sentence\.pair_template is there for the kind encoder, which reads no pairs",
+)
+
 LABELS = ("labels", ["a", "b"], r"manifest\.labels has 2 names for logits float32 \[batch, 4\]")
 
 
 @pytest.mark.parametrize(
     ("bundle", "where", "value", "message"),
-    [*(("engine", *wrong) for wrong in WRONG), ("blocks", *LABELS), ("old blocks", *LABELS)],
+    [
+        *(("engine", *wrong) for wrong in WRONG),
+        *(("pairs", *wrong) for wrong in WRONG_PAIRS),
+        ("engine", *OF_AN_ENCODER),
+        ("blocks", *LABELS),
+        ("old blocks", *LABELS),
+    ],
     indirect=["bundle"],
 )
 def test_what_contradicts_the_format_is_named(
@@ -468,7 +510,7 @@ def mutated(manifest: dict[str, Any], mutations: list[tuple[str, int, int]]) -> 
 
 @pytest.mark.parametrize("examples", [300, pytest.param(1000, marks=pytest.mark.nightly)])
 def test_a_manifest_of_anything_is_refused_or_works(bundles: dict[str, Path], hdexport: Command, examples: int) -> None:
-    names = ["engine", "blocks", *(f"old {name}" for name in OLD)]
+    names = ["engine", "blocks", "pairs", *(f"old {name}" for name in OLD)]
 
     @settings(
         max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None

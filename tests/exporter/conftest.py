@@ -20,6 +20,7 @@ from hdexport.build import BuildOptions, build
 from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.tasks import Task
+from hdexport.rebuild import RebuildOptions, rebuild
 from hdruntime.bundle.manifest import AttentionScale, Manifest
 from hdruntime.bundle.reader import open_bundle
 from support.hugging_face import ALPHA, HuggingFace
@@ -132,6 +133,25 @@ def tiny_bundles(tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
             path = directory / "bundle"
             bundles[name] = TinyBundle(directory / "checkpoint", path, open_bundle(path).manifest)
         return bundles[name]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def openvino_bundles(tiny_bundles: TinyBundles, tmp_path_factory: pytest.TempPathFactory) -> TinyBundles:
+    """Those of `tiny_bundles` with graphs for OpenVINO, which are added: the model is not traced again for them.
+
+    They are those of a build, byte for byte: see test_rebuild_graphs.py.
+    """
+
+    def make(*of_bundle: str, **options: Any) -> TinyBundle:
+        plain = tiny_bundles(*of_bundle, **options)
+
+        def add(directory: Path) -> None:
+            rebuild(RebuildOptions(bundle=plain.path, output=directory / "bundle", openvino=True))
+
+        path = made_once(tmp_path_factory, f"openvino {plain.path.parent.name}", add) / "bundle"
+        return TinyBundle(plain.checkpoint, path, open_bundle(path).manifest)
 
     return make
 

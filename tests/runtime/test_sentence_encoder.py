@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime import SentenceEncoder, bundle_model, sentence_encoder
+from hdruntime import SentenceEncoder, bundle_model
 from hdruntime.errors import BackendError, InputError, NonFiniteOutputError
 from support.comparators import assert_close
 from support.repeated_exports import one_table_of_operators  # noqa: F401 a fixture
@@ -167,11 +167,11 @@ def test_a_closed_encoder_says_so(bundle_path: Path) -> None:
 def test_few_texts_are_tokenised_at_a_time(encoder: SentenceEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     """A text that is longer than the bound goes alone."""
     expected = encoder.encode(SENTENCES)
-    monkeypatch.setattr(sentence_encoder, "_WINDOW_CHARACTERS", 20)
-    windows = list(sentence_encoder._windows(SENTENCES, 3))
+    monkeypatch.setattr(bundle_model, "_WINDOW_CHARACTERS", 20)
+    windows = list(bundle_model._windows(SENTENCES, 3))
     assert sorted(index for window in windows for index in window) == list(range(len(SENTENCES)))
     assert [[len(SENTENCES[index]) for index in window] for window in windows] == [[23], [15], [15], [13], [9, 4, 0]]
-    assert [len(window) for window in sentence_encoder._windows(["a"] * 7, 3)] == [3, 3, 1]
+    assert [len(window) for window in bundle_model._windows(["a"] * 7, 3)] == [3, 3, 1]
     assert (encoder.encode(SENTENCES) == expected).all()
 
 

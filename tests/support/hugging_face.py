@@ -55,6 +55,7 @@ _COMPUTED_POSITIONS = (
 _CLASS_OF_TASK = {
     "feature-extraction": transformers.AutoModel,
     "sentence-similarity": transformers.AutoModel,
+    "sparse-similarity": transformers.AutoModelForMaskedLM,
     "fill-mask": transformers.AutoModelForMaskedLM,
     "text-classification": transformers.AutoModelForSequenceClassification,
     "token-classification": transformers.AutoModelForTokenClassification,
@@ -194,7 +195,7 @@ class HuggingFace:
     def __call__(
         self, input_ids: np.ndarray, attention_mask: np.ndarray, **others: np.ndarray
     ) -> dict[str, np.ndarray]:
-        """Outputs by name for int64 [batch, tokens] inputs; those of sentence-similarity are of its mean pooling."""
+        """Outputs by name for int64 [batch, tokens] inputs; sentence-similarity pools by mean, sparse by max."""
         inputs = {"input_ids": input_ids, "attention_mask": attention_mask, **others}
         if self.model.config.model_type in ("led", "longformer"):
             # The library's own default is no global token for most tasks, or the first, padding or not.
@@ -210,6 +211,9 @@ class HuggingFace:
             inputs["input_ids"] = np.where(attention_mask == 1, input_ids, self.model.config.pad_token_id)
         with torch.inference_mode():
             outputs = self.model(**{name: torch.from_numpy(ids) for name, ids in inputs.items()})
+        if self.task == "sparse-similarity":
+            logits = [row[real == 1] for row, real in zip(outputs.logits.float().numpy(), attention_mask, strict=True)]
+            return {"sparse_embedding": np.log1p(np.stack([np.maximum(row, 0).max(axis=0) for row in logits]))}
         if self.task != "sentence-similarity":
             return {name: outputs[name].float().numpy() for name in _OUTPUTS_OF_TASK.get(self.task, ("logits",))}
         tokens = outputs.last_hidden_state.numpy()

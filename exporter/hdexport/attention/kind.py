@@ -310,6 +310,13 @@ class AttentionKind:
         """About how many keys a query meets in each layer of the portable graph, in a text of that many tokens."""
         return []
 
+    def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
+        """Whether tokens that are masked attend to those that are not, in a graph with these nodes.
+
+        Else their states are 0, or undefined.
+        """
+        return False
+
     def reference_copies(self, record: Any, family: Family, heads: int) -> int:
         """Arrays [tokens, tokens] of float32 that PyTorch's side of a comparison takes at once, for one row."""
         return 0

@@ -8,6 +8,7 @@ __all__ = [
     "attention_of",
     "attention_records",
     "attention_setups",
+    "check_unseen_tokens",
     "kind_named",
     "kinds",
 ]
@@ -34,7 +35,7 @@ from hdexport.attention.spec import NotUnderstoodError
 from hdexport.attention.window.kind import WindowKind
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.bundle.manifest import Manifest
-from hdruntime.errors import BundleCorruptError, InputError
+from hdruntime.errors import BundleCorruptError, InputError, ModelError
 
 logger = logging.getLogger(__name__)
 
@@ -170,6 +171,26 @@ def attention_records(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode]
         record = kind.record(setups.get(kind.name), nodes)
         if record is not None:
             yield msgspec.to_builtins(record)
+
+
+def check_unseen_tokens(setups: Mapping[str, Setup], nodes: Sequence[OperatorNode], *, model_type: str) -> None:
+    """Refuse attention that gives tokens nothing that no token sees, as the expansion of ColBERT's queries.
+
+    Args:
+        setups, nodes: as of `attention_records`.
+        model_type: for the message.
+
+    Raises:
+        ModelError: the graph has such a kind.
+    """
+    for kind in kinds():
+        if kind.record(setups.get(kind.name), nodes) is not None and not kind.masked_tokens_attend(nodes):
+            raise ModelError(
+                f"The model expands queries by tokens that see the query and are not seen (attend: false), which "
+                f"attention {kind.name!r} of this {model_type} does not compute.\n"
+                "Choose a model with dense attention, without --attention, or one that attends to the expansion, or "
+                "build the vectors of its tokens: --task feature-extraction"
+            )
 
 
 @dataclass(frozen=True)

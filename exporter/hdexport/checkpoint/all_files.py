@@ -37,7 +37,8 @@ def is_copied(file: Path) -> bool:
     """Whether a file at the top of a checkpoint goes with it: configurations, tokenizer and licence, not weights."""
     if not file.is_file() or file.name.endswith(".index.json"):
         return False
-    return file.suffix in (".json", ".model") or file.name in _VOCABULARIES or file.stem in _LICENCES
+    suffixes = (".json", ".model", ".metadata", ".jinja")
+    return file.suffix in suffixes or file.name in _VOCABULARIES or file.stem in _LICENCES
 
 
 def write_weights(weights: Mapping[str, torch.Tensor], file: Path) -> None:

@@ -15,24 +15,28 @@ from hdexport.checkpoint.adapters import adapter_named, adapter_remark, adapters
 from hdexport.checkpoint.config import read_config, settings_from
 from hdexport.checkpoint.foreign import convert, has_google_config, is_foreign
 from hdexport.checkpoint.hub import HubModel, download, hub_model
-from hdexport.checkpoint.loading import load_model
-from hdexport.checkpoint.sentence_modules import token_modules
+from hdexport.checkpoint.loading import folded_vocabulary, load_model
+from hdexport.checkpoint.multi_vector import leaves_tokens_out
+from hdexport.checkpoint.sentence_modules import logit_score, token_modules
 from hdexport.checkpoint.sentence_settings import sentence_class
 from hdexport.checkpoint.source import SAMPLE_MODEL, name_of_directory, sample_path
 from hdexport.checkpoint.tokenizer_files import read_tokenizer
 from hdexport.checkpoint.weight_files import weight_files
-from hdexport.families import Family, family_of
+from hdexport.families import Family, family_of, generator_model_types
 from hdexport.model.positions import LONGEST
-from hdexport.model.tasks import ENCODER_TASKS, Task, infer_task
+from hdexport.model.tasks import ENCODER_TASKS, Task, infer_task, model_task
 from hdexport.support.json_files import shown
 from hdruntime.errors import InputError, ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-_READ = ("", ".json", ".model", ".safetensors", ".txt")
+_READ = ("", ".jinja", ".json", ".model", ".safetensors", ".txt")
 """Suffixes of files and folders that are read; a broken link among them would look like a missing file."""
 
+
+_TASK_OF_CLASS = {"SparseEncoder": Task.SPARSE_SIMILARITY}
+"""Class of sentence-transformers whose models are all for one task -> the task."""
 
 _SEGMENT = 512
 """Tokens of a segment in XLNet's training."""
@@ -70,13 +74,19 @@ class Checkpoint:
         Raises:
             ModelError: it was saved from a class of sentence-transformers that is not supported.
         """
+        if leaves_tokens_out(self.path):
+            return Task.TOKEN_SIMILARITY
         saved_from = sentence_class(self.path)
         if saved_from in ("SentenceTransformer", "MultiVectorEncoder") and token_modules(self.path):
             return Task.FEATURE_EXTRACTION
+        if saved_from in _TASK_OF_CLASS:
+            return _TASK_OF_CLASS[saved_from]
+        if saved_from == "CrossEncoder" and logit_score(self.path) is not None:
+            return Task.TEXT_CLASSIFICATION
         if saved_from not in (None, "SentenceTransformer", "CrossEncoder"):
             raise ModelError(
                 f"{self.path / 'config_sentence_transformers.json'} has model_type {shown(saved_from)}; "
-                "SentenceTransformer and CrossEncoder are supported.\n"
+                f"{', '.join(_TASK_OF_CLASS)}, SentenceTransformer and CrossEncoder are supported.\n"
                 "Build what its Transformer gives: --task feature-extraction or --task fill-mask"
             )
         return infer_task(
@@ -143,7 +153,10 @@ class Checkpoint:
         Raises:
             ModelError: no model has the values of ``config.json``.
         """
-        return settings_from(self.path, self.config, newer_keys=self.family.newer_keys(self.config))
+        settings = settings_from(self.path, self.config, newer_keys=self.family.newer_keys(self.config))
+        if logit_score(self.path) is not None:
+            settings.num_labels = 1
+        return settings
 
     def with_adapter(self, name: str | None) -> Checkpoint:
         """This checkpoint with an adapter in what `load` gives.
@@ -172,8 +185,16 @@ class Checkpoint:
 
         Raises:
             ModelError: the weights are missing, unreadable, of another model than ``config.json`` describes, or lack
-                the task's head, or the family has no such task.
+                the task's head, or the family has no such task, or no such score.
         """
+        score = logit_score(self.path) if task is Task.TEXT_CLASSIFICATION else None
+        of_generator = self.family.of_generator
+        if score is not None and of_generator is None:
+            raise ModelError(
+                f"{self.path} is scored by logits of a {self.config['model_type']} (LogitScore); those of "
+                f"{', '.join(generator_model_types())} are supported.\n"
+                "Build what its Transformer gives: --task feature-extraction"
+            )
         self._check_task(task)
         files = self.weight_files(allow_pickle=allow_pickle)
         model = load_model(
@@ -182,6 +203,7 @@ class Checkpoint:
             settings=self.settings(),
             family=self.family,
             task=task,
+            is_generator=score is not None,
             made_for=self.task,
             report=report,
         )
@@ -189,6 +211,8 @@ class Checkpoint:
             self.family.choose_adapter(model, self.adapter)
         elif self.adapter is not None:
             merge_adapter(model, self.path / self.adapter)
+        if score is not None and of_generator is not None:
+            model = of_generator(model, folded_vocabulary(model, score))
         for module in model.modules():
             if hasattr(module, "chunk_size_feed_forward"):
                 # Feed-forward layers in chunks of tokens give the same numbers, and a trace would freeze their count.
@@ -207,10 +231,10 @@ class Checkpoint:
         return weight_files(self.path, allow_pickle=allow_pickle)
 
     def _check_task(self, task: Task) -> None:
-        tasks = self.family.tasks or ENCODER_TASKS
+        tasks = self.family.all_tasks
         if task in tasks:
             return
-        if task in ENCODER_TASKS and Task.FILL_MASK in tasks:
+        if model_task(task) in ENCODER_TASKS and Task.FILL_MASK in tasks:
             raise ModelError(
                 f"The task {task.value} of a {self.config['model_type']} has no model in transformers; there are "
                 f"{', '.join(known.value for known in tasks)}.\nBuild one of these: --task {tasks[0].value}"

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hdexport.checkpoint.sentence_modules import sentence_modules
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
@@ -48,10 +49,7 @@ def read_config(path: Path, *, family_of: Callable[[str], Family]) -> dict[str, 
     """
     file = path / "config.json"
     if not file.exists() and not file.is_symlink():
-        raise ModelError(
-            f"{path} holds no config.json, so it is not a Hugging Face checkpoint.\n"
-            "Name the directory that save_pretrained() wrote."
-        )
+        raise _no_config(path)
     config = read_object(file)
     if not isinstance(config.get("model_type"), str):
         raise ModelError(
@@ -60,6 +58,26 @@ def read_config(path: Path, *, family_of: Callable[[str], Family]) -> dict[str, 
     _check_values(file, config)
     _refuse_variants(file, config, family=family_of(config["model_type"]))
     return config
+
+
+def _no_config(path: Path) -> ModelError:
+    modules = sentence_modules(path)
+    if not modules:
+        return ModelError(
+            f"{path} holds no config.json, so it is not a Hugging Face checkpoint.\n"
+            "Name the directory that save_pretrained() wrote."
+        )
+    # Routes of a Router, say, have folders of their own.
+    parts = [file.parent for file in sorted(path.glob("*/config.json")) if "model_type" in read_object(file)]
+    return ModelError(
+        f"{path} is a model of sentence-transformers that begins with {shown(modules[0].kind)}, and not with a "
+        "Transformer of its own directory, which a bundle needs.\n"
+        + (
+            f"Build the token vectors of a part: {', '.join(str(path / shown(Path(part.name))) for part in parts)}"
+            if parts
+            else "Choose a model that begins with a Transformer."
+        )
+    )
 
 
 def settings_from(path: Path, config: dict[str, Any], *, newer_keys: Mapping[str, Any]) -> PreTrainedConfig:

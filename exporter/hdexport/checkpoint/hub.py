@@ -16,7 +16,7 @@ from hdruntime.optional import require
 _NAME = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]+)(?:@(?P<revision>[\w.][\w./-]*))?", re.ASCII)
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
-_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*/config.json"]
+_FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.jinja", "*/config.json", "artifact.metadata"]
 _PICKLES = ["*.bin"]
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-__all__ = ["load_model"]
+__all__ = ["folded_vocabulary", "load_model"]
 
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hdexport.checkpoint.agreement import Agreement, several
 from hdexport.checkpoint.converted_weights import as_loaded
+from hdexport.checkpoint.multi_vector import PROJECTION
 from hdexport.checkpoint.weight_files import read_weights, stored_weights
 from hdexport.families import Family
 from hdexport.model.model_classes import model_from_config
@@ -20,7 +21,14 @@ from hdexport.support.memory import says_out_of_memory
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from hdexport.checkpoint.sentence_modules import LogitScore
+
+
+_HEAD_WEIGHTS = {Task.TOKEN_SIMILARITY: (PROJECTION,)}
+"""Task -> weights beside the model's that its head has."""
 
 
 def load_model(
@@ -30,6 +38,7 @@ def load_model(
     settings: PreTrainedConfig,
     family: Family,
     task: Task,
+    is_generator: bool = False,
     made_for: Callable[[], Task],
     report: Callable[[str], None],
 ) -> PreTrainedModel:
@@ -41,6 +50,7 @@ def load_model(
         settings: decide the model.
         family: of the model.
         task: decides the head.
+        is_generator: load the family's generator, of which the head is made afterwards.
         made_for: returns the task that the checkpoint was made for, for messages.
         report: takes a line that names the weights that the task does not need, if there are any.
 
@@ -55,12 +65,15 @@ def load_model(
     transformers.utils.logging.disable_progress_bar()
     agreement = Agreement(
         path=path,
-        stored=stored_weights(files),
+        # A head's own weights are read with it.
+        stored={
+            name: stored for name, stored in stored_weights(files).items() if name not in _HEAD_WEIGHTS.get(task, ())
+        },
         settings=settings,
-        not_needed=_not_needed(family, task),
+        not_needed=_not_needed(family, task, is_generator=is_generator),
     )
     agreement.check_layers()
-    skeleton = _skeleton(agreement, family, task)
+    skeleton = _skeleton(agreement, family, Task.TEXT_SCORING if is_generator else task)
     agreement = dataclasses.replace(agreement, stored=as_loaded(agreement.stored, skeleton))
     agreement.check_weights(skeleton)
     try:
@@ -86,12 +99,37 @@ def load_model(
     return model
 
 
-def _not_needed(family: Family, task: Task) -> tuple[str, ...]:
+def folded_vocabulary(generator: PreTrainedModel, score: LogitScore) -> torch.Tensor:
+    """The one row that stands for a generator's vocabulary in a score.
+
+    Args:
+        generator: in float32.
+        score: which logits.
+
+    Returns:
+        float32 [hidden_size], whose product with a token's vector is the score.
+
+    Raises:
+        ModelError: the generator has no such token.
+    """
+    head: Any = generator.get_output_embeddings()
+    rows = head.weight.detach()
+    for token_id in (score.true_token_id, score.false_token_id):
+        if token_id is not None and token_id >= len(rows):
+            raise ModelError(
+                f"The checkpoint's LogitScore reads the logit of the token {token_id}, and the model has {len(rows)} "
+                "tokens.\nSet true_token_id and false_token_id to ids of its tokenizer, or download the model again."
+            )
+    row: torch.Tensor = rows[score.true_token_id].clone()
+    return row if score.false_token_id is None else row - rows[score.false_token_id]
+
+
+def _not_needed(family: Family, task: Task, *, is_generator: bool) -> tuple[str, ...]:
     # A pooler is in no graph of ours but the classifier's, where BERT's head reads it. Families with a choice of tasks
     # are the encoders of larger models.
     pooler = () if task is Task.TEXT_CLASSIFICATION else ("pooler.",)
     others = () if family.tasks is None else ("decoder.",)
-    return (*pooler, *others, *family.training_weights)
+    return (*pooler, *others, *(() if is_generator else family.training_weights))
 
 
 def _attention(family: Family) -> str:

@@ -174,7 +174,7 @@ def _beyond(
     trainable, as_it_is = _options(scheme, DEFAULT_ALPHA, "none"), _options(scheme, EMBEDDING_ALPHA, scale)
     if trainable == as_it_is:
         return PositionChoice(reason="as the options say")
-    if task not in (Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY):
+    if task not in (Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.TOKEN_SIMILARITY):
         return PositionChoice(
             reason=f"a {task.value} model is mostly fine-tuned on long texts",
             force=f"{as_it_is}, for one that is not",

@@ -1,23 +1,28 @@
-"""The modules that sentence-transformers chains: ``modules.json``, and the settings of the pooling."""
+"""The modules that sentence-transformers chains: ``modules.json``, and the settings of poolings and of scores."""
 
 from __future__ import annotations
 
 __all__ = [
     "TOKENS",
     "TOKENS_INSTEAD",
+    "LogitScore",
     "PoolingSettings",
     "SentenceModule",
+    "logit_score",
     "module_folders",
     "pooling_settings",
+    "reads_and_writes",
     "sentence_modules",
     "token_modules",
 ]
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from hdexport.support.json_files import read_json, read_object, shown
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.bundle.manifest import TokenId
 from hdruntime.errors import ModelError
 
 _MODES = {
@@ -65,6 +70,20 @@ class PoolingSettings:
     following: tuple[SentenceModule, ...]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LogitScore:
+    """A score by a generator's logits of the last token: one of them, or how far it is above another.
+
+    Attributes:
+        true_token_id: the token whose logit is the score.
+        false_token_id: the token whose logit is taken from it; None for none.
+    """
+
+    true_token_id: TokenId
+    false_token_id: TokenId | None = None
+    module_input_name: Literal["causal_logits"] = "causal_logits"
+
+
 def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
     """What ``modules.json`` of a checkpoint lists, in order; empty without the file.
 
@@ -80,6 +99,22 @@ def sentence_modules(directory: Path) -> tuple[SentenceModule, ...]:
     return tuple(_sentence_module(path, module) for module in modules)
 
 
+def logit_score(directory: Path) -> LogitScore | None:
+    """The score of a Transformer that a LogitScore alone follows; None for other chains.
+
+    Raises:
+        ModelError: a file cannot be read, or does not say which tokens.
+    """
+    modules = sentence_modules(directory)
+    if [module.kind for module in modules] != ["Transformer", "LogitScore"]:
+        return None
+    file = directory / modules[1].folder / "config.json"
+    try:
+        return from_values(read_object(file), LogitScore, name=shown(file))
+    except JsonMismatchError as error:
+        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
+
+
 def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
     """The modules after a Transformer, where all of them change tokens' vectors and none pools: of late interaction.
 
@@ -93,16 +128,25 @@ def token_modules(directory: Path) -> tuple[SentenceModule, ...]:
     if not following or modules[0].kind != "Transformer":
         return ()
     are_of_tokens = (
-        module.kind in ("Dense", "Normalize") and _vectors_of(directory / module.folder / "config.json") == {TOKENS}
+        module.kind in ("Dense", "Normalize")
+        and reads_and_writes(directory / module.folder / "config.json") == {TOKENS}
         for module in following
     )
     return following if all(are_of_tokens) else ()
 
 
-def _vectors_of(file: Path) -> set[object]:
-    """What a module reads and what it writes, by the file with its settings."""
+def reads_and_writes(file: Path, *, default: str = "sentence_embedding") -> set[object]:
+    """Names of the vectors that a module reads and writes.
+
+    Args:
+        file: with its settings; it may be missing.
+        default: what is read where the file does not say.
+
+    Raises:
+        ModelError: the file cannot be read.
+    """
     config = read_object(file) if file.is_file() else {}
-    reads = config.get("module_input_name") or "sentence_embedding"
+    reads = config.get("module_input_name") or default
     return {reads, config.get("module_output_name") or reads}
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-__all__ = ["SentencePooling", "TokenLayers", "sentence_head", "sentence_pooling"]
+__all__ = ["SentencePooling", "TokenLayers", "late_interaction_layers", "sentence_pooling", "token_layers"]
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hdexport.checkpoint.sentence_modules import TOKENS, TOKENS_INSTEAD, pooling_settings, token_modules
-from hdexport.checkpoint.weight_files import read_weights
-from hdexport.model.tasks import Task
+from hdexport.checkpoint.multi_vector import PROJECTION, late_interaction
+from hdexport.checkpoint.sentence_modules import (
+    TOKENS,
+    TOKENS_INSTEAD,
+    SentenceModule,
+    pooling_settings,
+    token_modules,
+)
+from hdexport.checkpoint.weight_files import read_weights, weight_files
+from hdexport.model.head import Head
 from hdexport.support.json_files import read_object, shown
 from hdruntime.errors import ModelError
 
 
-class SentencePooling(torch.nn.Module):
+class SentencePooling(Head):
     """Pools the tokens of each row to one vector, then applies the layers that follow."""
 
     def __init__(self, modes: tuple[str, ...], layers: list[torch.nn.Module]) -> None:
@@ -44,8 +51,15 @@ class SentencePooling(torch.nn.Module):
             pooled = layer(pooled)
         return pooled
 
+    def outputs(
+        self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The tokens' vectors and the sentence's; see `Head.outputs`."""
+        tokens = states.float()
+        return tokens, self(tokens, attention_mask, pooled_mask)
 
-class TokenLayers(torch.nn.Module):
+
+class TokenLayers(Head):
     """Layers that are applied to the vector of each token, for late interaction.
 
     Args:
@@ -134,30 +148,63 @@ _POOLS: dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Ten
 """Mode -> (tokens' vectors [batch, tokens, width], mask of those that are pooled, mask of real tokens) -> vectors."""
 
 
-def sentence_head(path: Path, task: Task, *, hidden_size: int) -> SentencePooling | TokenLayers | None:
-    """The modules after the encoder that a bundle for a task computes, with their weights; None where there are none.
-
-    Sentences' vectors take all modules. Tokens' vectors are given as they are where a pooling follows, and take the
-    modules of a chain without one.
+def token_layers(path: Path, *, hidden_size: int) -> TokenLayers | None:
+    """The modules of a chain that changes tokens' vectors and pools none, with their weights; None for other chains.
 
     Args:
         path: of the checkpoint.
-        task: of the bundle.
         hidden_size: width of the encoder's tokens.
 
     Raises:
         ModelError: as `sentence_pooling` does.
     """
-    if task is Task.SENTENCE_SIMILARITY:
-        return sentence_pooling(path, hidden_size=hidden_size)
-    modules = token_modules(path) if task is Task.FEATURE_EXTRACTION else ()
-    if not modules:
-        return None
-    layers, width = [], hidden_size
+    modules = token_modules(path)
+    return _token_layers(path, modules, [], hidden_size) if modules else None
+
+
+def late_interaction_layers(path: Path, *, hidden_size: int) -> TokenLayers:
+    """What a model of late interaction applies to each token, with its weights.
+
+    Args:
+        path: of the checkpoint.
+        hidden_size: width of the encoder's tokens.
+
+    Raises:
+        ModelError: as `late_interaction` and `sentence_pooling` do.
+    """
+    model = late_interaction(path)
+    if not model.is_stanford:
+        return _token_layers(path, model.layers, [], hidden_size)
+    projection = _projection(path, hidden_size)
+    return _token_layers(path, model.layers, [projection], projection.out_features)
+
+
+def _token_layers(
+    path: Path, modules: Sequence[SentenceModule], before: list[torch.nn.Module], width: int
+) -> TokenLayers:
+    layers = list(before)
     for module in modules:
         layer, width = _layer(module.kind, path / module.folder, width, vectors=TOKENS)
         layers.append(layer)
     return TokenLayers(layers, width)
+
+
+def _projection(path: Path, width: int) -> torch.nn.Linear:
+    """The layer that Stanford's ColBERT has after BERT, stored among its weights."""
+    weight = next(
+        (weights[PROJECTION] for file in weight_files(path) if PROJECTION in (weights := read_weights(file))), None
+    )
+    if weight is None or weight.ndim != 2 or weight.shape[1] != width or not weight.is_floating_point():
+        found = "no such weight" if weight is None else f"{weight.dtype} {list(weight.shape)}"
+        raise ModelError(
+            f"{path} needs the weight {PROJECTION}, floats [dimensions, {width}], and has {found}.\n"
+            "Download the model again."
+        )
+    if not weight.isfinite().all():
+        raise ModelError(f"{path} has a weight {PROJECTION} that is NaN or infinite.\nDownload the model again.")
+    layer = torch.nn.Linear(width, len(weight), bias=False, device="meta")
+    layer.load_state_dict({"weight": weight.float()}, assign=True)
+    return layer
 
 
 def sentence_pooling(path: Path, *, hidden_size: int) -> SentencePooling:

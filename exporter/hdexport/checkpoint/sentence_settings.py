@@ -4,15 +4,19 @@ from __future__ import annotations
 
 __all__ = ["lowercases", "sentence_class", "sentence_settings"]
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from hdexport.checkpoint.sentence_modules import pooling_settings, sentence_modules, token_modules
+from hdexport.checkpoint.multi_vector import is_late_interaction, late_interaction, multi_vector_settings
+from hdexport.checkpoint.pair_template import MessageFormat, pair_template
+from hdexport.checkpoint.sentence_modules import logit_score, pooling_settings, sentence_modules, token_modules
 from hdexport.model.tasks import Task
 from hdexport.support.json_files import read_object, shown
 from hdruntime.bundle.checked_json import JsonMismatchError, from_values
 from hdruntime.bundle.manifest import SentenceSettings, Similarity, Size
+from hdruntime.bundle.pair_template import PairTemplate
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
@@ -29,8 +33,11 @@ _TRANSFORMER_CONFIGS = tuple(
 _FIXED = {
     "encoder": ("feature-extraction", "last_hidden_state", "token_embeddings"),
     "cross-encoder": ("sequence-classification", "logits", "scores"),
+    "multi-vector-encoder": ("feature-extraction", "last_hidden_state", "token_embeddings"),
+    "sparse-encoder": ("fill-mask", "logits", "token_embeddings"),
+    "logit-score": ("text-generation", "logits", "causal_logits"),
 }
-"""Kind -> task, the model's output and the module's, as the module Transformer has to be set."""
+"""Kind of chain -> task, the model's output and the module's, as the module Transformer has to be set."""
 
 _MODEL_OPTIONS = ("torch_dtype", "dtype", "attn_implementation", "add_pooling_layer")
 
@@ -61,6 +68,7 @@ class _Config:
     default_prompt_name: str | None = None
     similarity_fn_name: Similarity | None = None
     truncate_dim: Size | None = None
+    max_active_dims: Size | None = None
     activation_fn: str | None = None
 
 
@@ -68,12 +76,37 @@ class _Config:
 class _TokensConfig(_Config):
     """The same of a model of late interaction, whose vectors are tokens'."""
 
-    similarity_fn_name: Literal["cosine", "dot", "euclidean", "manhattan", "maxsim"] | None = None  # type: ignore[assignment]
+    similarity_fn_name: str | None = None  # type: ignore[assignment]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _TokenizerOptions:
     model_max_length: Size | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Messages:
+    """How a pair reaches the chat template."""
+
+    format: MessageFormat
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Modalities:
+    message: _Messages | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _ProcessingOptions:
+    chat_template: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _TemplateConfig:
+    """What is read of the same file for pairs in a chat template."""
+
+    modality_config: _Modalities | None = None
+    processing_kwargs: _ProcessingOptions | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,27 +145,63 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
     Raises:
         ModelError: a file cannot be read, a setting cannot be honoured, or its value is invalid.
     """
+    read = _SETTINGS_OF_TASK.get(task)
+    if checkpoint.tokenizer is None and task is Task.TOKEN_SIMILARITY:
+        raise ModelError(
+            f"{checkpoint.path} has no tokenizer, by which a model of late interaction tells queries from documents.\n"
+            "Put its tokenizer.json there, or build the vectors of tokens: --task feature-extraction"
+        )
+    return None if read is None or checkpoint.tokenizer is None else read(checkpoint)
+
+
+def _of_pairs(checkpoint: Checkpoint) -> SentenceSettings | None:
+    path, activation = checkpoint.path, _activation(checkpoint)
+    if activation is None:
+        return None
+    modules, has_score = [module.kind for module in sentence_modules(path)], logit_score(path) is not None
+    if modules[1:] and not has_score:
+        raise ModelError(
+            f"{path} chains the modules {', '.join(modules)}; a CrossEncoder of a Transformer alone is supported, and "
+            "one of a Transformer and a LogitScore.\n"
+            "Choose a model that classifies with the head of its Transformer."
+        )
+    _check_transformer(path, "logit-score" if has_score else "cross-encoder")
+    general = _general(checkpoint)
+    template = _pair_template(checkpoint, general["prompts"].values())
+    return SentenceSettings(kind="cross-encoder", activation=activation, pair_template=template, **general)
+
+
+def _of_tokens(checkpoint: Checkpoint) -> SentenceSettings:
+    if token_modules(checkpoint.path):
+        _check_transformer(checkpoint.path, "encoder")
+    return SentenceSettings(kind="encoder", **_general(checkpoint))
+
+
+def _of_sparse_vectors(checkpoint: Checkpoint) -> SentenceSettings:
+    from hdexport.checkpoint.splade_pooling import splade_pooling
+
+    splade_pooling(checkpoint.path)  # refuses other modules
+    _check_transformer(checkpoint.path, "sparse-encoder")
+    config = _config(checkpoint.path)
+    general = _general(checkpoint) | {"similarity": config.similarity_fn_name or "dot", "truncate_dim": None}
+    return SentenceSettings(kind="sparse-encoder", pooling=("max",), max_active_dims=config.max_active_dims, **general)
+
+
+def _of_late_interaction(checkpoint: Checkpoint) -> SentenceSettings:
     path = checkpoint.path
-    if checkpoint.tokenizer is None:
-        return None
-    if task is Task.TEXT_CLASSIFICATION:
-        activation = _activation(checkpoint)
-        if activation is None:
-            return None
-        modules = [module.kind for module in sentence_modules(path)]
-        if modules[1:]:
-            raise ModelError(
-                f"{path} chains the modules {', '.join(modules)}; a CrossEncoder of a Transformer alone is supported.\n"
-                "Choose a model that classifies with the head of its Transformer."
-            )
-        _check_transformer(path, "cross-encoder")
-        return SentenceSettings(kind="cross-encoder", activation=activation, **_general(checkpoint))
-    if task is Task.FEATURE_EXTRACTION:
-        if token_modules(path):
-            _check_transformer(path, "encoder")
-        return SentenceSettings(kind="encoder", **_general(checkpoint))
-    if task is not Task.SENTENCE_SIMILARITY:
-        return None
+    model = late_interaction(path)
+    _check_transformer(path, "multi-vector-encoder", honoured=("query_length", "document_length", "query_expansion"))
+    return SentenceSettings(
+        kind="multi-vector-encoder",
+        dense=model.is_stanford or any(module.kind == "Dense" for module in model.layers),
+        normalize=model.layers[-1:] != () and model.layers[-1].kind == "Normalize",
+        multi_vector=multi_vector_settings(model, checkpoint.tokenizer, path=path),
+        **_general(checkpoint) | {"prompts": dict(model.prompts), "truncate_dim": None},
+    )
+
+
+def _of_sentences(checkpoint: Checkpoint) -> SentenceSettings:
+    path = checkpoint.path
     pooling = pooling_settings(path)
     _check_transformer(path, "encoder")
     return SentenceSettings(
@@ -145,8 +214,17 @@ def sentence_settings(checkpoint: Checkpoint, task: Task) -> SentenceSettings | 
     )
 
 
+_SETTINGS_OF_TASK: dict[Task, Callable[[Checkpoint], SentenceSettings | None]] = {
+    Task.FEATURE_EXTRACTION: _of_tokens,
+    Task.SENTENCE_SIMILARITY: _of_sentences,
+    Task.SPARSE_SIMILARITY: _of_sparse_vectors,
+    Task.TOKEN_SIMILARITY: _of_late_interaction,
+    Task.TEXT_CLASSIFICATION: _of_pairs,
+}
+
+
 def _general(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Settings that encoders and cross-encoders share."""
+    """Settings that all kinds of models share."""
     file = checkpoint.path / _CONFIG
     config = _config(checkpoint.path)
     prompts = {name: text or "" for name, text in (config.prompts or {}).items()}
@@ -161,7 +239,7 @@ def _general(checkpoint: Checkpoint) -> dict[str, Any]:
         "prompts": prompts,
         "default_prompt_name": config.default_prompt_name,
         # MaxSim is of two texts' tokens, and what is said here of two vectors.
-        "similarity": "cosine" if config.similarity_fn_name in (None, "maxsim") else config.similarity_fn_name,
+        "similarity": config.similarity_fn_name if config.similarity_fn_name in get_args(Similarity) else "cosine",
         "truncate_dim": config.truncate_dim,
     }
 
@@ -174,17 +252,37 @@ def _max_seq_length(checkpoint: Checkpoint) -> int:
     return int(min(own, checkpoint.base_positions))
 
 
-def _check_transformer(path: Path, kind: str) -> None:
+def _pair_template(checkpoint: Checkpoint, prompts: Iterable[str]) -> PairTemplate | None:
+    """What writes a cross-encoder's pairs; None where its tokenizer takes two texts."""
+    file = _transformer_file(checkpoint.path)
+    config = _read(file, _TemplateConfig)
+    if config.modality_config is None or config.modality_config.message is None:
+        return None
+    options = config.processing_kwargs or _ProcessingOptions()
+    return pair_template(
+        checkpoint.tokenizer,
+        file=file,
+        message_format=config.modality_config.message.format,
+        options=options.chat_template,
+        prompts=prompts,
+    )
+
+
+def _check_transformer(path: Path, kind: str, *, honoured: tuple[str, ...] = ()) -> None:
     """Refuse settings of the module Transformer that change its results, and are not honoured elsewhere."""
     file = _transformer_file(path)
     task, output, module_output = _FIXED[kind]
+    call = {"method": "forward", "method_output_name": output}
     expected = {
         "transformer_task": task,
-        "modality_config": {"text": {"method": "forward", "method_output_name": output}},
+        "modality_config": {"text": call},
         "module_output_name": module_output,
     }
-    for name, value in _read(file, dict[str, Any]).items():
-        if value in (None, False, {}, []) or name in ("max_seq_length", "do_lower_case"):
+    values = _read(file, dict[str, Any])
+    if kind in ("cross-encoder", "logit-score"):
+        values = _without_template(values, call)
+    for name, value in values.items():
+        if value in (None, False, {}, []) or name in ("max_seq_length", "do_lower_case", *honoured):
             continue
         if name in _HARMLESS:
             harmless = _HARMLESS[name]
@@ -199,6 +297,22 @@ def _check_transformer(path: Path, kind: str) -> None:
             "Remove it if the model gives the same vectors without it, or build the tokens' vectors: "
             "--task feature-extraction"
         )
+
+
+def _without_template(values: Mapping[str, Any], call: Mapping[str, str]) -> dict[str, Any]:
+    """Settings of the module Transformer but for those that :func:`_pair_template` honours."""
+    honoured: dict[str, Callable[[str, Any], bool]] = {
+        "modality_config": lambda key, value: (
+            key == "message" and isinstance(value, dict) and {**value, "format": ""} == {**call, "format": ""}
+        ),
+        "processing_kwargs": lambda key, value: key == "chat_template",
+    }
+    return {
+        name: {key: each for key, each in value.items() if not honoured[name](key, each)}
+        if name in honoured and isinstance(value, dict)
+        else value
+        for name, value in values.items()
+    }
 
 
 def _activation(checkpoint: Checkpoint) -> Any:
@@ -225,7 +339,7 @@ def _activation(checkpoint: Checkpoint) -> Any:
 
 
 def _config(path: Path) -> _Config:
-    return _read(path / _CONFIG, _TokensConfig if token_modules(path) else _Config)
+    return _read(path / _CONFIG, _TokensConfig if token_modules(path) or is_late_interaction(path) else _Config)
 
 
 def _transformer_file(path: Path) -> Path:

@@ -9,6 +9,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hdexport.checkpoint.multi_vector import register_markers
 from hdexport.checkpoint.sentence_settings import lowercases
 from hdexport.support.json_files import shown
 from hdruntime.bundle.manifest import TokenizerInfo
@@ -88,6 +89,7 @@ def read_tokenizer(path: Path) -> Any:
         raise ModelError(f"The tokenizer of {path} could not be read: {shown(error)}\n{_remedy(path)}") from error
     if lowercases(path):
         _lowercase(tokenizer.backend_tokenizer)
+    register_markers(tokenizer, path)
     return tokenizer
 
 

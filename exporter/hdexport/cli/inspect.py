@@ -18,7 +18,7 @@ from hdruntime.errors import BundleCorruptError, MissingDependencyError
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, SentenceSettings
+    from hdruntime.bundle.manifest import EngineFile, HalfRange, Manifest, MultiVectorSettings, SentenceSettings
     from hdruntime.bundle.reader import Bundle
 
 SUMMARY = "show what is in a bundle"
@@ -174,7 +174,8 @@ def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
     if settings.max_seq_length < LONGEST:
         yield "own length", f"{settings.max_seq_length} tokens: what sentence-transformers cuts texts to"
     if settings.activation is not None:
-        yield "cross-encoder", f"reads pairs of texts, scores by {settings.activation}"
+        template = "" if settings.pair_template is None else " in the checkpoint's chat template"
+        yield "cross-encoder", f"reads pairs of texts{template}, scores by {settings.activation}"
     else:
         steps = [
             *settings.pooling,
@@ -183,13 +184,34 @@ def _sentence(settings: SentenceSettings) -> Iterator[tuple[str, str]]:
         ]
         if settings.truncate_dim is not None:
             steps.append(f"{settings.truncate_dim} dimensions kept")
-        yield "vectors", f"{', '.join(steps) or 'of tokens'}; similarity {settings.similarity}"
+        if settings.max_active_dims is not None:
+            steps.append(f"{settings.max_active_dims} largest weights kept")
+        own = settings.multi_vector
+        of_tokens = ["of tokens"] if own is not None or not steps else []
+        similarity = settings.similarity if own is None else own.similarity
+        yield "vectors", f"{', '.join([*of_tokens, *steps])}; similarity {similarity}"
+        if own is not None:
+            yield from _multi_vector(settings, own)
     default = settings.default_prompt_name
     for name, prompt in settings.prompts.items():
         if prompt or name == default:
             yield f"prompt {name}", repr(prompt) + (" (default)" if name == default else "")
     if not settings.include_prompt:
         yield "", "the tokens of prompts are not pooled"
+
+
+def _multi_vector(settings: SentenceSettings, own: MultiVectorSettings) -> Iterator[tuple[str, str]]:
+    from hdruntime.text.token_vectors import Side, TextSide
+
+    expansion = own.expansion
+    for name, side in (("queries", Side.QUERY), ("documents", Side.DOCUMENT)):
+        parts = [f"cut to {TextSide(settings, side).own_length} tokens by the model"]
+        if side is Side.QUERY and expansion is not None:
+            seen = "which all tokens see" if expansion.attend else "which no token sees"
+            parts.append(f"expanded to {expansion.length} by the token {expansion.token_id}, {seen}")
+        if side.value in own.skipped_in and own.skipped_ids:
+            parts.append(f"no vectors for {len(own.skipped_ids)} tokens of the vocabulary")
+        yield name, ", ".join(parts)
 
 
 def _positions(manifest: Manifest) -> str:

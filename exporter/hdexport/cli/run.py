@@ -180,7 +180,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--prompt-name",
         metavar="NAME",
         help="the model's prompt to put before every text, e.g. query; see `hdexport inspect` (default: the model's "
-        "default, if it has one)",
+        "default, if it has one). For token-similarity, query also says that texts are queries; they are documents "
+        "otherwise",
     )
     parser.add_argument("--prompt", metavar="TEXT", help="the prompt itself; '' for none")
     parser.add_argument(
@@ -201,6 +202,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--handle-impossible-answer",
         action="store_true",
         help="for question-answering: an empty answer, if that the context has none is more probable than its answers",
+    )
+    parser.add_argument(
+        "--max-active-dims",
+        metavar="N",
+        type=whole_number,
+        help="for sparse-similarity: keep the N largest weights of a text (default: the model's number, mostly all)",
     )
     parser.add_argument("--force", action="store_true", help="replace the output if it exists")
     parser.add_argument(
@@ -310,6 +317,7 @@ def _job_options(options: argparse.Namespace) -> JobOptions:
         aggregation=None if options.aggregation is None else Aggregation(options.aggregation),
         answers=AnswerOptions(top_k=options.top_k or 1, handle_impossible_answer=impossible) if asks else None,
         late_chunking=options.late_chunking,
+        max_active_dims=options.max_active_dims,
         overlap=options.overlap,
         force=options.force,
         restart=options.restart,
@@ -328,7 +336,7 @@ def _ray_address(text: str) -> str:
 def _pool(bundle: Bundle, job: Job, options: argparse.Namespace, report: JobReport) -> Iterator[tuple[WindowPool, str]]:
     """The pool, and a line for the job's end that says which backend ``auto`` took and why."""
     import hdruntime
-    from hdruntime.backends.choice import CPU_BACKENDS
+    from hdruntime.backends.cpu_choice import CPU_BACKENDS
     from hdruntime.jobs.windows import LocalPool
 
     if options.ray is not None:

@@ -78,7 +78,7 @@ def _adapt(encoder: Any, setup: BlockSetup | None = None) -> None:
 
 FAMILY = Family(
     model_types=("bigbird_pegasus",),
-    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
+    tasks=(Task.FEATURE_EXTRACTION,),
     encoder=encoder_of,
     embeddings=lambda encoder: encoder.embed_positions,
     # The encoder's and the decoder's, which are as long.

@@ -76,7 +76,6 @@ _TABLE = Family(
     has_token_types=lambda config, task: False,
     tasks=(
         Task.FEATURE_EXTRACTION,
-        Task.SENTENCE_SIMILARITY,
         Task.FILL_MASK,
         Task.TEXT_CLASSIFICATION,
         Task.TOKEN_CLASSIFICATION,

@@ -88,7 +88,7 @@ def _token_width(config: Any) -> int:
 
 FAMILY = Family(
     model_types=("gemma3_text", "embedding_gemma2_text"),
-    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
+    tasks=(Task.FEATURE_EXTRACTION,),
     why_not_other_tasks="is not what it was trained for",
     learned_positions=False,
     stretches_rotary=True,

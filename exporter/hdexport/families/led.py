@@ -81,7 +81,7 @@ def _padded_tokens(config: Any, tokens: int) -> int:
 
 FAMILY = Family(
     model_types=("led",),
-    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
+    tasks=(Task.FEATURE_EXTRACTION,),
     encoder=encoder_of,
     embeddings=lambda encoder: encoder.embed_positions,
     positions_key="max_encoder_position_embeddings",

@@ -140,7 +140,7 @@ def _attention(config: Any) -> LocalGlobalAttention:
 FAMILY = Family(
     model_types=("longt5",),
     encoder_classes={"longt5": "LongT5EncoderModel"},
-    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY),
+    tasks=(Task.FEATURE_EXTRACTION,),
     learned_positions=False,
     counts_distances=True,
     embeddings=lambda model: model.base_model.encoder,

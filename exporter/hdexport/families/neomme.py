@@ -43,7 +43,7 @@ FAMILY = Family(
     stretches_rotary=True,
     embeddings=lambda model: model.base_model,
     adapt=_adapt,
-    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.FILL_MASK),
+    tasks=(Task.FEATURE_EXTRACTION, Task.FILL_MASK),
     why_not_other_tasks="needs a head that transformers does not have for it",
     why_not_converted="its local layers have windows already, and its global layers attend to the whole text",
 )

@@ -210,7 +210,6 @@ FAMILY = Family(
     own=OwnAttention(kind="lsh", of_config=_attention, adapt=_adapt),
     tasks=(
         Task.FEATURE_EXTRACTION,
-        Task.SENTENCE_SIMILARITY,
         Task.FILL_MASK,
         Task.TEXT_CLASSIFICATION,
         Task.QUESTION_ANSWERING,

@@ -231,7 +231,6 @@ FAMILY = Family(
     own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember),
     tasks=(
         Task.FEATURE_EXTRACTION,
-        Task.SENTENCE_SIMILARITY,
         Task.TEXT_CLASSIFICATION,
         Task.TOKEN_CLASSIFICATION,
         Task.QUESTION_ANSWERING,

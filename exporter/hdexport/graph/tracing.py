@@ -54,6 +54,7 @@ def trace(module: GraphModule, *, max_len: int, vocab_size: int) -> onnx_ir.Mode
             torch.inference_mode(),
             warnings.catch_warnings(),
             _quiet_exporter(),
+            _without_stack_traces(),
             named_arguments(module),
             layers_traced_once(module),
         ):
@@ -86,7 +87,12 @@ def _examples(module: GraphModule, *, max_len: int, vocab_size: int) -> dict[str
     generator = torch.Generator().manual_seed(0)
     tokens = max(_FEWEST_TRACED_TOKENS, min(_TRACED_TOKENS, max_len))
     ids = torch.randint(0, vocab_size, (_TRACED_BATCH, tokens), generator=generator)
-    made = {Role.IDS: ids, Role.MASK: torch.ones_like(ids), Role.POOLED: torch.ones_like(ids)}
+    made = {
+        Role.IDS: ids,
+        Role.MASK: torch.ones_like(ids),
+        Role.POOLED: torch.ones_like(ids),
+        Role.ATTENDED: torch.ones_like(ids),
+    }
     return {
         argument_name(spec): torch.zeros(_memory_sizes(spec))
         if spec.role is Role.MEMORY
@@ -131,6 +137,22 @@ def _quiet_exporter() -> Iterator[None]:
         yield
     finally:
         exporter_logger.setLevel(level)
+
+
+@contextlib.contextmanager
+def _without_stack_traces() -> Iterator[None]:
+    """Nodes do not remember the lines of code that made them: it takes time, and nothing of it is in the graph.
+
+    PyTorch before 2.12 ignores the setting.
+    """
+    import torch.fx.config
+
+    before = getattr(torch.fx.config, "do_not_emit_stack_traces", False)
+    torch.fx.config.do_not_emit_stack_traces = True
+    try:
+        yield
+    finally:
+        torch.fx.config.do_not_emit_stack_traces = before
 
 
 def _name_axes(model: onnx_ir.Model, module: GraphModule) -> None:

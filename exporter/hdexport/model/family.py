@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from hdexport.model.tasks import ENCODER_TASKS, Task, model_task
+
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
     from hdexport.model.model_classes import ModelClasses
-    from hdexport.model.tasks import Task
     from hdruntime.bundle.manifest import InputSpec
 
 
@@ -24,7 +25,8 @@ def _nothing_to_adapt(model: PreTrainedModel) -> None:
 def _types_of_pairs(config: Any, task: Task) -> bool:
     """All tokens of a sentence have one type, and a table of one row leaves no choice."""
     types: int = config.to_dict().get("type_vocab_size", 0)
-    return task.value != "sentence-similarity" and types > 1
+    # What sentence-transformers puts after a model reads single texts.
+    return model_task(task) is task and types > 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +79,7 @@ class Family:
         token_type_separator_id: for a configuration and a task, the id of the token up to which token types are 0, and
             1 after it, by default; None where all are 0.
         has_token_types: whether tokens have types in models of a configuration, for a task: it is a choice of several.
-        tasks: the tasks that a model of the family can be built for; None for all of encoders.
+        tasks: the tasks of `AUTO_CLASS_OF_TASK` that the family has models for; None for all of encoders.
         why_not_other_tasks: why not the others, as the end of a sentence.
         encoder: takes the encoder out of the loaded model and returns it, where that is only a part of it.
         embeddings: the module of word, position and, for some, token-type embeddings; it holds the table of positions
@@ -101,6 +103,8 @@ class Family:
             where the library's attention interface says all of it.
         as_trained: makes the library's own model, after its positions were extended, answer every call as a new one
             would, in place. It is what bundles are compared with.
+        of_generator: makes a classifier of one label of a loaded generator: its score is the product of the last real
+            token's vector and a given one, [hidden_size]; None where the library's classifier reads another token.
         classifies_first: whether the library's classifier reads the token at index 0, padding or not.
         has_sdpa: whether the library computes the attention by PyTorch's scaled_dot_product_attention; its own
             "eager" code otherwise.
@@ -133,6 +137,7 @@ class Family:
     adapt: Callable[[PreTrainedModel], None] = _nothing_to_adapt
     own: OwnAttention | None = None
     as_trained: Callable[[PreTrainedModel], None] = _nothing_to_adapt
+    of_generator: Callable[[PreTrainedModel, torch.Tensor], PreTrainedModel] | None = None
     classifies_first: bool = True
     has_sdpa: bool = True
     query_projections: Callable[[PreTrainedModel], Sequence[tuple[torch.nn.Module, torch.nn.Module]]] | None = None
@@ -144,6 +149,12 @@ class Family:
     why_not_scaled: str | None = None
     why_not_tuned: str | None = None
     token_type_separator_id: Callable[[Any, Task], int | None] = field(default=lambda config, task: None)
+
+    @property
+    def all_tasks(self) -> tuple[Task, ...]:
+        """The tasks that a model of the family can be built for."""
+        own = ENCODER_TASKS if self.tasks is None else self.tasks
+        return tuple(task for task in Task if model_task(task) in own)
 
     def own_attention(self, kind: str, config: Any) -> Any | None:
         """What a checkpoint was trained with, if that is attention of a kind; else None.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["OUTPUTS_OF_TASK", "GraphModule", "argument_name", "graph_inputs", "named_arguments"]
+__all__ = ["GraphModule", "argument_name", "graph_inputs", "named_arguments"]
 
 import contextlib
 import inspect
@@ -11,26 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from hdexport.model.head import Head
 from hdexport.model.memories import Memories
 from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import Default, Fill, InputSpec, Role
+from hdruntime.bundle.tasks import OUTPUTS_OF_TASK
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-OUTPUTS_OF_TASK: dict[Task, dict[str, tuple[str, ...]]] = {
-    Task.FEATURE_EXTRACTION: {"last_hidden_state": ("batch", "tokens", "hidden_size")},
-    Task.SENTENCE_SIMILARITY: {
-        "token_embeddings": ("batch", "tokens", "hidden_size"),
-        "sentence_embedding": ("batch", "embedding_size"),
-    },
-    Task.FILL_MASK: {"logits": ("batch", "tokens", "vocab_size")},
-    Task.TEXT_CLASSIFICATION: {"logits": ("batch", "labels")},
-    Task.TOKEN_CLASSIFICATION: {"logits": ("batch", "tokens", "labels")},
-    Task.QUESTION_ANSWERING: {"start_logits": ("batch", "tokens"), "end_logits": ("batch", "tokens")},
-    Task.TEXT_SCORING: {"log_probabilities": ("batch", "tokens")},
-}
-"""Task -> name of each output -> its axes. All outputs are float32."""
 
 
 class GraphModule(torch.nn.Module):
@@ -42,8 +30,7 @@ class GraphModule(torch.nn.Module):
         inputs: of the graph; their names are the model's arguments.
         folded_token_types: whether the token-type lookup was folded; the embeddings then ask for ids they ignore.
         folded_positions: whether the position lookup was folded; likewise.
-        pooling: what follows the encoder: the pooling of a sentence-similarity model, or what is applied to the tokens
-            of a feature-extraction model.
+        head: what follows the model; None where its outputs are the task's.
         memories: that the model's modules look at; None for a model that remembers nothing.
     """
 
@@ -55,11 +42,11 @@ class GraphModule(torch.nn.Module):
         inputs: Sequence[InputSpec],
         folded_token_types: bool = False,
         folded_positions: bool = False,
-        pooling: torch.nn.Module | None = None,
+        head: Head | None = None,
         memories: Memories | None = None,
     ) -> None:
         super().__init__()
-        self.model, self.task, self.pooling, self.inputs = model, task, pooling, tuple(inputs)
+        self.model, self.task, self.head, self.inputs = model, task, head, tuple(inputs)
         self._memories = Memories(()) if memories is None else memories
         self.folded_token_types, self.folded_positions = folded_token_types, folded_positions
 
@@ -67,7 +54,7 @@ class GraphModule(torch.nn.Module):
     def outputs(self) -> dict[str, tuple[str | int, ...]]:
         """Name of each output -> its axes; memories, which are inputs of the next call, come last."""
         memories = {spec.fed_from: spec.shape for spec in self.inputs if spec.fed_from is not None}
-        return {**OUTPUTS_OF_TASK[self.task], **memories}
+        return {**OUTPUTS_OF_TASK[self.task.value], **memories}
 
     def forward(
         self,
@@ -76,6 +63,7 @@ class GraphModule(torch.nn.Module):
         token_type_ids: torch.Tensor | None = None,
         position_ids: torch.Tensor | None = None,
         pooling_mask: torch.Tensor | None = None,
+        attended_mask: torch.Tensor | None = None,
         **others: torch.Tensor,
     ) -> tuple[torch.Tensor, ...]:
         """Run the model; the outputs are those of `outputs`, in order.
@@ -93,16 +81,14 @@ class GraphModule(torch.nn.Module):
         if self.folded_positions:
             # Only its shape is looked at; the model's own ids are a slice that clamps the length to the table.
             extra["position_ids"] = input_ids
+        seen = attention_mask if attended_mask is None else attention_mask * attended_mask
         with self._memories.of_call(given):
-            outputs = self.model(input_ids=input_ids, attention_mask=attention_mask, **extra)
+            outputs = self.model(input_ids=input_ids, attention_mask=seen, **extra)
             left = tuple(value.float() for value in self._memories.left())
-        if self.pooling is not None:
-            tokens = outputs.last_hidden_state.float()
-            if self.task is Task.FEATURE_EXTRACTION:
-                return self.pooling(tokens, attention_mask), *left
+        if self.head is not None:
             pooled = None if pooling_mask is None else attention_mask * pooling_mask
-            return tokens, self.pooling(tokens, attention_mask, pooled), *left
-        return *(getattr(outputs, name).float() for name in OUTPUTS_OF_TASK[self.task]), *left
+            return *self.head.outputs(getattr(outputs, self.head.reads), attention_mask, pooled), *left
+        return *(getattr(outputs, name).float() for name in OUTPUTS_OF_TASK[self.task.value]), *left
 
 
 @contextlib.contextmanager
@@ -136,6 +122,7 @@ def graph_inputs(
     has_token_types: bool,
     token_type_separator_id: int | None = None,
     pools_prompts: bool = True,
+    sees_all: bool = True,
     others: Sequence[InputSpec] = (),
 ) -> tuple[InputSpec, ...]:
     """The inputs of a graph.
@@ -145,6 +132,7 @@ def graph_inputs(
         token_type_separator_id: where a caller gives none, they are 0 up to the first token of that id, 1 after it;
             None: they are 0.
         pools_prompts: whether all real tokens are pooled; else an input marks them.
+        sees_all: whether tokens attend to all real tokens; else an input marks them.
         others: of the model's attention.
     """
     types = Default(fill=Fill.ZEROS)
@@ -158,6 +146,8 @@ def graph_inputs(
         found.append(_input("token_type_ids", Role.TOKEN_TYPES, types))
     if not pools_prompts:
         found.append(_input("pooling_mask", Role.POOLED, Default(fill=Fill.ONES)))
+    if not sees_all:
+        found.append(_input("attended_mask", Role.ATTENDED, Default(fill=Fill.ONES)))
     return (*found, *others)
 
 

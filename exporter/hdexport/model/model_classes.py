@@ -9,15 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, model_task
 from hdruntime.errors import ModelError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
     from hdexport.model.family import Family
-
-_WITHOUT_HEAD = tuple(task for task, name in AUTO_CLASS_OF_TASK.items() if name == "AutoModel")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +64,8 @@ def model_from_config(config: PreTrainedConfig, *, family: Family, task: Task, *
     # Classes of encoders change the configuration that they are given to that of an encoder.
     config = copy.deepcopy(config)
     model: PreTrainedModel
-    alone = family.encoder_classes.get(config.model_type) if task in _WITHOUT_HEAD else None
+    task = model_task(task)
+    alone = family.encoder_classes.get(config.model_type) if task is Task.FEATURE_EXTRACTION else None
     if alone is None:
         model = getattr(transformers, AUTO_CLASS_OF_TASK[task]).from_config(config, **options)
     else:

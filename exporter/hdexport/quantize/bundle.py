@@ -71,9 +71,8 @@ def quantize_bundle(bundle: Bundle, options: Int8Options, progress: Progress | N
             f"--int8 found no product with a weight in the layers of {bundle.manifest.model_type}.\n"
             "Build without --int8."
         )
-    stored = _stored(products, bundle.path)
-    kept, cosine = kept_float(bundle, products, stored, checked, progress)
-    used = {name: each for name, each in stored.items() if name not in kept}
+    kept, cosine = kept_float(bundle, products, checked, progress)
+    used = _stored({name: product for name, product in products.items() if name not in kept}, bundle.path)
     written = [
         _write(bundle, graph, used)
         for graph in bundle.manifest.graphs

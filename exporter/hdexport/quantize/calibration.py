@@ -12,7 +12,15 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.quantize.products import WeightProduct, constant_array, weight_products
-from hdexport.quantize.rounding import ActivationScale, Int8Weight, Statistics, activation_scale, round_weight
+from hdexport.quantize.rounding import (
+    HEADROOM,
+    ActivationScale,
+    Int8Weight,
+    Statistics,
+    activation_scale,
+    round_weight,
+)
+from hdexport.quantize.splitting import Split, chosen_split, widening
 from hdexport.verify.single_texts import single_text_runner
 from hdruntime.bundle.reader import Bundle
 
@@ -21,6 +29,9 @@ if TYPE_CHECKING:
 
 _RARE_SHARE = 0.1
 """Of the weight of all tokens, that of rare ones together."""
+
+_EVERY_SEEN_FIRST = 8
+"""Every so many texts tell which channels are wide."""
 
 IntArray = npt.NDArray[np.int64]
 
@@ -62,16 +73,43 @@ def calibrate(
     """
     # What a body computes cannot be an output of the graph.
     products = [product for product in weight_products(model) if product.node.graph is model.graph]
-    groups = _groups(products)
+    groups = [_group(products, sources, names) for sources, names in _groups(products).items()]
     calibrated = {}
-    for names, found in zip(groups.values(), _statistics(bundle, model, groups, texts, rare, did), strict=True):
-        arrays = {name: constant_array(_product(products, name).node.inputs[1]) for name in names}
-        weights = {name: array for name, array in arrays.items() if array is not None}
-        activation = activation_scale(found, list(weights.values()))
+    for group, found in zip(groups, _statistics(bundle, model, groups, texts, rare, did), strict=True):
+        split = group.split
+        weights = {name: split.of_weight(each) if split else each for name, each in group.weights.items()}
+        activation = activation_scale(found, list(weights.values()), split)
         for name, weight in weights.items():
             rounded = round_weight(found, activation, weight)
             calibrated[name] = CalibratedProduct(activation=activation, weight=rounded)
     return calibrated
+
+
+@dataclass(kw_only=True)
+class _Group:
+    """Activations that share a scale.
+
+    Attributes:
+        sources: the activations.
+        weights: name -> [channels, outputs], of all that they are multiplied with.
+        may_split: whether every one of them can have some channels twice.
+        split: which; None until some texts were seen, and where there is no use for it.
+    """
+
+    sources: Sequence[onnx_ir.Value]
+    weights: dict[str, npt.NDArray[np.float32]]
+    may_split: bool
+    split: Split | None = None
+
+
+def _group(products: Sequence[WeightProduct], sources: Sequence[onnx_ir.Value], names: Sequence[str]) -> _Group:
+    arrays = {name: constant_array(_product(products, name).node.inputs[1]) for name in names}
+    readers = [product for product in products if product.source in sources]
+    return _Group(
+        sources=sources,
+        weights={name: array for name, array in arrays.items() if array is not None},
+        may_split=all(widening(product) is not None for product in readers),
+    )
 
 
 def _product(products: Sequence[WeightProduct], name: str) -> WeightProduct:
@@ -95,26 +133,49 @@ def _groups(products: Sequence[WeightProduct]) -> dict[tuple[onnx_ir.Value, ...]
 def _statistics(
     bundle: Bundle,
     model: onnx_ir.Model,
-    groups: Mapping[tuple[onnx_ir.Value, ...], Sequence[str]],
+    groups: Sequence[_Group],
     texts: Sequence[IntArray],
     rare: Sequence[IntArray],
     did: Callable[[int], None],
 ) -> list[Statistics]:
-    """Of each group, in order."""
+    """Of each group, in order; what is split is chosen after the first texts."""
     if not groups:
         return []
     own = [str(output.name) for output in model.graph.outputs]
-    for sources in groups:
-        model.graph.outputs.extend(source for source in sources if str(source.name) not in own)
+    for group in groups:
+        model.graph.outputs.extend(source for source in group.sources if str(source.name) not in own)
     run = single_text_runner(bundle, model)
-    names = {str(source.name): number for number, sources in enumerate(groups) for source in sources}
-    found: dict[int, Statistics] = {}
+    numbers = {str(source.name): number for number, group in enumerate(groups) for source in group.sources}
     of_rare = _RARE_SHARE / (1 - _RARE_SHARE) * sum(map(len, texts)) / max(sum(map(len, rare)), 1)
-    for text, weight in [*((text, 1.0) for text in texts), *((text, of_rare) for text in rare)]:
-        for name, activation in run(list(names), text).items():
-            number = names[name]
+    weighted = [*((text, 1.0) for text in texts), *((text, of_rare) for text in rare)]
+    first = [*weighted[: len(texts) : _EVERY_SEEN_FIRST], *weighted[len(texts) :: _EVERY_SEEN_FIRST]]
+    _choose_splits(groups, numbers, [(run(_splittable(groups, numbers), text), weight) for text, weight in first])
+    found: dict[int, Statistics] = {}
+    for text, weight in weighted:
+        for name, activation in run(list(numbers), text).items():
+            number = numbers[name]
+            split = groups[number].split
+            rows = split.of_activation(activation) if split else activation
             if number not in found:
-                found[number] = Statistics.empty(activation.shape[-1])
-            found[number].add(activation, weight=weight)
+                found[number] = Statistics.empty(rows.shape[-1])
+            found[number].add(rows, weight=weight)
         did(len(text))
     return [found[number] for number in range(len(groups))]
+
+
+def _splittable(groups: Sequence[_Group], numbers: Mapping[str, int]) -> list[str]:
+    return [name for name, number in numbers.items() if groups[number].may_split]
+
+
+def _choose_splits(
+    groups: Sequence[_Group],
+    numbers: Mapping[str, int],
+    seen: Sequence[tuple[Mapping[str, npt.NDArray[np.float32]], float]],
+) -> None:
+    for number, group in enumerate(groups):
+        if group.may_split:
+            names = [name for name in numbers if numbers[name] == number]
+            parts = [(each[name].reshape(-1, each[name].shape[-1]), weight) for each, weight in seen for name in names]
+            shares = np.concatenate([np.full(len(rows), weight) for rows, weight in parts])
+            rows = np.concatenate([rows for rows, _ in parts])
+            group.split = chosen_split(rows, shares / shares.sum(), list(group.weights.values()), headroom=HEADROOM)

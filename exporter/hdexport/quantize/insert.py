@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from hdexport.quantize.products import WeightProduct, constant_array, weight_products
+from hdexport.quantize.splitting import widening
 
 if TYPE_CHECKING:
     import onnx_ir
 
     from hdexport.quantize.rounding import ActivationScale
+    from hdexport.quantize.splitting import Split
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +80,8 @@ class _Insertion:
         node = product.node
         key = (product.source, id(node.graph), id(stored.activation))
         if key not in self._activations:
+            if stored.activation.split is not None:
+                self._widen(product, stored.activation.split)
             self._activations[key] = self._rounded(node, product.source, stored.activation)
         node.replace_input_with(0, self._activations[key])
         values = self._initializer(f"{product.weight}.int8", stored.values)
@@ -87,15 +91,53 @@ class _Insertion:
         node.replace_input_with(1, weight)
         self._add_bias(node, f"{product.weight}.int8_bias", stored.bias)
 
+    def _widen(self, product: WeightProduct, split: Split) -> None:
+        """Make some of the channels of a product's activation twice; runtimes compute the constants when they load."""
+        found = widening(product)
+        assert found is not None, f"{product.weight} was split in another lowering"
+        (channels,) = {value.shape[-1] for value in found.values if value.shape is not None}
+        assert isinstance(channels, int)
+        order = self._constant(f"{product.weight}.int8_order", split.order(channels))
+        for node, index in found.constants:
+            read = node.inputs[index]
+            assert read is not None
+            producer = read.producer()
+            if producer is not None and producer.op_type == "DequantizeLinear":
+                for number in (0, 1):
+                    producer.replace_input_with(number, self._repeated(producer, producer.inputs[number], order))
+                self._extend(read, len(split.channels))
+            else:
+                node.replace_input_with(index, self._repeated(node, read, order))
+        for value in found.values:
+            self._extend(value, len(split.channels))
+
+    def _repeated(self, node: onnx_ir.Node, constant: onnx_ir.Value, order: onnx_ir.Value) -> onnx_ir.Value:
+        repeated = self._op(node, "Gather", [constant, order], {"axis": -1})
+        repeated.dtype = constant.dtype
+        return repeated
+
+    def _extend(self, value: onnx_ir.Value, more: int) -> None:
+        import onnx_ir as ir
+
+        if value.shape is not None:
+            *others, channels = value.shape
+            value.shape = ir.Shape([*others, channels + more])
+
     def _rounded(self, node: onnx_ir.Node, source: onnx_ir.Value, activation: ActivationScale) -> onnx_ir.Value:
         name = f"{source.name}.int8_{len(self._activations)}"
         if self._scales_of_channels:
             scale = self._constant(f"{name}_scale", activation.scale)
             zero_point = self._constant(f"{name}_zero_point", activation.zero_point)
+            if activation.split is not None:
+                source = self._like(
+                    source, self._op(node, "Sub", [source, self._constant(f"{name}_start", activation.start)])
+                )
             levels = self._op(node, "QuantizeLinear", [source, scale, zero_point], {"axis": -1})
         else:
             factor = self._constant(f"{name}_factor", 1 / activation.scale)
-            offset = self._constant(f"{name}_offset", activation.zero_point.astype(np.float32))
+            offset = self._constant(
+                f"{name}_offset", activation.zero_point.astype(np.float32) - activation.start / activation.scale
+            )
             scaled = self._like(source, self._op(node, "Mul", [source, factor]))
             shifted = self._like(source, self._op(node, "Add", [scaled, offset]))
             levels = self._op(node, "QuantizeLinear", [shifted, self._one, self._zero])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["WeightProduct", "constant_array", "weight_products"]
+__all__ = ["WeightProduct", "constant_array", "initializer_of", "weight_products"]
 
 import re
 from dataclasses import dataclass
@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import onnx_ir
 
 _OF_A_LAYER = re.compile(r"\.\d+\.")
-"""In a weight's name, the number of its layer. Heads have none: they are small, and what they give is the answer."""
+"""In a weight's name, the number of its layer. Heads have none, nor does ``Gemm`` stand elsewhere:
+they read one vector of a text, and what they give is the answer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,8 +49,8 @@ def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
         if node.op_type != "MatMul" or node.domain not in ("", "ai.onnx"):
             continue
         source, weight = node.inputs
-        stored = _initializer(weight)
-        if stored is None or _initializer(source) is not None or stored.shape is None or len(stored.shape) != 2:
+        stored = initializer_of(weight)
+        if stored is None or initializer_of(source) is not None or stored.shape is None or len(stored.shape) != 2:
             continue
         if _OF_A_LAYER.search(str(stored.name)):
             found.append(WeightProduct(node=node, weight=str(stored.name)))
@@ -58,7 +59,7 @@ def weight_products(model: onnx_ir.Model) -> list[WeightProduct]:
 
 def constant_array(value: onnx_ir.Value | None) -> npt.NDArray[np.float32] | None:
     """What an initializer holds, in float32, also one of half precision that is cast; None for other values."""
-    stored = _initializer(value)
+    stored = initializer_of(value)
     if stored is None:
         return None
     assert stored.const_value is not None
@@ -66,10 +67,11 @@ def constant_array(value: onnx_ir.Value | None) -> npt.NDArray[np.float32] | Non
     return array.astype(np.float32)
 
 
-def _initializer(value: onnx_ir.Value | None) -> onnx_ir.Value | None:
+def initializer_of(value: onnx_ir.Value | None) -> onnx_ir.Value | None:
+    """The initializer that a value is, or is cast from; None for other values."""
     if value is None:
         return None
     if value.is_initializer():
         return value
     producer = value.producer()
-    return _initializer(producer.inputs[0]) if producer is not None and producer.op_type == "Cast" else None
+    return initializer_of(producer.inputs[0]) if producer is not None and producer.op_type == "Cast" else None

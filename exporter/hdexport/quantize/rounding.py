@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ActivationScale", "Int8Weight", "Statistics", "activation_scale", "round_weight"]
+__all__ = ["HEADROOM", "ActivationScale", "Int8Weight", "Statistics", "activation_scale", "round_weight"]
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,17 +10,22 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from hdexport.quantize.splitting import Split
+
 _LEVELS = 255
 """Steps of uint8, which activations are rounded to."""
 
-_LARGEST = 127
-"""Weights are symmetric: -128 is left out."""
+_LARGEST = 64
+"""Of a weight, either side. Processors without VNNI add two products in 16 bits and saturate; 2 * 255 * 64 fits."""
 
-_EXPONENTS = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of a channel's range in its scale; see `activation_scale`. With 1, every channel uses all levels, and a text with
-larger values than the calibration's is clipped in many."""
+_EXPONENT = 0.9
+"""Of a channel's range in its smallest scale; see `activation_scale`. With 1, every channel uses all levels, and a text
+with larger values than the calibration's is clipped in many."""
 
-_HEADROOM = 1.4
+_ITERATIONS = 20
+"""Of scales and the steps of weights, each of which follow from the other."""
+
+HEADROOM = 1.4
 """Other texts have larger values than the calibration's: the distance from the mean to both ends is widened by it."""
 
 _HANDED_ON = 0.25
@@ -90,15 +95,26 @@ class Statistics:
 
 @dataclass(frozen=True, kw_only=True)
 class ActivationScale:
-    """How an activation becomes uint8: ``round(value / scale) + zero_point``.
+    """How an activation becomes uint8: ``round((value - start) / scale) + zero_point``.
 
     Attributes:
         scale: [channels], float32.
         zero_point: [channels], uint8.
+        split: which channels are there twice, their upper parts last; None for none.
     """
 
     scale: FloatArray
     zero_point: npt.NDArray[np.uint8]
+    split: Split | None = None
+
+    @property
+    def start(self) -> FloatArray:
+        """[channels], float32: 0, but of an upper part the largest value that the lower part has a level for."""
+        start = np.zeros_like(self.scale)
+        if self.split is not None:
+            lower = self.split.channels
+            start[-len(lower) :] = self.scale[lower] * (_LEVELS - self.zero_point[lower].astype(np.float32))
+        return start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,44 +135,63 @@ class Int8Weight:
     error: float = field(compare=False)
 
 
-def activation_scale(statistics: Statistics, weights: Sequence[FloatArray]) -> ActivationScale:
+def activation_scale(
+    statistics: Statistics, weights: Sequence[FloatArray], split: Split | None = None
+) -> ActivationScale:
     """The scale of each channel of an activation.
 
-    A scale is ``range ** a / weight ** (1 - a)``, where the range is the channel's and the weight its largest: a large
-    `a` rounds activations finely, and a small one weights, with which scales are multiplied. The `a` with the least
-    estimated error is taken. Scales are then enlarged together until every channel's range fits.
+    A small scale rounds activations finely, and a large one weights, with which scales are multiplied. The noise of
+    both in a channel is ``p * w**2 * s**2 + steps**2 * v / s**2``, where `p` is how often it is rounded, `w` its
+    weights and `v` its variance: the least is where both are the same, but every channel's range must fit.
 
     Args:
-        statistics: of the activation.
+        statistics: of the activation, of both parts of what is split.
         weights: [channels, outputs] each, all that it is multiplied with.
+        split: which channels are split.
     """
     weight = np.concatenate(weights, axis=1).astype(np.float64)
-    lowest, highest = _widened(statistics)
+    lowest, highest = _widened(statistics, split)
     span = np.maximum(highest - lowest, _SMALLEST)
     largest = np.maximum(np.abs(weight).max(1), _SMALLEST)
-    candidates = []
-    for exponent in _EXPONENTS:
-        scale = span**exponent / largest ** (1 - exponent)
-        scale *= (span / scale).max() / _LEVELS
-        candidates.append((_noise(statistics, weight, scale), scale))
+    rounded = _rounded_share(len(span), split) * (weight**2).sum(1)
+    variance = np.diagonal(statistics.covariance)
+    smallest = span**_EXPONENT / largest ** (1 - _EXPONENT)
+    smallest *= (span / smallest).max() / _LEVELS
+    scale, candidates = smallest, []
+    for _ in range(_ITERATIONS):
+        steps = np.abs(weight * scale[:, None]).max(0) / _LARGEST
+        of_weights = _HANDED_ON * (steps**2).sum() * variance
+        candidates.append((float((rounded * scale**2 + of_weights / scale**2).sum()), scale))
+        even = (of_weights / np.maximum(rounded, _SMALLEST**2)) ** 0.25
+        scale = np.maximum(smallest, np.sqrt(scale * np.maximum(even, _SMALLEST)))
     scale = min(candidates, key=lambda candidate: candidate[0])[1]
     middle = (highest + lowest) / 2
-    zero_point = np.clip(np.round(_LEVELS / 2 - middle / scale), 0, _LEVELS)
-    return ActivationScale(scale=scale.astype(np.float32), zero_point=zero_point.astype(np.uint8))
+    zero_point = np.round(_LEVELS / 2 - middle / scale)
+    if split is not None:
+        zero_point[split.channels] = np.round(_LEVELS - split.thresholds / scale[split.channels])
+        zero_point[-len(split.channels) :] = 0
+    zero_point = np.clip(zero_point, 0, _LEVELS)
+    return ActivationScale(scale=scale.astype(np.float32), zero_point=zero_point.astype(np.uint8), split=split)
 
 
-def _widened(statistics: Statistics) -> tuple[WideArray, WideArray]:
+def _widened(statistics: Statistics, split: Split | None) -> tuple[WideArray, WideArray]:
     """The lowest and highest values that are expected of other texts, [channels] each."""
     mean = statistics.mean
-    return mean - _HEADROOM * (mean - statistics.lowest), mean + _HEADROOM * (statistics.highest - mean)
+    lowest = mean - HEADROOM * (mean - statistics.lowest)
+    highest = mean + HEADROOM * (statistics.highest - mean)
+    if split is not None:
+        highest[split.channels] = split.thresholds
+        lowest[-len(split.channels) :] = 0
+    return lowest, highest
 
 
-def _noise(statistics: Statistics, weight: WideArray, scale: WideArray) -> float:
-    """Estimated variance of the errors of rounding both, summed over outputs; each is evenly spread over a step."""
-    steps = np.abs(weight * scale[:, None]).max(0) / _LARGEST
-    variance = np.diagonal(statistics.covariance)
-    of_weights = _HANDED_ON * (steps**2).sum() * (variance / scale**2).sum()
-    return float(((scale**2) @ (weight**2)).sum() + of_weights)
+def _rounded_share(channels: int, split: Split | None) -> WideArray:
+    """[channels], of tokens: a part of a split channel is exact where the value is in the other part."""
+    share = np.ones(channels)
+    if split is not None:
+        share[split.channels] -= split.share
+        share[-len(split.channels) :] = split.share
+    return share
 
 
 def round_weight(statistics: Statistics, activation: ActivationScale, weight: FloatArray) -> Int8Weight:
@@ -177,8 +212,8 @@ def round_weight(statistics: Statistics, activation: ActivationScale, weight: Fl
     difference = exact - values * steps
     zero = activation.zero_point.astype(np.float64)
     bias = (statistics.mean / scale) @ difference - zero @ (values * steps)
-    noise = np.einsum("co,cd,do->", difference, together, difference) + (exact**2).sum() / 12
-    signal = np.einsum("co,cd,do->", exact, together, exact)
+    noise = (difference * (together @ difference)).sum() + (exact**2).sum() / 12
+    signal = (exact * (together @ exact)).sum()
     return Int8Weight(
         values=values.astype(np.int8),
         scale=steps.astype(np.float32),

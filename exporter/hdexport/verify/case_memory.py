@@ -19,6 +19,9 @@ _VALUE_BYTES = 4
 _OUTPUT_COPIES = 2
 """Of a graph's output: as it was computed, and what the runtime assembles from rows, or the product before a cast."""
 
+_POOLED_TASK, _POOLED_COPIES = "sparse-similarity", 2
+"""Its portable graph and PyTorch hold logits of all tokens, the product and what is left of it beside padding."""
+
 _SCORE_COPIES = 3
 """Of attention scores: with the mask added, the softmax, and what is made of either."""
 
@@ -38,6 +41,8 @@ def arrays_bytes(case: Case, manifest: Manifest, *, samples: int | None = None) 
         reference_values = sum(_tokens_axis(spec, length) if samples is None else samples for length in case.lengths)
         features = math.prod(axis for axis in spec.shape if isinstance(axis, int))
         total += (_OUTPUT_COPIES * graph_values + reference_values) * features * _VALUE_BYTES
+    if manifest.task == _POOLED_TASK:
+        total += _POOLED_COPIES * case.batch * case.tokens * manifest.vocab_size * _VALUE_BYTES
     if samples is not None:
         head_input = (_OUTPUT_COPIES * case.batch * case.tokens + sum(case.lengths)) * manifest.hidden_size
         total += head_input * _VALUE_BYTES

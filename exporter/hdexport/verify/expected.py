@@ -14,6 +14,7 @@ import numpy.typing as npt
 from hdexport.verify.grid import Case
 from hdexport.verify.pytorch_reference import Reference
 from hdruntime.bundle.manifest import Manifest, Role
+from hdruntime.bundle.tasks import OUTPUTS_OF_TASK
 
 _RANDOM_SAMPLES = 8
 """Tokens of a batch whose logits are compared besides those at boundaries."""
@@ -34,7 +35,7 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]
         else reference.text(case.batch, case.tokens)
     )
     input_ids = np.tile(filler, (case.batch, 1))
-    attention_mask, types, marks, pooled = (np.zeros_like(input_ids) for _ in range(4))
+    attention_mask, types, marks, pooled, attended = (np.zeros_like(input_ids) for _ in range(5))
     for row, length in enumerate(case.lengths):
         real = case.real(length)
         input_ids[row, real] = reference.text(row, length)
@@ -42,12 +43,14 @@ def padded_batch(case: Case, reference: Reference) -> dict[str, npt.NDArray[Any]
         types[row, real] = reference.token_types(length)
         marks[row, real] = reference.marks(length)
         pooled[row, real] = reference.pooled(length)
+        attended[row, real] = reference.attended(length)
     of_role = {
         Role.IDS: input_ids,
         Role.MASK: attention_mask,
         Role.TOKEN_TYPES: types,
         Role.MARKS: marks,
         Role.POOLED: pooled,
+        Role.ATTENDED: attended,
     }
     return reference.named(of_role, reference.past.of_case(case))
 
@@ -123,9 +126,7 @@ def _expected_of_padded_rows(
     case: Case, reference: Reference, samples: IntArray | None, decisions: Sequence[IntArray]
 ) -> list[dict[str, FloatArray]]:
     """PyTorch's outputs for each row of the padded batch, which it is given one by one: memory is one row's."""
-    from hdexport.model.graph_module import OUTPUTS_OF_TASK
-
-    inputs, axes = padded_batch(case, reference), OUTPUTS_OF_TASK[reference.task]
+    inputs, axes = padded_batch(case, reference), OUTPUTS_OF_TASK[reference.task.value]
     rows = []
     for row, length in enumerate(case.lengths):
         of_row = None if samples is None else samples[samples_of_row(case, length, samples)]

@@ -117,6 +117,10 @@ class Reference:
         """[length], 1 for the tokens of a text that are pooled in a check: its first third is a prompt."""
         return (np.arange(length) >= length // 3).astype(np.int64)
 
+    def attended(self, length: int) -> IntArray:
+        """[length], 1 for the tokens of a text that others attend to in a check: all but its last quarter."""
+        return (np.arange(length) < length - length // 4).astype(np.int64)
+
     def reading(self, written: IntArray) -> Reference:
         """The same model, for checks on what is written instead of random ids; each row's text begins elsewhere.
 
@@ -162,6 +166,7 @@ class Reference:
             Role.TOKEN_TYPES: self.token_types(length)[None],
             Role.MARKS: self.marks(length)[None],
             Role.POOLED: self.pooled(length)[None],
+            Role.ATTENDED: self.attended(length)[None],
         }
         inputs = self.named(of_role, memories or {})
         if shift and self.positions_shift and self.takes_position_ids:
@@ -204,7 +209,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
     Raises:
         ModelError: the checkpoint is not the one that the bundle was built from.
     """
-    from hdexport.checkpoint.sentence_pooling import sentence_head
+    from hdexport.checkpoint.heads import task_head
     from hdexport.model.graph_module import GraphModule
     from hdexport.model.rotary import use_stretched_rotary
     from hdexport.model.surgery import extend_positions
@@ -230,7 +235,7 @@ def reference_of(bundle: Bundle, checkpoint: Checkpoint, *, allow_pickle: bool =
         model,
         task,
         inputs=manifest.inputs,
-        pooling=sentence_head(checkpoint.path, task, hidden_size=checkpoint.family.token_width(model.config)),
+        head=task_head(checkpoint.path, task, hidden_size=checkpoint.family.token_width(model.config)),
         memories=facts.memories,
     ).eval()
     pad_token_id = int(checkpoint.config.get("pad_token_id") or 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["single_text_runner"]
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +24,8 @@ _ERRORS_ONLY = 3
 """ONNX Runtime's log level."""
 
 
-def single_text_runner(
-    bundle: Bundle, graph: onnx_ir.Model | Path
-) -> Callable[[Sequence[str], IntArray], dict[str, npt.NDArray[Any]]]:
-    """A function from names of outputs and a text's ids, [tokens], to the outputs' values.
+def single_text_runner(bundle: Bundle, graph: onnx_ir.Model | Path) -> Callable[..., dict[str, npt.NDArray[Any]]]:
+    """A function from names of outputs, a text's ids, [tokens], and inputs of this graph's own, to the outputs' values.
 
     Args:
         bundle: in whose files the weights are.
@@ -41,21 +39,26 @@ def single_text_runner(
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     options.enable_mem_pattern = False
     options.log_severity_level = _ERRORS_ONLY
+    # Int8 products as they are defined, whatever this processor's kernels make of them: a bundle runs on others, too.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
     content = graph.read_bytes() if isinstance(graph, Path) else ir.to_proto(graph).SerializeToString()
     session = onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
 
-    def run(outputs: Sequence[str], text: IntArray) -> dict[str, npt.NDArray[Any]]:
+    def run(
+        outputs: Sequence[str], text: IntArray, more: Mapping[str, npt.NDArray[Any]] | None = None
+    ) -> dict[str, npt.NDArray[Any]]:
         first = (np.arange(len(text)) == 0).astype(np.int64)[np.newaxis]
         # The first token stands for what a caller may mark; a single text has tokens of one type.
         ones = np.ones_like(first)
-        known = {Role.IDS: text[np.newaxis], Role.MASK: ones, Role.MARKS: first, Role.POOLED: ones}
+        known = {Role.IDS: text[np.newaxis], Role.MASK: ones, Role.MARKS: first, Role.POOLED: ones, Role.ATTENDED: ones}
         feeds = {
             spec.name: empty_memory(spec, 1, bundle.manifest.least_memory)
             if spec.role is Role.MEMORY
             else known.get(spec.role, np.zeros_like(first))
             for spec in bundle.manifest.inputs
         }
-        return dict(zip(outputs, session.run(outputs, feeds), strict=True))
+        return dict(zip(outputs, session.run(outputs, {**feeds, **(more or {})}), strict=True))
 
     return run

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from hdexport.attention.kind import DECISION, Boundaries
 from hdexport.attention.kinds import attention_of
+from hdexport.graph.passes.pool_in_blocks import BLOCK_TOKENS
 from hdexport.graph.vocabulary_head import SAMPLED_TOKENS
 from hdexport.model.tasks import Task
 from hdexport.support.memory import free_bytes
@@ -147,7 +148,7 @@ def _information(bundle: Bundle, reference: Reference, report: Callable[[str], N
 
 
 def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
-    """Those of attention, where feed-forward networks get a second chunk, and where queries begin to be scaled.
+    """Those of attention, of chunks of feed-forward networks, of blocks of pooled tokens and of the scale of queries.
 
     The last is for a model whose table is longer than it was trained; the grid has the checkpoint's own limit.
     """
@@ -158,6 +159,9 @@ def _boundaries(manifest: Manifest) -> Iterator[Boundaries]:
     chunk = manifest.ffn_chunk
     if chunk is not None:
         yield Boundaries(lengths=frozenset({chunk, chunk + 1, 2 * chunk + 1}), first=chunk, second=chunk + 1)
+    if manifest.task == Task.SPARSE_SIMILARITY.value:
+        lengths = frozenset({BLOCK_TOKENS, BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 1})
+        yield Boundaries(lengths=lengths, first=BLOCK_TOKENS, second=BLOCK_TOKENS + 1)
     trained = manifest.positions.trained
     if manifest.positions.attention_scale != "none" and trained is not None and trained != manifest.positions.base:
         lengths = frozenset({trained - 1, trained, trained + 1, 2 * trained})

@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-__all__ = [
-    "CPU_BACKENDS",
-    "backend_on_cpu",
-    "open_runner",
-    "prefers_openvino_here",
-    "why_unavailable",
-]
+__all__ = ["open_runner", "why_unavailable"]
 
 import dataclasses
 import logging
 import os
-import platform
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
 
 from hdruntime.backends import Runner
-from hdruntime.backends.bundle_graphs import has_graph
+from hdruntime.backends.cpu_choice import (
+    CPU_BACKENDS,
+    CpuOptions,
+    cpu_runner,
+    first_on_cpu,
+    require_no_device,
+    why_not_on_cpu,
+)
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend, EngineFile
 from hdruntime.bundle.passport import (
@@ -33,10 +32,10 @@ from hdruntime.bundle.passport import (
     version_numbers,
 )
 from hdruntime.bundle.reader import Bundle, open_bundle
-from hdruntime.constants import OPENVINO_LOWERING, TENSORRT_RTX_ON_REQUEST
-from hdruntime.errors import BackendError, BackendUnavailableError, InputError, MissingDependencyError
+from hdruntime.constants import TENSORRT_RTX_ON_REQUEST
+from hdruntime.errors import BackendError, BackendUnavailableError, InputError
 from hdruntime.gpu.options import GpuOptions
-from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA, is_installed
+from hdruntime.optional import INSTALL_ONNXRUNTIME_CUDA
 
 logger = logging.getLogger(__name__)
 
@@ -51,26 +50,7 @@ _FLAVOUR = {
 }
 """Backend for engines -> flavour of these engines, in the order that ``auto`` tries."""
 
-_FASTER_IN_OPENVINO = frozenset({
-    "BlockSparseAttention", "ChunkAttention", "DenseAttention", "SlidingWindowAttention",
-})  # fmt: skip
-"""Operators with which OpenVINO was measured to be faster than ONNX Runtime by more than a tenth, in float32 or in half
-precision: docs/openvino.md has the numbers of all. What takes more memory for that is not among them, but for windows
-and blocks in float32, which take twice as much for a text."""
-
-_AS_FAST_IN_FLOAT32 = frozenset({"ChunkAttention", "DenseAttention"})
-"""Those of them with which it is slower in float32, or hardly faster, at 2048 tokens."""
-
-CPU_BACKENDS = (Backend.ONNXRUNTIME, Backend.OPENVINO)
-"""Those that need no NVIDIA GPU; members compare equal to their names."""
-
-_PREFERS_OPENVINO = ("x86_64", "amd64")
-"""Processors, as Python names them, where ``auto`` takes OpenVINO. The sample model in float32 took 0.83, 0.90, 1.03
-and 1.07 of ONNX Runtime's time at 128, 512, 2048 and 4096 tokens, in bfloat16 0.54, 0.54, 0.66 and 0.71 (OpenVINO
-2026.4.1, two cores of an AMD EPYC, 2026-11-23)."""
-
 _INSTALL = {
-    Backend.OPENVINO: "pip install 'hdexport[openvino]'",
     Backend.ONNXRUNTIME_CUDA: INSTALL_ONNXRUNTIME_CUDA,
     Backend.TENSORRT: "pip install 'hdexport[tensorrt]'",
     Backend.TENSORRT_RTX: "pip install 'hdexport[rtx]'",
@@ -124,11 +104,11 @@ def open_runner(
         BackendError: it could not load the bundle, or a rebuild failed.
     """
     chosen = None if backend == _AUTO else _backend_of_name(backend)
-    cpu = _CpuOptions(threads=threads, precision=precision, device=device)
+    cpu = CpuOptions(threads=threads, precision=precision, device=device)
     if chosen is None and device is not None:
-        return bundle, _cpu_runner(bundle, Backend.OPENVINO, cpu), f"the only one with device {device}"
+        return bundle, cpu_runner(bundle, Backend.OPENVINO, cpu), f"the only one with device {device}"
     if chosen in CPU_BACKENDS:
-        return bundle, _cpu_runner(bundle, chosen, cpu), _ASKED
+        return bundle, cpu_runner(bundle, chosen, cpu), _ASKED
     gpu = gpu or GpuOptions()
     machine = machine or this_machine(gpu.device)
     if rebuild and machine.gpu is not None and chosen is not Backend.ONNXRUNTIME_CUDA:
@@ -156,7 +136,7 @@ def why_unavailable(
         machine: the machine to run on, by default this one.
     """
     if backend in CPU_BACKENDS:
-        return _why_not_on_cpu(bundle, backend, precision)
+        return why_not_on_cpu(bundle, backend, precision)
     machine = machine or this_machine()
     reasons = _reasons_against(bundle, backend, machine)
     if not reasons:
@@ -166,80 +146,9 @@ def why_unavailable(
     return f"{what} cannot run here: {'; '.join(reasons)}.\n{_advice(bundle, backend, machine)}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _CpuOptions:
-    """What `open_runner` passes to the backends on a CPU."""
-
-    threads: int | None
-    precision: Precision
-    device: str | None
-
-
-def prefers_openvino_here() -> bool:
-    """Whether ``auto`` takes OpenVINO on such processors."""
-    return platform.machine().lower() in _PREFERS_OPENVINO
-
-
-def backend_on_cpu(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[Backend, str]:
-    """What ``auto`` takes on the CPU, and why.
-
-    Args:
-        bundle: an opened bundle.
-        precision: what it is to compute in.
-    """
-    if precision is Precision.BFLOAT16:
-        return Backend.OPENVINO, f"the only one in {precision.value} on a CPU"
-    against = _against_openvino(bundle, precision)
-    if against is not None:
-        return Backend.ONNXRUNTIME, against[0]
-    if not prefers_openvino_here():
-        return Backend.ONNXRUNTIME, f"OpenVINO was not compared with ONNX Runtime on {platform.machine()}"
-    others = sorted(bundle.manifest.operator_names - _FASTER_IN_OPENVINO)
-    if others:
-        return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster with {', '.join(others)}"
-    is_float32 = precision is Precision.FLOAT32 or (
-        precision is Precision.AUTO and bundle.manifest.dtype == Precision.FLOAT32.value
-    )
-    if is_float32 and bundle.manifest.operator_names <= _AS_FAST_IN_FLOAT32:
-        names = ", ".join(sorted(bundle.manifest.operator_names))
-        return Backend.ONNXRUNTIME, f"OpenVINO was not measured to be faster in float32 with {names}"
-    return Backend.OPENVINO, "OpenVINO is installed, and the bundle has its graph"
-
-
-def _against_openvino(bundle: Bundle, precision: Precision = Precision.AUTO) -> tuple[str, str] | None:
-    """Why OpenVINO cannot run a bundle here, and what to do about it; None if nothing speaks against it."""
-    if not is_installed("openvino"):
-        return "OpenVINO is not installed here", f"Install it with: {_INSTALL[Backend.OPENVINO]}"
-    if not has_graph(bundle, OPENVINO_LOWERING):
-        command = shlex.join(["hdexport", "rebuild", str(bundle.path), "--target", "openvino"])
-        return "the bundle has no graph for OpenVINO", f"Add it: {command}"
-    if precision is Precision.INT8 and not has_graph(bundle, OPENVINO_LOWERING, dtype="int8"):
-        return "the bundle has no graph for OpenVINO in int8", "Build it again with --int8, or leave out the precision."
-    return None
-
-
-def _why_not_on_cpu(bundle: Bundle, backend: Backend, precision: Precision) -> str | None:
-    if backend is Backend.OPENVINO:
-        against = _against_openvino(bundle, precision)
-        if against is not None:
-            return _openvino_refusal(bundle, *against)
-    try:
-        if backend is Backend.ONNXRUNTIME:
-            from hdruntime.backends.onnxruntime import graph_on_cpu
-
-            graph_on_cpu(bundle, precision)
-        elif precision is Precision.BFLOAT16:
-            from hdruntime.backends.openvino.devices import chosen_device, chosen_precision, new_core
-
-            chosen_precision(chosen_device(new_core(), None), precision, bundle.manifest)
-    except BackendUnavailableError as error:
-        return str(error)
-    return None
-
-
-def _first_that_runs(bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu: _CpuOptions) -> tuple[Runner, str]:
+def _first_that_runs(bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu: CpuOptions) -> tuple[Runner, str]:
     if cpu.precision is not Precision.AUTO:
-        runner, why = _first_on_cpu(bundle, cpu)
+        runner, why = first_on_cpu(bundle, cpu)
         reason = f"{cpu.precision.value} is a precision of CPUs; {why}"
         logger.info("backend auto: chose %s: %s", runner.backend.value, reason)
         return runner, reason
@@ -259,7 +168,7 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu:
         logger.info("backend auto: chose %s, %s", backend.value, reason)
         return runner, reason
     reason = machine.why_no_gpu if machine.gpu is None else f"no backend that is installed uses {machine.gpu.name}"
-    runner, why = _first_on_cpu(bundle, cpu)
+    runner, why = first_on_cpu(bundle, cpu)
     name = runner.backend.value
     if machine.gpu is not None:
         logger.warning("%s", _unused_gpu(bundle, machine, name))
@@ -268,19 +177,6 @@ def _first_that_runs(bundle: Bundle, machine: ThisMachine, gpu: GpuOptions, cpu:
     else:
         logger.info("backend auto: chose %s: %s; %s", name, reason, why)
     return runner, f"{reason}; {why}"
-
-
-def _first_on_cpu(bundle: Bundle, cpu: _CpuOptions) -> tuple[Runner, str]:
-    """The runner of `backend_on_cpu`, or ONNX Runtime's if OpenVINO does not load the graph; and why."""
-    backend, why = backend_on_cpu(bundle, cpu.precision)
-    try:
-        return _cpu_runner(bundle, backend, cpu), why
-    except BackendError as error:
-        if backend is Backend.ONNXRUNTIME or cpu.precision is Precision.BFLOAT16:
-            raise
-        # All checks passed, so the failure deserves a warning.
-        logger.warning("backend auto: %s should run here and does not: %s", backend.value, error)
-        return _cpu_runner(bundle, Backend.ONNXRUNTIME, cpu), "OpenVINO does not load its graph"
 
 
 def _gpu_backends(bundle: Bundle) -> list[Backend]:
@@ -299,40 +195,12 @@ def _unused_gpu(bundle: Bundle, machine: ThisMachine, chosen: str) -> str:
     ])  # fmt: skip
 
 
-def _cpu_runner(bundle: Bundle, backend: Backend, cpu: _CpuOptions) -> Runner:
-    """The runner of ``onnxruntime`` or ``openvino``."""
-    if backend is Backend.OPENVINO:
-        against = _against_openvino(bundle, cpu.precision)
-        if against is not None:
-            error = BackendUnavailableError if is_installed("openvino") else MissingDependencyError
-            raise error(_openvino_refusal(bundle, *against))
-        from hdruntime.backends.openvino import OpenVinoRunner
-
-        return OpenVinoRunner(bundle, threads=cpu.threads, precision=cpu.precision, device=cpu.device)
-    _require_no_device(backend, cpu)
-    from hdruntime.backends.onnxruntime import OnnxRuntimeRunner
-
-    return OnnxRuntimeRunner(bundle, threads=cpu.threads, precision=cpu.precision)
-
-
-def _openvino_refusal(bundle: Bundle, reason: str, advice: str) -> str:
-    return f"openvino with {bundle.path} cannot run here: {reason}.\n{advice}"
-
-
-def _require_no_options_of_cpus(backend: Backend, cpu: _CpuOptions) -> None:
-    _require_no_device(backend, cpu)
+def _require_no_options_of_cpus(backend: Backend, cpu: CpuOptions) -> None:
+    require_no_device(backend, cpu)
     if cpu.precision is not Precision.AUTO:
         raise BackendUnavailableError(
             f"{backend.value} does not take the precision {cpu.precision.value}: on a GPU a bundle computes in what it "
             "was built in, by --fp16 or --bf16.\nLeave it out, or use the backend openvino or onnxruntime."
-        )
-
-
-def _require_no_device(backend: Backend, cpu: _CpuOptions) -> None:
-    if cpu.device is not None:
-        raise BackendUnavailableError(
-            f"{backend.value} does not take the device {cpu.device!r}, which is one of OpenVINO's.\n"
-            "Leave it out, or use the backend openvino. An NVIDIA GPU is chosen by GpuOptions(device=...)."
         )
 
 

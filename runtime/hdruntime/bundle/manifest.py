@@ -14,9 +14,11 @@ __all__ = [
     "InputSpec",
     "Int8Calibration",
     "Manifest",
+    "MultiVectorSettings",
     "PaddingRule",
     "Positions",
     "ProfileShape",
+    "QueryExpansion",
     "Role",
     "SentenceSettings",
     "TensorSpec",
@@ -30,17 +32,11 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from hdruntime.bundle.pair_template import PairTemplate
+from hdruntime.bundle.tasks import Task
+
 # What a value may be. `hdruntime.bundle.manifest_json` refuses others, and values that contradict each other.
 
-Task = Literal[
-    "feature-extraction",
-    "sentence-similarity",
-    "fill-mask",
-    "text-classification",
-    "token-classification",
-    "question-answering",
-    "text-scoring",
-]
 Dtype = Literal["float32", "float16", "bfloat16"]
 TensorDtype = Literal["int64", "float32"]
 Scheme = Literal["hierarchical", "tile", "interpolate", "interpolate:static", "group", "none"]
@@ -91,6 +87,8 @@ class Role(str, Enum):
     """[batch, tokens], int64: 1 for tokens that attention treats in a way of their own; see `InputSpec.bound`."""
     POOLED = "pooled"
     """[batch, tokens], int64: 1 for tokens that a sentence's vector is pooled of, 0 for those of its prompt."""
+    ATTENDED = "attended"
+    """[batch, tokens], int64: 1 for tokens that others attend to, 0 for real tokens that only attend."""
     MEMORY = "memory"
     """[batch, ...] or [batch, memory, ...], float32, other axes sizes: an output of the previous call; see
     `InputSpec.fed_from`. All axes ``memory`` of a call have one size, and what the call leaves has it, too."""
@@ -315,11 +313,50 @@ class TokenizerInfo:
 
 
 @dataclass(frozen=True, kw_only=True)
+class QueryExpansion:
+    """How queries of a model of late interaction are made longer; the added tokens have vectors, too.
+
+    Attributes:
+        strategy: ``fixed`` cuts queries to the length as well, ``min`` does not.
+        length: tokens that a shorter query is brought to, special tokens and prompt included.
+        token_id: what is added, usually the mask.
+        attend: whether tokens attend to those that were added.
+    """
+
+    strategy: Literal["fixed", "min"]
+    length: Length
+    token_id: TokenId
+    attend: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class MultiVectorSettings:
+    """What makes a model of late interaction of an encoder with a vector for each token.
+
+    Attributes:
+        query_length: tokens that queries are cut to, where they are not expanded; None for `max_seq_length`.
+        document_length: tokens that the model cuts documents to; a bundle may serve more. None for `max_seq_length`.
+        expansion: of queries; None for none.
+        skipped_ids: tokens whose vectors are left out, for example punctuation's.
+        skipped_in: the texts in which they are.
+        similarity: MaxSim, or MaxSim divided by the vectors of the query.
+    """
+
+    query_length: Length | None = None
+    document_length: Length | None = None
+    expansion: QueryExpansion | None = None
+    skipped_ids: tuple[TokenId, ...] = ()
+    skipped_in: tuple[Literal["query", "document"], ...] = ()
+    similarity: Literal["maxsim", "meanmaxsim"] = "maxsim"
+
+
+@dataclass(frozen=True, kw_only=True)
 class SentenceSettings:
     """How sentence-transformers runs the checkpoint, which `hdruntime.SentenceEncoder` does by default.
 
     Attributes:
-        kind: ``encoder`` of texts, or ``cross-encoder`` of pairs of texts.
+        kind: ``encoder`` of texts, ``cross-encoder`` of pairs of texts, ``sparse-encoder`` or
+            ``multi-vector-encoder``.
         max_seq_length: tokens that its texts are cut to, special tokens included; a bundle may serve more.
         prompts: name -> prompt before a text, or before the first text of a pair.
         default_prompt_name: the prompt of texts that none is named for; None for no prompt.
@@ -328,11 +365,14 @@ class SentenceSettings:
         dense: whether the pooled vector goes through a Dense layer.
         normalize: whether the bundle's vectors have length 1.
         truncate_dim: dimensions of a vector that are kept; None for all.
+        max_active_dims: values of a sparse vector that are kept, the largest; None for all.
         similarity: of two vectors.
         activation: makes scores of a cross-encoder's logits; None of an encoder.
+        multi_vector: of a multi-vector-encoder; None of others.
+        pair_template: writes a cross-encoder's pair as one text; None where the tokenizer takes two.
     """
 
-    kind: Literal["encoder", "cross-encoder"]
+    kind: Literal["encoder", "cross-encoder", "sparse-encoder", "multi-vector-encoder"]
     max_seq_length: Length
     prompts: dict[str, str] = field(default_factory=dict)
     default_prompt_name: str | None = None
@@ -341,8 +381,11 @@ class SentenceSettings:
     dense: bool = False
     normalize: bool = False
     truncate_dim: Size | None = None
+    max_active_dims: Size | None = None
     similarity: Similarity = "cosine"
     activation: Literal["sigmoid", "softmax", "identity"] | None = None
+    multi_vector: MultiVectorSettings | None = None
+    pair_template: PairTemplate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -442,6 +485,11 @@ class Manifest:
     def input_of(self, role: Role) -> InputSpec | None:
         """The first input of a role, or None."""
         return next((spec for spec in self.inputs if spec.role is role), None)
+
+    @property
+    def pair_template(self) -> PairTemplate | None:
+        """Writes a pair as one text; None where the tokenizer takes two."""
+        return self.sentence.pair_template if self.sentence else None
 
     @property
     def operator_names(self) -> frozenset[str]:

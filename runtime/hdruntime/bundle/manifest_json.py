@@ -18,21 +18,10 @@ from hdruntime.bundle.checked_json import (
 )
 from hdruntime.bundle.format_1 import from_format_1
 from hdruntime.bundle.manifest import EngineFile, Fill, InputSpec, Manifest, Positions, Role, TensorSpec, Verification
+from hdruntime.bundle.pair_template import Slot, Wording
+from hdruntime.bundle.tasks import OUTPUTS_OF_TASK
 from hdruntime.constants import FORMAT_VERSION
 from hdruntime.errors import BundleCorruptError, BundleVersionError
-
-_TOKENS, _VECTORS, _VECTOR = ("batch", "tokens"), ("batch", "tokens", "size"), ("batch", "size")
-
-_OUTPUTS_OF_TASK: dict[str, dict[str, tuple[str, ...]]] = {
-    "feature-extraction": {"last_hidden_state": _VECTORS},
-    "sentence-similarity": {"token_embeddings": _VECTORS, "sentence_embedding": _VECTOR},
-    "fill-mask": {"logits": _VECTORS},
-    "text-classification": {"logits": _VECTOR},
-    "token-classification": {"logits": _VECTORS},
-    "question-answering": {"start_logits": _TOKENS, "end_logits": _TOKENS},
-    "text-scoring": {"log_probabilities": _TOKENS},
-}
-"""The outputs that a task needs; a graph may have others beside these."""
 
 _ONE_OF_ROLE = (Role.IDS, Role.MASK)
 """Every bundle has one input of each of these."""
@@ -43,8 +32,16 @@ _FILLS_OF_ROLE = {
     Role.TOKEN_TYPES: (Fill.ZEROS, Fill.AFTER_TOKEN),
     Role.MARKS: (Fill.REQUIRED, Fill.ZEROS, Fill.FIRST_TOKEN, Fill.UNTIL_TOKEN),
     Role.POOLED: (Fill.ONES,),
+    Role.ATTENDED: (Fill.ONES,),
     Role.MEMORY: (Fill.ZEROS, Fill.ONES),
 }
+
+_KIND_OF_TASK = {
+    "text-classification": "cross-encoder",
+    "sparse-similarity": "sparse-encoder",
+    "token-similarity": "multi-vector-encoder",
+}
+"""Task -> kind of its settings of sentence-transformers, where that is not an encoder."""
 
 _FILLS_BY_TOKEN = (Fill.UNTIL_TOKEN, Fill.AFTER_TOKEN)
 
@@ -168,14 +165,17 @@ def _output_problems(manifest: Manifest) -> Iterator[str]:
         sizes = spec.shape[named:]
         if spec.dtype != "float32" or spec.shape[:1] != ("batch",) or not all(isinstance(size, int) for size in sizes):
             yield f"outputs[{index}] should be float32 [batch, ...] or [batch, tokens, ...], not {_described(spec)}"
-    for name, axes in _OUTPUTS_OF_TASK[manifest.task].items():
+    for name, axes in OUTPUTS_OF_TASK[manifest.task].items():
         if name not in outputs:
             yield f"outputs has no {name}, which {manifest.task} needs"
         elif len(outputs[name].shape) != len(axes) or ("tokens" in outputs[name].shape) != ("tokens" in axes):
             yield f"outputs: {name} should be [{', '.join(axes)}], not {_described(outputs[name])}"
-    for name in ("last_hidden_state", "token_embeddings"):
+    widths = () if manifest.task == "token-similarity" else ("last_hidden_state", "token_embeddings")
+    for name in widths:
         if name in outputs and outputs[name].shape[-1] != manifest.hidden_size:
             yield f"outputs: {name} is {_described(outputs[name])}, but hidden_size is {manifest.hidden_size}"
+    if manifest.task == "sparse-similarity" and outputs["sparse_embedding"].shape[-1] != manifest.vocab_size:
+        yield f"outputs: {_described(outputs['sparse_embedding'])} is not of the vocab_size {manifest.vocab_size}"
     if manifest.labels and "logits" not in outputs:
         yield f"labels has {len(manifest.labels)} names, but there are no logits"
     elif manifest.labels and outputs["logits"].shape[-1] != len(manifest.labels):
@@ -206,14 +206,36 @@ def _sentence_problems(manifest: Manifest) -> Iterator[str]:
     has_input = manifest.input_of(Role.POOLED) is not None
     if has_input == (settings is None or settings.include_prompt):
         yield f"inputs has {int(has_input)} of the role pooled, which tells a prompt that is not pooled"
+    own = None if settings is None else settings.multi_vector
+    adds_unseen = own is not None and own.expansion is not None and not own.expansion.attend
+    if (manifest.input_of(Role.ATTENDED) is not None) != adds_unseen:
+        yield f"inputs has {int(not adds_unseen)} of the role attended, which tells tokens that no token attends to"
     if settings is None:
+        if manifest.task == "token-similarity":
+            yield "sentence is None, which says what has vectors in token-similarity"
         return
+    if (settings.kind == "multi-vector-encoder") != (own is not None):
+        yield f"sentence.multi_vector is {'there' if own else None} for the kind {settings.kind}"
     if settings.default_prompt_name not in (None, "query", "document", *settings.prompts):
         yield f"sentence.default_prompt_name is {settings.default_prompt_name!r}, which is not among the prompts"
-    if (settings.kind == "cross-encoder") != (manifest.task == "text-classification"):
+    if settings.kind != _KIND_OF_TASK.get(manifest.task, "encoder"):
         yield f"sentence.kind is {settings.kind} for the task {manifest.task}"
     if (settings.kind == "cross-encoder") == (settings.activation is None):
         yield f"sentence.activation is {settings.activation} for the kind {settings.kind}"
+    if settings.pair_template is not None:
+        if settings.kind != "cross-encoder":
+            yield f"sentence.pair_template is there for the kind {settings.kind}, which reads no pairs"
+        yield from _wording_problems("plain", settings.pair_template.plain, ("query", "document"))
+        yield from _wording_problems("prompted", settings.pair_template.prompted, ("query", "document", "prompt"))
+
+
+def _wording_problems(name: str, wording: Wording | None, allowed: tuple[Slot, ...]) -> Iterator[str]:
+    slots = [part.slot for part in wording.parts] if wording else ["query", "document"]
+    if len(set(slots)) < len(slots) or not {"query", "document"} <= set(slots) <= set(allowed):
+        yield (
+            f"sentence.pair_template.{name}.parts has the slots {', '.join(slots) or '(none)'}; query and document are "
+            f"needed, and each of {', '.join(allowed)} is allowed once"
+        )
 
 
 def _engine_problems(where: str, engine: EngineFile) -> Iterator[str]:

@@ -29,6 +29,7 @@ _MEANINGS = {
     Role.TOKEN_TYPES: (None, "0 or more"),
     Role.MARKS: (1, "1 for global tokens and 0 for all others"),
     Role.POOLED: (1, "1 for tokens that are pooled and 0 for a prompt's"),
+    Role.ATTENDED: (1, "1 for tokens that others attend to and 0 for those that only attend"),
 }
 """Role -> the largest value, None for any, and the meaning of the values."""
 
@@ -128,7 +129,10 @@ def _read(value: object, spec: InputSpec) -> Array:
         return _floats(value, spec)
     is_mask = spec.role is Role.MASK
     return _integers(
-        value, spec.name, may_be_boolean=is_mask or spec.role in (Role.MARKS, Role.POOLED), may_be_float=is_mask
+        value,
+        spec.name,
+        may_be_boolean=is_mask or spec.role in (Role.MARKS, Role.POOLED, Role.ATTENDED),
+        may_be_float=is_mask,
     )
 
 

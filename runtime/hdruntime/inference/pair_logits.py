@@ -114,8 +114,9 @@ def check_query(query: str, tokenizer: TextTokenizer, options: PairOptions) -> N
     (encoded,) = tokenizer.encode([query], [""], overflow=Overflow.SPLIT, prompt=options.prompt)
     if len(encoded) >= tokenizer.max_len:
         raise InputError(
-            f"The query has {len(encoded)} tokens, special tokens and prompt included; every piece of a document has "
-            f"the whole query and at most {tokenizer.max_len} tokens, so that 1 to {tokenizer.max_len - 1} fit.\n"
+            f"The query has {len(encoded)} tokens, special tokens, prompt and chat template included where there are "
+            f"any; every piece of a document has the whole query and at most {tokenizer.max_len} tokens, so that 1 to "
+            f"{tokenizer.max_len - 1} fit.\n"
             "Shorten the query, or cut both texts: overflow='truncate'"
         )
 

@@ -37,6 +37,7 @@ def inputs_of_texts(
         Role.MASK: padded([[1] * len(encoding) for encoding in encodings], value=0),
         Role.TOKEN_TYPES: padded([encoding.token_type_ids for encoding in encodings], value=0),
         Role.POOLED: padded([_pooled_tokens(encoding) for encoding in encodings], value=0),
+        Role.ATTENDED: padded([_attended_tokens(encoding) for encoding in encodings], value=0),
     }
     if tokenizer and not tokenizer.token_types:
         del values[Role.TOKEN_TYPES]
@@ -46,3 +47,7 @@ def inputs_of_texts(
 
 def _pooled_tokens(encoding: Encoding) -> list[int]:
     return [0] * encoding.prompt_tokens + [1] * (len(encoding) - encoding.prompt_tokens)
+
+
+def _attended_tokens(encoding: Encoding) -> list[int]:
+    return [1] * (len(encoding) - encoding.unattended_tokens) + [0] * encoding.unattended_tokens

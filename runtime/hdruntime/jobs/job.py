@@ -26,10 +26,11 @@ from hdruntime.jobs.input_files import InputFile, RowFormat
 from hdruntime.jobs.input_search import FIRST_ROWS, fields_of_columns, find_inputs, resolved_columns
 from hdruntime.jobs.input_watch import InputWatch
 from hdruntime.jobs.progress import JobProgress, JobState, ProgressMeter
-from hdruntime.jobs.results import TaskResults, check_columns, column_of_spans, results_of_bundle
+from hdruntime.jobs.results import check_columns, column_of_spans, results_of_bundle
 from hdruntime.jobs.row_reader import read_rows
 from hdruntime.jobs.rows import Columns
-from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors
+from hdruntime.jobs.task_results import TaskResults
+from hdruntime.jobs.vectors import COLUMN, VectorOptions, Vectors, is_of_tokens
 from hdruntime.jobs.windows import Window, WindowOptions, WindowPool, checked_streaming, cut_windows
 from hdruntime.jobs.writers import STDOUT, ResultEncoding, ResultFormat, encoding_of_output, result_format
 from hdruntime.text.chunking import overlap_of
@@ -112,13 +113,7 @@ def plan_job(
     if is_file:
         check_place(output, force=options.force)
     tokenized = options.columns.input_ids is not None
-    task = results_of_bundle(
-        bundle,
-        tokenized=tokenized,
-        aggregation=options.aggregation,
-        answers=options.answers,
-        late_chunking=options.late_chunking,
-    )
+    task = results_of_bundle(bundle, options, tokenized=tokenized)
     spans = None if options.late_chunking is None else column_of_spans(options.late_chunking)
     options = replace(options, columns=replace(options.columns, spans=spans))
     _check_options(bundle.manifest, task, options)
@@ -336,6 +331,11 @@ def _check_output_options(output: Path, fields: Sequence[pa.Field], options: Job
         )
     if not kind.is_matrix:
         return
+    if any(is_of_tokens(field) for field in fields if field.name == COLUMN):
+        raise InputError(
+            f"A {kind.value} file holds one vector per text, and a text of this bundle has one per token.\n"
+            "Write .parquet or .jsonl."
+        )
     if vectors is None or not pa.types.is_fixed_size_list(vectors):
         raise InputError("The bundle does not state the width of its vectors; a matrix needs it.\nWrite .parquet.")
     if options.columns.keep:
@@ -356,13 +356,13 @@ def _metadata(bundle: Bundle, names: Sequence[str], options: JobOptions, identit
         "hdexport.task": manifest.task,
     }
     if COLUMN in names:
-        sentence = manifest.sentence if manifest.task == "sentence-similarity" else None
+        sentence = manifest.sentence if manifest.task in ("sentence-similarity", "token-similarity") else None
         pooling = ("mean",) if manifest.task == "feature-extraction" else sentence.pooling if sentence else ()
         # The first dimensions of a vector of length 1 are shorter.
         by_model = sentence is not None and sentence.normalize and options.vectors.truncate_dim is None
         is_known = options.vectors.normalize or sentence is not None or manifest.task == "feature-extraction"
         metadata |= {
-            "hdexport.pooling": "+".join(pooling) or "unknown",
+            "hdexport.pooling": "+".join(pooling) or ("none" if sentence else "unknown"),
             "hdexport.normalized": str(options.vectors.normalize or by_model).lower() if is_known else "unknown",
             "hdexport.dtype": options.vectors.output_dtype.value,
         }
@@ -393,11 +393,14 @@ def _identity(
         "--output-dtype": options.vectors.output_dtype.value,
         "--skip-failed": options.skip_failed,
         "--prompt": prompt,
+        # It says more than the prompt, where a model reads queries in a way of their own.
+        "--prompt-name": options.prompt_name if bundle.manifest.task == "token-similarity" else None,
         "--aggregation": options.aggregation and options.aggregation.value,
         "--top-k": options.answers and options.answers.top_k,
         "--handle-impossible-answer": options.answers and options.answers.handle_impossible_answer,
         "the longest answer": options.answers and options.answers.max_answer_tokens,
         "--late-chunking": options.late_chunking,
+        "--max-active-dims": options.max_active_dims,
         "--overlap": options.overlap,
         "--precision": options.precision.value,
         "inputs": identity_of_inputs(files),

@@ -1,21 +1,21 @@
-"""A task's result columns in a batch job, and their values for a row."""
+"""The results of each task in a batch job."""
 
 from __future__ import annotations
 
-__all__ = ["TaskResults", "check_columns", "column_of_spans", "results_of_bundle"]
+__all__ = ["check_columns", "column_of_spans", "results_of_bundle"]
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import InputError
 from hdruntime.jobs.rows import Columns, Row
+from hdruntime.jobs.sparse_results import sparse_similarity
+from hdruntime.jobs.task_results import Outputs, Pairs, ResultOptions, TaskResults, Values
+from hdruntime.jobs.token_vector_results import token_similarity
 from hdruntime.text.answers import AnswerOptions, best_answers
 from hdruntime.text.chunking import SENTENCES, LateChunking, LateChunks, tokens_per_chunk
 from hdruntime.text.classes import activation_of, labels_of
@@ -25,78 +25,23 @@ from hdruntime.text.splitting import SplitEncoding, SplitPooling
 from hdruntime.text.tasks import classification, fillings, text_score
 from hdruntime.text.tokenization import Encoding, read_tokenizer
 
-Outputs = Mapping[str, npt.NDArray[np.float32]]
-Values = dict[str, object]
-
 _SPAN = {"start": pa.int32(), "end": pa.int32()}
 """Columns of a place in a text, in characters."""
 
 
-class Pairs(str, Enum):
-    """Whether a task reads a second text."""
-
-    REFUSED = "refused"
-    ALLOWED = "allowed"
-    REQUIRED = "required"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaskResults:
-    """A task as a job needs it.
-
-    Attributes:
-        outputs: names of the outputs that are read.
-        pairs: whether a row has a second text.
-        fields: result columns, Arrow fields.
-        of_piece: outputs of a row or piece, without batch axis -> the needed part, kept until all pieces have run.
-        values: (that part, combined from all pieces; the encoding of the row; the row) -> a value for each field;
-            raises InputError for a row that does not fit the task. None with `chunks` or `values_of_pieces`.
-        values_of_pieces: in place of `values`, for results that do not come from combined outputs: (the row's pieces;
-            the parts of each; the row) -> a value for each field.
-        chunks: for late chunking, (the row's pieces; the row; the prompt) -> its chunks, to which the output of every
-            piece is added; raises InputError for a row without chunks.
-        splits: whether pieces that are run by themselves give a text's values, small enough to combine.
-        streams: whether the outputs of all tokens of a streamed document are small enough to join.
-        pair_pooling: combines what the pieces of a pair's second text gave, unless another pooling is asked for.
-        prompts: whether a text may have a prompt; ids include it already.
-        texts, columns: for tasks on pairs, what a row's texts are, and examples of their columns.
-    """
-
-    outputs: tuple[str, ...]
-    pairs: Pairs
-    fields: tuple[pa.Field, ...]
-    values: Callable[[Outputs, Encoding, Row], Values] | None
-    values_of_pieces: Callable[[SplitEncoding, Sequence[Outputs], Row], Values] | None = None
-    chunks: Callable[[SplitEncoding, Row, str], LateChunks] | None = None
-    of_piece: Callable[[Outputs], Outputs] = lambda outputs: outputs
-    splits: bool = True
-    streams: bool = True
-    pair_pooling: SplitPooling = SplitPooling.MEAN
-    prompts: bool = False
-    texts: str = "a question and its context"
-    columns: tuple[str, str] = ("question", "context")
-
-
-def results_of_bundle(
-    bundle: Bundle,
-    *,
-    tokenized: bool = False,
-    aggregation: Aggregation | None = None,
-    answers: AnswerOptions | None = None,
-    late_chunking: str | None = None,
-) -> TaskResults:
+def results_of_bundle(bundle: Bundle, options: ResultOptions | None = None, *, tokenized: bool = False) -> TaskResults:
     """The columns of the bundle's task.
 
     Args:
         bundle: what will run.
+        options: default `ResultOptions()`.
         tokenized: rows are ids, without a text.
-        aggregation, answers, late_chunking: see `WindowOptions`.
 
     Raises:
-        InputError: the bundle lacks a tokenizer or mask token that the task needs, the task needs a text, or has no
-            aggregation or no answers; or late chunking needs a text, or another bundle.
+        InputError: the bundle lacks a tokenizer or mask token that the task needs, the task needs a text, or an option
+            is for another; or late chunking needs a text, or another bundle.
     """
-    task = bundle.manifest.task
+    task, options = bundle.manifest.task, options or ResultOptions()
     if tokenized and task in _TASKS_ON_TEXT:
         raise InputError(f"The bundle's task is {task}, whose results are places in a text.\nGive it text columns.")
     if not tokenized and bundle.manifest.tokenizer is None:
@@ -104,20 +49,15 @@ def results_of_bundle(
             f"The bundle {bundle.path} has no tokenizer, so it cannot read text.\n"
             "Rebuild it from a checkpoint with a tokenizer.json, or give ids: --input-ids-column."
         )
-    if aggregation is not None and task != "token-classification":
-        raise InputError(f"--aggregation is for token-classification, and the bundle's task is {task}.\nLeave it out.")
-    if answers is not None and task != "question-answering":
-        raise InputError(
-            "--top-k and --handle-impossible-answer are for question-answering, and the bundle's task is "
-            f"{task}.\nLeave them out."
-        )
-    if late_chunking is not None:
-        return _late_chunks(bundle, late_chunking, tokenized=tokenized)
-    if task == "token-classification":
-        return _token_classification(bundle, aggregation or Aggregation.NONE)
-    if task == "question-answering":
-        return _question_answering(answers or AnswerOptions())
-    results = _RESULTS_OF_TASK[task](bundle)
+    for name, (described, its_task) in _TASK_OF_OPTION.items():
+        if getattr(options, name) is not None and task != its_task:
+            raise InputError(
+                f"{described} for {its_task}, and the bundle's task is {task}.\n"
+                f"Leave {'it' if described.endswith(' is') else 'them'} out."
+            )
+    if options.late_chunking is not None:
+        return _late_chunks(bundle, options.late_chunking, tokenized=tokenized)
+    results = _RESULTS_OF_TASK[task](bundle, options)
     return dataclasses.replace(results, prompts=False) if tokenized else results
 
 
@@ -142,7 +82,7 @@ def check_columns(
         raise InputError(f"The bundle's task is {task}, which reads one text.\nLeave out {pair_option}.")
 
 
-def _feature_extraction(bundle: Bundle) -> TaskResults:
+def _feature_extraction(bundle: Bundle, options: ResultOptions) -> TaskResults:
     def of_piece(outputs: Outputs) -> Outputs:
         hidden_states = outputs["last_hidden_state"][np.newaxis]
         return {"sentence_embedding": mean_over_tokens(hidden_states, np.ones(hidden_states.shape[:2], np.int64))[0]}
@@ -150,7 +90,7 @@ def _feature_extraction(bundle: Bundle) -> TaskResults:
     return dataclasses.replace(_embedding(bundle, "last_hidden_state"), of_piece=of_piece)
 
 
-def _sentence_similarity(bundle: Bundle) -> TaskResults:
+def _sentence_similarity(bundle: Bundle, options: ResultOptions) -> TaskResults:
     return _embedding(bundle, "sentence_embedding")
 
 
@@ -197,7 +137,7 @@ def column_of_spans(late_chunking: str) -> str | None:
     return None if is_rule else late_chunking
 
 
-def _text_classification(bundle: Bundle) -> TaskResults:
+def _text_classification(bundle: Bundle, options: ResultOptions) -> TaskResults:
     labels, activation = labels_of(bundle.manifest), activation_of(bundle)
 
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
@@ -217,10 +157,12 @@ def _text_classification(bundle: Bundle) -> TaskResults:
     )
 
 
-def _token_classification(bundle: Bundle, aggregation: Aggregation) -> TaskResults:
+def _token_classification(bundle: Bundle, options: ResultOptions) -> TaskResults:
     info = bundle.manifest.tokenizer
     assert info is not None, "results_of_bundle checks it"
-    find = EntityFinder(bundle.manifest, read_tokenizer(bundle.file(info.file)), aggregation)
+    find = EntityFinder(
+        bundle.manifest, read_tokenizer(bundle.file(info.file)), options.aggregation or Aggregation.NONE
+    )
 
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
         found = find(outputs["logits"], text=row.text, encoding=encoding)
@@ -231,14 +173,16 @@ def _token_classification(bundle: Bundle, aggregation: Aggregation) -> TaskResul
     return TaskResults(outputs=("logits",), pairs=Pairs.REFUSED, fields=fields, values=values)
 
 
-def _question_answering(options: AnswerOptions) -> TaskResults:
+def _question_answering(bundle: Bundle, options: ResultOptions) -> TaskResults:
+    wanted = options.answers or AnswerOptions()
+
     def values(split: SplitEncoding, outputs: Sequence[Outputs], row: Row) -> Values:
         assert row.text_pair is not None, "the job was planned without a context"
-        found = [vars(answer) for answer in best_answers(split, outputs, context=row.text_pair, options=options)]
-        return dict(found[0]) if options.top_k == 1 else {"answers": found}
+        found = [vars(answer) for answer in best_answers(split, outputs, context=row.text_pair, options=wanted)]
+        return dict(found[0]) if wanted.top_k == 1 else {"answers": found}
 
     columns = {"answer": pa.string(), **_SPAN, "score": pa.float32()}
-    if options.top_k > 1:
+    if wanted.top_k > 1:
         columns = {"answers": pa.list_(pa.struct(columns))}
     return TaskResults(
         outputs=("start_logits", "end_logits"),
@@ -249,7 +193,7 @@ def _question_answering(options: AnswerOptions) -> TaskResults:
     )
 
 
-def _fill_mask(bundle: Bundle) -> TaskResults:
+def _fill_mask(bundle: Bundle, options: ResultOptions) -> TaskResults:
     info = bundle.manifest.tokenizer
     if info is None or info.mask_token_id is None:
         raise InputError(f"The tokenizer of {bundle.path} has no mask token, so there is nothing to fill.")
@@ -271,7 +215,7 @@ def _fill_mask(bundle: Bundle) -> TaskResults:
     )
 
 
-def _text_scoring(bundle: Bundle) -> TaskResults:
+def _text_scoring(bundle: Bundle, options: ResultOptions) -> TaskResults:
     def values(outputs: Outputs, encoding: Encoding, row: Row) -> Values:
         return vars(text_score(outputs["log_probabilities"]))
 
@@ -286,13 +230,24 @@ def _text_scoring(bundle: Bundle) -> TaskResults:
     )
 
 
-_RESULTS_OF_TASK: dict[str, Callable[[Bundle], TaskResults]] = {
+_RESULTS_OF_TASK: dict[str, Callable[[Bundle, ResultOptions], TaskResults]] = {
     "feature-extraction": _feature_extraction,
     "sentence-similarity": _sentence_similarity,
+    "sparse-similarity": sparse_similarity,
+    "token-similarity": token_similarity,
     "text-classification": _text_classification,
     "fill-mask": _fill_mask,
     "text-scoring": _text_scoring,
+    "token-classification": _token_classification,
+    "question-answering": _question_answering,
 }
+
+_TASK_OF_OPTION = {
+    "aggregation": ("--aggregation is", "token-classification"),
+    "answers": ("--top-k and --handle-impossible-answer are", "question-answering"),
+    "max_active_dims": ("--max-active-dims is", "sparse-similarity"),
+}
+"""Option of `ResultOptions` -> how it is given, as the begin of a sentence, and the one task that has it."""
 
 _TASKS_ON_TEXT = ("token-classification", "question-answering")
 """Their results are places in a text, which ids do not show."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 __all__ = ["RowEncoder", "size_of_row"]
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from hdruntime.errors import InputError
 from hdruntime.inference.inputs import checked_inputs
@@ -40,13 +40,23 @@ class RowEncoder:
         session: with the tokenizer and the limits.
         overflow, stride: see `WindowOptions`.
         prompt: before every text; rows of ids include it already.
+        encode: in place of the session's tokenizer, see `TaskResults`.
     """
 
-    def __init__(self, session: Session, *, overflow: Overflow, stride: int, prompt: str = "") -> None:
+    def __init__(
+        self,
+        session: Session,
+        *,
+        overflow: Overflow,
+        stride: int,
+        prompt: str = "",
+        encode: Callable[[Sequence[str], Overflow, str], list[Encoding]] | None = None,
+    ) -> None:
         self._session = session
         self._overflow = overflow
         self._stride = stride
         self._prompt = prompt
+        self._encode_texts = encode
 
     def encode(self, rows: Sequence[Row]) -> list[SplitEncoding | InputError]:
         """For each row, in order: its pieces (one unless it was split), or its error."""
@@ -66,6 +76,10 @@ class RowEncoder:
         pairs = [row.text_pair for row in rows if row.text_pair is not None] or None
         if rows[0].input_ids is not None:
             split = [in_one_piece(self._from_ids(row.input_ids or [])) for row in rows]
+        elif self._encode_texts is not None:
+            encodings = self._encode_texts(texts, self._overflow, self._prompt)
+            check_text_lengths([len(encoding) for encoding in encodings], self._session.max_len)
+            split = [in_one_piece(encoding) for encoding in encodings]
         elif self._overflow is Overflow.SPLIT:
             split = self._session.split(texts, pairs, stride=self._stride, prompt=self._prompt)
         else:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["VectorOptions", "Vectors"]
+__all__ = ["COLUMN", "VectorOptions", "Vectors", "is_of_tokens"]
 
 import itertools
 from dataclasses import dataclass
@@ -48,6 +48,9 @@ class VectorOptions:
         Raises:
             InputError: it has fewer dimensions.
         """
+        if is_of_tokens(field):
+            of_token = self.field(field.with_type(field.type.value_type))
+            return pa.field(field.name, pa.list_(of_token.type))
         # Without a fixed width in the graph, only rows show whether it is large enough.
         width = field.type.list_size if pa.types.is_fixed_size_list(field.type) else -1
         if width > 0:
@@ -55,6 +58,11 @@ class VectorOptions:
             width = quantized(sample, self.output_dtype).shape[-1]
         kind = quantized(np.zeros((2, 8), np.float32), self.output_dtype).dtype
         return pa.field(field.name, pa.list_(pa.from_numpy_dtype(kind), width))
+
+
+def is_of_tokens(field: pa.Field) -> bool:
+    """Whether a column of vectors has several of a text, one per token."""
+    return pa.types.is_list(field.type) and pa.types.is_fixed_size_list(field.type.value_type)
 
 
 class Vectors:
@@ -84,20 +92,26 @@ class Vectors:
         rows = [row for row in results if row[COLUMN] is not None]
         if not rows:
             return result
-        matrix = truncated(np.stack([row[COLUMN] for row in rows]), self._options.truncate_dim)
+        # A text has one vector, [dimensions], or one per token, [tokens, dimensions].
+        of_tokens = rows[0][COLUMN].ndim == 2
+        vectors = [row[COLUMN] if of_tokens else row[COLUMN][np.newaxis] for row in rows]
+        sizes = np.array([len(each) for each in vectors])
+        matrix = truncated(np.concatenate(vectors), self._options.truncate_dim)
         if self._options.normalize:
             matrix = normalized(matrix)
         counts = result.counts
         if self._options.output_dtype is EmbeddingPrecision.FLOAT16:
-            fits = np.abs(matrix).max(axis=1) <= np.finfo(np.float16).max
+            small = np.abs(matrix).max(axis=1) <= np.finfo(np.float16).max
+            fits = np.array([each.all() for each in _parts(small, sizes)])
             failed = [row for row, is_one in zip(rows, fits, strict=True) if not is_one]
             rows = [row for row, is_one in zip(rows, fits, strict=True) if is_one]
-            matrix = matrix[fits]
+            matrix, sizes = matrix[np.repeat(fits, sizes)], sizes[fits]
             numbers = itertools.accumulate(not (self._chunked and row["chunk"]) for row in results)
             of_input = {id(row): number for row, number in zip(results, numbers, strict=True)}
             counts += _refused(failed, inputs=len({of_input[id(row)] for row in failed}))
-        for row, vector in zip(rows, quantized(matrix, self._options.output_dtype, self._ranges(matrix)), strict=True):
-            row[COLUMN] = vector
+        finished = quantized(matrix, self._options.output_dtype, self._ranges(matrix))
+        for row, of_row in zip(rows, _parts(finished, sizes), strict=True):
+            row[COLUMN] = of_row if of_tokens else of_row[0]
         return WindowResult(results=results, counts=counts)
 
     def _ranges(self, matrix: npt.NDArray[Any]) -> Ranges | None:
@@ -109,6 +123,11 @@ class Vectors:
                 )
             self.ranges = np.stack([matrix.min(axis=0), matrix.max(axis=0)]).astype(np.float32)
         return self.ranges
+
+
+def _parts(joined: npt.NDArray[Any], sizes: npt.NDArray[np.int64]) -> list[npt.NDArray[Any]]:
+    """What was joined of so many entries each, apart again."""
+    return np.split(joined, np.cumsum(sizes)[:-1]) if len(sizes) else []
 
 
 def _refused(rows: list[dict[str, Any]], *, inputs: int) -> RowCounts:

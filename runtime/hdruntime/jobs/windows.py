@@ -20,21 +20,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
-
 from hdruntime.bundle.manifest import Manifest
 from hdruntime.errors import BackendError, HdexportError, InputError, NonFiniteOutputError, OutOfMemoryError
 from hdruntime.inference.scheduling import BatchResult, PaddingCount
 from hdruntime.inference.streaming import checked_segment
 from hdruntime.jobs.progress import RowCounts
-from hdruntime.jobs.results import TaskResults
 from hdruntime.jobs.row_encoding import RowEncoder, size_of_row
 from hdruntime.jobs.rows import ErrorKind, Position, Row
+from hdruntime.jobs.task_results import Outputs, ResultOptions, TaskResults
 from hdruntime.session import Session
-from hdruntime.text.answers import AnswerOptions
 from hdruntime.text.chunking import LateChunks, TextChunks, overlap_of
-from hdruntime.text.entities import Aggregation
 from hdruntime.text.prompts import chosen_prompt, prompts_of
 from hdruntime.text.splitting import SplitEncoding, SplitPooling, merged
 from hdruntime.text.streamed import StreamedOutputs
@@ -62,12 +57,10 @@ _WINDOW_ROWS = 4096
 _OUTPUT_BYTES = 128 * 2**20
 """Outputs held at a time. For fill-mask these are few tokens: each has logits for the whole vocabulary."""
 
-Outputs = Mapping[str, npt.NDArray[np.float32]]
-
 
 @dataclass(frozen=True, kw_only=True)
-class WindowOptions:
-    """How windows are run.
+class WindowOptions(ResultOptions):
+    """How windows are run, and what their results are.
 
     Attributes:
         batch_tokens: maximum tokens per batch, padding included; a longer row runs alone. None: the backend's default.
@@ -77,15 +70,9 @@ class WindowOptions:
         segment: tokens of a segment of a streamed row; None: as of :meth:`hdruntime.Session.stream`.
         stride: tokens that each piece of a split text repeats from the previous piece.
         split_pooling: how the pieces' vectors are combined, or their logits if a text has one row of logits. None: the
-            largest score of a pair, where pairs have one score (rerankers); else the mean.
-        prompt_name: name of the model's prompt before every text; None for the model's default, if it has one.
-        prompt: the prompt itself.
-        aggregation: how tokens are grouped to entities, for token-classification; None: one entity per token.
-        answers: how many answers a question gets, and which, for question-answering; None: the best one. With more than
-            one, the output has a list of them.
-        late_chunking: how texts are cut into chunks, each of which is a row of the output: ``tokens:256`` (any number),
-            ``sentences``, or the column with a list of (start, end) in characters; None: a text is one row. See
-            :meth:`hdruntime.Session.embed_chunks`.
+            largest score of a pair, where pairs have one score (rerankers), the largest weights of sparse vectors; else
+            the mean.
+        prompt: the prompt itself, in place of a `prompt_name`.
         overlap: tokens that consecutive macro chunks of a text share, with late chunking; None: 256, or a quarter of
             the session's tokens if that is less.
     """
@@ -96,11 +83,7 @@ class WindowOptions:
     segment: int | None = None
     stride: int = 0
     split_pooling: SplitPooling | None = None
-    prompt_name: str | None = None
     prompt: str | None = None
-    aggregation: Aggregation | None = None
-    answers: AnswerOptions | None = None
-    late_chunking: str | None = None
     overlap: int | None = None
 
     def check(self) -> None:
@@ -131,6 +114,11 @@ class WindowOptions:
             )
         if self.answers is not None:
             self.answers.check()
+        if self.max_active_dims is not None and self.max_active_dims < 1:
+            raise InputError(
+                f"--max-active-dims {self.max_active_dims} keeps nothing of a vector.\n"
+                "Use 1 or more, or leave it out for all values above 0."
+            )
         if self.overlap is not None and self.late_chunking is None:
             raise InputError(
                 "--overlap is for late chunking.\nAdd --late-chunking tokens:256, or type --overflow split --stride N."
@@ -148,7 +136,8 @@ class WindowOptions:
             raise InputError(
                 "Prompts are for texts that are embedded or classified; these rows are not.\nLeave it out."
             )
-        return chosen_prompt(*prompts_of(manifest), name=self.prompt_name, prompt=self.prompt)
+        name = task.default_prompt_name if self.prompt_name is None else self.prompt_name
+        return chosen_prompt(*prompts_of(manifest), name=name, prompt=self.prompt)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -288,7 +277,7 @@ class WindowInference:
         overflow, stride = options.overflow, options.stride
         if task.chunks is not None:
             overflow, stride = Overflow.SPLIT, overlap_of(options.overlap, session.max_len)
-        self._encoder = RowEncoder(session, overflow=overflow, stride=stride, prompt=self._prompt)
+        self._encoder = RowEncoder(session, overflow=overflow, stride=stride, prompt=self._prompt, encode=task.encode)
         batch_tokens = options.batch_tokens or session.batch_tokens
         self._batch_size = options.batch_size
         self._streamed, self._segment, self.lanes = None, 0, 0
@@ -407,7 +396,7 @@ class WindowInference:
                 return
             assert task.values is not None, "without chunks there are values"
             is_pair = item.row.text_pair is not None
-            pooling = self._pooling or (task.pair_pooling if is_pair else SplitPooling.MEAN)
+            pooling = self._pooling or (task.pair_pooling if is_pair else task.split_pooling)
             whole = merged(split, outputs, specs=self._session.manifest.outputs, pooling=pooling)
             item.values = task.values(whole, split.whole, item.row)
         except InputError as error:
@@ -481,6 +470,11 @@ def checked_streaming(manifest: Manifest, task: TaskResults) -> StreamedOutputs:
         InputError: the bundle remembers nothing, or the task's results cannot be made segment by segment.
     """
     checked_segment(None, manifest, max_len=manifest.max_len)
+    if not task.streams and task.splits:
+        raise InputError(
+            f"The bundle's task is {manifest.task}, whose results are not made segment by segment.\n"
+            "Run texts in pieces: --overflow split"
+        )
     if not task.streams:
         raise InputError(
             f"The bundle's task is {manifest.task}, whose outputs for all tokens of a document would fill the memory.\n"

@@ -304,6 +304,8 @@ def _array(cells: list[Any], field: pa.Field) -> pa.Array:
         cells = [None if cell is None else _json_from_value(cell) for cell in cells]
     elif pa.types.is_fixed_size_list(field.type) and any(isinstance(cell, np.ndarray) for cell in cells):
         return _vectors(cells, field.type)
+    elif pa.types.is_list(field.type) and pa.types.is_fixed_size_list(field.type.value_type):
+        return _lists_of_vectors(cells, field.type)
     elif not is_plain(field.type):
         cells = [cell.cast(field.type) if isinstance(cell, pa.Scalar) else cell for cell in cells]
     return pa.array(cells, type=field.type)
@@ -314,6 +316,19 @@ def _vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
     flat = np.concatenate([zeros if cell is None else cell for cell in cells])
     mask = pa.array([cell is None for cell in cells])
     return pa.FixedSizeListArray.from_arrays(pa.array(flat, kind.value_type), type=kind, mask=mask)
+
+
+def _lists_of_vectors(cells: list[Any], kind: pa.DataType) -> pa.Array:
+    """Of arrays [vectors, dimensions]."""
+    there = [cell for cell in cells if cell is not None]
+    vectors = (
+        pa.array([], kind.value_type)
+        if not there
+        else _vectors([row for cell in there for row in cell], kind.value_type)
+    )
+    ends = np.cumsum([0, *(0 if cell is None else len(cell) for cell in cells)])
+    mask = pa.array([cell is None for cell in cells])
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), vectors, type=kind, mask=mask)
 
 
 def _closed_array(column: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -345,6 +360,8 @@ def _json_from_value(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, np.ndarray):
+        if value.ndim > 1:
+            return f"[{', '.join(map(_json_from_value, value))}]"
         # Nine digits read back as the same float32 or float16; json would write up to seventeen.
         return f"[{', '.join([f'{number:.9g}' for number in value.tolist()])}]"
     if isinstance(value, pa.Scalar):

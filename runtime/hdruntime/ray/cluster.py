@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hdruntime.backends.choice import CPU_BACKENDS
+from hdruntime.backends.cpu_choice import CPU_BACKENDS
 from hdruntime.bundle.reader import Bundle
 from hdruntime.errors import BackendUnavailableError, InputError
 from hdruntime.optional import require

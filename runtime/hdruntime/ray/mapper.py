@@ -82,12 +82,7 @@ class BundleMapper:
             )
         session = session_in_worker(Path(bundle), backend=backend, threads=threads, precision=precision)
         opened = open_bundle(Path(bundle), check_files=False)
-        task = results_of_bundle(
-            opened,
-            tokenized=input_ids_column is not None,
-            aggregation=options.aggregation,
-            answers=options.answers,
-        )
+        task = results_of_bundle(opened, options, tokenized=input_ids_column is not None)
         check_columns(opened.manifest.task, task, self._columns, pair_option="text_pair_column")
         if options.overflow is Overflow.SPLIT and not (task.splits and input_ids_column is None):
             raise InputError(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hdruntime.backends.choice import CPU_BACKENDS, backend_on_cpu
+from hdruntime.backends.cpu_choice import CPU_BACKENDS, backend_on_cpu
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.manifest import Backend
 from hdruntime.bundle.reader import open_bundle
@@ -104,13 +104,7 @@ class WindowWorker:
         has_gpu = bool(require("ray").get_runtime_context().get_assigned_resources().get("GPU"))
         # Made here: a task's functions cannot be pickled.
         opened = open_bundle(path, check_files=False)
-        task = results_of_bundle(
-            opened,
-            tokenized=tokenized,
-            aggregation=options.aggregation,
-            answers=options.answers,
-            late_chunking=options.late_chunking,
-        )
+        task = results_of_bundle(opened, options, tokenized=tokenized)
         self._pool = LocalPool(session, task, options=options)
         return Loaded(
             node=str(require("ray").util.get_node_ip_address()),

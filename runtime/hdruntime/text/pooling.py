@@ -38,10 +38,10 @@ def embedding_output(manifest: Manifest) -> TensorSpec:
     for name in ("sentence_embedding", "last_hidden_state"):
         if name in outputs:
             return outputs[name]
-    raise InputError(
-        f"This bundle's task is {manifest.task}, which gives no embeddings.\n"
-        "Rebuild it with --task feature-extraction or --task sentence-similarity."
-    )
+    advice = "Rebuild it with --task feature-extraction or --task sentence-similarity."
+    if manifest.task == "token-similarity":
+        advice = "A text has a vector for each token: hdruntime.MultiVectorEncoder gives them."
+    raise InputError(f"This bundle's task is {manifest.task}, which gives no embeddings.\n{advice}")
 
 
 def embedding_size(manifest: Manifest) -> int:

@@ -1,10 +1,11 @@
-"""Similarity of embeddings, by the four functions of sentence-transformers."""
+"""Similarity of embeddings, by the functions of sentence-transformers: four of vectors, and MaxSim of lists of them."""
 
 from __future__ import annotations
 
-__all__ = ["similarities", "similarities_of_pairs"]
+__all__ = ["maxsim", "maxsim_of_pairs", "similarities", "similarities_of_pairs"]
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,15 @@ from hdruntime.optional import require
 from hdruntime.text.embeddings import normalized
 
 FloatArray = npt.NDArray[np.float32]
+
+_SCORE_OF_NOTHING = -1e9
+"""MaxSim with a document that has no vector; sentence-transformers' value."""
+
+_MOST_PRODUCTS = 2**24
+"""Products of vectors that are made at a time, 64 MB."""
+
+_MOST_QUERY_VECTORS = 2**12
+"""Of several queries, and as many of several documents."""
 
 
 def similarities(function: str, first: object, second: object) -> Any:
@@ -50,6 +60,120 @@ def similarities_of_pairs(function: str, first: object, second: object) -> Any:
     """
     _, of_pair = _functions(function)
     return _like(first, second, np.asarray(of_pair(_array(first), _array(second))))
+
+
+def maxsim(queries: object, documents: object, *, mean: bool = False) -> Any:
+    """MaxSim of each query with each document: for each vector of the query its largest dot product, added up.
+
+    Args:
+        queries: [n], each float [query tokens, dimensions], arrays or PyTorch tensors; [n, query tokens, dimensions],
+            where rows of zeros are padding; or one query: [query tokens, dimensions].
+        documents: [m], each float [document tokens, dimensions], and the other forms.
+        mean: divide by the vectors of the query.
+
+    Returns:
+        float32 [n, m]; a tensor on the same device if an input is a tensor. A query without vectors has 0, and a
+        document without vectors -1e9.
+
+    Raises:
+        InputError: an input is of another shape, or the dimensions differ.
+    """
+    asked, read = _texts_of_vectors(queries, "queries"), _texts_of_vectors(documents, "documents")
+    _check_dimensions([*asked, *read])
+    scores = np.empty((len(asked), len(read)), np.float32)
+    for some in _chunks(asked, _MOST_QUERY_VECTORS):
+        for others in _chunks(read, sum(len(asked[index]) for index in some)):
+            of_chunk = _largest_products([asked[index] for index in some], [read[index] for index in others])
+            scores[np.ix_(some, others)] = of_chunk
+    return _like(queries, documents, _per_vector(scores.T, asked).T if mean else scores)
+
+
+def maxsim_of_pairs(queries: object, documents: object, *, mean: bool = False) -> Any:
+    """MaxSim of each query with the document at the same place.
+
+    Args:
+        queries, documents, mean: as of :func:`maxsim`, as many of one as of the other.
+
+    Returns:
+        float32 [n]; otherwise as :func:`maxsim`.
+
+    Raises:
+        InputError: likewise, or there are more of one than of the other.
+    """
+    asked, read = _texts_of_vectors(queries, "queries"), _texts_of_vectors(documents, "documents")
+    if len(asked) != len(read):
+        raise InputError(f"There are {len(asked)} queries but {len(read)} documents; give one for each.")
+    _check_dimensions([*asked, *read])
+    scores = np.array(
+        [_largest_products([one], [other])[0, 0] for one, other in zip(asked, read, strict=True)], np.float32
+    )
+    return _like(queries, documents, _per_vector(scores, asked) if mean else scores)
+
+
+def _largest_products(queries: Sequence[FloatArray], documents: Sequence[FloatArray]) -> FloatArray:
+    """float32 [queries, documents]."""
+    scores = np.full((len(queries), len(documents)), _SCORE_OF_NOTHING, np.float32)
+    asked, read = ([index for index, each in enumerate(texts) if len(each)] for texts in (queries, documents))
+    scores[np.ix_([index for index, each in enumerate(queries) if not len(each)], read)] = 0
+    if not asked or not read:
+        return scores
+    products = (
+        np.concatenate([queries[index] for index in asked]) @ np.concatenate([documents[index] for index in read]).T
+    )
+    largest = np.maximum.reduceat(products, _starts([documents[index] for index in read]), axis=1)
+    scores[np.ix_(asked, read)] = np.add.reduceat(largest, _starts([queries[index] for index in asked]), axis=0)
+    return scores
+
+
+def _starts(texts: Sequence[FloatArray]) -> list[int]:
+    return [0, *itertools.accumulate(len(each) for each in texts[:-1])]
+
+
+def _per_vector(scores: FloatArray, queries: Sequence[FloatArray]) -> FloatArray:
+    """Scores [..., queries], each divided by the query's vectors."""
+    counts = np.array([max(1, len(each)) for each in queries], np.float32)
+    return np.divide(scores, counts, dtype=np.float32)
+
+
+def _chunks(texts: Sequence[FloatArray], products_of_vector: int) -> Iterator[list[int]]:
+    """Indices of texts, as many at a time as have few enough products of vectors."""
+    chunk: list[int] = []
+    vectors = 0
+    for index, each in enumerate(texts):
+        if chunk and (vectors + len(each)) * max(1, products_of_vector) > _MOST_PRODUCTS:
+            yield chunk
+            chunk, vectors = [], 0
+        chunk.append(index)
+        vectors += len(each)
+    if chunk:
+        yield chunk
+
+
+def _texts_of_vectors(value: Any, name: str) -> list[FloatArray]:
+    """[texts], each float32 [tokens, dimensions]."""
+    if isinstance(value, Sequence):
+        texts = [_array(each) for each in value]
+    else:
+        whole = _array(value)
+        texts = [whole] if whole.ndim == 2 else [each[each.any(axis=1)] for each in whole] if whole.ndim == 3 else []
+        if whole.ndim not in (2, 3):
+            raise InputError(f"{name} has shape {list(whole.shape)}; {_SHAPES}")
+    for index, text in enumerate(texts):
+        if text.ndim != 2:
+            raise InputError(f"{name}[{index}] has shape {list(text.shape)}; {_SHAPES}")
+    return texts
+
+
+_SHAPES = "each text's vectors must be [tokens, dimensions], as MultiVectorEncoder gives them."
+
+
+def _check_dimensions(texts: Sequence[FloatArray]) -> None:
+    found = sorted({text.shape[1] for text in texts if len(text)})
+    if len(found) > 1:
+        raise InputError(
+            f"Vectors have {' and '.join(map(str, found))} dimensions; MaxSim compares vectors of one model, with the "
+            "same truncate_dim."
+        )
 
 
 Similarity = Callable[[FloatArray, FloatArray], Any]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 __all__ = ["Encoding", "Overflow", "TextTokenizer", "read_tokenizer"]
 
+import bisect
 import functools
+import operator
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+from hdruntime.bundle.pair_template import PairTemplate, WrittenPair
 from hdruntime.errors import BundleCorruptError, InputError
 from hdruntime.text.checks import check_text_lengths, checked_choice
 
@@ -22,7 +25,8 @@ class Overflow(str, Enum):
     ERROR = "error"
     """It is refused."""
     TRUNCATE = "truncate"
-    """Its end is cut off, of a pair that of the longer text."""
+    """Its end is cut off: of a pair that of the longer text; of a pair in a chat template what is before the template's
+    end, whichever text that is."""
     SPLIT = "split"
     """It is run in pieces, whose results are put together; see :mod:`hdruntime.text.splitting`."""
     RECUR = "recur"
@@ -37,8 +41,10 @@ class Encoding:
         input_ids: [tokens], special tokens included.
         token_type_ids: [tokens], 0 for the first text of a pair, 1 for the second.
         offsets: [tokens], (start, end) in characters of the token's own text; (0, 0) for special tokens.
-        sequence_ids: [tokens], 0 for tokens of the first text, 1 for those of the second, None for special tokens.
+        sequence_ids: [tokens], 0 for tokens of the first text, 1 for those of the second, None for special tokens and
+            a template's.
         prompt_tokens: how many of the first tokens are the prompt's, a special token before it included.
+        unattended_tokens: how many of the last tokens no token attends to.
     """
 
     input_ids: list[int]
@@ -46,6 +52,7 @@ class Encoding:
     offsets: list[tuple[int, int]]
     sequence_ids: list[int | None]
     prompt_tokens: int = 0
+    unattended_tokens: int = 0
 
     @classmethod
     def of_ids(cls, ids: list[int]) -> Encoding:
@@ -62,15 +69,18 @@ class TextTokenizer:
 
     Args:
         path: the file.
-        max_len: most tokens of a text or pair, special tokens included.
+        max_len: most tokens of a text or pair, special tokens and template included.
+        template: writes a pair as one text, which is read without special tokens; None for a pair of texts. With a
+            template there are no texts but pairs.
 
     Raises:
         BundleCorruptError: the file cannot be read; raised at the first use.
     """
 
-    def __init__(self, path: Path, *, max_len: int) -> None:
+    def __init__(self, path: Path, *, max_len: int, template: PairTemplate | None = None) -> None:
         self._path = path
         self.max_len = max_len
+        self._template = template
 
     def encode(
         self,
@@ -86,27 +96,62 @@ class TextTokenizer:
             texts: may be empty strings: those become special tokens only.
             pairs: the second text of each pair, as many as ``texts``.
             overflow: ``truncate`` cuts the end of a text, or of the longer of a pair, and keeps the special
-                tokens. ``split`` and ``recur`` give the whole text, however long it is.
-            prompt: what goes before every text, or before the first text of every pair.
+                tokens; of a pair in a template what is before the template's end. ``split`` and ``recur`` give the
+                whole text, however long it is.
+            prompt: what goes before every text, or before the first text of every pair, or where the template has it.
 
         Raises:
             InputError: not a list of strings, a text has no token (an empty one, where there are no special tokens),
-                or it has too many and ``overflow`` is ``error``; or the tokenizer cannot encode a text.
+                or it has too many and ``overflow`` is ``error``; the tokenizer cannot encode a text; or there is a
+                template, and there are no pairs, or a prompt that it refuses.
         """
         choice = checked_choice(Overflow, overflow, option="overflow")
         _check_texts(texts, "texts")
         _check_texts([prompt], "prompt")
-        texts = [prompt + text for text in texts]
-        if pairs is None:
-            batch: list[Any] = texts
-        else:
+        if pairs is not None:
             _check_texts(pairs, "pairs")
             if len(texts) != len(pairs):
                 raise InputError(f"There are {len(texts)} texts but {len(pairs)} pairs; give one for each.")
-            batch = list(zip(texts, pairs, strict=True))
         tokenizer = self._truncating if choice is Overflow.TRUNCATE else self.whole
+        if self._template is not None:
+            return self._encode_written(self._template, texts, pairs, tokenizer, choice, prompt)
+        texts = [prompt + text for text in texts]
+        encoded = self._encoded(tokenizer, texts if pairs is None else list(zip(texts, pairs, strict=True)), choice)
+        in_prompt = _tokens_of_prompt(tokenizer, prompt)
+        return [
+            Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids, min(in_prompt, len(item)))
+            for item in encoded
+        ]
+
+    def _encode_written(
+        self,
+        template: PairTemplate,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None,
+        tokenizer: Any,
+        choice: Overflow,
+        prompt: str,
+    ) -> list[Encoding]:
+        """Pairs by the template; what is cut ends with the template's last tokens, as sentence-transformers has it."""
+        if pairs is None:
+            raise InputError(
+                "This bundle reads pairs: its chat template has places for a query and a document.\n"
+                "Give both: session.rank(query, documents), CrossEncoder, or hdexport run --text-pair-column"
+            )
+        written = [template.write(text, pair, prompt=prompt) for text, pair in zip(texts, pairs, strict=True)]
+        encoded = self._encoded(tokenizer, [each.text for each in written], choice)
+        ending: list[int] = []
+        if choice is Overflow.TRUNCATE and any(len(item) >= self.max_len for item in encoded):
+            ending = _ending(self.whole, template, prompt)
+        return [
+            _of_template(item, each, ending if len(item) >= self.max_len else [])
+            for item, each in zip(encoded, written, strict=True)
+        ]
+
+    def _encoded(self, tokenizer: Any, batch: list[Any], choice: Overflow) -> Any:
+        """The ``tokenizers.Encoding`` of each text or pair, their lengths checked."""
         try:
-            encoded = tokenizer.encode_batch(batch)
+            encoded = tokenizer.encode_batch(batch, add_special_tokens=self._template is None)
         except Exception as error:
             if type(error) is not Exception:  # tokenizers raises nothing more specific
                 raise
@@ -114,11 +159,7 @@ class TextTokenizer:
         # Before there are lists of a text's tokens: of one with millions they take a gigabyte.
         any_length = choice in (Overflow.SPLIT, Overflow.RECUR)
         check_text_lengths([len(item) for item in encoded], sys.maxsize if any_length else self.max_len)
-        in_prompt = _tokens_of_prompt(tokenizer, prompt)
-        return [
-            Encoding(item.ids, item.type_ids, item.offsets, item.sequence_ids, min(in_prompt, len(item)))
-            for item in encoded
-        ]
+        return encoded
 
     # The truncation of a `Tokenizer` is state of the object, so switching it per call would race between
     # threads. Each mode has an object of its own, made when first used.
@@ -166,6 +207,45 @@ def _tokens_of_prompt(tokenizer: Any, prompt: str) -> int:
         return 0
     encoded = tokenizer.encode(prompt)
     return len(encoded) - int(encoded.special_tokens_mask[-1:] == [1])
+
+
+def _of_template(item: Any, written: WrittenPair, ending: list[int]) -> Encoding:
+    """A pair in a template.
+
+    Args:
+        item: the ``tokenizers.Encoding`` of the whole text.
+        written: that text, and where query and document are in it.
+        ending: ids that take the place of its last ones.
+    """
+    ids, spans = item.ids, item.offsets
+    sequences: list[int | None] = [None] * len(ids)
+    offsets = [(0, 0)] * len(ids)
+    # A token with characters of both is the query's, which every piece of the document has.
+    for number, slot in ((1, written.places["document"]), (0, written.places["query"])):
+        start, end = slot
+        if start == end:
+            continue
+        first = bisect.bisect_right(spans, start, key=operator.itemgetter(1))
+        last = bisect.bisect_left(spans, end, lo=first, key=operator.itemgetter(0))
+        sequences[first:last] = [number] * (last - first)
+        offsets[first:last] = [(max(a, start) - start, min(b, end) - start) for a, b in spans[first:last]]
+    kept = len(ids) - min(len(ending), len(ids))
+    if ending:
+        ids[kept:] = ending[len(ending) - (len(ids) - kept) :]
+        sequences[kept:] = [None] * (len(ids) - kept)
+        offsets[kept:] = [(0, 0)] * (len(ids) - kept)
+    return Encoding(ids, item.type_ids, offsets, sequences)
+
+
+def _ending(tokenizer: Any, template: PairTemplate, prompt: str) -> list[int]:
+    """The ids that a template ends with, found as sentence-transformers finds them: what two pairs' ends share."""
+    first, second = (
+        tokenizer.encode(template.write(text, text, prompt=prompt).text, add_special_tokens=False).ids
+        for text in ("0", "1 2 3 4")
+    )
+    alike = [one == other for one, other in zip(reversed(first), reversed(second), strict=False)]
+    shared = alike.index(False) if False in alike else 0
+    return list(first[len(first) - shared :])
 
 
 def _unencodable(tokenizer: Any, batch: list[Any], error: Exception) -> InputError:

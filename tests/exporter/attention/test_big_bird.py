@@ -19,7 +19,7 @@ from hdexport.families import family_of
 from hdexport.model.positions import Scheme
 from hdexport.model.precision import Precision, cast_model
 from hdexport.model.surgery import extend_positions
-from hdexport.model.tasks import ENCODER_TASKS, Task
+from hdexport.model.tasks import Task
 from hdruntime.bundle.manifest import PaddingRule
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, distance, inputs_of
@@ -149,9 +149,7 @@ def test_layers_that_differ_only_in_their_tables_keep_their_own(tiny_bundles) ->
                     assert distance(got, expected) > 0.01
 
 
-TASKS = [
-    (name, task.value) for name in MODEL_TYPES for task in Task if task in (family_of(name).tasks or ENCODER_TASKS)
-]
+TASKS = [(name, task.value) for name in MODEL_TYPES for task in Task if task in family_of(name).all_tasks]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import save_file
 
 from hdexport.checkpoint import find_checkpoint
-from hdexport.checkpoint.sentence_pooling import sentence_head, sentence_pooling
+from hdexport.checkpoint.heads import task_head
+from hdexport.checkpoint.sentence_pooling import sentence_pooling
 from hdexport.checkpoint.sentence_settings import sentence_settings
 from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
@@ -259,7 +260,7 @@ def save_token_layers(path: Path, *, vectors: str = "token_embeddings", pooled: 
 
 def test_layers_of_tokens_are_applied_to_each_and_padding_is_zero(tmp_path: Path) -> None:
     weight = save_token_layers(tmp_path)
-    head = sentence_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH)
+    head = task_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH)
     tokens = TOKENS.copy()
     tokens[1, 8] = np.nan
     with torch.inference_mode():
@@ -273,8 +274,8 @@ def test_layers_of_tokens_are_applied_to_each_and_padding_is_zero(tmp_path: Path
 @pytest.mark.parametrize("options", [{"vectors": "sentence_embedding"}, {"pooled": True}])
 def test_tokens_are_given_as_they_are_where_layers_are_not_of_tokens(options: dict[str, Any], tmp_path: Path) -> None:
     save_token_layers(tmp_path, **options)
-    assert sentence_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH) is None
-    assert sentence_head(tmp_path, Task.FILL_MASK, hidden_size=WIDTH) is None
+    assert task_head(tmp_path, Task.FEATURE_EXTRACTION, hidden_size=WIDTH) is None
+    assert task_head(tmp_path, Task.FILL_MASK, hidden_size=WIDTH) is None
 
 
 def test_layers_of_tokens_make_no_sentence_vector(tmp_path: Path) -> None:
@@ -282,7 +283,7 @@ def test_layers_of_tokens_make_no_sentence_vector(tmp_path: Path) -> None:
     with pytest.raises(
         ModelError, match=r"Transformer, Dense, Normalize; a Transformer followed.*\n.*feature-extraction"
     ):
-        sentence_head(tmp_path, Task.SENTENCE_SIMILARITY, hidden_size=WIDTH)
+        task_head(tmp_path, Task.SENTENCE_SIMILARITY, hidden_size=WIDTH)
 
 
 @pytest.mark.parametrize("saved_from", ["SentenceTransformer", "MultiVectorEncoder"])

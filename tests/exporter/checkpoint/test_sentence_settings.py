@@ -129,7 +129,11 @@ def test_token_vectors_keep_prompts_and_length_whatever_follows_the_transformer(
         ),
         (CONFIG, {"truncate_dim": 0}, "truncate_dim should be `int` >= 1, not 0"),
         (CONFIG, {"model_type": 3}, "model_type should be `str`, not 3"),
-        (CONFIG, {"model_type": "SparseEncoder"}, "model_type 'SparseEncoder'; SentenceTransformer and CrossEncoder"),
+        (
+            CONFIG,
+            {"model_type": "PixelEncoder"},
+            "model_type .PixelEncoder.; SparseEncoder, Sentence",
+        ),
         (TRANSFORMER, {"max_seq_length": -1}, "max_seq_length should be `int` >= 1, not -1"),
         (TRANSFORMER, {"max_seq_length": True}, r"max_seq_length should be `int \| null`, not true"),
         (

@@ -19,7 +19,7 @@ from hdexport.checkpoint import find_checkpoint
 from hdexport.extend import ExtendOptions, extend
 from hdexport.families import SUPPORTED_MODEL_TYPES, Family, family_of
 from hdexport.families.unsupported import UNSUPPORTED
-from hdexport.model.tasks import ENCODER_TASKS, Task
+from hdexport.model.tasks import Task
 from hdruntime.errors import ModelError
 from support.answers import ATOL, assert_answers, assert_as_hugging_face, inputs_of
 from support.comparators import assert_close
@@ -79,8 +79,7 @@ TASKS_OF_MODEL_TYPE = [
     )
     for name in SUPPORTED_MODEL_TYPES
     for task in Task
-    if task in (family_of(name).tasks or ENCODER_TASKS)
-    and (name not in COUNTS_PADDING or task is Task.FEATURE_EXTRACTION)
+    if task in family_of(name).all_tasks and (name not in COUNTS_PADDING or task is Task.FEATURE_EXTRACTION)
 ]
 
 

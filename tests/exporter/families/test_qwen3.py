@@ -30,8 +30,8 @@ def text_of(tokens: int) -> np.ndarray:
 
 @needs_openvino
 @pytest.mark.parametrize("model_type", ["qwen3", "eurobert"])
-def test_openvino_answers_as_pytorch_in_every_precision(tiny_bundles, model_type: str) -> None:
-    bundle = tiny_bundles(model_type, openvino=True)
+def test_openvino_answers_as_pytorch_in_every_precision(openvino_bundles, model_type: str) -> None:
+    bundle = openvino_bundles(model_type)
     opened = open_bundle(bundle.path)
     found = verify_bundle(opened, reference_of(opened, find_checkpoint(bundle.checkpoint)), grid=Grid.QUICK)
     assert found.passed

@@ -18,8 +18,8 @@ MODEL_TYPES = ("gte", "roformer")
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
-def test_queries_and_keys_are_turned_by_one_operator_each(tiny_bundles, model_type: str) -> None:
-    bundle = tiny_bundles(model_type, openvino=True)
+def test_queries_and_keys_are_turned_by_one_operator_each(openvino_bundles, model_type: str) -> None:
+    bundle = openvino_bundles(model_type)
     compiled = require("openvino").Core().compile_model(bundle.path / "openvino.onnx", "CPU")
     kinds = [node.get_rt_info()["layerType"].astype(str) for node in compiled.get_runtime_model().get_ops()]
     assert kinds.count("RoPE") == 2 * bundle.manifest.num_layers
@@ -27,8 +27,8 @@ def test_queries_and_keys_are_turned_by_one_operator_each(tiny_bundles, model_ty
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 @pytest.mark.parametrize("precision", ["float32", pytest.param("bfloat16", marks=openvino_computes_bfloat16)])
-def test_openvino_answers_as_hugging_face(tiny_bundles, model_type: str, precision: str) -> None:
-    bundle = tiny_bundles(model_type, openvino=True)
+def test_openvino_answers_as_hugging_face(openvino_bundles, model_type: str, precision: str) -> None:
+    bundle = openvino_bundles(model_type)
     with hdruntime.load(bundle.path, backend="openvino", threads=1, precision=precision) as session:
         for tokens, name, input_ids, attention_mask in cases((1, 65, 300)):
             feeds, real = inputs_of(bundle, input_ids, attention_mask), attention_mask == 1

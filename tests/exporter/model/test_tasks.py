@@ -12,19 +12,18 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from hdexport.families import SUPPORTED_MODEL_TYPES, family_of
-from hdexport.model.graph_module import OUTPUTS_OF_TASK
-from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, infer_task
-from hdruntime.bundle import manifest
+from hdexport.model.tasks import AUTO_CLASS_OF_TASK, Task, infer_task, model_task
+from hdruntime.bundle import tasks
 
 
 def test_the_names_are_those_of_the_manifest() -> None:
-    assert tuple(task.value for task in Task) == get_args(manifest.Task)
+    assert tuple(task.value for task in Task) == get_args(tasks.Task)
 
 
 @pytest.mark.parametrize("task", Task)
 def test_every_task_has_a_class_of_transformers_and_outputs(task: Task) -> None:
-    assert hasattr(transformers, AUTO_CLASS_OF_TASK[task])
-    assert all(axes[0] == "batch" for axes in OUTPUTS_OF_TASK[task].values())
+    assert hasattr(transformers, AUTO_CLASS_OF_TASK[model_task(task)])
+    assert all(axes[0] == "batch" for axes in tasks.OUTPUTS_OF_TASK[task.value].values())
 
 
 @pytest.mark.parametrize(

@@ -115,6 +115,14 @@ def test_a_channel_that_is_always_0_is_no_obstacle(weight) -> None:
     np.testing.assert_allclose(product(np.zeros((1, CHANNELS), np.float32), scale, rounded), 0, atol=1e-6)
 
 
+def test_a_sum_of_two_products_fits_in_16_bits(activation, weight, statistics) -> None:
+    """Processors without VNNI saturate there."""
+    values = round_weight(statistics, activation_scale(statistics, [weight]), weight).values.astype(np.int32)
+    largest = np.sort(np.abs(values), axis=0)[-2:].sum(0) * 255  # [outputs]
+    assert largest.max() <= np.iinfo(np.int16).max
+    assert largest.max() * 127 / 64 > np.iinfo(np.int16).max, "of 8 bits it would not fit: the weight shows something"
+
+
 def test_rounding_that_hands_errors_on_beats_rounding_to_the_nearest(activation, weight, statistics) -> None:
     scale = activation_scale(statistics, [weight])
     rounded = round_weight(statistics, scale, weight)

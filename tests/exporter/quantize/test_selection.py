@@ -3,35 +3,34 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
 import numpy as np
 import onnx_ir as ir
+import onnxruntime
 import pytest
 
-from hdexport.quantize.calibration import calibrate
-from hdexport.quantize.insert import StoredProduct
-from hdexport.quantize.selection import _answers, _costliest_of_token, _weakest_token, float_graph, kept_float
+from hdexport.quantize.calibration import CalibratedProduct, calibrate
+from hdexport.quantize.insert import StoredProduct, quantize_products
+from hdexport.quantize.selection import _by_loss_of_token, _costliest_of_text, _weakest_token, float_graph, kept_float
+from hdexport.quantize.switches import SwitchedGraph
 from hdexport.support.progress import Progress
 from hdruntime.bundle.reader import open_bundle
 
 
 @pytest.fixture(scope="module")
 def calibrated(tiny_bundles):
-    """A tiny BERT, its products, as graphs hold them, and texts to check them with."""
+    """A tiny BERT, its products, and texts to check them with."""
     bundle = open_bundle(tiny_bundles("bert").path)
     random = np.random.default_rng(0)
     texts = [random.integers(5, bundle.manifest.vocab_size, tokens) for tokens in (2, 9, 40, 40, 40, 40)]
-    products = calibrate(bundle, float_graph(bundle), texts, rare=texts[:2])
-    stored = {
-        name: StoredProduct(
-            activation=product.activation,
-            values=ir.tensor(product.weight.values, name=f"{name}.int8"),
-            scale=product.weight.scale,
-            bias=product.weight.bias,
-        )
-        for name, product in products.items()
-    }
-    return bundle, products, stored, texts
+    return bundle, calibrate(bundle, float_graph(bundle), texts, rare=texts[:2]), texts
+
+
+def spoilt(products: Mapping[str, CalibratedProduct], name: str) -> dict[str, CalibratedProduct]:
+    """With the sign of one product turned."""
+    weight = dataclasses.replace(products[name].weight, scale=-products[name].weight.scale)
+    return {**products, name: dataclasses.replace(products[name], weight=weight)}
 
 
 def test_good_products_all_become_int8(calibrated) -> None:
@@ -41,32 +40,60 @@ def test_good_products_all_become_int8(calibrated) -> None:
 
 
 def test_a_wrong_product_is_left_float_and_no_other(calibrated) -> None:
-    bundle, products, stored, texts = calibrated
+    bundle, products, texts = calibrated
     wrong = max(products, key=lambda name: products[name].weight.error)
-    spoilt = dataclasses.replace(stored[wrong], scale=-stored[wrong].scale)
-    kept, cosine = kept_float(bundle, products, {**stored, wrong: spoilt}, texts, Progress())
+    kept, cosine = kept_float(bundle, spoilt(products, wrong), texts, Progress())
     assert kept == {wrong}
     assert cosine >= 0.999
 
 
 def test_products_are_left_float_by_what_they_change_and_not_by_their_own_error(calibrated) -> None:
-    bundle, products, stored, texts = calibrated
+    bundle, products, texts = calibrated
     by_error = sorted(products, key=lambda name: products[name].weight.error, reverse=True)
     wrong = by_error[len(by_error) // 2 - 1]
-    spoilt = dataclasses.replace(stored[wrong], scale=-stored[wrong].scale)
-    kept, _ = kept_float(bundle, products, {**stored, wrong: spoilt}, texts, Progress())
+    kept, _ = kept_float(bundle, spoilt(products, wrong), texts, Progress())
     assert kept == {wrong}
 
 
 def test_the_product_that_spoils_a_single_token_is_found(calibrated) -> None:
-    bundle, _, stored, texts = calibrated
-    exact = _answers(bundle, float_graph(bundle), texts)
+    bundle, products, texts = calibrated
+    exact = SwitchedGraph(bundle, float_graph(bundle), products).answers((), texts)
     answers = [[each.copy() for each in found] for found in exact]
     answers[2][0][7, ::2] *= -1
     weakest = _weakest_token(bundle, answers, exact)
     assert weakest is not None
     assert (weakest.text, weakest.answer, weakest.token) == (2, 0, 7)
     assert weakest.cosine < 0.9
-    for wrong in list(stored)[:2]:
-        spoilt = dataclasses.replace(stored[wrong], scale=-stored[wrong].scale)
-        assert _costliest_of_token(bundle, {**stored, wrong: spoilt}, texts, exact, weakest) == wrong
+    for wrong in list(products)[:2]:
+        graph = SwitchedGraph(bundle, float_graph(bundle), spoilt(products, wrong))
+        by_loss = _by_loss_of_token(graph, products, texts[2], weakest)
+        assert by_loss[0] == wrong
+        assert _costliest_of_text(graph, products, by_loss[3::-1], texts[2], exact[2], weakest)[0] == wrong
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+def test_switched_products_compute_what_the_int8_graph_is_defined_to(calibrated, is_split: bool) -> None:
+    """Also of weights so large that 16 bits saturate, which some processors' kernels do."""
+    bundle, products, texts = calibrated
+    name = next(name for name, product in products.items() if (product.activation.split is not None) == is_split)
+    weight = products[name].weight
+    values = np.full_like(weight.values, 127)
+    large = dataclasses.replace(products[name], weight=dataclasses.replace(weight, values=values))
+    graph = SwitchedGraph(bundle, float_graph(bundle), {**products, name: large})
+    stored = StoredProduct(
+        activation=large.activation, values=ir.tensor(values, name="values"), scale=weight.scale, bias=weight.bias
+    )
+    model = float_graph(bundle)
+    assert quantize_products(model, {name: stored}, scales_of_channels=True) == [name]
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", str(bundle.path))
+    session = onnxruntime.InferenceSession(ir.to_proto(model).SerializeToString(), options)
+    for text, (found, *_), (exact, *_) in zip(
+        texts, graph.answers([name], texts), graph.answers((), texts), strict=True
+    ):
+        ones = np.ones((1, len(text)), np.int64)
+        feeds = {"input_ids": text[None], "attention_mask": ones, "token_type_ids": 0 * ones}
+        asked = {value.name: feeds[value.name] for value in session.get_inputs()}
+        np.testing.assert_allclose(found, session.run(["last_hidden_state"], asked)[0][0], atol=1e-4)
+        assert np.abs(found - exact).max() > 0.01

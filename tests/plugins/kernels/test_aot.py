@@ -161,9 +161,10 @@ def test_a_pointer_that_a_kernel_does_without_is_not_an_argument(tmp_path: Path)
 @pytest.mark.parametrize(
     ("architectures", "dtype", "head_dim", "operator", "size"),
     [
-        ([80, 86, 90, 120], "float16", 64, WINDOWS, 64), ([86, 90], "bfloat16", 128, WINDOWS, 64),
-        ([80, 86, 90, 120], "float16", 64, BLOCKS, 64), ([86, 90], "float32", 64, BLOCKS, 64),
-        ([86, 90], "float16", 64, BLOCKS, 84), ([80, 120], "float16", 64, CHUNKS, 64),
+        # Windows and blocks for each architecture but 100, and each dtype; other pairs are among the nightly cases.
+        ([80, 90, 120], "float16", 64, WINDOWS, 64), ([86], "bfloat16", 128, WINDOWS, 64),
+        ([80, 90, 120], "float16", 64, BLOCKS, 64), ([90], "float32", 64, BLOCKS, 64),
+        ([86], "float16", 64, BLOCKS, 84), ([80, 120], "float16", 64, CHUNKS, 64),
         ([80, 120], "float16", 64, LSH, 64), ([86], "float32", 128, LSH, 32),
         ([80, 90, 120], "float16", 64, RELATIVE, 0), ([86], "float32", 64, RELATIVE, 0),
         ([80, 120], "float16", 64, CLIPPED, 0), ([90], "float16", 256, WINDOWS, 64),

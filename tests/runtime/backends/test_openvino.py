@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import hdruntime
-from hdruntime.backends import choice
+from hdruntime.backends import choice, cpu_choice
 from hdruntime.backends.openvino import OpenVinoRunner, devices, runner
 from hdruntime.backends.openvino.devices import OpenVinoDevice
 from hdruntime.bundle.manifest import GraphFile
@@ -281,26 +281,29 @@ def attending(bundle: Bundle, operator: str = "SlidingWindowAttention") -> Bundl
 def test_auto_takes_openvino_on_the_cpu_where_the_bundle_has_its_graph(
     bundle: Bundle, half_bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(choice.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "x86_64")
     found = ("openvino", "OpenVINO is installed, and the bundle has its graph")
-    assert choice.backend_on_cpu(half_bundle) == choice.backend_on_cpu(attending(bundle)) == found
+    assert cpu_choice.backend_on_cpu(half_bundle) == cpu_choice.backend_on_cpu(attending(bundle)) == found
     of_dense = ("onnxruntime", "OpenVINO was not measured to be faster in float32 with DenseAttention")
-    assert choice.backend_on_cpu(bundle) == of_dense
-    assert choice.backend_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
-    assert choice.backend_on_cpu(attending(half_bundle, "ChunkAttention")) == found
-    assert choice.backend_on_cpu(attending(bundle, "ChunkAttention"))[0] == "onnxruntime"
+    assert cpu_choice.backend_on_cpu(bundle) == of_dense
+    assert cpu_choice.backend_on_cpu(half_bundle, hdruntime.Precision.FLOAT32) == of_dense
+    assert cpu_choice.backend_on_cpu(attending(half_bundle, "ChunkAttention")) == found
+    assert cpu_choice.backend_on_cpu(attending(bundle, "ChunkAttention"))[0] == "onnxruntime"
     with hdruntime.load(attending(bundle), precision="float32", threads=1) as session:
         assert (session.backend, session.backend_reason) == (
             hdruntime.Backend.OPENVINO,
             "float32 is a precision of CPUs; OpenVINO is installed, and the bundle has its graph",
         )
-    monkeypatch.setattr(choice.platform, "machine", lambda: "riscv64")
-    assert choice.backend_on_cpu(bundle) == ("onnxruntime", "OpenVINO was not compared with ONNX Runtime on riscv64")
-    monkeypatch.setattr(choice.platform, "machine", lambda: "AMD64")
+    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "riscv64")
+    assert cpu_choice.backend_on_cpu(bundle) == (
+        "onnxruntime",
+        "OpenVINO was not compared with ONNX Runtime on riscv64",
+    )
+    monkeypatch.setattr(cpu_choice.platform, "machine", lambda: "AMD64")
     hashed = dataclasses.replace(
         bundle.manifest, operators={"hdexport::DenseAttention": 1, "hdexport::LSHAttention": 1}
     )
-    assert choice.backend_on_cpu(dataclasses.replace(bundle, manifest=hashed)) == (
+    assert cpu_choice.backend_on_cpu(dataclasses.replace(bundle, manifest=hashed)) == (
         "onnxruntime",
         "OpenVINO was not measured to be faster with LSHAttention",
     )
@@ -346,7 +349,7 @@ def test_a_bundle_without_the_graph_is_refused_with_the_command(bundle_path: Pat
 
 
 def test_without_openvino_the_install_command_is_said(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choice, "is_installed", lambda package: False)
+    monkeypatch.setattr(cpu_choice, "is_installed", lambda package: False)
     with pytest.raises(MissingDependencyError, match=r"not installed here.\n.*pip install 'hdexport\[openvino\]'"):
         hdruntime.load(bundle, "openvino")
     with hdruntime.load(bundle, precision="float32", threads=1) as session:

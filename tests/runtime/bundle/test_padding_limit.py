@@ -153,7 +153,7 @@ def test_texts_that_share_any_batch_would_be_noticed(
     new_bundle: BundleMaker, model: Model, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(OnnxRuntimeRunner, "prefers_equal_lengths", False)
-    monkeypatch.setattr(hdruntime.session, "padding_limit", lambda rule, tokens: sys.maxsize)
+    monkeypatch.setattr(hdruntime.batch_session, "padding_limit", lambda rule, tokens: sys.maxsize)
     given = encodings([16, 9, 12, 5])
     with hdruntime.load(new_bundle(padding=BIGBIRD)) as session, pytest.raises(AssertionError):
         assert_as_alone(given, session.infer(given), model)

@@ -44,6 +44,10 @@ class DenseKind(AttentionKind):
         """All tokens."""
         return [tokens] * record.layers
 
+    def masked_tokens_attend(self, nodes: Sequence[OperatorNode]) -> bool:
+        """As all others do, unless attention is causal."""
+        return not any(node.operator == "DenseAttention" and node.attributes.get("causal") for node in nodes)
+
     def reference_copies(self, record: DenseAttention, family: Family, heads: int) -> int:
         """None where PyTorch's scaled_dot_product_attention slices them."""
         return 0 if family.has_sdpa else _SCORE_COPIES * heads

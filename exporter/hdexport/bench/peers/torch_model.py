@@ -54,7 +54,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
     import torch
 
     from hdexport.checkpoint import find_checkpoint
-    from hdexport.checkpoint.sentence_pooling import sentence_head
+    from hdexport.checkpoint.heads import task_head
     from hdexport.model.graph_module import GraphModule
     from hdexport.model.tasks import Task
 
@@ -70,7 +70,7 @@ def load_module(folder: Path, manifest: Manifest, *, half_precision: bool) -> Gr
         model,
         task,
         inputs=[spec for spec in manifest.inputs if spec.role is not Role.MEMORY],
-        pooling=sentence_head(folder, task, hidden_size=checkpoint.family.token_width(model.config)),
+        head=task_head(folder, task, hidden_size=checkpoint.family.token_width(model.config)),
     ).eval()
 
 

@@ -50,7 +50,7 @@ FAMILY = Family(
     position_table="pos_emb.emb.weight",
     training_weights=("performer.proj_updater.",),
     own=OwnAttention(kind="favor", of_config=_attention, adapt=_adapt),
-    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.FILL_MASK),
+    tasks=(Task.FEATURE_EXTRACTION, Task.FILL_MASK),
     why_not_other_tasks="has no head: performer-pytorch has one for masked tokens",
     has_sdpa=False,
     why_not_converted="its attention is of features; --attention favor:compat counts padding as performer-pytorch does",

@@ -92,7 +92,7 @@ FAMILY = Family(
     counts_distances=True,
     embeddings=lambda model: model.base_model,
     own=OwnAttention(kind="relative", of_config=_attention, adapt=_adapt, remember=_remember, memories=_memories),
-    tasks=(Task.FEATURE_EXTRACTION, Task.SENTENCE_SIMILARITY, Task.TEXT_SCORING),
+    tasks=(Task.FEATURE_EXTRACTION, Task.TEXT_SCORING),
     why_not_other_tasks="has no head: it was trained to predict the next token",
     has_sdpa=False,
     why_not_converted="its attention is by distance, with a memory: --recurrence TOKENS sets its size",

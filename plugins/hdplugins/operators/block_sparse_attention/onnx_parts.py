@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["Parts", "listing", "longest_dense", "shifts", "sparse_attention"]
+__all__ = ["Parts", "ends_of_texts", "listing", "longest_dense", "shifts", "sparse_attention"]
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -94,6 +94,15 @@ def longest_dense(attributes: Mapping[str, Any], *, listed: bool) -> int:
     return int(max(attributes["dense_tokens"], attributes["block_size"] * blocks))
 
 
+def ends_of_texts(parts: Parts) -> str:
+    """Text that makes `ends`, [batch], behind the last token of each text, and `last_block`, [batch], where it counts.
+
+    It reads `real`, [batch, tokens], `batch_1d`, `tokens`, `block`, and constants. A text of nothing but padding that
+    ends after its own last real token has the last block -1.
+    """
+    return (_ENDS_BY_ROW if parts.by_row else _ENDS_TOGETHER) + (_LAST_BLOCK if parts.last else "")
+
+
 def sparse_attention(parts: Parts, keys: str, values: str, bias: str, sums: str, *, axes: int) -> str:
     """Text of the attention of `block_query` over the spans of its blocks; names as in `attention`."""
     if parts.window >= 0:
@@ -127,4 +136,23 @@ _DROP_UNSEEN = """
     no_score = Constant <value_float = 0.0> ()
     no_sum = CastLike (no_score, query)
     {sums} = Where (sees_any, seen_{sums}, no_sum)
+"""
+
+_ENDS_TOGETHER = """
+    ends = Expand (tokens, batch_1d)
+"""
+
+_ENDS_BY_ROW = """
+    behind = Add (tokens, one)
+    ordinals = Range (one, behind, one)
+    real_numbers = Cast <to = 7> (real)
+    real_ordinals = Mul (real_numbers, ordinals)
+    ends = ReduceMax <keepdims = 0> (real_ordinals, one_1d)
+"""
+
+_LAST_BLOCK = """
+    rounding = Sub (block, one)
+    rounded_ends = Add (ends, rounding)
+    ended_blocks = Div (rounded_ends, block)
+    last_block = Sub (ended_blocks, one)
 """

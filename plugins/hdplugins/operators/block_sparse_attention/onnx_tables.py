@@ -4,14 +4,14 @@ from __future__ import annotations
 
 __all__ = ["tables"]
 
-from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, listing, shifts
+from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, ends_of_texts, listing, shifts
 
 
 def tables(parts: Parts) -> str:
     """Text that makes `bias`, [batch, 1 or heads, blocks, 1, span], and what else both orders need of `token_mask`."""
     text = _SHARED
     if parts.last or parts.dense:
-        text += _ENDS_BY_ROW if parts.by_row else _ENDS_TOGETHER
+        text += ends_of_texts(parts)
     text += _LAST_BLOCK if parts.last else ""
     text += _global_blocks(parts)
     if parts.front:
@@ -98,24 +98,7 @@ _SHARED = """
     key_bias = Reshape (padded_bias, key_bias_shape)
 """
 
-_ENDS_TOGETHER = """
-    ends = Expand (tokens, batch_1d)
-"""
-
-_ENDS_BY_ROW = """
-    behind = Add (tokens, one)
-    ordinals = Range (one, behind, one)
-    real_numbers = Cast <to = 7> (real)
-    real_ordinals = Mul (real_numbers, ordinals)
-    ends = ReduceMax <keepdims = 0> (real_ordinals, one_1d)
-"""
-
-# -1 for a text of nothing but padding.
 _LAST_BLOCK = """
-    rounding = Sub (block, one)
-    rounded_ends = Add (ends, rounding)
-    ended_blocks = Div (rounded_ends, block)
-    last_block = Sub (ended_blocks, one)
     last_column = Unsqueeze (last_block, one_1d)
     is_last = Equal (block_numbers, last_column)
     last_block_index = Max (last_block, zero)

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["parallel"]
 
 from hdplugins.operators.clipped_distance_attention.onnx_parts import blocks, shifted_to_distances, shifted_to_keys
+from hdplugins.operators.query_blocks import ROWS_OF_BLOCKS, STEPS_OF_BLOCKS
 
 
 def parallel(*, values: bool) -> str:
@@ -14,22 +15,17 @@ def parallel(*, values: bool) -> str:
         values: whether there are `values_by_distance`.
     """
     text = "own_query = Identity (query)\nown_value = Identity (value)\n"
-    text += blocks(is_fixed=True, values=values) + _STEPS + (_VALUE_STEPS if values else "")
-    return text + _SCAN.format(
+    text += blocks(is_fixed=True, values=values) + STEPS_OF_BLOCKS + _STEPS + (_VALUE_STEPS if values else "")
+    text += _SCAN.format(
         to_keys=shifted_to_keys("number_columns", "number_band", axes=4),
         sums=_VALUES.format(to_distances=shifted_to_distances("band_weights", "shares", axes=4))
         if values
         else "sums = MatMul (typed_weights, value)",
     )
+    return text + ROWS_OF_BLOCKS
 
 
 _STEPS = """
-    blocks_shape = Concat <axis = 0> (zero_1d, zero_1d, num_blocks_1d, block_1d, head_dim_1d)
-    query_by_text = Reshape (scaled_query, blocks_shape)
-    query_blocks = Transpose <perm = [2, 0, 1, 3, 4]> (query_by_text)
-    turned_key = Transpose <perm = [0, 1, 3, 2]> (key)
-    key_bias_axes = Constant <value_ints = [1, 2]> ()
-    key_bias_rows = Unsqueeze (key_bias, key_bias_axes)
     rows_of_block = Range (zero, block, one)
     last_from_band = Add (tokens, reach)
     keys_from_band = Range (reach, last_from_band, one)
@@ -62,8 +58,7 @@ _VALUES = """
 
 # TensorRT's parser refuses a Scan without a state, so the block's number is one. TensorRT-RTX 1.7.1 builds no Slice and
 # no Pad whose bounds differ from step to step, so keys and rows are gathered. Blocks are of a fixed size: where it is
-# that of a shorter text, it plans far more memory. Where at the end, not a product: the sums of padding may be
-# anything.
+# that of a shorter text, it plans far more memory.
 _SCAN = """
     all_blocks, scanned_rows = Scan <num_scan_inputs = 1, body = attend (int64 number, int64 first_query) => (
         int64 next_number, float[batch, heads, block, head_dim] wide_sums
@@ -89,11 +84,4 @@ _SCAN = """
         {sums}
         wide_sums = Cast <to = 1> (sums)
     }}> (zero, first_queries)
-    turned_rows = Transpose <perm = [1, 2, 0, 3, 4]> (scanned_rows)
-    all_rows_shape = Concat <axis = 0> (batch_1d, heads_1d, padded_1d, head_dim_1d)
-    float_rows = Reshape (turned_rows, all_rows_shape)
-    padded_rows = CastLike (float_rows, query)
-    rows_of_text = Slice (padded_rows, zero_1d, tokens_1d, two_1d)
-    nothing = CastLike (seen_score, query)
-    attended = Where (is_text_of_rows, rows_of_text, nothing)
 """

@@ -4,30 +4,27 @@ from __future__ import annotations
 
 __all__ = ["blocks", "shifted_to_distances", "shifted_to_keys"]
 
-_BLOCK_TOKENS = 128
-"""Queries of a block: at 1024 keys their scores stay in a CPU's cache."""
+from hdplugins.operators.query_blocks import blocks_from_start
 
 
 def blocks(*, is_fixed: bool, values: bool) -> str:
-    """Text that cuts `own_query`, [batch, heads, tokens, head_dim], into blocks that begin with the text.
+    """Text of :func:`hdplugins.operators.query_blocks.blocks_from_start`, and of the blocks' bands.
 
-    The last block is filled up behind the text. The band of a block are the keys that one of its queries sees at a
+    The band of a block are the keys that one of its queries sees at a
     distance of at most the reach, and those between them: the first key of the band is at -reach or farther for every
     query, the last one at the reach or farther, so keys before and behind the band have the terms of its edges. By
     distance, a block has `width` columns, which are those from the last query to the first key of the band, and on to
     the last key from the first query.
 
-    It makes `scaled_query`, [batch, heads, padded, head_dim]; `first_queries`, [blocks]; `key_bias`, [batch, tokens];
-    `rows_of_width`, [width], the rows of a table by distance; and what the functions below read. With values, it makes
-    of them, in the dtype of `own_value`, `value_rows`, [width, head_dim], and `near_rows`, [1 + band + 1, head_dim],
-    which are 0 in the band.
+    It also makes `rows_of_width`, [width], the rows of a table by distance; and what the functions below read. With
+    values, it makes of them, in the dtype of `own_value`, `value_rows`, [width, head_dim], and `near_rows`, [1 + band +
+    1, head_dim], which are 0 in the band.
 
     Args:
         is_fixed: whether blocks of shorter texts are as large; else they are as large as the text.
         values: whether there are `values_by_distance`.
     """
-    block = "Identity (block_tokens)" if is_fixed else "Min (block_tokens, tokens)"
-    return _BLOCKS.format(most=_BLOCK_TOKENS, block=block) + (_VALUE_ROWS if values else "")
+    return blocks_from_start(is_fixed=is_fixed) + _BANDS + (_VALUE_ROWS if values else "")
 
 
 def shifted_to_keys(source: str, result: str, *, axes: int) -> str:
@@ -59,52 +56,12 @@ def _axes(axes: int) -> dict[str, object]:
     return {"flat_shape": [*([0] * (axes - 2)), -1], "zeros": "zero_1d, " * (axes - 2)}
 
 
-_BLOCKS = """
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    zero_1d = Constant <value_ints = [0]> ()
-    one_1d = Constant <value_ints = [1]> ()
-    two_1d = Constant <value_ints = [2]> ()
-    any_number = Constant <value_ints = [-1]> ()
-    seen_score = Constant <value_float = 0.0> ()
-    masked_score = Constant <value_float = -1.0e30> ()
-    scale = Constant <value_float: float = @scale> ()
+_BANDS = """
     reach = Constant <value_int: int = @reach> ()
     reach_1d = Unsqueeze (reach, zero_1d)
     twice_reach_1d = Add (reach_1d, reach_1d)
-    batch_1d = Shape <end = 1> (own_query)
-    batch = Squeeze (batch_1d)
-    heads_1d = Shape <start = 1, end = 2> (own_query)
-    num_heads = Squeeze (heads_1d)
-    tokens_1d = Shape <start = 2, end = 3> (own_query)
-    tokens = Squeeze (tokens_1d)
-    head_dim_1d = Shape <start = 3, end = 4> (own_query)
     number_rows_1d = Shape <start = 2, end = 3> (scores_by_distance)
     last_number_row_1d = Sub (number_rows_1d, one_1d)
-    block_tokens = Constant <value_int = {most}> ()
-    block = {block}
-    block_1d = Unsqueeze (block, zero_1d)
-    last_token = Sub (tokens, one)
-    last_block = Div (last_token, block)
-    num_blocks = Add (last_block, one)
-    num_blocks_1d = Unsqueeze (num_blocks, zero_1d)
-    padded = Mul (num_blocks, block)
-    padded_1d = Unsqueeze (padded, zero_1d)
-    missing_1d = Sub (padded_1d, tokens_1d)
-    block_numbers = Range (zero, num_blocks, one)
-    first_queries = Mul (block_numbers, block)
-    behind_tokens = Concat <axis = 0> (
-        zero_1d, zero_1d, zero_1d, zero_1d, zero_1d, zero_1d, missing_1d, zero_1d
-    )
-    padded_query = Pad (own_query, behind_tokens)
-    typed_scale = CastLike (scale, own_query)
-    scaled_query = Mul (padded_query, typed_scale)
-    key_bias = Where (key_mask, seen_score, masked_score)
-    float_mask = Cast <to = 1> (key_mask)
-    any_real = ReduceMax <keepdims = 1> (float_mask, one_1d)
-    is_text = Cast <to = 9> (any_real)
-    text_axes = Constant <value_ints = [2, 3]> ()
-    is_text_of_rows = Unsqueeze (is_text, text_axes)
     band_1d = Add (block_1d, twice_reach_1d)
     band = Squeeze (band_1d)
     width_1d = Add (band_1d, block_1d)

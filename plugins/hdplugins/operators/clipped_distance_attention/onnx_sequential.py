@@ -7,6 +7,7 @@ __all__ = ["sequential"]
 from hdplugins.operators.clipped_distance_attention import OPERATOR
 from hdplugins.operators.clipped_distance_attention.onnx_parts import blocks, shifted_to_distances, shifted_to_keys
 from hdplugins.operators.onnx_text import heads_and_tokens
+from hdplugins.operators.query_blocks import ROWS_OF_HEADS, STEPS_OF_HEADS
 
 
 def sequential(*, values: bool, tokens_first: bool) -> str:
@@ -23,32 +24,24 @@ def sequential(*, values: bool, tokens_first: bool) -> str:
         for state in OPERATOR.state_names
     )
     text += blocks(is_fixed=False, values=values)
-    text += _STEPS
+    text += STEPS_OF_HEADS + _STEPS
     text += _SCAN_HEADS.format(
         to_keys=shifted_to_keys("number_columns", "number_band", axes=2),
         sums=_VALUES.format(to_distances=shifted_to_distances("band_weights", "shares", axes=2))
         if values
         else "sums = MatMul (weights, head_value)",
     )
-    return text + heads_and_tokens("rows", "attended", swapped=tokens_first)
+    return text + ROWS_OF_HEADS + heads_and_tokens("rows", "attended", swapped=tokens_first)
 
 
-# A step is a head of a text, a step in it a block of queries.
 _STEPS = """
-    num_steps = Mul (batch, num_heads)
-    step_numbers = Range (zero, num_steps, one)
-    step_texts = Div (step_numbers, num_heads)
-    first_steps = Mul (step_texts, num_heads)
-    step_heads = Sub (step_numbers, first_steps)
     number_texts_1d = Shape <end = 1> (scores_by_distance)
     last_number_text_1d = Sub (number_texts_1d, one_1d)
     step_number_texts = Min (step_texts, last_number_text_1d)
-    blocks_shape = Concat <axis = 0> (any_number, num_blocks_1d, block_1d, head_dim_1d)
     query_blocks = Reshape (scaled_query, blocks_shape)
     keys_shape = Concat <axis = 0> (any_number, tokens_1d, head_dim_1d)
     head_keys = Reshape (own_key, keys_shape)
     head_values = Reshape (own_value, keys_shape)
-    rows_shape = Concat <axis = 0> (padded_1d, head_dim_1d)
     moves_1d = Min (last_number_row_1d, one_1d)
     band_behind_1d = Add (block_1d, reach_1d)
 """
@@ -69,7 +62,7 @@ _VALUES = """
 """
 
 # Where the text or the band ends, the other is cut off: a Pad by less than nothing. At the edges it copies numbers
-# faster than a Gather by a factor of ten. Where at the end, not a product: the sums of padding may be anything.
+# faster than a Gather by a factor of ten. A step is a head of a text, a step in it a block of queries.
 _SCAN_HEADS = """
     scanned = Scan <num_scan_inputs = 6, body = attend_head (
         int64 text, int64 number_text, int64 head, float[num_blocks, block, head_dim] queries,
@@ -103,9 +96,4 @@ _SCAN_HEADS = """
         }}> (first_queries, queries)
         head_rows = Reshape (block_rows, rows_shape)
     }}> (step_texts, step_number_texts, step_heads, query_blocks, head_keys, head_values)
-    text_heads_shape = Concat <axis = 0> (batch_1d, heads_1d, padded_1d, head_dim_1d)
-    rows_and_more = Reshape (scanned, text_heads_shape)
-    rows_of_text = Slice (rows_and_more, zero_1d, tokens_1d, two_1d)
-    own_rows = Where (is_text_of_rows, rows_of_text, seen_score)
-    rows = CastLike (own_rows, query)
 """

@@ -6,7 +6,7 @@ __all__ = ["clipped_distance_attention"]
 
 import torch
 
-from hdplugins.operators.clipped_distance_attention.reach import check_reach
+from hdplugins.operators.reach import check_reach
 
 
 def clipped_distance_attention(

@@ -11,9 +11,9 @@ from hdplugins.kernels.aot import Constant
 from hdplugins.kernels.attention_tiles import LOG2_E, Tiles, ceil_div, check_sizes
 from hdplugins.kernels.cuda_launch import Launch
 from hdplugins.operators.clipped_distance_attention import OPERATOR
-from hdplugins.operators.clipped_distance_attention.reach import check_reach
 from hdplugins.operators.clipped_distance_attention.tiles import tiles_by_distance
 from hdplugins.operators.plugin_face import Attributes, FieldType, PluginFace, Shapes
+from hdplugins.operators.reach import check_reach
 
 _MOST_INT32 = 2**31 - 1
 

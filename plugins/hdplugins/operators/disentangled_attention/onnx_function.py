@@ -21,8 +21,8 @@ import onnx
 from hdplugins.operators.disentangled_attention import OPERATOR
 from hdplugins.operators.disentangled_attention.onnx_parallel import PARALLEL
 from hdplugins.operators.disentangled_attention.onnx_sequential import sequential
-from hdplugins.operators.disentangled_attention.reach import check_reach
 from hdplugins.operators.onnx_text import BlockOrder, function, nodes_of
+from hdplugins.operators.reach import check_reach
 
 
 def function_of_node(

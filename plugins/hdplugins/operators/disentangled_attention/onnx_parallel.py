@@ -5,22 +5,17 @@ from __future__ import annotations
 __all__ = ["PARALLEL"]
 
 from hdplugins.operators.disentangled_attention.onnx_parts import blocks
+from hdplugins.operators.query_blocks import ROWS_OF_BLOCKS, STEPS_OF_BLOCKS
 
 # TensorRT's parser refuses a Scan without a state, so the block's number is one. Blocks are of a fixed size: where it
-# is that of a shorter text, TensorRT-RTX plans far more memory. Where at the end, not a product: the sums of padding
-# may be anything.
+# is that of a shorter text, TensorRT-RTX plans far more memory.
 PARALLEL = f"""
     own_query = Identity (query)
     own_position_queries = Identity (position_queries)
     {blocks(is_fixed=True)}
-    blocks_shape = Concat <axis = 0> (zero_1d, zero_1d, num_blocks_1d, block_1d, head_dim_1d)
-    query_by_text = Reshape (scaled_query, blocks_shape)
-    query_blocks = Transpose <perm = [2, 0, 1, 3, 4]> (query_by_text)
-    turned_key = Transpose <perm = [0, 1, 3, 2]> (key)
+    {STEPS_OF_BLOCKS}
     turned_position_keys = Transpose <perm = [0, 2, 1]> (position_keys)
     of_keys = MatMul (scaled_position_queries, turned_key)
-    key_bias_axes = Constant <value_ints = [1, 2]> ()
-    key_bias_rows = Unsqueeze (key_bias, key_bias_axes)
     key_places = Range (zero, tokens, one)
     distances_of_first = Sub (key_places, query_column)
     gathered_shape = Concat <axis = 0> (batch_1d, heads_1d, block_1d, tokens_1d)
@@ -50,11 +45,5 @@ PARALLEL = f"""
         sums = MatMul (typed_weights, value)
         wide_sums = Cast <to = 1> (sums)
     }}> (zero, first_queries)
-    turned_rows = Transpose <perm = [1, 2, 0, 3, 4]> (scanned_rows)
-    all_rows_shape = Concat <axis = 0> (batch_1d, heads_1d, padded_1d, head_dim_1d)
-    float_rows = Reshape (turned_rows, all_rows_shape)
-    padded_rows = CastLike (float_rows, query)
-    rows_of_text = Slice (padded_rows, zero_1d, tokens_1d, two_1d)
-    nothing = CastLike (seen_score, query)
-    attended = Where (is_text_of_rows, rows_of_text, nothing)
+    {ROWS_OF_BLOCKS}
 """

@@ -7,6 +7,7 @@ __all__ = ["sequential"]
 from hdplugins.operators.disentangled_attention import OPERATOR
 from hdplugins.operators.disentangled_attention.onnx_parts import blocks
 from hdplugins.operators.onnx_text import heads_and_tokens
+from hdplugins.operators.query_blocks import ROWS_OF_HEADS, STEPS_OF_HEADS
 
 
 def sequential(*, tokens_first: bool) -> str:
@@ -26,7 +27,9 @@ def sequential(*, tokens_first: bool) -> str:
         + _TABLES
         + blocks(is_fixed=False)
         + _BAND
+        + STEPS_OF_HEADS
         + _SCAN
+        + ROWS_OF_HEADS
         + heads_and_tokens("rows", "attended", swapped=tokens_first)
     )
 
@@ -57,19 +60,12 @@ _BAND = """
 """
 
 # A step is a head of a text, a step in it a block of queries. The mask is in the products of the keys, so that it is
-# added once a head. Where at the end, not a product: the sums of padding may be anything.
+# added once a head.
 _SCAN = """
-    num_steps = Mul (batch, num_heads)
-    step_numbers = Range (zero, num_steps, one)
-    step_texts = Div (step_numbers, num_heads)
-    first_steps = Mul (step_texts, num_heads)
-    step_heads = Sub (step_numbers, first_steps)
-    blocks_shape = Concat <axis = 0> (any_number, num_blocks_1d, block_1d, head_dim_1d)
     query_blocks = Reshape (scaled_query, blocks_shape)
     keys_shape = Concat <axis = 0> (any_number, tokens_1d, head_dim_1d)
     head_keys = Reshape (own_key, keys_shape)
     head_values = Reshape (own_value, keys_shape)
-    rows_shape = Concat <axis = 0> (padded_1d, head_dim_1d)
     scanned = Scan <num_scan_inputs = 5, body = attend_head (
         int64 text, int64 head, float[num_blocks, block, head_dim] queries,
         float[tokens, head_dim] head_key, float[tokens, head_dim] head_value
@@ -109,9 +105,4 @@ _SCAN = """
         }> (first_queries, queries)
         head_rows = Reshape (block_rows, rows_shape)
     }> (step_texts, step_heads, query_blocks, head_keys, head_values)
-    text_heads_shape = Concat <axis = 0> (batch_1d, heads_1d, padded_1d, head_dim_1d)
-    rows_and_more = Reshape (scanned, text_heads_shape)
-    rows_of_text = Slice (rows_and_more, zero_1d, tokens_1d, two_1d)
-    own_rows = Where (is_text_of_rows, rows_of_text, seen_score)
-    rows = CastLike (own_rows, query)
 """

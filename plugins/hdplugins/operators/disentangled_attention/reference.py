@@ -6,7 +6,7 @@ __all__ = ["disentangled_attention"]
 
 import torch
 
-from hdplugins.operators.disentangled_attention.reach import check_reach
+from hdplugins.operators.reach import check_reach
 
 
 def disentangled_attention(

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 __all__ = ["blocks", "shifted"]
 
-_BLOCK_TOKENS = 128
-"""Queries of a block: at 1024 keys their scores stay in a CPU's cache. With 64 to 256 the time hardly differs."""
+from hdplugins.operators.query_blocks import query_blocks
 
 
 def blocks(*, is_fixed: bool, causal: bool, reach: int, segments: bool) -> str:
-    """Text that cuts `own_query`, [batch, heads, tokens, head_dim], into blocks that end with the text.
+    """Text of :func:`hdplugins.operators.query_blocks.query_blocks`, for blocks that end with the text.
 
-    The first block is filled up in front. It makes `content_query` and `position_query`, scaled, with their biases,
-    [batch, heads, padded, head_dim]; `all_positions`, [heads, padded + keys, head_dim], of which a block takes the rows
-    from its number in `first_rows` on, as many as its scores have before they are shifted; `distance_bias`, [padded +
-    keys], if any distance is not seen; `key_bias`, [batch, keys]; and `real`, [batch, tokens].
+    The first block is filled up in front. It also makes `content_query` and `position_query`, scaled, with their
+    biases, [batch, heads, padded, head_dim]; `all_positions`, [heads, padded + keys, head_dim], of which a block takes
+    the rows from its number in `first_rows` on, as many as its scores have before they are shifted; `distance_bias`,
+    [padded + keys], if any distance is not seen; `key_bias`, [batch, keys]; and `real`, [batch, tokens].
 
     Args:
         is_fixed: whether blocks of shorter texts are as large; else they are as large as the text.
@@ -23,8 +22,7 @@ def blocks(*, is_fixed: bool, causal: bool, reach: int, segments: bool) -> str:
         segments: whether there are `segment_scores`. If so, there are `padded_kind` as well, [batch, padded], and
             `padded_segment_scores`, float32, [batch, heads, padded], scaled.
     """
-    block = "Identity (block_tokens)" if is_fixed else "Min (block_tokens, tokens)"
-    text = _BLOCKS.format(most=_BLOCK_TOKENS, block=block)
+    text = query_blocks(is_fixed=is_fixed) + _TO_END
     hidden = [name for name, is_hidden in (("is_behind", causal), ("is_far", reach)) if is_hidden]
     if hidden:
         either = f"Or ({', '.join(hidden)})" if len(hidden) > 1 else f"Identity ({hidden[0]})"
@@ -54,43 +52,15 @@ def shifted(source: str, result: str, *, axes: int) -> str:
     )
 
 
-_BLOCKS = """
-    zero = Constant <value_int = 0> ()
-    one = Constant <value_int = 1> ()
-    zero_1d = Constant <value_ints = [0]> ()
-    one_1d = Constant <value_ints = [1]> ()
-    two_1d = Constant <value_ints = [2]> ()
-    any_number = Constant <value_ints = [-1]> ()
-    seen_score = Constant <value_float = 0.0> ()
-    masked_score = Constant <value_float = -1.0e30> ()
-    scale = Constant <value_float: float = @scale> ()
-    batch_1d = Shape <end = 1> (own_query)
-    batch = Squeeze (batch_1d)
-    heads_1d = Shape <start = 1, end = 2> (own_query)
-    num_heads = Squeeze (heads_1d)
-    tokens_1d = Shape <start = 2, end = 3> (own_query)
-    tokens = Squeeze (tokens_1d)
-    head_dim_1d = Shape <start = 3, end = 4> (own_query)
+_TO_END = """
     keys_1d = Shape <start = 1, end = 2> (key_kind)
     keys = Squeeze (keys_1d)
-    block_tokens = Constant <value_int = {most}> ()
-    block = {block}
-    block_1d = Unsqueeze (block, zero_1d)
-    last_token = Sub (tokens, one)
-    last_block = Div (last_token, block)
-    num_blocks = Add (last_block, one)
-    num_blocks_1d = Unsqueeze (num_blocks, zero_1d)
-    padded = Mul (num_blocks, block)
-    padded_1d = Unsqueeze (padded, zero_1d)
-    missing_1d = Sub (padded_1d, tokens_1d)
-    block_numbers = Range (zero, num_blocks, one)
     blocks_behind = Sub (last_block, block_numbers)
     first_rows = Mul (blocks_behind, block)
     before_tokens = Concat <axis = 0> (
         zero_1d, zero_1d, missing_1d, zero_1d, zero_1d, zero_1d, zero_1d, zero_1d
     )
     padded_query = Pad (own_query, before_tokens)
-    typed_scale = CastLike (scale, own_query)
     content_bias_rows = Unsqueeze (content_bias, one_1d)
     typed_content_bias = CastLike (content_bias_rows, own_query)
     content_sum = Add (padded_query, typed_content_bias)

@@ -5,6 +5,7 @@ from __future__ import annotations
 __all__ = ["sequential"]
 
 from hdplugins.operators.onnx_text import heads_and_tokens
+from hdplugins.operators.query_blocks import STEPS_OF_HEADS
 from hdplugins.operators.relative_attention import OPERATOR
 from hdplugins.operators.relative_attention.onnx_parts import blocks, shifted
 
@@ -25,7 +26,7 @@ def sequential(*, causal: bool, reach: int, segments: bool, tokens_first: bool) 
         for state in OPERATOR.state_names
     )
     text += blocks(is_fixed=False, causal=causal, reach=reach, segments=segments)
-    text += _STEPS + (_SEGMENT_STEPS if segments else "")
+    text += STEPS_OF_HEADS + _STEPS + (_SEGMENT_STEPS if segments else "")
     text += _SCAN_HEADS.format(
         head_segments=_HEAD_SEGMENTS if segments else "",
         by_row=_BY_SEEN_ROW if causal or reach else _BY_ROW,
@@ -35,20 +36,12 @@ def sequential(*, causal: bool, reach: int, segments: bool, tokens_first: bool) 
     return text + heads_and_tokens("rows", "attended", swapped=tokens_first)
 
 
-# A step is a head of a text, a step in it a block of queries.
 _STEPS = """
-    num_steps = Mul (batch, num_heads)
-    step_numbers = Range (zero, num_steps, one)
-    step_texts = Div (step_numbers, num_heads)
-    first_steps = Mul (step_texts, num_heads)
-    step_heads = Sub (step_numbers, first_steps)
-    blocks_shape = Concat <axis = 0> (any_number, num_blocks_1d, block_1d, head_dim_1d)
     content_blocks = Reshape (content_query, blocks_shape)
     position_blocks = Reshape (position_query, blocks_shape)
     keys_shape = Concat <axis = 0> (any_number, keys_1d, head_dim_1d)
     head_keys = Reshape (own_key, keys_shape)
     head_values = Reshape (own_value, keys_shape)
-    rows_shape = Concat <axis = 0> (padded_1d, head_dim_1d)
 """
 
 _SEGMENT_STEPS = """
@@ -83,7 +76,8 @@ _SEGMENT_BIAS = """
     bias = Add (key_scores, segment_bias)
 """
 
-# Where at the end, not a product: the sums of padded queries may be anything.
+# A step is a head of a text, a step in it a block of queries. Where at the end, not a product: the sums of padded
+# queries may be anything.
 _SCAN_HEADS = """
     scanned = Scan <num_scan_inputs = 7, body = attend_head (
         int64 step, int64 text, int64 head, float[num_blocks, block, head_dim] content_queries,
@@ -109,7 +103,6 @@ _SCAN_HEADS = """
         }}> (block_numbers, first_rows, content_queries, position_queries)
         head_rows = Reshape (block_rows, rows_shape)
     }}> (step_numbers, step_texts, step_heads, content_blocks, position_blocks, head_keys, head_values)
-    text_heads_shape = Concat <axis = 0> (batch_1d, heads_1d, padded_1d, head_dim_1d)
     rows_and_more = Reshape (scanned, text_heads_shape)
     rows_of_text = Slice (rows_and_more, missing_1d, padded_1d, two_1d)
     real_axes = Constant <value_ints = [1, 3]> ()

@@ -22,7 +22,7 @@ from hdruntime.backends.openvino.devices import CPU, chosen_device, chosen_preci
 from hdruntime.backends.openvino.mapped_files import release_mapped_files
 from hdruntime.backends.precision import Precision
 from hdruntime.bundle.graph_interface import Found, check_interface
-from hdruntime.bundle.manifest import Backend, GraphFile
+from hdruntime.bundle.manifest import Backend, GraphFile, Role
 from hdruntime.bundle.reader import Bundle
 from hdruntime.constants import OPENVINO_LOWERING, OPENVINO_UNPADDED_LOWERING
 from hdruntime.errors import BackendError, OutOfMemoryError
@@ -93,6 +93,7 @@ class OpenVinoRunner(EqualLengthRunner):
         padded, unpadded = (chosen_graph(bundle, names, where="OpenVINO", dtype=int8) for names in lowerings)
         self._padded = _Model(core, bundle, padded, found.name, options)
         self._unpadded = self._padded if unpadded == padded else _Model(core, bundle, unpadded, found.name, options)
+        self._masks = [spec.name for spec in bundle.manifest.inputs if spec.role in (Role.MASK, Role.ATTENDED)]
         self._unpadded.compile()
         logger.info("openvino runs %s on %s (%s) in %s", unpadded.file, found.name, found.model, self.precision.value)
 
@@ -115,10 +116,11 @@ class OpenVinoRunner(EqualLengthRunner):
         self._unpadded.close()
 
     def _run_as_given(self, inputs: Inputs, outputs: Sequence[str]) -> Outputs:
-        attention_mask = inputs[self.mask]
-        tokens = attention_mask.shape[1]
-        model = self._unpadded if tokens > 1 and attention_mask.all() else self._padded
-        return model.run(inputs, outputs, shape=attention_mask.shape)
+        shape = inputs[self.mask].shape
+        # Tokens that no token attends to are padding to the attention.
+        sees_all = all(inputs[name].all() for name in self._masks)
+        model = self._unpadded if shape[1] > 1 and sees_all else self._padded
+        return model.run(inputs, outputs, shape=shape)
 
 
 class _Model:

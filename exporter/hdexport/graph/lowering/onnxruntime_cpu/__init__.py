@@ -16,6 +16,7 @@ from hdexport.graph.lowering.onnxruntime_cpu.clipped_distance_attention import l
 from hdexport.graph.lowering.onnxruntime_cpu.dense_attention import lower_dense_attention
 from hdexport.graph.lowering.onnxruntime_cpu.sequential_bodies import use_sequential_bodies
 from hdexport.graph.lowering.onnxruntime_cpu.sliding_window_attention import lower_sliding_window_attention
+from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ def lower_for_onnxruntime_cpu(model: onnx_ir.Model) -> onnx_ir.Model:
     """
     from onnx_ir.passes.common import RemoveUnusedFunctionsPass, RemoveUnusedNodesPass
 
+    pool_in_blocks(model)
     widen_to_float32(model)
     lower_dense_attention(model)
     lower_clipped_distance_attention(model)

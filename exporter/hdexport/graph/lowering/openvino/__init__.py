@@ -20,6 +20,7 @@ from hdexport.graph.lowering.openvino.dense_attention import lower_dense_attenti
 from hdexport.graph.lowering.openvino.functions import OPSET
 from hdexport.graph.lowering.openvino.sliding_window_attention import lower_sliding_window_attention
 from hdexport.graph.passes.graph_nodes import operator_nodes
+from hdexport.graph.passes.pool_in_blocks import pool_in_blocks
 from hdexport.graph.passes.scans_to_loops import scans_to_loops
 from hdexport.graph.passes.widen_to_float32 import widen_to_float32
 
@@ -43,6 +44,7 @@ def lower_for_openvino(model: onnx_ir.Model, *, padded: bool) -> bool:
     """
     from onnx_ir.passes.common import InlinePass, RemoveUnusedNodesPass
 
+    pool_in_blocks(model)
     widen_to_float32(model)
     lowerings = (lower_dense_attention, lower_sliding_window_attention, lower_block_sparse_attention)
     differs = [lower(model, padded=padded) for lower in lowerings]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, longest_dense
+from hdplugins.operators.block_sparse_attention.onnx_parts import Parts, ends_of_texts, longest_dense
 
 _GROUP = 256
 """Queries of a group, at most, or one block. Larger groups copy fewer keys, and compute more scores that are masked."""
@@ -60,7 +60,7 @@ def block_tables(parts: Parts, attributes: Mapping[str, Any], *, heads: int) -> 
     }
     sections = [
         _SHARED,
-        _ENDS_BY_ROW if parts.by_row else _ENDS_TOGETHER,
+        ends_of_texts(parts),
         _LAST_BLOCK if parts.last else "",
         _GROUPS,
         _LISTED_HEADS if parts.listed else _ONE_HEAD,
@@ -155,24 +155,7 @@ _SHARED = """
     head_column = Unsqueeze (head_range, one_1d)
 """
 
-_ENDS_TOGETHER = """
-    ends = Expand (tokens, batch_1d)
-"""
-
-_ENDS_BY_ROW = """
-    behind = Add (tokens, one)
-    ordinals = Range (one, behind, one)
-    real_numbers = Cast <to = 7> (real)
-    real_ordinals = Mul (real_numbers, ordinals)
-    ends = ReduceMax <keepdims = 0> (real_ordinals, one_1d)
-"""
-
-# -1 for a text of nothing but padding.
 _LAST_BLOCK = """
-    rounding = Sub (block, one)
-    rounded_ends = Add (ends, rounding)
-    ended_blocks = Div (rounded_ends, block)
-    last_block = Sub (ended_blocks, one)
     last_starts_1d = Mul (last_block, block)
     last_starts = Unsqueeze (last_starts_1d, one_1d)
     last_tokens = Add (last_starts, block_range)

@@ -1,4 +1,4 @@
-"""Which reaches disentangled attention takes."""
+"""Which reaches attention by distance takes."""
 
 from __future__ import annotations
 

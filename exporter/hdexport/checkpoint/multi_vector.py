@@ -1,0 +1,409 @@
+"""Models of late interaction, a vector for each token, as sentence-transformers, PyLate and Stanford's ColBERT save.
+
+What ``sentence_transformers.MultiVectorEncoder`` (6.2) makes of each format is what a bundle gives.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "PROJECTION",
+    "LateInteraction",
+    "is_late_interaction",
+    "late_interaction",
+    "leaves_tokens_out",
+    "multi_vector_settings",
+    "register_markers",
+]
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from hdexport.checkpoint.sentence_modules import TOKENS, SentenceModule, reads_and_writes, sentence_modules
+from hdexport.support.json_files import read_object, shown
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.bundle.manifest import MultiVectorSettings, QueryExpansion, Size, TokenId
+from hdruntime.errors import ModelError
+
+PROJECTION = "linear.weight"
+"""The weight of Stanford's ColBERT that follows BERT: [dimensions, hidden_size], without a bias."""
+
+_CONFIG = "config_sentence_transformers.json"
+
+_STANFORD_CONFIG = "artifact.metadata"
+
+_MODEL_TYPES = ("MultiVectorEncoder", "ColBERT")
+"""What `_CONFIG` of sentence-transformers and of PyLate calls them."""
+
+_STANFORD = "HF_ColBERT"
+"""The architecture of Stanford's ColBERT."""
+
+_QUERY_TOKENS = 32
+"""Tokens that ColBERT brings queries to, where a checkpoint does not say."""
+
+_DENSE_OF_PYLATE = "pylate.models.Dense.Dense"
+
+_MARKS_OF_PYLATE = (
+    "query_prefix",
+    "document_prefix",
+    "query_length",
+    "document_length",
+    "do_query_expansion",
+    "attend_to_expansion_tokens",
+    "attend_to_mask_tokens",
+    "skiplist_words",
+    "query_expansion",
+)
+"""Keys of `_CONFIG` that PyLate writes and sentence-transformers does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Expansion:
+    strategy: Literal["fixed", "min"]
+    length: Size
+    attend: bool = False
+    token: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Lengths:
+    """What the module Transformer says about queries and documents."""
+
+    query_length: Size | None = None
+    document_length: Size | None = None
+    query_expansion: _Expansion | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PyLate:
+    """What PyLate writes to `_CONFIG`; other keys change nothing here."""
+
+    model_type: str | None = None
+    query_prefix: str | None = None
+    document_prefix: str | None = None
+    query_length: Size | None = None
+    document_length: Size | None = None
+    do_query_expansion: bool | None = None
+    attend_to_expansion_tokens: bool | None = None
+    attend_to_mask_tokens: bool | None = None
+    skiplist_words: tuple[str, ...] | None = None
+    query_expansion: _Expansion | None = None
+    prompts: dict[str, str | None] | None = None
+    similarity_fn_name: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _StanfordConfig:
+    """What is read of `_STANFORD_CONFIG`."""
+
+    query_token_id: str | None = None
+    doc_token_id: str | None = None
+    query_maxlen: Size | None = None
+    doc_maxlen: Size | None = None
+    attend_to_mask_tokens: bool | None = None
+    mask_punctuation: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Mask:
+    """The settings of the module MultiVectorMask."""
+
+    skiplist_words: tuple[str, ...] | None = None
+    skiplist_tasks: tuple[Literal["query", "document"], ...] | Literal["query", "document"] | None = None
+    keep_only_token_ids: tuple[TokenId, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LateInteraction:
+    """A model that gives a vector for each token.
+
+    Attributes:
+        layers: what follows the encoder, for each token: ``Dense`` and ``Normalize``; of Stanford's ColBERT the latter
+            alone, after `PROJECTION`.
+        is_stanford: whether `PROJECTION` is among the encoder's weights.
+        lengths: of queries and documents, and the expansion of queries.
+        prompts: name -> prompt, prefixes of old checkpoints included.
+        skipped: words whose tokens are left out of the sides `skipped_in`.
+        is_mean: whether MaxSim is divided by the tokens of the query.
+    """
+
+    layers: tuple[SentenceModule, ...]
+    is_stanford: bool
+    lengths: _Lengths
+    prompts: Mapping[str, str]
+    skipped: tuple[str, ...]
+    skipped_in: tuple[Literal["query", "document"], ...]
+    is_mean: bool
+
+
+def is_late_interaction(path: Path) -> bool:
+    """Whether a checkpoint was saved as a model of late interaction, by its files alone; see `late_interaction`.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    if not (path / "modules.json").is_file():
+        architectures = _object(path / "config.json").get("architectures")
+        return isinstance(architectures, list) and _STANFORD in architectures
+    values = _object(path / _CONFIG)
+    if values.get("model_type") in _MODEL_TYPES:
+        return True
+    is_pylate = any(name in values for name in _MARKS_OF_PYLATE)
+    return is_pylate and all(module.kind != "Pooling" for module in sentence_modules(path))
+
+
+def leaves_tokens_out(path: Path) -> bool:
+    """Whether a model of late interaction has vectors for some tokens only, as all but XTR do.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    if not is_late_interaction(path):
+        return False
+    native = _object(path / _CONFIG).get("model_type") == "MultiVectorEncoder"
+    return not native or any(module.kind == "MultiVectorMask" for module in sentence_modules(path))
+
+
+def late_interaction(path: Path) -> LateInteraction:
+    """How a checkpoint makes vectors of tokens.
+
+    Args:
+        path: of the checkpoint.
+
+    Raises:
+        ModelError: it is no model of late interaction, a module or a setting is not supported, or a file cannot be
+            read.
+    """
+    if not is_late_interaction(path):
+        raise ModelError(
+            f"{path} is no model of late interaction: token-similarity needs a checkpoint of MultiVectorEncoder, "
+            "PyLate or Stanford's ColBERT.\nBuild the vectors of its tokens: --task feature-extraction"
+        )
+    if not (path / "modules.json").is_file():
+        return _stanford(path)
+    return _of_modules(path, sentence_modules(path), _object(path / _CONFIG))
+
+
+def multi_vector_settings(model: LateInteraction, tokenizer: Any, *, path: Path) -> MultiVectorSettings:
+    """A model's settings, its words as ids of a tokenizer.
+
+    Args:
+        model: what `late_interaction` found.
+        tokenizer: the checkpoint's, in transformers.
+        path: of the checkpoint, for messages.
+
+    Raises:
+        ModelError: queries are expanded by a token that the tokenizer does not know, or on the left.
+    """
+    expansion = model.lengths.query_expansion
+    return MultiVectorSettings(
+        query_length=model.lengths.query_length,
+        document_length=model.lengths.document_length,
+        expansion=None if expansion is None else _expansion(expansion, tokenizer, path),
+        skipped_ids=tuple(sorted(_ids_of_words(model.skipped, tokenizer))),
+        skipped_in=model.skipped_in,
+        similarity="meanmaxsim" if model.is_mean else "maxsim",
+    )
+
+
+def register_markers(tokenizer: Any, path: Path) -> None:
+    """Make one token each of the prefixes that a tokenizer knows and would cut to pieces, in place.
+
+    ``[unused0]`` is in BERT's vocabulary, and as text it is ``[``, ``unused``, ``##0``, ``]``. Only checkpoints of
+    PyLate and Stanford's ColBERT have such prefixes.
+
+    Args:
+        tokenizer: in transformers.
+        path: of the checkpoint.
+
+    Raises:
+        ModelError: a file cannot be read.
+    """
+    from transformers import AddedToken
+
+    if not is_late_interaction(path):
+        return
+    if (path / "modules.json").is_file():
+        saved: _PyLate = _read(path / _CONFIG, _object(path / _CONFIG), _PyLate)
+        markers: tuple[str | None, ...] = (saved.query_prefix, saved.document_prefix)
+    else:
+        markers = _stanford_markers(_stanford_config(path))
+    known = {*tokenizer.get_vocab(), *tokenizer.added_tokens_encoder}
+    found = []
+    for marker in filter(None, markers):
+        # PyLate's "[Q] " is a token with its space, ColBERT's "[unused0]" one without.
+        spellings = [text for text in (marker, *marker.split(None, 1)[:1]) if text in known]
+        if spellings and tokenizer.tokenize(spellings[0]) != spellings[:1]:
+            found.append(AddedToken(spellings[0], normalized=False, special=True))
+    if found:
+        tokenizer.add_special_tokens({"additional_special_tokens": found})
+
+
+def _stanford_config(path: Path) -> _StanfordConfig:
+    found: _StanfordConfig = _read(path / _STANFORD_CONFIG, _object(path / _STANFORD_CONFIG), _StanfordConfig)
+    return found
+
+
+def _stanford_markers(config: _StanfordConfig) -> tuple[str, str]:
+    return f"{config.query_token_id or '[unused0]'} ", f"{config.doc_token_id or '[unused1]'} "
+
+
+def _stanford(path: Path) -> LateInteraction:
+    values = _stanford_config(path)
+    return LateInteraction(
+        layers=(SentenceModule(kind="Normalize", folder=""),),
+        is_stanford=True,
+        lengths=_Lengths(
+            document_length=values.doc_maxlen,
+            query_expansion=_Expansion(
+                strategy="fixed",
+                length=values.query_maxlen or _QUERY_TOKENS,
+                attend=bool(values.attend_to_mask_tokens),
+            ),
+        ),
+        prompts=dict(zip(("query", "document"), _stanford_markers(values), strict=True)),
+        skipped=tuple(string.punctuation) if values.mask_punctuation else (),
+        skipped_in=("document",),
+        is_mean=False,
+    )
+
+
+def _of_modules(path: Path, chain: tuple[SentenceModule, ...], values: Mapping[str, Any]) -> LateInteraction:
+    saved: _PyLate = _read(path / _CONFIG, values, _PyLate)
+    layers: list[SentenceModule] = []
+    masks: list[SentenceModule] = []
+    for module in chain[1:]:
+        kind = "Dense" if module.kind == _DENSE_OF_PYLATE else module.kind
+        if kind == "MultiVectorMask":
+            masks.append(module)
+        elif kind in ("Dense", "Normalize"):
+            _check_vectors(path / module.folder / "config.json", kind)
+            layers.append(SentenceModule(kind=kind, folder=module.folder))
+    if chain[0].kind != "Transformer" or len(layers) + len(masks) != len(chain) - 1 or len(masks) > 1:
+        raise ModelError(
+            f"{path} chains the modules {', '.join(module.kind for module in chain)}; for vectors of tokens, a "
+            "Transformer followed by Dense, Normalize and one MultiVectorMask is supported.\n"
+            "Build what its Transformer gives: --task feature-extraction"
+        )
+    prefixes = {"query": saved.query_prefix, "document": saved.document_prefix}
+    prompts = {name: text or "" for name, text in (saved.prompts or {}).items()}
+    for name, prefix in prefixes.items():
+        if prefix:
+            prompts[name] = prefix + prompts.get(name, "").removeprefix(prefix)
+    is_native = saved.model_type == "MultiVectorEncoder"
+    if is_native:
+        mask = _mask(path, masks)
+    else:
+        # PyLate normalises, and leaves punctuation out, without modules for either.
+        layers.append(SentenceModule(kind="Normalize", folder=""))
+        leaves_out = saved.model_type == "ColBERT" or any(prefix is not None for prefix in prefixes.values())
+        words = saved.skiplist_words
+        mask = _Mask(skiplist_words=tuple(string.punctuation) if words is None and leaves_out else words)
+    lengths = _lengths(path, chain[0], saved, values)
+    if lengths.query_expansion is not None and is_native and not masks:
+        raise ModelError(
+            f"{path} expands queries (query_expansion), and has no module MultiVectorMask, without which the added "
+            "tokens do not count.\nAdd the module after the Transformer, or remove query_expansion."
+        )
+    tasks = ("document",) if mask.skiplist_tasks is None else mask.skiplist_tasks
+    return LateInteraction(
+        layers=tuple(layers),
+        is_stanford=False,
+        lengths=lengths,
+        prompts=prompts,
+        skipped=mask.skiplist_words or (),
+        skipped_in=(tasks,) if isinstance(tasks, str) else tasks,
+        is_mean=saved.similarity_fn_name == "meanmaxsim",
+    )
+
+
+def _check_vectors(file: Path, kind: str) -> None:
+    """Refuse a layer that does not read and write the tokens' vectors; a Dense does where it does not say."""
+    default = TOKENS if kind == "Dense" else "sentence_embedding"
+    if (found := reads_and_writes(file, default=default)) != {TOKENS}:
+        raise ModelError(
+            f"{file} reads and writes {', '.join(sorted(map(shown, found)))}; of a model of late interaction, only "
+            f"{TOKENS} is supported.\nBuild what its Transformer gives: --task feature-extraction"
+        )
+
+
+def _mask(path: Path, modules: list[SentenceModule]) -> _Mask:
+    if not modules:
+        return _Mask()
+    file = path / modules[0].folder / "config.json"
+    mask = _read(file, _object(file), _Mask)
+    if mask.keep_only_token_ids:
+        raise ModelError(
+            f"{file} has keep_only_token_ids, which are for images; texts are supported.\n"
+            "Remove it if the model embeds texts."
+        )
+    return mask
+
+
+def _lengths(path: Path, transformer: SentenceModule, saved: _PyLate, values: Mapping[str, Any]) -> _Lengths:
+    """What the Transformer's file says, else what PyLate's does: see `values`, all of the latter."""
+    file = path / transformer.folder / "sentence_bert_config.json"
+    own = _object(file)
+    found = {name: values[name] for name in ("query_length", "document_length") if values.get(name) is not None}
+    if "query_expansion" in values:
+        found["query_expansion"] = values["query_expansion"]
+    elif any(name in values for name in _MARKS_OF_PYLATE) and saved.do_query_expansion is not False:
+        attend = saved.attend_to_expansion_tokens
+        found["query_expansion"] = {
+            "strategy": "fixed",
+            "attend": bool(saved.attend_to_mask_tokens if attend is None else attend),
+            # PyLate's length of a query is what it is brought to.
+            "length": found.pop("query_length", _QUERY_TOKENS),
+        }
+    lengths: _Lengths = _read(file, found | {name: own[name] for name in vars(_Lengths()) if name in own}, _Lengths)
+    expansion = lengths.query_expansion
+    if expansion is not None and lengths.query_length is not None and lengths.query_length < expansion.length:
+        raise ModelError(
+            f"{file} cuts queries to {lengths.query_length} tokens (query_length), and expands them to "
+            f"{expansion.length} (query_expansion).\nRemove query_length, or set it to {expansion.length} or more."
+        )
+    return lengths
+
+
+def _expansion(expansion: _Expansion, tokenizer: Any, path: Path) -> QueryExpansion:
+    if expansion.token is not None:
+        (token_id,) = _ids_of_words((expansion.token,), tokenizer) or (None,)
+    else:
+        token_id = tokenizer.eos_token_id if tokenizer.mask_token_id is None else tokenizer.mask_token_id
+    if token_id is None:
+        raise ModelError(
+            f"{path} expands queries with the token {shown(expansion.token or '[MASK]')}, which its tokenizer does not "
+            "know.\nName one of its tokens in query_expansion (sentence_bert_config.json)."
+        )
+    if tokenizer.padding_side == "left":
+        raise ModelError(
+            f"{path} expands queries, and its tokenizer pads on the left: the added tokens would be before the text, "
+            "which is not supported.\nSet padding_side to right in tokenizer_config.json if it was trained so."
+        )
+    return QueryExpansion(
+        strategy=expansion.strategy, length=expansion.length, attend=expansion.attend, token_id=int(token_id)
+    )
+
+
+def _ids_of_words(words: tuple[str, ...], tokenizer: Any) -> set[int]:
+    """Ids of the words that are a token each."""
+    found = {word: tokenizer.convert_tokens_to_ids(word) for word in words}
+    unknown = tokenizer.unk_token_id
+    return {
+        token_id
+        for word, token_id in found.items()
+        if token_id is not None and (token_id != unknown or word == tokenizer.unk_token)
+    }
+
+
+def _object(file: Path) -> dict[str, Any]:
+    return read_object(file) if file.is_file() else {}
+
+
+def _read(file: Path, values: Mapping[str, Any], kind: type[Any]) -> Any:
+    try:
+        return from_values(dict(values), kind, name=shown(file))
+    except JsonMismatchError as error:
+        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None

@@ -1,0 +1,103 @@
+"""SPLADE's pooling of a model's logits: a weight for each token of the vocabulary."""
+
+from __future__ import annotations
+
+__all__ = ["SpladePooling", "splade_pooling"]
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from hdexport.checkpoint.sentence_modules import sentence_modules
+from hdexport.model.head import Head
+from hdexport.support.json_files import read_object, shown
+from hdruntime.bundle.checked_json import JsonMismatchError, from_values
+from hdruntime.errors import ModelError
+
+MODULES = ("Transformer", "MLMTransformer")
+"""Modules whose outputs are logits, by the names of sentence-transformers 6 and 5."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Config:
+    """What is read of the pooling's ``config.json``; other keys change nothing."""
+
+    pooling_strategy: str = "max"
+    activation_function: Literal["relu", "log1p_relu"] = "relu"
+
+
+class SpladePooling(Head):
+    """Pools the logits of a text's tokens.
+
+    Args:
+        activation: ``relu`` for log(1 + relu(logit)), ``log1p_relu`` for log(1 + log(1 + relu(logit))).
+    """
+
+    reads = "logits"
+    pools_wide_values = True
+
+    def __init__(self, activation: str = "relu") -> None:
+        super().__init__()
+        self.activation = activation
+
+    def outputs(
+        self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The weights alone; see `Head.outputs`."""
+        # Not all logits in float32: those of a long text take gigabytes.
+        return (self(states, attention_mask if pooled_mask is None else pooled_mask),)
+
+    def forward(self, logits: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        """Pool.
+
+        Args:
+            logits: [batch, tokens, vocab_size].
+            mask: [batch, tokens], int64, 1 for tokens that are pooled.
+
+        Returns:
+            [batch, vocab_size], float32, not negative; 0 for a row without such tokens.
+        """
+        # Padding counts as a logit of 0, whose weight is 0: a product would make NaN of what it may hold.
+        kept = torch.where(mask.unsqueeze(-1) > 0, logits, 0.0)
+        # Weights grow with the logit, so that the largest logit has the largest weight.
+        return self._weights(kept.amax(dim=1).float())
+
+    def _weights(self, logits: torch.Tensor) -> torch.Tensor:
+        weights = torch.log1p(torch.relu(logits))
+        return torch.log1p(weights) if self.activation == "log1p_relu" else weights
+
+
+def splade_pooling(path: Path, *, hidden_size: int | None = None) -> SpladePooling:
+    """The pooling of a checkpoint; that of SPLADE v2 and later, the largest weight, where it has none of its own.
+
+    Args:
+        path: a checkpoint with a masked language model's head, of sentence-transformers or without its files.
+        hidden_size: not looked at.
+
+    Raises:
+        ModelError: a module or a setting of one is not supported, or a file cannot be read.
+    """
+    modules = sentence_modules(path)
+    kinds = [module.kind for module in modules]
+    if not modules:
+        return SpladePooling()
+    if len(kinds) != 2 or kinds[0] not in MODULES or kinds[1] != "SpladePooling":
+        raise ModelError(
+            f"{path} chains the modules {', '.join(kinds)}; for sparse vectors, a Transformer with the task fill-mask "
+            "followed by a SpladePooling is supported.\n"
+            "Choose a SPLADE model of that form, or build what its Transformer gives: --task feature-extraction"
+        )
+    file = path / modules[1].folder / "config.json"
+    try:
+        config = from_values(read_object(file), _Config, name=shown(file))
+    except JsonMismatchError as error:
+        raise ModelError(f"{error}.\nCorrect it, or download the model again.") from None
+    if config.pooling_strategy != "max":
+        # Sums over long texts differ from PyTorch's by more than the tolerance, by the order in which they are added.
+        raise ModelError(
+            f"{file} has pooling_strategy {shown(config.pooling_strategy)}; max is supported, that of SPLADE v2 and "
+            "later.\nChoose a model that pools by max."
+        )
+    return SpladePooling(config.activation_function)

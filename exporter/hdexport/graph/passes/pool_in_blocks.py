@@ -1,0 +1,198 @@
+"""Pool wide values of tokens in blocks of tokens: those of all tokens of a text are never in memory at once.
+
+SPLADE pools logits [batch, tokens, vocabulary], 500 MB for a text of 4096 tokens and a vocabulary of 30522. In a loop,
+each turn makes those of one block and keeps their maximum, [batch, vocabulary].
+
+For ONNX Runtime and OpenVINO only: TensorRT-RTX 1.7.1 ends with an internal error where it plans such a loop.
+"""
+
+from __future__ import annotations
+
+__all__ = ["BLOCK_TOKENS", "pool_in_blocks", "pools_products"]
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+BLOCK_TOKENS = 256
+"""Most tokens of a block, in all rows of a batch together. So many cost no time: 4096 tokens take as long as whole."""
+
+_ELEMENTWISE = frozenset({
+    "Add", "Cast", "Div", "Identity", "Log", "Max", "Min", "Mul", "Relu", "Sub", "Tanh", "Where",
+})  # fmt: skip
+
+_TOKENS_AXIS, _RANK = 1, 3
+"""Of [batch, tokens, width]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pooled:
+    """A product with a weight whose tokens are pooled.
+
+    Attributes:
+        nodes: in the order of the graph: the product, elementwise operators, what pools, and a Cast of what it gives.
+        sequences: [batch, tokens, ...], all that they read beside constants.
+        pool: what pools.
+        result: [batch, width], all that other nodes read of them.
+    """
+
+    nodes: list[onnx_ir.Node]
+    sequences: list[onnx_ir.Value]
+    pool: onnx_ir.Node
+    result: onnx_ir.Value
+
+
+def pool_in_blocks(model: onnx_ir.Model) -> int:
+    """Replace what pools the tokens of a product with a weight by loops over blocks of tokens, in place.
+
+    Between the product and what pools it are elementwise operators alone, whose other inputs are constants and one
+    value for each token. A batch of up to 256 tokens in all is one block.
+
+    Args:
+        model: a portable graph: its values have shapes, its weights are initializers.
+
+    Returns:
+        The number of products.
+    """
+    pooled = _products(model)
+    for number, each in enumerate(pooled):
+        _replace_by_loop(each, name=f"pooled_{number}")
+    return len(pooled)
+
+
+def pools_products(model: onnx_ir.Model) -> bool:
+    """Whether there is something that `pool_in_blocks` replaces."""
+    return bool(_products(model))
+
+
+def _products(model: onnx_ir.Model) -> list[_Pooled]:
+    found = [_before(node) for node in model.graph if node.op_type == "ReduceMax" and not node.domain]
+    return [each for each in found if each is not None]
+
+
+def _before(pool: onnx_ir.Node) -> _Pooled | None:
+    """What a node pools; None where that is no product with a weight, or of another axis than that of tokens."""
+    import onnx_ir as ir
+
+    pooled, axes = pool.inputs[0], ir.convenience.get_const_tensor(pool.inputs[1]) if len(pool.inputs) > 1 else None
+    if axes is None or axes.numpy().tolist() != [_TOKENS_AXIS] or pool.attributes.get_int("keepdims", 1):
+        return None
+    sequences: dict[onnx_ir.Value, None] = {}
+    inside, pending, has_product = {pool}, [pooled], False
+    while pending:
+        value = pending.pop()
+        if value is None or value.shape is None or value.is_initializer() or value.const_value is not None:
+            continue
+        node = value.producer()
+        if len(value.shape) == _RANK and value.shape[-1] == 1:
+            sequences[value] = None
+        elif node is None or node.domain or len(value.shape) != _RANK:
+            return None
+        elif node.op_type == "MatMul" and _is_weight(node.inputs[1]):
+            inside.add(node)
+            assert node.inputs[0] is not None
+            sequences[node.inputs[0]] = None
+            has_product = True
+        elif node.op_type in _ELEMENTWISE:
+            inside.add(node)
+            pending += node.inputs
+        else:
+            return None
+    result = pool.outputs[0]
+    users = [use.node for use in result.uses()]
+    if len(users) == 1 and users[0].op_type == "Cast":
+        # Maxima of half precision are kept in the type that is wanted.
+        inside.add(users[0])
+        result = users[0].outputs[0]
+    others = (output for node in inside for output in node.outputs if output is not result)
+    if not has_product or any(value.is_graph_output() or _is_read_outside(value, inside) for value in others):
+        return None
+    assert pool.graph is not None
+    nodes = [node for node in pool.graph if node in inside]
+    return _Pooled(nodes=nodes, sequences=list(sequences), pool=pool, result=result)
+
+
+def _is_weight(value: onnx_ir.Value | None) -> bool:
+    """Whether it is an initializer, or one transposed, as a weight that is the table of the tokens' vectors, too."""
+    node = None if value is None else value.producer()
+    if node is not None and node.op_type == "Transpose":
+        value = node.inputs[0]
+    return value is not None and value.is_initializer()
+
+
+def _is_read_outside(value: onnx_ir.Value, nodes: set[onnx_ir.Node]) -> bool:
+    return any(use.node not in nodes for use in value.uses())
+
+
+def _replace_by_loop(pooled: _Pooled, *, name: str) -> None:
+    """Put a loop in the nodes' place; blocks are all of one size.
+
+    The last block ends with the last token, and begins with tokens of the block before it, which change no maximum.
+    """
+    import onnx_ir as ir
+
+    graph, result, sequence = pooled.pool.graph, pooled.result, pooled.sequences[0]
+    assert graph is not None
+    assert result.shape is not None
+    assert result.dtype is not None
+    # An output of the graph keeps its name.
+    whole = ir.Value(name=result.name, type=result.type, shape=result.shape)
+    result.name = f"{result.name}_of_block"
+    ir.convenience.replace_all_uses_with(result, whole, replace_graph_outputs=True)
+    tape = ir.tape.Tape()
+    one = tape.op("Constant", [], {"value_int": 1})
+    most = tape.op("Constant", [], {"value_int": BLOCK_TOKENS})
+    batch = tape.op("Shape", [sequence], {"start": 0, "end": 1})
+    rows, tokens = (
+        tape.op("Squeeze", [axis]) for axis in (batch, tape.op("Shape", [sequence], {"start": 1, "end": 2}))
+    )
+    size = tape.op("Min", [tape.op("Max", [tape.op("Div", [most, rows]), one]), tokens])
+    last = tape.op("Sub", [tokens, size])
+    blocks = tape.op("Div", [tape.op("Sub", [tape.op("Add", [tokens, size]), one]), size])
+    width = tape.op("Constant", [], {"value_ints": [int(result.shape[-1])]})
+    initial = tape.op("Constant", [], {"value": ir.tensor([result.dtype.min], dtype=result.dtype)})
+    before = tape.op("Expand", [initial, tape.op("Concat", [batch, width], {"axis": 0})])
+    loop = ir.node("Loop", [blocks, None, before], outputs=[whole])
+    place = pooled.nodes[-1]
+    graph.insert_before(place, [*tape.nodes, loop])
+    loop.attributes["body"] = ir.AttrGraph("body", _body(pooled, size=size, last=last, name=name))
+
+
+def _body(pooled: _Pooled, *, size: onnx_ir.Value, last: onnx_ir.Value, name: str) -> onnx_ir.Graph:
+    """A block's turn: its number, whether to go on and what was pooled before -> the last two of these, after it."""
+    import onnx_ir as ir
+
+    graph, result = pooled.pool.graph, pooled.result
+    assert graph is not None
+    scalar = ir.Shape([])
+    number = ir.Value(name=f"{name}_number", type=ir.TensorType(ir.DataType.INT64), shape=scalar)
+    goes_on = ir.Value(name=f"{name}_goes_on", type=ir.TensorType(ir.DataType.BOOL), shape=scalar)
+    before = ir.Value(name=f"{name}_before", type=result.type, shape=result.shape)
+    tape = ir.tape.Tape()
+    zeros, ones = (tape.op("Constant", [], {"value_ints": [each]}) for each in (0, 1))
+    wanted = tape.op("Mul", [number, size])
+    start = tape.op("Min", [wanted, last])
+    first, end = (tape.op("Unsqueeze", [value, zeros]) for value in (start, tape.op("Add", [start, size])))
+    inside = set(pooled.nodes)
+    for sequence in pooled.sequences:
+        block = tape.op("Slice", [sequence, first, end, ones])
+        block.type = sequence.type
+        block.shape = None if sequence.shape is None else ir.Shape([sequence.shape[0], None, *sequence.shape[2:]])
+        for use in [use for use in sequence.uses() if use.node in inside]:
+            use.node.replace_input_with(use.idx, block)
+    after = ir.node("Max", [before, result])
+    still = ir.node("Identity", [goes_on])
+    graph.remove(pooled.nodes)
+    nodes = [*tape.nodes, *pooled.nodes, after, still]
+    for index, node in enumerate(nodes):
+        for output in node.outputs:
+            # Later passes give out names that are free in the outer graph, which the loop shares.
+            output.name = f"{name}_{output.name or index}"
+            if node in pooled.nodes and output.shape is not None and len(output.shape) == _RANK:
+                output.shape = ir.Shape([output.shape[0], None, output.shape[2]])
+    for node, given in ((after, before), (still, goes_on)):
+        node.outputs[0].name = f"{given.name}_after"
+        node.outputs[0].type, node.outputs[0].shape = given.type, given.shape
+    return ir.Graph([number, goes_on, before], [still.outputs[0], after.outputs[0]], nodes=nodes, name=name)

@@ -1,0 +1,35 @@
+"""What follows a model of transformers in a graph."""
+
+from __future__ import annotations
+
+__all__ = ["Head"]
+
+import torch
+
+
+class Head(torch.nn.Module):
+    """Makes a task's outputs of one of the model's.
+
+    Attributes:
+        reads: name of the model's output.
+        pools_wide_values: whether it pools values of tokens that are too wide for those of all tokens to be in memory
+            at once; `hdexport.graph.passes.pool_in_blocks` then has to find them.
+    """
+
+    reads = "last_hidden_state"
+    pools_wide_values = False
+
+    def outputs(
+        self, states: torch.Tensor, attention_mask: torch.Tensor, pooled_mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, ...]:
+        """The task's outputs, in the order of `OUTPUTS_OF_TASK`.
+
+        Args:
+            states: [batch, tokens, width], what the model gave, in its dtype.
+            attention_mask: [batch, tokens], int64, 1 for real tokens.
+            pooled_mask: the same, 1 for those that are pooled; None for all of them.
+
+        Returns:
+            float32 each.
+        """
+        return (self(states.float(), attention_mask),)

@@ -1,0 +1,113 @@
+"""A float graph whose products can each be made int8 at a run: many choices of them are tried in one session."""
+
+from __future__ import annotations
+
+__all__ = ["SwitchedGraph"]
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hdexport.quantize.calibration import CalibratedProduct
+from hdexport.quantize.products import WeightProduct, weight_products
+from hdexport.verify.single_texts import single_text_runner
+from hdruntime.bundle.reader import Bundle
+
+if TYPE_CHECKING:
+    import onnx_ir
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+
+
+class SwitchedGraph:
+    """A bundle's float graph in ONNX Runtime, each product of which is float or computes what its int8 form would.
+
+    Rounded values are multiplied in float32: which products are left float must not depend on the kernels of the
+    processor on which a bundle is built.
+
+    Args:
+        bundle: in whose files the weights are.
+        model: its float graph; it is changed.
+        products: name of a weight -> its product, rounded.
+    """
+
+    def __init__(self, bundle: Bundle, model: onnx_ir.Model, products: Mapping[str, CalibratedProduct]) -> None:
+        self._names = [spec.name for spec in bundle.manifest.answers]
+        self._switches = {name: _add_switch(model, name) for name in products}
+        for product in weight_products(model):
+            if product.weight in products:
+                _replace(model, product, products[product.weight], self._switches[product.weight])
+        self._run = single_text_runner(bundle, model)
+
+    def answers(self, used: Collection[str], texts: Sequence[IntArray]) -> list[list[FloatArray]]:
+        """Of each text, [tokens], every answer without the batch axis.
+
+        Args:
+            used: the weights whose products are int8.
+            texts: ids.
+        """
+        switches = {str(value.name): np.array(name in used) for name, value in self._switches.items()}
+        found = []
+        for text in texts:
+            outputs = self._run(self._names, text, switches)
+            found.append([outputs[name][0] for name in self._names])
+        return found
+
+
+def _add_switch(model: onnx_ir.Model, name: str) -> onnx_ir.Value:
+    import onnx_ir as ir
+
+    switch = ir.Value(name=f"{name}.is_int8", type=ir.TensorType(ir.DataType.BOOL), shape=ir.Shape([]))
+    model.graph.inputs.append(switch)
+    return switch
+
+
+def _replace(model: onnx_ir.Model, product: WeightProduct, rounded: CalibratedProduct, switch: onnx_ir.Value) -> None:
+    import onnx_ir as ir
+
+    node, activation = product.node, rounded.activation
+    result = node.outputs[0]
+
+    def constant(name: str, array: Any) -> onnx_ir.Value:
+        value = ir.Value(name=f"{result.name}.{name}", const_value=ir.tensor(array, name=f"{result.name}.{name}"))
+        model.graph.initializers[str(value.name)] = value
+        return value
+
+    source = product.source
+    nodes = []
+    if activation.split is not None:
+        order = activation.split.order(len(activation.scale) - len(activation.split.channels))
+        nodes.append(ir.node("Gather", [source, constant("order", order)], {"axis": -1}))
+        nodes.append(ir.node("Sub", [nodes[-1].outputs[0], constant("start", activation.start)]))
+        source = nodes[-1].outputs[0]
+    scale, zero_point = constant("scale", activation.scale), constant("zero_point", activation.zero_point)
+    nodes.append(ir.node("QuantizeLinear", [source, scale, zero_point], {"axis": -1}))
+    nodes.append(ir.node("Cast", nodes[-1].outputs, {"to": ir.DataType.FLOAT}))
+    weight = rounded.weight.values.astype(np.float32) * rounded.weight.scale
+    nodes.append(ir.node("MatMul", [nodes[-1].outputs[0], constant("weight", weight)]))
+    nodes.append(ir.node("Add", [nodes[-1].outputs[0], constant("bias", rounded.weight.bias)]))
+    exact = ir.node("MatMul", list(node.inputs))
+    branches = {
+        "then_branch": _branch(f"{result.name}.int8", nodes),
+        "else_branch": _branch(f"{result.name}.float", [exact]),
+    }
+    switched = ir.node("If", [switch], branches)
+    assert node.graph is not None
+    node.graph.insert_before(node, switched)
+    switched.outputs[0].name = f"{result.name}.switched"
+    switched.outputs[0].dtype, switched.outputs[0].shape = result.dtype, result.shape
+    ir.convenience.replace_all_uses_with(result, switched.outputs[0], replace_graph_outputs=True)
+    node.graph.remove(node, safe=True)
+
+
+def _branch(name: str, nodes: Sequence[onnx_ir.Node]) -> onnx_ir.Graph:
+    import onnx_ir as ir
+
+    for number, node in enumerate(nodes):
+        node.outputs[0].name = f"{name}_{number}"
+    output = nodes[-1].outputs[0]
+    output.dtype = ir.DataType.FLOAT
+    return ir.Graph(inputs=[], outputs=[output], nodes=nodes, name=name)

@@ -1,0 +1,334 @@
+"""Loaded bundles that run batches of arrays, encoded texts, and documents in segments."""
+
+from __future__ import annotations
+
+__all__ = ["BatchSession"]
+
+import functools
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.backends import DeviceRunner, Runner
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend, Manifest
+from hdruntime.bundle.padding_limit import padding_limit
+from hdruntime.bundle.reader import Bundle
+from hdruntime.errors import BackendError
+from hdruntime.inference.failures import non_finite_error, raise_failures
+from hdruntime.inference.inputs import checked_inputs
+from hdruntime.inference.scheduling import BatchResult, PaddingCount, Scheduler
+from hdruntime.inference.streaming import Document, DocumentStream, Segment
+from hdruntime.inference.text_runner import TextRunner
+from hdruntime.text.splitting import SplitEncoding
+from hdruntime.text.tokenization import Encoding, Overflow
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from hdruntime.gpu.device_arrays import DeviceArray
+
+FloatArray = npt.NDArray[np.float32]
+
+
+class BatchSession:
+    """A loaded bundle that runs arrays, encoded texts and documents; a Session adds what is made of texts."""
+
+    def __init__(self, bundle: Bundle, runner: Runner, *, backend_reason: str = "") -> None:
+        self._bundle = bundle
+        self._output_names = [spec.name for spec in bundle.manifest.outputs]
+        self._scheduler = Scheduler(
+            runner,
+            mask=bundle.manifest.mask,
+            padding_limit=functools.partial(padding_limit, bundle.manifest.padding),
+            non_finite_error=functools.partial(non_finite_error, bundle),
+        )
+        self._backend, self._backend_reason = runner.backend, backend_reason
+        self._precision = runner.precision
+        self._max_len = min(bundle.manifest.max_len, runner.max_len)
+        self._texts = TextRunner(bundle, self._scheduler, max_len=self._max_len)
+
+    @property
+    def manifest(self) -> Manifest:
+        """The bundle's manifest."""
+        return self._bundle.manifest
+
+    @property
+    def backend(self) -> Backend:
+        """The backend that runs the bundle."""
+        return self._backend
+
+    @property
+    def precision(self) -> Precision:
+        """What the backend computes in; ``auto`` on a GPU, where it is what the graph or the engine was built in."""
+        return self._precision
+
+    @property
+    def backend_reason(self) -> str:
+        """Why `backend` runs the bundle: ``asked for``, or why ``auto`` took it."""
+        return self._backend_reason
+
+    @property
+    def max_len(self) -> int:
+        """Most tokens of a text: the manifest's limit, or the engine's if it is lower."""
+        return self._max_len
+
+    @property
+    def batch_tokens(self) -> int:
+        """The backend's preferred tokens of a batch, including padding; default of :meth:`embed` and :meth:`infer`.
+
+        Raises:
+            BackendError: the session is closed.
+        """
+        return self._scheduler.runner.batch_tokens
+
+    @property
+    def padding(self) -> PaddingCount:
+        """Tokens of texts, and of padding, computed since the bundle was loaded."""
+        return self._scheduler.padding
+
+    @property
+    def engine_bytes(self) -> int | None:
+        """GPU memory of the engine's weights and contexts as reported by TensorRT; None without a report, or on a CPU.
+
+        Scratch memory of the contexts grows to the needs of the largest batch so far.
+
+        Raises:
+            BackendError: the session is closed.
+        """
+        runner = self._scheduler.runner
+        return runner.engine_bytes() if isinstance(runner, DeviceRunner) else None
+
+    def most_rows(self, tokens: int) -> int:
+        """Most texts of this length that a call runs in one piece; a larger batch runs in parts.
+
+        An engine's profiles limit it, and so does memory after a batch that did not fit; else ``sys.maxsize``.
+
+        Raises:
+            BackendError: the session is closed.
+        """
+        return self._scheduler.most_rows(tokens)
+
+    def __call__(self, **inputs: npt.ArrayLike | None) -> dict[str, FloatArray]:
+        """Run one batch as given.
+
+        Args:
+            input_ids: [batch, tokens], any integers; nested lists are accepted.
+            attention_mask: [batch, tokens], 1 for real tokens, 0 for padding; default ones.
+            token_type_ids: [batch, tokens], default zeros, or, for question answering with BigBird, 0 up to the first
+                separator and 1 after it; only if the bundle has this input.
+            global_attention_mask: [batch, tokens], 1 for global tokens; only if the bundle has this input. The default
+                is the first real token of a row, or, for question answering, the tokens before the first separator.
+                Marks on padding are ignored.
+            memories: of a recurrent model, by name, each float32 of the manifest's shape: the output that the manifest
+                names, from the previous call for the same rows. Axes ``memory`` have one size. The default is the start
+                of a text, with room for as many tokens as the other memories have, else for the most.
+                :meth:`stream` feeds them.
+
+        Returns:
+            output name -> float32 array of the shape in the manifest. Padded positions hold 0.
+
+        Raises:
+            InputError: an input does not fit.
+            NonFiniteOutputError: a real token's output is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
+        """
+        arrays = checked_inputs(inputs, self.manifest, max_len=self._max_len)
+        result = self._scheduler.run_batch(arrays, outputs=self._output_names)
+        raise_failures(self._bundle, result, result.rows)
+        return result.outputs
+
+    def stream(
+        self, document: Document, *, segment: int | None = None, outputs: Sequence[str] | None = None
+    ) -> DocumentStream:
+        """Run a document of any number of tokens in segments, which see what the model remembers of those before them.
+
+        The document is tokenised as a whole: special tokens are at its two ends only. What is remembered stays in the
+        backend's memory.
+
+        ::
+
+            with session.stream(text) as stream:
+                for segment in stream:
+                    print(segment.tokens, segment.outputs["last_hidden_state"].shape)
+
+        Args:
+            document: a text, an encoding (``session.tokenize(texts, overflow="recur")``), or ids with special tokens.
+            segment: tokens of a segment; None: 512, or the session's `max_len` if that is less.
+            outputs: names of the requested outputs, default all but what the model remembers.
+
+        Returns:
+            an iterator over the segments, which computes each when it is asked for.
+
+        Raises:
+            InputError: the bundle remembers nothing, the segment does not fit, or the document is empty, is of another
+                type or has an id outside of the vocabulary. Raised by the iterator: its stream was closed.
+            NonFiniteOutputError: of the iterator: a result is NaN or infinite.
+            BackendError: the backend failed, or the session is closed.
+        """
+        names = self._texts.checked_outputs(outputs)
+        return self._texts.streams.of_document(document, segment=segment, outputs=names)
+
+    def stream_all(
+        self,
+        documents: Iterable[Document],
+        *,
+        segment: int | None = None,
+        rows: int | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> Iterator[Segment]:
+        """Run documents as :meth:`stream` does, several of them in each batch.
+
+        Each row of a batch has a document of its own. When it ends, the row begins the next document, and the other
+        rows go on with theirs. The results are those of each document alone.
+
+        Args:
+            documents: as of :meth:`stream`; one is taken when there is a row for it.
+            segment, outputs: as of :meth:`stream`.
+            rows: documents at a time; None: as many as fill the backend's preferred batch.
+
+        Returns:
+            an iterator over segments: those of a document in order, those of different documents interleaved. A
+            document whose results are NaN or infinite ends with a segment that has its error; the others go on.
+
+        Raises:
+            InputError: as :meth:`stream`; the message has the document's number. Or ``rows`` does not fit.
+            BackendError: as :meth:`stream`.
+        """
+        names = self._texts.checked_outputs(outputs)
+        return self._texts.streams.of_documents(documents, segment=segment, rows=rows, outputs=names)
+
+    def run_on_device(self, *, outputs: Sequence[str] | None = None, **inputs: object) -> dict[str, DeviceArray]:
+        """Run one batch that is in GPU memory, and leave its results there.
+
+        Values are not checked, because that would need a copy to the CPU: ids outside the vocabulary, masks that are
+        neither 0 nor 1, NaN in results.
+
+        Args:
+            outputs: names of the requested outputs, default all.
+            inputs: every input of the manifest, of its shape, contiguous int64 or int32, or float32 for a memory, with
+                ``__dlpack__`` or ``__cuda_array_interface__`` (PyTorch's and CuPy's arrays have both). They have been
+                read on return.
+
+        Returns:
+            output name -> array of the shape in the manifest, whose computation may continue: ``torch.from_dlpack``
+            accepts it, and waits as needed. Padded positions hold 0.
+
+        Raises:
+            InputError: an input does not fit, or is not on the engine's GPU.
+            BackendError: the backend does not accept such arrays, it failed, or the session is closed.
+        """
+        runner = self._scheduler.runner
+        if not isinstance(runner, DeviceRunner):
+            raise BackendError(
+                f"The backend {self._backend.value} does not accept arrays on a GPU.\n"
+                "Call the session itself with arrays on the CPU, or load the bundle with a TensorRT backend."
+            )
+        names = self._output_names if outputs is None else self._texts.checked_outputs(outputs)
+        return runner.start_on_device(inputs, names)
+
+    def tokenize(
+        self,
+        texts: Sequence[str],
+        pairs: Sequence[str] | None = None,
+        *,
+        overflow: Overflow | str = Overflow.ERROR,
+        prompt: str = "",
+    ) -> list[Encoding]:
+        """Encode texts, or pairs, with the bundle's tokenizer; see :meth:`TextTokenizer.encode`.
+
+        Raises:
+            InputError: the bundle has no tokenizer, a text does not fit, or ``overflow`` is ``split``, which needs more
+                than one encoding per text: :meth:`split` does that.
+        """
+        return self._texts.tokenize(texts, pairs, overflow=overflow, prompt=prompt)
+
+    def split(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, stride: int = 0, prompt: str = ""
+    ) -> list[SplitEncoding]:
+        """Encode texts, or pairs, of any number of tokens; texts that are too long are cut into pieces.
+
+        Args:
+            texts: may be empty strings.
+            pairs: the second text of each pair, as many as ``texts``. Only it is cut; every piece has the whole first
+                text.
+            stride: tokens that a piece repeats from the previous piece.
+            prompt: goes before every piece.
+
+        Returns:
+            one result per text, in order; :func:`hdruntime.text.splitting.merged` merges the outputs of its pieces.
+
+        Raises:
+            InputError: the bundle has no tokenizer, or ``stride`` leaves no new token for a piece.
+        """
+        return self._texts.split(texts, pairs, stride=stride, prompt=prompt)
+
+    def infer(
+        self,
+        encodings: Sequence[Encoding],
+        *,
+        batch_tokens: int | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> list[dict[str, FloatArray]]:
+        """Run texts of different lengths, batched by length.
+
+        Args:
+            encodings: from :meth:`tokenize`.
+            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
+            outputs: names of the requested outputs, default all but what a recurrent model remembers: every text is
+                run alone.
+
+        Returns:
+            one dict per text, in order: output name -> float32 array without the batch axis, its tokens axis as long
+            as the text.
+
+        Raises:
+            InputError: a text is too long, an id is not in the vocabulary, an output is unknown, or the bundle marks
+                questions as global and a text has no question, or one of too many tokens.
+            NonFiniteOutputError: a result is NaN or infinite; rows are numbered as in ``encodings``.
+            BackendError: the backend failed, or the session is closed.
+        """
+        numbers = range(len(encodings))
+        return self._texts.outputs_of(encodings, numbers, batch_tokens=batch_tokens, outputs=outputs)
+
+    def run_batches(
+        self,
+        encodings: Sequence[Encoding],
+        *,
+        batch_tokens: int | None = None,
+        batch_size: int | None = None,
+        outputs: Sequence[str] | None = None,
+    ) -> Iterator[BatchResult]:
+        """Run texts of different lengths as :meth:`infer` does, and yield each batch when it is finished.
+
+        The longest texts come first. A batch that does not fit in memory is halved, and texts of such lengths run in
+        smaller batches for the rest of the session. A row has its error if its result is NaN or infinite, or if the
+        backend fails on it alone; the other rows of its batch have their results.
+
+        Args:
+            encodings: from :meth:`tokenize`.
+            batch_tokens: most tokens per batch; a longer text runs alone. None: the backend's default.
+            batch_size: most texts of a batch; None: any number.
+            outputs: as of :meth:`infer`.
+
+        Returns:
+            an iterator; each text is in one of its results.
+
+        Raises:
+            InputError: as :meth:`infer`. An id outside the vocabulary is only found when its batch begins.
+            OutOfMemoryError: no text ever fitted in memory, or one no longer fits whose length did before.
+            BackendError: the session is closed.
+        """
+        return self._texts.run_batches(encodings, batch_tokens=batch_tokens, batch_size=batch_size, outputs=outputs)
+
+    def close(self) -> None:
+        """Free the backend's memory; later calls, and calls running in other threads, raise BackendError."""
+        self._scheduler.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

@@ -1,0 +1,265 @@
+"""A bundle of late interaction behind the interface of sentence-transformers: texts in, a vector for each token out.
+
+::
+
+    from hdruntime import MultiVectorEncoder
+
+    with MultiVectorEncoder("my-bundle") as encoder:
+        queries = encoder.encode_query(["what is read whole?"])  # [queries], each float32 [query tokens, dimensions]
+        documents = encoder.encode_document(["long documents", "short ones"])
+        scores = encoder.similarity(queries, documents)  # MaxSim, float32 [queries, documents]
+
+Prompts, lengths, the expansion of queries and the tokens that are left out are the model's own. What differs from
+``MultiVectorEncoder`` there: results are NumPy arrays unless tensors are asked for, which alone need PyTorch, and
+`MultiVectorEncoder.document_length` can be lifted to what the bundle serves.
+"""
+
+from __future__ import annotations
+
+__all__ = ["MultiVectorEncoder"]
+
+import logging
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle_model import BundleModel, checked_texts, progress
+from hdruntime.errors import InputError
+from hdruntime.gpu.options import GpuOptions
+from hdruntime.optional import require
+from hdruntime.text.checks import checked_choice
+from hdruntime.text.embeddings import normalized
+from hdruntime.text.prompts import chosen_prompt
+from hdruntime.text.similarity import maxsim, maxsim_of_pairs
+from hdruntime.text.token_vectors import OUTPUT, Side, TextSide, multi_vector_of
+
+logger = logging.getLogger(__name__)
+
+
+class MultiVectorEncoder(BundleModel):
+    """A loaded bundle that gives a vector for each token. Safe to call from several threads; also a context manager.
+
+    Args:
+        bundle: its directory, or what :func:`open_bundle` returned; its task is token-similarity.
+        query_length, document_length: see the properties; None for the model's own numbers.
+        max_seq_length: the same for texts that are neither; None for the model's own number.
+        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
+
+    Attributes:
+        similarity_fn_name: ``maxsim``, or ``meanmaxsim`` for MaxSim divided by the vectors of the query; by default the
+            model's own.
+        prompts: name -> what goes before a text; by default the model's own.
+        default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
+
+    Raises:
+        BundleError: there is no bundle, or it is damaged or too new.
+        BackendError: the backend cannot run here, or not this bundle.
+        InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
+    """
+
+    def __init__(
+        self,
+        bundle: Path | str | Bundle,
+        *,
+        query_length: int | Literal["bundle"] | None = None,
+        document_length: int | Literal["bundle"] | None = None,
+        max_seq_length: int | Literal["bundle"] | None = None,
+        backend: Backend | str = "auto",
+        threads: int | None = None,
+        precision: Precision | str = Precision.AUTO,
+        device: str | None = None,
+        gpu: GpuOptions | None = None,
+    ) -> None:
+        opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        settings = multi_vector_of(opened.manifest)
+        self._sides = {side: TextSide(settings, side) for side in (Side.QUERY, Side.DOCUMENT, None)}
+        self._dimensions = next(int(spec.shape[-1]) for spec in opened.manifest.outputs if spec.name == OUTPUT)
+        assert settings.multi_vector is not None, "multi_vector_of checks it"
+        self.similarity_fn_name: str = settings.multi_vector.similarity
+        super().__init__(
+            opened,
+            max_seq_length=max_seq_length,
+            backend=backend,
+            threads=threads,
+            precision=precision,
+            device=device,
+            gpu=gpu,
+        )
+        try:
+            self._tokenizers = {
+                side: self._tokenizer_for(
+                    min(self._sides[side].own_length, self._session.max_len) if own is None else own
+                )
+                for side, own in ((Side.QUERY, query_length), (Side.DOCUMENT, document_length))
+            }
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def query_length(self) -> int:
+        """Tokens that a query is cut to without a message, special tokens and prompt included.
+
+        Set it to another number, or to ``"bundle"`` for all that the bundle serves. What a short query is expanded to
+        stays the model's.
+
+        Raises:
+            InputError: when set to more than the bundle serves, or to so few that no token of a text has room.
+        """
+        return self._tokenizers[Side.QUERY].max_len
+
+    @query_length.setter
+    def query_length(self, tokens: int | Literal["bundle"]) -> None:
+        self._tokenizers = {**self._tokenizers, Side.QUERY: self._tokenizer_for(tokens)}
+
+    @property
+    def document_length(self) -> int:
+        """Tokens that a document is cut to without a message, special tokens and prompt included.
+
+        Set it to another number, or to ``"bundle"`` for all that the bundle serves.
+
+        Raises:
+            InputError: as of `query_length`.
+        """
+        return self._tokenizers[Side.DOCUMENT].max_len
+
+    @document_length.setter
+    def document_length(self, tokens: int | Literal["bundle"]) -> None:
+        self._tokenizers = {**self._tokenizers, Side.DOCUMENT: self._tokenizer_for(tokens)}
+
+    def get_embedding_dimension(self) -> int:
+        """Dimensions of a vector."""
+        return self._dimensions
+
+    def encode(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        output_value: str = "token_embeddings",
+        convert_to_numpy: bool = True,
+        device: object = None,
+        normalize_embeddings: bool = False,
+        *,
+        task: Side | str | None = None,
+    ) -> Any:
+        """The vectors of each text's tokens, the same that sentence-transformers gives.
+
+        Args:
+            inputs: one text, or any number of them; an empty string is a text, too.
+            prompt_name: which of `prompts` goes before every text; None for the default.
+            prompt: what goes before every text; ``prompt_name`` is then not looked at.
+            batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
+                default, is as fast or faster: then the number of tokens decides. The answers are the same.
+            show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
+            output_value: ``token_embeddings``.
+            convert_to_numpy: False for PyTorch tensors.
+            device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
+            normalize_embeddings: bring each vector to length 1, for models that do not.
+            task: ``query``, ``document``, or None for texts that are neither.
+
+        Returns:
+            float32 [tokens, dimensions] of one text, a list of such arrays of several, in the order given. Tokens that
+            the model leaves out have none, so that a text of those alone has [0, dimensions].
+
+        Raises:
+            InputError: an input is not a text, the prompt is unknown, or an argument is invalid.
+            MissingDependencyError: a tensor is asked for, and PyTorch is not installed.
+            NonFiniteOutputError: a vector is NaN or infinite.
+            BackendError: the backend failed, or the encoder is closed.
+        """
+        side = None if task is None else checked_choice(Side, task, option="task")
+        if output_value != "token_embeddings":
+            raise InputError(f"output_value is {output_value!r}; it must be 'token_embeddings'.")
+        self._check_call(batch_size, device)
+        from_numpy = None if convert_to_numpy else require("torch").from_numpy
+        texts = checked_texts(inputs, name="inputs")
+        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
+        vectors = self._vectors(texts, side, prompt, batch_size, show_progress_bar)
+        if normalize_embeddings:
+            vectors = [normalized(each) for each in vectors]
+        found: list[Any] = vectors if from_numpy is None else [from_numpy(each) for each in vectors]
+        return found[0] if isinstance(inputs, str) else found
+
+    def encode_query(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode` of queries, with the prompt ``query`` unless another is asked for."""
+        if prompt_name is None and prompt is None:
+            prompt_name = "query"
+        return self.encode(inputs, prompt_name, prompt, *arguments, task=Side.QUERY, **options)
+
+    def encode_document(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode` of documents, with the prompt ``document`` unless another is asked for."""
+        if prompt_name is None and prompt is None:
+            prompt_name = "document"
+        return self.encode(inputs, prompt_name, prompt, *arguments, task=Side.DOCUMENT, **options)
+
+    def similarity(self, embeddings1: object, embeddings2: object) -> Any:
+        """MaxSim of each query with each document; see :func:`hdruntime.text.similarity.maxsim`.
+
+        Args:
+            embeddings1: of queries, [n], each [query tokens, dimensions], or of one query; arrays or PyTorch tensors.
+            embeddings2: of documents, [m], each [document tokens, dimensions], or of one document.
+
+        Returns:
+            float32 [n, m]; a tensor if one was given.
+        """
+        return maxsim(embeddings1, embeddings2, mean=self._is_mean())
+
+    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Any:
+        """MaxSim of each query with the document at the same place.
+
+        Args:
+            embeddings1, embeddings2: as of :meth:`similarity`, as many of one as of the other.
+
+        Returns:
+            float32 [n]; a tensor if one was given.
+        """
+        return maxsim_of_pairs(embeddings1, embeddings2, mean=self._is_mean())
+
+    def _is_mean(self) -> bool:
+        if self.similarity_fn_name not in ("maxsim", "meanmaxsim"):
+            raise InputError(f"similarity_fn_name is {self.similarity_fn_name!r}; it must be 'maxsim' or 'meanmaxsim'.")
+        return self.similarity_fn_name == "meanmaxsim"
+
+    def _vectors(
+        self, texts: list[str], side: Side | None, prompt: str, batch_size: int | None, shown: bool | None
+    ) -> list[np.ndarray]:
+        """[texts], each float32 [tokens, dimensions]."""
+        rules, vectors = self._sides[side], [np.empty((0, self._dimensions), np.float32)] * len(texts)
+        tokenizer = self._tokenizer if side is None else self._tokenizers[side]
+        batches = self._run_texts(
+            texts,
+            tokenizer,
+            output=OUTPUT,
+            prompt=prompt,
+            batch_size=batch_size,
+            name="inputs",
+            finished=rules.expanded,
+        )
+        with progress(len(texts), "Encoding", shown=shown, logger=logger) as advance:
+            for rows, encodings, result in batches:
+                for row, encoding, of_tokens in zip(rows, encodings, result.outputs[OUTPUT], strict=True):
+                    vectors[row] = of_tokens[: len(encoding)][rules.has_vector(encoding)]
+                advance(len(rows))
+        return vectors

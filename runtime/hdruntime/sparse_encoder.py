@@ -1,0 +1,309 @@
+"""A SPLADE bundle behind the interface of sentence-transformers: texts in, sparse vectors out, the same numbers.
+
+::
+
+    from hdruntime import SparseEncoder
+
+    with SparseEncoder("my-bundle") as encoder:
+        queries = encoder.encode_query(["what is read whole?"])  # [texts], each a SparseVector: indices and values
+        documents = encoder.encode_document(["long documents", "short ones"])
+        scores = encoder.similarity(queries, documents)  # float32 [queries, documents]
+        words = encoder.decode(documents[0], top_k=10)  # [("documents", 1.9), ...]
+
+What differs from ``SparseEncoder`` there: results are `SparseVector` unless tensors are asked for, which alone
+need PyTorch, and `SparseEncoder.max_seq_length` can be lifted to what the bundle serves.
+"""
+
+from __future__ import annotations
+
+__all__ = ["SparseEncoder"]
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from hdruntime.backends.precision import Precision
+from hdruntime.bundle.manifest import Backend
+from hdruntime.bundle.reader import Bundle, open_bundle
+from hdruntime.bundle_model import BundleModel, checked_texts, progress
+from hdruntime.errors import InputError
+from hdruntime.gpu.options import GpuOptions
+from hdruntime.optional import require
+from hdruntime.text.prompts import chosen_prompt
+from hdruntime.text.similarity import similarities, similarities_of_pairs
+from hdruntime.text.sparse import SPARSE_EMBEDDING, SparseVector, most_active_dims, sparse_vector, stacked
+
+logger = logging.getLogger(__name__)
+
+_BLOCK = 256
+"""Vectors that are made dense at a time: 31 MB of a vocabulary of 30522."""
+
+
+class SparseEncoder(BundleModel):
+    """A loaded bundle that gives sparse vectors. Safe to call from several threads; also a context manager.
+
+    Args:
+        bundle: its directory, or what :func:`open_bundle` returned; its task is sparse-similarity.
+        max_active_dims: most values of a vector that are kept, the largest; None for the model's own number, which
+            mostly is all.
+        max_seq_length: see the property; None for the model's own number.
+        backend, threads, precision, device, gpu: as :func:`hdruntime.load` has them.
+
+    Attributes:
+        max_active_dims: as above.
+        similarity_fn_name: ``dot``, ``cosine``, ``euclidean`` or ``manhattan``; by default the model's own, mostly dot.
+        prompts: name -> what goes before a text; by default the model's own.
+        default_prompt_name: the prompt of texts for which none is asked for; None for no prompt.
+
+    Raises:
+        BundleError: there is no bundle, or it is damaged or too new.
+        BackendError: the backend cannot run here, or not this bundle.
+        InputError: the bundle's task is another, it has no tokenizer, or an option does not fit.
+    """
+
+    def __init__(
+        self,
+        bundle: Path | str | Bundle,
+        *,
+        max_active_dims: int | None = None,
+        max_seq_length: int | Literal["bundle"] | None = None,
+        backend: Backend | str = "auto",
+        threads: int | None = None,
+        precision: Precision | str = Precision.AUTO,
+        device: str | None = None,
+        gpu: GpuOptions | None = None,
+    ) -> None:
+        opened = bundle if isinstance(bundle, Bundle) else open_bundle(Path(bundle))
+        manifest = opened.manifest
+        if manifest.task != "sparse-similarity":
+            raise InputError(
+                f"This bundle's task is {manifest.task}, which gives no sparse vectors.\n"
+                "Rebuild it with --task sparse-similarity, from a SPLADE model."
+            )
+        self.max_active_dims = most_active_dims(manifest, max_active_dims)
+        self.similarity_fn_name: str = manifest.sentence.similarity if manifest.sentence else "dot"
+        self._dimensions = manifest.vocab_size
+        super().__init__(
+            opened,
+            max_seq_length=max_seq_length,
+            backend=backend,
+            threads=threads,
+            precision=precision,
+            device=device,
+            gpu=gpu,
+        )
+
+    def get_embedding_dimension(self) -> int:
+        """Dimensions of a vector with its zeros: the size of the vocabulary."""
+        return self._dimensions
+
+    def encode(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int | None = None,
+        show_progress_bar: bool | None = None,
+        convert_to_tensor: bool = False,
+        convert_to_sparse_tensor: bool = True,
+        save_to_cpu: bool = True,
+        device: object = None,
+        max_active_dims: int | None = None,
+    ) -> Any:
+        """One sparse vector per text, with the numbers that sentence-transformers gives.
+
+        Args:
+            inputs: one text, or any number of them; an empty string is a text, too.
+            prompt_name: which of `prompts` goes before every text; None for the default.
+            prompt: what goes before every text; ``prompt_name`` is then not looked at.
+            batch_size: texts that are tokenised and run at a time, for callers that need to save memory. None, the
+                default, is as fast or faster: then the number of tokens decides. The answers are the same.
+            show_progress_bar: on stderr. None: where this module's logger is at INFO or DEBUG.
+            convert_to_tensor: for one PyTorch tensor, [inputs, dimensions] or of one text [dimensions].
+            convert_to_sparse_tensor: with ``convert_to_tensor``, False for one with its zeros.
+            save_to_cpu: results are in the CPU's memory whatever it says.
+            device: ``cpu`` or ``cuda``; it has to be where the bundle was loaded.
+            max_active_dims: most values of a vector that are kept; None for what the encoder keeps.
+
+        Returns:
+            a `SparseVector` of one text, a list of them of several, in the order given; or a tensor.
+
+        Raises:
+            InputError: an input is not a text, the prompt is unknown, or an argument is invalid.
+            MissingDependencyError: a tensor is asked for, and PyTorch is not installed.
+            NonFiniteOutputError: a vector is NaN or infinite.
+            BackendError: the backend failed, or the encoder is closed.
+        """
+        self._check_call(batch_size, device)
+        limit = self.max_active_dims if max_active_dims is None else max_active_dims
+        most_active_dims(self._session.manifest, limit)
+        torch = require("torch") if convert_to_tensor else None
+        texts = checked_texts(inputs, name="inputs")
+        prompt = chosen_prompt(self.prompts, self.default_prompt_name, name=prompt_name, prompt=prompt)
+        vectors = self._vectors(texts, prompt, batch_size, show_progress_bar, limit)
+        if torch is None:
+            return vectors[0] if isinstance(inputs, str) else vectors
+        tensor = _tensor(vectors, self._dimensions, torch)
+        tensor = tensor if convert_to_sparse_tensor else tensor.to_dense()
+        return tensor[0] if isinstance(inputs, str) else tensor
+
+    def encode_query(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode`, with the prompt ``query`` unless another is asked for."""
+        if prompt_name is None and prompt is None:
+            prompt_name = "query"
+        return self.encode(inputs, prompt_name, prompt, *arguments, **options)
+
+    def encode_document(
+        self,
+        inputs: str | Iterable[str],
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        *arguments: Any,
+        **options: Any,
+    ) -> Any:
+        """As :meth:`encode`, with the prompt ``document`` unless another is asked for."""
+        if prompt_name is None and prompt is None:
+            prompt_name = "document"
+        return self.encode(inputs, prompt_name, prompt, *arguments, **options)
+
+    def similarity(self, embeddings1: object, embeddings2: object) -> Any:
+        """The similarity of each vector with each other.
+
+        Args:
+            embeddings1: [n] of `SparseVector`, or one; or arrays or tensors [n, dimensions], with their zeros.
+            embeddings2: the same, [m].
+
+        Returns:
+            float32 [n, m]; a tensor if one was given.
+        """
+        if not (_is_sparse(embeddings1) and _is_sparse(embeddings2)):
+            return similarities(self.similarity_fn_name, _dense(embeddings1), _dense(embeddings2))
+        first, second = _listed(embeddings1), _listed(embeddings2)
+        scores = np.empty((len(first), len(second)), np.float32)
+        for rows in _blocks(len(first)):
+            dense = stacked(first[rows])
+            for columns in _blocks(len(second)):
+                scores[rows, columns] = similarities(self.similarity_fn_name, dense, stacked(second[columns]))
+        return scores
+
+    def similarity_pairwise(self, embeddings1: object, embeddings2: object) -> Any:
+        """The similarity of each vector with that at the same place.
+
+        Args:
+            embeddings1, embeddings2: [n] each, or one vector each, as of :meth:`similarity`.
+
+        Returns:
+            float32 [n], or [] of one vector each; a tensor if one was given.
+        """
+        return similarities_of_pairs(self.similarity_fn_name, _dense(embeddings1), _dense(embeddings2))
+
+    def decode(self, embeddings: Any, top_k: int | None = None) -> Any:
+        """The tokens of a vector with their weights, the largest first.
+
+        Args:
+            embeddings: a `SparseVector`, or a list of them.
+            top_k: most tokens of a vector; None for all.
+
+        Returns:
+            (token as the vocabulary spells it, weight) each; of several vectors a list of such lists.
+
+        Raises:
+            InputError: an input is something else, or ``top_k`` is less than 1.
+        """
+        if top_k is not None and top_k < 1:
+            raise InputError(f"top_k is {top_k}; it must be 1 or more, or None for all tokens.")
+        if isinstance(embeddings, SparseVector):
+            return self._words(embeddings, top_k)
+        return [self._words(vector, top_k) for vector in _checked_vectors(embeddings)]
+
+    @staticmethod
+    def sparsity(embeddings: Any) -> dict[str, float]:
+        """How many values are not 0, on average.
+
+        Args:
+            embeddings: a `SparseVector`, or a list of them.
+
+        Returns:
+            ``active_dims``, the mean number of values that are not 0, and ``sparsity_ratio``, the part of those that
+            are.
+
+        Raises:
+            InputError: an input is something else.
+        """
+        vectors = _checked_vectors(_listed(embeddings))
+        if not vectors:
+            return {"active_dims": 0.0, "sparsity_ratio": 1.0}
+        active = float(np.mean([len(vector) for vector in vectors]))
+        return {"active_dims": active, "sparsity_ratio": 1.0 - active / vectors[0].dimensions}
+
+    def _words(self, vector: SparseVector, top_k: int | None) -> list[tuple[str, float]]:
+        best = np.argsort(-vector.values, kind="stable")[:top_k]
+        spelled = [str(self.tokenizer.id_to_token(int(token))) for token in vector.indices[best]]
+        return list(zip(spelled, vector.values[best].tolist(), strict=True))
+
+    def _vectors(
+        self, texts: list[str], prompt: str, batch_size: int | None, shown: bool | None, limit: int | None
+    ) -> list[SparseVector]:
+        nothing = SparseVector(np.empty(0, np.int32), np.empty(0, np.float32), self._dimensions)
+        vectors = [nothing] * len(texts)
+        batches = self._run_texts(
+            texts, self._tokenizer, output=SPARSE_EMBEDDING, prompt=prompt, batch_size=batch_size, name="inputs"
+        )
+        with progress(len(texts), "Encoding", shown=shown, logger=logger) as advance:
+            for rows, _, result in batches:
+                for row, weights in zip(rows, result.outputs[SPARSE_EMBEDDING], strict=True):
+                    vectors[row] = sparse_vector(weights, max_active_dims=limit)
+                advance(len(rows))
+        return vectors
+
+
+def _listed(embeddings: Any) -> Any:
+    return [embeddings] if isinstance(embeddings, SparseVector) else embeddings
+
+
+def _is_sparse(embeddings: Any) -> bool:
+    """Whether they are of `SparseVector`."""
+    return isinstance(embeddings, SparseVector) or (
+        isinstance(embeddings, Sequence) and all(isinstance(vector, SparseVector) for vector in embeddings)
+    )
+
+
+def _checked_vectors(embeddings: Any) -> list[SparseVector]:
+    if not _is_sparse(embeddings):
+        raise InputError(
+            f"embeddings is of type {type(embeddings).__name__}; it must be a SparseVector or a list of them, as "
+            "SparseEncoder.encode gives them."
+        )
+    return list(embeddings)
+
+
+def _dense(embeddings: Any) -> Any:
+    """With their zeros; a vector alone stays alone."""
+    if not _is_sparse(embeddings):
+        return embeddings.to_dense() if hasattr(embeddings, "to_dense") else embeddings
+    return embeddings.dense() if isinstance(embeddings, SparseVector) else stacked(embeddings)
+
+
+def _blocks(count: int) -> Iterator[slice]:
+    return (slice(first, first + _BLOCK) for first in range(0, count, _BLOCK))
+
+
+def _tensor(vectors: Sequence[SparseVector], dimensions: int, torch: Any) -> Any:
+    """A sparse COO tensor [vectors, dimensions]."""
+    rows = np.repeat(np.arange(len(vectors)), [len(vector) for vector in vectors])
+    columns: npt.NDArray[Any] = np.concatenate([np.empty(0, np.int32), *(vector.indices for vector in vectors)])
+    values: npt.NDArray[Any] = np.concatenate([np.empty(0, np.float32), *(vector.values for vector in vectors)])
+    places = torch.from_numpy(np.stack([rows, columns.astype(np.int64)]))
+    options = {"size": (len(vectors), dimensions), "is_coalesced": True, "check_invariants": True}
+    return torch.sparse_coo_tensor(places, torch.from_numpy(values), **options)

@@ -1,0 +1,314 @@
+"""Sparse vectors: those of sentence-transformers' SparseEncoder, from models that the library saved."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pyarrow.parquet
+import pytest
+
+import hdruntime
+from hdruntime import SparseEncoder
+from hdruntime.bundle.reader import open_bundle
+from hdruntime.errors import InputError
+from hdruntime.jobs import plan_job
+from hdruntime.jobs.job import JobOptions
+from hdruntime.text.sparse import SparseVector, sparse_vector, stacked
+from hdruntime.text.tokenization import Overflow
+from support.comparators import assert_close
+from support.job_runs import read, run
+from support.made_once import made_once
+
+sentence_transformers = pytest.importorskip("sentence_transformers")
+
+ATOL = 1e-5
+"""Measured: 1e-6."""
+
+POSITIONS, MAX_LEN = 64, 600
+
+BLOCK = 256
+"""Tokens that the graph pools at once."""
+
+TEXTS = ["What is read, and by whom?", "", "Museums! " * 40, "a", "Nobody reads [MASK] twice; " * 5]
+
+MODELS = {
+    "max": ({}, {"prompts": {"query": "find: "}}),
+    "log1p_relu": ({"activation_function": "log1p_relu"}, {"max_active_dims": 100}),
+}
+"""Name -> settings of the pooling, and of the encoder."""
+
+
+def save_splade(path: Path, name: str) -> None:
+    """Save a model of `MODELS`."""
+    import torch
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.sparse_encoder.modules import SpladePooling
+    from transformers import AutoTokenizer, BertConfig, BertForMaskedLM
+
+    from hdexport.checkpoint import default_model
+
+    torch.manual_seed(len(name))
+    tokenizer = AutoTokenizer.from_pretrained(str(default_model()[0]), model_max_length=POSITIONS)
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = BertConfig(
+        vocab_size=len(tokenizer), max_position_embeddings=POSITIONS, initializer_range=0.3, tie_word_embeddings=False,
+        **sizes,
+    )  # fmt: skip
+    model = BertForMaskedLM(config)
+    # About half of the logits are below 0 for all tokens of a text.
+    torch.nn.init.normal_(model.cls.predictions.decoder.bias, mean=-6.0)
+    model.save_pretrained(path.parent / "bert")
+    tokenizer.save_pretrained(path.parent / "bert")
+    pooling, options = MODELS[name]
+    transformer = Transformer(str(path.parent / "bert"), transformer_task="fill-mask")
+    modules = [transformer, SpladePooling(**pooling)]
+    sentence_transformers.SparseEncoder(modules=modules, device="cpu", **options).save_pretrained(str(path))
+
+
+@pytest.fixture(scope="session")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Name of a model -> a folder with its ``checkpoint`` and, verified, its ``bundle``."""
+
+    def save_and_build(name: str) -> Callable[[Path], None]:
+        def make(directory: Path) -> None:
+            from hdexport.build import BuildOptions, build
+
+            save_splade(directory / "checkpoint", name)
+            options = {"max_len": MAX_LEN, "alpha": 0.4, "attention_scale": "none", "openvino": True}
+            build(BuildOptions(model=directory / "checkpoint", output=directory / "bundle", **options))
+
+        return make
+
+    return lambda name: made_once(tmp_path_factory, f"splade {name}", save_and_build(name))
+
+
+@pytest.fixture
+def bundle(saved: Callable[[str], Path]) -> Path:
+    return saved("max") / "bundle"
+
+
+def dense(vectors: Any) -> np.ndarray:
+    return stacked(vectors) if isinstance(vectors, list) else vectors.dense()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_vectors_are_those_of_sentence_transformers(saved: Callable[[str], Path], name: str, backend: str) -> None:
+    theirs = sentence_transformers.SparseEncoder(str(saved(name) / "checkpoint"), device="cpu")
+    with SparseEncoder(saved(name) / "bundle", backend=backend, precision="float32") as ours:
+        assert (ours.prompts, ours.similarity_fn_name) == (theirs.prompts, theirs.similarity_fn_name)
+        assert (ours.max_active_dims, ours.max_seq_length) == (theirs.max_active_dims, theirs.max_seq_length)
+        for method in ("encode", "encode_query", "encode_document"):
+            expected = getattr(theirs, method)(TEXTS).to_dense().numpy()
+            assert_close(dense(getattr(ours, method)(TEXTS)), expected, atol=ATOL)
+        assert 0 < (expected > 0).mean() < 0.9
+        for options in ({"prompt": "read "}, {"prompt_name": "query"}, {"max_active_dims": 5}):
+            expected = theirs.encode(TEXTS, **options).to_dense().numpy()
+            assert_close(dense(ours.encode(TEXTS, **options)), expected, atol=ATOL)
+        alone = ours.encode(TEXTS[0])
+        assert_close(alone.dense(), theirs.encode(TEXTS[0]).to_dense().numpy(), atol=ATOL)
+        assert np.all(np.diff(alone.indices) > 0)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("backend", ["onnxruntime", "openvino"])
+def test_vectors_are_right_around_the_blocks_that_are_pooled(
+    saved: Callable[[str], Path], name: str, backend: str
+) -> None:
+    """Padding on either side and of whole blocks changes nothing, and its tokens count for nothing."""
+    with (
+        hdruntime.load(saved(name) / "bundle", backend, precision="float32") as session,
+        Portable(saved(name) / "bundle") as portable,
+    ):
+        generator = np.random.default_rng(0)
+        for tokens in (1, 2, BLOCK // 3, BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK + 1, MAX_LEN):
+            for batch in (1, 3):
+                ids = generator.integers(1000, 20000, (batch, tokens))
+                mask = np.ones_like(ids)
+                if batch > 1:
+                    mask[0, (tokens + 1) // 2 :] = 0
+                    mask[1, : tokens // 3] = 0
+                expected = portable(ids, mask)
+                found = session(input_ids=ids, attention_mask=mask)["sparse_embedding"]
+                assert_close(found, expected, atol=ATOL)
+                ids[mask == 0] = 7
+                assert_close(session(input_ids=ids, attention_mask=mask)["sparse_embedding"], expected, atol=ATOL)
+
+
+class Portable:
+    """The portable graph in ONNX Runtime, which pools all tokens at once."""
+
+    def __init__(self, bundle: Path) -> None:
+        import onnxruntime
+
+        self._session = onnxruntime.InferenceSession(bundle / "model.onnx", providers=["CPUExecutionProvider"])
+
+    def __enter__(self) -> Portable:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        del self._session
+
+    def __call__(self, ids: np.ndarray, mask: np.ndarray) -> np.ndarray:
+        found: np.ndarray = self._session.run(None, {"input_ids": ids, "attention_mask": mask})[0]
+        return found
+
+
+def test_no_graph_but_the_portable_one_holds_logits_of_all_tokens(bundle: Path) -> None:
+    opened = open_bundle(bundle)
+    wide = {}
+    for graph in opened.manifest.graphs:
+        found = onnx.load(bundle / graph.file, load_external_data=False).graph
+        weights = {each.name for each in found.initializer if opened.manifest.vocab_size in each.dims}
+        weights |= {node.output[0] for node in found.node if node.op_type == "Transpose" and node.input[0] in weights}
+        wide[graph.lowering] = [
+            node.name for node in found.node if node.op_type == "MatMul" and node.input[1] in weights
+        ]
+    assert wide.pop("portable")
+    assert set(wide) >= {"onnxruntime_cpu", "onnxruntime_cuda", "openvino"}
+    assert not any(wide.values())
+
+
+def test_similarity_sparsity_and_words_are_those_of_sentence_transformers(saved: Callable[[str], Path]) -> None:
+    theirs = sentence_transformers.SparseEncoder(str(saved("max") / "checkpoint"), device="cpu")
+    expected = theirs.encode(TEXTS)
+    with SparseEncoder(saved("max") / "bundle", backend="onnxruntime") as ours:
+        found = ours.encode(TEXTS)
+        for function in ("dot", "cosine", "euclidean", "manhattan"):
+            ours.similarity_fn_name = theirs.similarity_fn_name = function
+            wanted = theirs.similarity(expected.to_dense(), expected.to_dense()[:2]).numpy()
+            np.testing.assert_allclose(ours.similarity(found, found[:2]), wanted, rtol=1e-4, atol=1e-4)
+            pairs = theirs.similarity_pairwise(expected.to_dense()[1:3], expected.to_dense()[:2]).numpy()
+            np.testing.assert_allclose(ours.similarity_pairwise(found[1:3], found[:2]), pairs, rtol=1e-4, atol=1e-4)
+        assert ours.similarity(found[0], found).shape == (1, len(TEXTS))
+        assert ours.sparsity(found) == pytest.approx(theirs.sparsity(expected))
+        words, wanted = ours.decode(found, top_k=6), theirs.decode(expected, top_k=6)
+        assert [[word for word, _ in of_text] for of_text in words] == [[word for word, _ in each] for each in wanted]
+        np.testing.assert_allclose(
+            [[w for _, w in each] for each in words], [[w for _, w in each] for each in wanted], atol=ATOL
+        )
+        assert len(ours.decode(found[0])) == len(found[0])
+
+
+def test_tensors_are_those_of_sentence_transformers(saved: Callable[[str], Path]) -> None:
+    theirs = sentence_transformers.SparseEncoder(str(saved("max") / "checkpoint"), device="cpu")
+    with SparseEncoder(saved("max") / "bundle", backend="onnxruntime") as ours:
+        for inputs in (TEXTS, TEXTS[0]):
+            expected, found = theirs.encode(inputs), ours.encode(inputs, convert_to_tensor=True)
+            assert (found.is_sparse, found.shape, found.dtype) == (True, expected.shape, expected.dtype)
+            assert_close(found.to_dense().numpy(), expected.to_dense().numpy(), atol=ATOL)
+        whole = ours.encode(TEXTS, convert_to_tensor=True, convert_to_sparse_tensor=False)
+        assert not whole.is_sparse
+        assert ours.similarity(whole, whole[:2]).shape == (len(TEXTS), 2)
+        assert ours.encode([]) == []
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda encoder: encoder.encode(5), "inputs is of type int; it must be a string"),
+        (lambda encoder: encoder.encode(["a", 5]), r"inputs\[1\] is of type int"),
+        (lambda encoder: encoder.encode("a", max_active_dims=0), "max_active_dims is 0, which keeps nothing"),
+        (lambda encoder: encoder.encode("a", prompt_name="other"), "no prompt"),
+        (lambda encoder: encoder.decode([1]), "embeddings is of type list; it must be a SparseVector"),
+        (lambda encoder: encoder.decode(encoder.encode("a"), top_k=0), "top_k is 0"),
+        (lambda encoder: encoder.sparsity("a"), "embeddings is of type str"),
+    ],
+)
+def test_what_does_not_fit_is_refused(bundle: Path, call: Callable[[SparseEncoder], Any], message: str) -> None:
+    with SparseEncoder(bundle, backend="onnxruntime") as encoder, pytest.raises(InputError, match=message):
+        call(encoder)
+
+
+def test_vectors_of_two_models_are_not_compared() -> None:
+    one, other = (SparseVector(np.array([1], np.int32), np.ones(1, np.float32), size) for size in (3, 4))
+    with pytest.raises(InputError, match="3 and 4 dimensions, so they are of several models"):
+        stacked([one, other])
+
+
+def test_the_largest_weights_are_kept_and_of_equal_ones_those_of_smaller_ids() -> None:
+    weights = np.array([0, 2, 1, 0, 2, 3, 1], np.float32)
+    assert sparse_vector(weights).indices.tolist() == [1, 2, 4, 5, 6]
+    for limit, kept in ((1, [5]), (2, [1, 5]), (4, [1, 2, 4, 5]), (9, [1, 2, 4, 5, 6])):
+        found = sparse_vector(weights, max_active_dims=limit)
+        assert found.indices.tolist() == kept
+        assert_close(found.values, weights[kept], atol=0)
+    assert len(sparse_vector(np.zeros(3, np.float32))) == 0
+
+
+LONG = "The Spree flows through Berlin, past museums and ministries, and nobody reads it. " * 60
+
+
+def test_a_split_text_has_the_largest_weights_of_its_pieces(bundle: Path) -> None:
+    with hdruntime.load(bundle, "onnxruntime") as session:
+        (split,) = session.split([LONG], stride=16)
+        assert len(split.pieces) > 1
+        of_pieces = np.stack([row["sparse_embedding"] for row in session.infer(split.pieces)])
+        (found,) = session.embed_sparse([LONG], overflow="split", stride=16)
+        assert_close(found.dense(), of_pieces.max(axis=0), atol=ATOL)
+        assert not np.allclose(found.dense(), of_pieces.mean(axis=0), atol=0.01)
+        assert session.embed_sparse([]) == []
+        with pytest.raises(InputError, match=r"session\.embed_sparse does not stream texts"):
+            session.embed_sparse(["a"], overflow="recur")
+
+
+def test_other_bundles_give_no_sparse_vectors(sample_bundles: Callable[[str], Path]) -> None:
+    other = sample_bundles("sentence-similarity")
+    with pytest.raises(InputError, match="task is sentence-similarity, which gives no sparse vectors"):
+        SparseEncoder(other)
+    with (
+        hdruntime.load(other, "onnxruntime") as session,
+        pytest.raises(InputError, match="embed_sparse is for sparse-similarity"),
+    ):
+        session.embed_sparse(["a"])
+    with pytest.raises(InputError, match="--max-active-dims is for sparse-similarity, and the bundle's task is sent"):
+        plan_job(open_bundle(other), [__file__], "out.jsonl", options=JobOptions(max_active_dims=5))
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_a_job_writes_indices_and_values(bundle: Path, tmp_path: Path, suffix: str) -> None:
+    inputs, output = tmp_path / "in.jsonl", tmp_path / f"out.{suffix}"
+    texts = [*TEXTS[:2], LONG]
+    inputs.write_text("".join(json.dumps({"id": f"t{index}", "text": text}) + "\n" for index, text in enumerate(texts)))
+    command = [sys.executable, "-m", "hdexport", "run", str(bundle), str(inputs), "-o", str(output)]
+    command += ["--overflow", "split", "--max-active-dims", "9", "--prompt-name", "query", "--backend", "onnxruntime"]
+    subprocess.run(command, check=True, capture_output=True)
+    with hdruntime.load(bundle, "onnxruntime") as session:
+        expected = session.embed_sparse(texts, overflow="split", max_active_dims=9, prompt_name="query")
+    rows = read(output)
+    assert [row["id"] for row in rows] == ["t0", "t1", "t2"]
+    for row, vector in zip(rows, expected, strict=True):
+        assert row["error"] is None
+        assert list(row["indices"]) == vector.indices.tolist()
+        assert_close(np.array(row["values"], np.float32), vector.values, atol=1e-6)
+    if suffix == "parquet":
+        schema = pyarrow.parquet.read_schema(output)
+        assert [str(schema.field(name).type) for name in ("indices", "values")] == [
+            "list<element: int32>",
+            "list<element: float>",
+        ]
+
+
+def test_the_number_of_weights_is_part_of_the_job(bundle: Path, tmp_path: Path) -> None:
+    inputs = tmp_path / "in.jsonl"
+    inputs.write_text('{"text": "a"}\n')
+    identities = [
+        plan_job(
+            open_bundle(bundle), [inputs], tmp_path / "out.jsonl", options=JobOptions(max_active_dims=limit)
+        ).identity
+        for limit in (None, 5)
+    ]
+    assert [each["--max-active-dims"] for each in identities] == [None, 5]
+    run(bundle, inputs, tmp_path / "out.jsonl", max_active_dims=5)
+    assert len(read(tmp_path / "out.jsonl")[0]["indices"]) == 5
+    with pytest.raises(InputError, match="--max-active-dims 0 keeps nothing"):
+        JobOptions(max_active_dims=0).check()
+    with pytest.raises(InputError, match=r"remembers|segment"):
+        plan_job(open_bundle(bundle), [inputs], tmp_path / "o.jsonl", options=JobOptions(overflow=Overflow.RECUR))

@@ -1,0 +1,102 @@
+"""Tiny random rerankers whose pairs are written by a chat template, saved by sentence-transformers itself."""
+
+from __future__ import annotations
+
+__all__ = ["DIGRESSING", "INSTRUCTED", "NO_SYSTEM", "POSITIONS", "save_chat_reranker", "small_tokenizer"]
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+POSITIONS = 160
+
+_ROLE = '{{{{ messages | selectattr("role", "eq", "{}") | map(attribute="content") | first }}}}'
+
+INSTRUCTED = (
+    "<|im_start|>system\nJudge the Document: yes or no.<|im_end|>\n<|im_start|>user\n"
+    '<Instruct>: {{ messages | selectattr("role", "eq", "system") | map(attribute="content") | first '
+    '| default("Find passages that answer the query") }}\n'
+    f"<Query>: {_ROLE.format('query')}\n<Document>: {_ROLE.format('document')}<|im_end|>\n"
+    "<|im_start|>assistant\n<think>\n\n</think>\n\n\n"
+)
+"""Of the shape that Qwen3-Reranker has: the prompt is an instruction, and takes the place of one that is there."""
+
+NO_SYSTEM = (
+    "{% for message in messages %}"
+    "{% if message.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    "{{ '<|im_start|>' + message.role + '\n' + message.content[0].text + '<|endoftext|>' }}"
+    "{% endfor %}{% if add_generation_prompt %}\nScore?<|endoftext|>{% endif %}"
+)
+"""Of structured messages, with a loop over them, without a prompt; it ends with the id of padding."""
+
+DIGRESSING = "Document: " + _ROLE.format("document") + "\nIs it about " + _ROLE.format("query") + "?"
+"""The document before the query, which almost ends it; prompts are left out."""
+
+_WORDS = (
+    "yes\nno\n" * 2000
+    + "Berlin had many people who live there and read about rivers, museums and the population of the city. " * 20
+    + "<Instruct>: <Query>: <Document>: Judge the Document, find passages that answer the query. " * 20
+)
+
+
+def small_tokenizer() -> Any:
+    """Qwen's tokenizer with a vocabulary of a few hundred: its normaliser, words and bytes."""
+    tokenizer = transformers.Qwen2Tokenizer().train_new_from_iterator([_WORDS], 420, show_progress=False)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.model_max_length = POSITIONS
+    return tokenizer
+
+
+def save_chat_reranker(
+    directory: Path,
+    *,
+    template: str | None,
+    score: str = "logits",
+    tied: bool = True,
+    rendering: dict[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Write a reranker.
+
+    Args:
+        directory: where to.
+        template: the tokenizer's chat template; None for none: the tokenizer reads pairs.
+        score: ``logits``: the logit of "yes" less that of "no", or ``yes``: of "yes" alone, of a generator; or
+            ``classifier``: of a classifier's head.
+        tied: whether the vocabulary's head is the table of embeddings.
+        rendering: options of ``apply_chat_template`` that the checkpoint asks for.
+        options: of `sentence_transformers.CrossEncoder`.
+    """
+    from sentence_transformers import CrossEncoder
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
+    tokenizer = small_tokenizer()
+    tokenizer.chat_template = template
+    torch.manual_seed(1)
+    config = transformers.Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        intermediate_size=64,
+        max_position_embeddings=POSITIONS,
+        initializer_range=0.3,
+        tie_word_embeddings=tied,
+        pad_token_id=tokenizer.pad_token_id,
+        num_labels=1,
+    )
+    is_classifier = score == "classifier"
+    model_class = transformers.Qwen3ForSequenceClassification if is_classifier else transformers.Qwen3ForCausalLM
+    base = directory.with_name(f"{directory.name}-base")
+    model_class(config).save_pretrained(base)
+    tokenizer.save_pretrained(base)
+    reranker = CrossEncoder(str(base), device="cpu", **options)
+    if score == "yes":
+        reranker[1] = LogitScore(true_token_id=tokenizer.convert_tokens_to_ids("yes"))
+    if rendering is not None:
+        reranker[0].processing_kwargs = {"chat_template": rendering}
+    reranker.save_pretrained(str(directory))
