@@ -227,7 +227,8 @@ def _load_reference(models: Path) -> Run:
     reference = reference_of(open_bundle(models / BUNDLE), find_checkpoint(models / HUGGING_FACE))
 
     def run(ids: Any) -> Any:
-        inputs = reference.named({Role.IDS: ids, Role.MASK: np.ones_like(ids)}, {})
+        first = (np.arange(ids.shape[1]) == 0).astype(np.int64)[np.newaxis]  # marked by sessions unless told otherwise
+        inputs = reference.named({Role.IDS: ids, Role.MASK: np.ones_like(ids), Role.MARKS: first}, {})
         return reference.batch(inputs)["last_hidden_state"]
 
     return run

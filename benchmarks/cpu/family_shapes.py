@@ -50,6 +50,7 @@ _OF_MODEL_TYPE: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 2048,
         "hash_seed": 0,
     },
+    "qwen3": {"num_key_value_heads": 4, "head_dim": 64},
     "t5": _T5,
     "transfo-xl": {"d_inner": 3072, "cutoffs": [300, 600], "d_embed": 768, "mem_len": 0},
     "ultrabert": {"num_key_value_heads": 12, "head_dim": 64},
